@@ -65,17 +65,18 @@ LONG = (
     "test_docs.py",
     "test_cli_sweep.py",
     "test_frozen.py",
-    "test_runner.py",
-    "test_cli_attack.py",
+    "test_audit.py",
+    "test_cli_circuits.py",
+    "test_cli_images.py",
+    "test_cli_json.py",
     "test_workers.py",
     "test_gate_rates.py",
     "test_in_chromium.py",
     "test_pages.py",
     "test_examples.py",
     "test_entry_points.py",
-    "test_watch.py",
+    "test_monitor.py",
     "test_cli.py",
-    "test_cli_calibrate.py",
 )
 
 

@@ -25,12 +25,10 @@ _ABSENT = (
 
 
 def binaries() -> Path | None:
-    """The folder of `initdb` and `pg_ctl`, the newest version where there are several."""
-    found = [path.parent for path in Path("/usr/lib/postgresql").glob("*/bin/initdb")]
-    if found:
-        return max(found, key=lambda folder: int(folder.parent.name))
-    on_path = shutil.which("initdb")
-    return None if on_path is None else Path(on_path).resolve().parent
+    """The folder of `initdb` and `pg_ctl`."""
+    debian = os.pathsep.join(map(str, Path("/usr/lib/postgresql").glob("*/bin")))
+    found = shutil.which("initdb", path=debian) or shutil.which("initdb")
+    return None if found is None else Path(found).resolve().parent
 
 
 class PostgresServer:

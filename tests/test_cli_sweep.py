@@ -139,16 +139,12 @@ def test_a_failed_job_ends_with_1_and_is_in_the_log(tmp_path: Path, monkeypatch:
     [
         (["--devices", "cpu,cuda:0"], "--devices has 'cpu'; expected CUDA devices, e.g. cuda:0,cuda:1"),
         (["--devices", "cuda:77"], "device 'cuda:77' does not exist"),
-        (["--devices", "cuda:0", "--device", "cpu"], "--devices does not go together with --device"),
-        (["--devices", "cuda:0", "--ray", "local"], "--ray, which deals out GPUs itself"),
         (["--device", "cuda:1", "--ray", "local"], "--device is 'cuda:1', but Ray deals out GPUs itself"),
         (
             ["--device-map", "auto", "--devices", "cuda:0"],
             "--devices deals a GPU to each job, but device_map",
         ),
-        (["--device-map", "balanced", "--ray", "local"], "--ray deals a GPU to each job, but device_map"),
         (["--device-map", "auto", "--device", "cpu"], "both say where the model goes"),
-        (["--device-map", "disk"], "disk"),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_anything_is_made(

@@ -6,9 +6,15 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
-from assay.core import machine
+from assay import execution
+from assay.analyses.subsets import _contents, archive, layouts
+from assay.analyses.subsets.permutation import n_workers
+from assay.analyses.subsets.settings import Settings
+from assay.core import machine, untrusted
 from assay.core.machine import free_memory, usable_cores
+from assay.pipeline.plan import Limits
 
 
 GIB = 1 << 30
@@ -84,15 +90,6 @@ def test_limits_of_the_first_version_hold(groups: Path, tmp_path: Path) -> None:
 
 
 def test_every_room_asks_here(groups: Path) -> None:
-    import torch
-
-    from assay import execution
-    from assay.analyses.subsets import _contents, archive, layouts
-    from assay.analyses.subsets.permutation import n_workers
-    from assay.analyses.subsets.settings import Settings
-    from assay.core import untrusted
-    from assay.pipeline.plan import Limits
-
     (groups / "cpu.max").write_text("300000 100000\n")
     (groups / "memory.max").write_text(f"{GIB}\n")
     (groups / "memory.current").write_text("0\n")
@@ -104,13 +101,6 @@ def test_every_room_asks_here(groups: Path) -> None:
     assert {each.free_memory for each in (_contents, archive, layouts, untrusted)} == {free_memory}
 
 
-def test_a_system_without_control_groups_has_no_limits(groups: Path, tmp_path: Path) -> None:
-    (groups / "cpu.max").write_text("100000 100000\n")
-    (tmp_path / "own").unlink()
-    assert usable_cores() == 64
-    assert free_memory() == 100 * GIB
-
-
 def test_what_only_unix_has_is_not_imported() -> None:
     code = (
         "import os, sys\n"
@@ -120,14 +110,3 @@ def test_what_only_unix_has_is_not_imported() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr
-
-
-def test_logs_are_added_to_without_what_only_unix_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from assay.analyses.generalization.journal import Journal
-
-    monkeypatch.delattr("os.pread")
-    (tmp_path / "readings.jsonl").write_text('{"kind": "a"}\n{"kind": "b", "cut o')
-    Journal(tmp_path / "readings.jsonl").append("c", {})
-    assert [kind for kind, _ in Journal(tmp_path / "readings.jsonl").read()] == ["a", "c"]

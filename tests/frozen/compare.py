@@ -1,7 +1,5 @@
 """Whether a document still holds every number that a frozen one holds.
 
-    python tests/frozen/compare.py FROZEN.json NEW.json
-
 Keys may be added and sentences may be written anew. Every number, every code word and the length of every
 list stay. Identities, times, paths and versions are exempt.
 """
@@ -9,9 +7,7 @@ list stay. Identities, times, paths and versions are exempt.
 import json
 import math
 import re
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 
@@ -122,15 +118,3 @@ def _scales_of_columns(rows: list[Any]) -> dict[str, float]:
 def _shown(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) < 60 else text[:57] + "..."
-
-
-def main() -> None:
-    """Print the differences of two files; exit with 1 where there are any."""
-    frozen, new = (json.loads(Path(name).read_text()) for name in sys.argv[1:3])
-    lines = list(differences(frozen, new, relative=SINGLE))
-    print("\n".join(lines) or "every number is equal")
-    sys.exit(bool(lines))
-
-
-if __name__ == "__main__":
-    main()

@@ -21,20 +21,14 @@ def test_every_number_of_a_document_is_the_frozen_one(name: str) -> None:
     assert not lines, "\n".join([f"{len(lines)} differences, the first ones:", *lines[:20]])
 
 
-def test_the_documents_stay_small() -> None:
-    assert sum(path.stat().st_size for path in FOLDER.glob("*.json")) < 5_000_000
-
-
 @pytest.mark.parametrize(
     ("frozen", "new", "line"),
     [
         ({"value": 1.0}, {"value": 1.0 + 1e-9}, "$.value: was 1.0"),
         ({"n": 3}, {"n": 4}, "$.n: was 3, is 4"),
-        ({"n": 3}, {}, "$.n: is gone"),
         ({"status": "pass"}, {"status": "fail"}, "$.status: was 'pass'"),
         ([1.0, 2.0], [1.0], "$: was a list of 2, is 1"),
         ([{"a": 1e-9}, {"a": 1.0}], [{"a": 2e-9}, {"a": 1.0}], "$[0].a"),
-        ({"value": None}, {"value": 0.0}, "$.value: was None"),
         ({"kept": True}, {"kept": 1}, "$.kept: was True"),
     ],
 )

@@ -34,7 +34,6 @@ from assay.analyses.subsets import CorrectnessData, load_predictions, load_subse
 from assay.analyses.worst_case import WorstCase, worst_case
 from assay.circuits import (
     files,
-    load_head_circuit,
     load_submission,
     read_eap_ig,
     save_submission,
@@ -53,7 +52,7 @@ from assay.pipeline.subset_data import read_data
 from assay.store import DATABASE_NAME, Store
 from assay.tasks import EvalTransform, ReadOptions, read_image_folder, read_npz, read_parquet, read_table
 from assay.tasks.load import read_pairs
-from assay.zoo import Correctness, Zoo
+from assay.zoo import Zoo
 from assay.zoo.grid import Grid
 
 
@@ -184,8 +183,6 @@ def saved(name: str, value: assay.Circuit | assay.EdgeScores) -> None:
 
 
 saved("circuit", _circuit())
-saved("circuit at spans", _circuit().everywhere(SPANS))
-saved("scores", _scores())
 saved("scores at spans", AT_SPANS)
 
 
@@ -212,11 +209,6 @@ def _(folder: Path) -> Path:
     return save_submission({("ioi", "gpt2"): _scores(), ("mcqa", "llama3"): _scores()}, folder / "sent")
 
 
-@target("head circuit", lambda path: load_head_circuit(path).to_dict())
-def _(folder: Path) -> Path:
-    return written(folder / "heads.json", load_head_circuit("ioi_gpt2_core15").to_dict())
-
-
 # -------------------------------------------------------------------------------------- subsets
 
 
@@ -241,12 +233,6 @@ def _correctness() -> CorrectnessData:
 def _(folder: Path) -> Path:
     _correctness().save(folder / "data.npz")
     return folder / "data.npz"
-
-
-@target("correctness parquet", CorrectnessData.load)
-def _(folder: Path) -> Path:
-    _correctness().save(folder / "data.parquet")
-    return folder / "data.parquet"
 
 
 @target("prediction files", lambda folder: load_predictions(folder, ood_env=2))
@@ -278,12 +264,6 @@ def _(folder: Path) -> Path:
 
 
 # -------------------------------------------------------------------------------------- tasks and images
-
-
-@target("prompts of ids", read_pairs)
-def _(folder: Path) -> Path:
-    pairs = [{"clean": [1, 2, n], "corrupted": [1, 3, n], "answers": [4], "wrong": [5]} for n in range(4)]
-    return written(folder / "prompts.jsonl", pairs, lines=True)
 
 
 @functools.cache
@@ -378,8 +358,9 @@ def _reseal_worst(path: Path) -> None:
 @target("worst-case result", _read_worst, reseal=_reseal_worst)
 def _(folder: Path) -> Path:
     model = assay.load_model(_module())
+    pairs = [{"clean": [1, 2, n], "corrupted": [1, 3, n], "answers": [4], "wrong": [5]} for n in range(4)]
     with tempfile.TemporaryDirectory() as scratch:
-        task = assay.load_task(TARGETS["prompts of ids"].make(Path(scratch)), model)
+        task = assay.load_task(written(Path(scratch) / "prompts.jsonl", pairs, lines=True), model)
     circuit = assay.Circuit.full(model.graph)
     worst = worst_case(circuit, model, task, n_clean=4, n_corrupted=3, thresholds=(0.5,))
     worst.save(folder / "worst.safetensors")
@@ -436,20 +417,6 @@ def _read_zoo(folder: Path) -> object:
 def _(folder: Path) -> Path:
     shutil.copy(Zoo.embedded().path / "zoo.json", folder)
     return folder
-
-
-@target("zoo correctness", Correctness.load)
-def _(folder: Path) -> Path:
-    return Correctness(
-        correct=np.eye(3, 4, dtype=np.uint8),
-        id_accuracy=np.array([0.5, 0.6, 0.7]),
-        keys=("a", "b", "c"),
-        families=("a", "a", "c"),
-        ids=np.arange(4),
-        labels=np.arange(4) % 2,
-        domain="flat",
-        n_id=10,
-    ).save(folder / "correctness.npz")
 
 
 @target("model", lambda folder: assay.load_model(folder))

@@ -7,18 +7,14 @@ import contextlib
 import copy
 import io
 import json
-import re
 import sqlite3
 import struct
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as parquet
 
 
 # Text that JSON and TOML writers would not produce, put in after writing.
@@ -216,52 +212,31 @@ def _array(random: Random, old: np.ndarray) -> np.ndarray:
     )
 
 
-LIES = (b"(1000000000000,)", b"(2,)", b"(-1,)", b"(0,)", b"((1,),)", b"[" * 90)
-
-
 def damaged_npz(content: bytes, random: Random) -> bytes:
-    """An archive with an array replaced, renamed or left out, or a header that declares what is not there."""
+    """An archive with an array replaced, renamed or left out."""
     with np.load(io.BytesIO(content), allow_pickle=False) as archive:
         arrays = {name: archive[name] for name in archive.files}
     name = random.choice(sorted(arrays))
-    kind = random.randint(0, 5)
+    kind = random.randint(0, 4)
     if kind == 0:
         del arrays[name]
     elif kind == 1:
         arrays[random.choice(("../x", "/etc/x", "images", "X", "y", "meta_"))] = arrays.pop(name)
     elif kind == 2 and arrays[name].dtype.kind == "U" and str(arrays[name])[:1] == "{":
         arrays[name] = np.array(damaged_tree(json.loads(str(arrays[name])), random))
-    elif kind > 3:
+    elif kind > 2:
         arrays[name] = _array(random, arrays[name])
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for key, array in arrays.items():
-            part = io.BytesIO()
-            np.lib.format.write_array(part, array, allow_pickle=True)
-            whole = part.getvalue()
-            if key == name and kind == 3:
-                whole = re.sub(rb"\([0-9, ]*\)", random.choice(LIES), whole, count=1)
-                end = whole.index(b"\n") + 1  # the header states its own length
-                whole = whole[:8] + struct.pack("<H", end - 10) + whole[10:]
-            archive.writestr(f"{key}.npy", whole)
+    np.savez_compressed(buffer, **arrays)
     return buffer.getvalue()
 
 
 def damaged_parquet(content: bytes, random: Random) -> bytes:
-    """A table with a column replaced, renamed or left out."""
-    table = parquet.read_table(io.BytesIO(content))
-    at = random.randint(0, table.num_columns - 1)
-    name, kind = table.column_names[at], random.randint(0, 3)
-    if kind == 0:
-        table = table.remove_column(at)
-    elif kind == 1:
-        table = table.rename_columns([f"{each}x" if each == name else each for each in table.column_names])
-    else:
-        value = random.choice((None, "\x00", b"\x00", float("nan"), [1], 2**63 - 1, {"a": 1}, True))
-        table = table.set_column(at, name, pa.array([value] * table.num_rows))
-    sink = io.BytesIO()
-    parquet.write_table(table, sink)
-    return sink.getvalue()
+    """Damaged pages, or a file cut off: of some damage to the footer pyarrow ends the whole process."""
+    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    if random.randint(0, 3) == 0:
+        return content[: random.randint(0, len(content) - 1)]
+    return damaged_bytes(content[:footer], random) + content[footer:]
 
 
 def damaged_database(content: bytes, random: Random) -> bytes:
@@ -298,6 +273,6 @@ BY_SUFFIX: dict[str, Callable[[bytes, Random], bytes]] = {
 
 def damage(path: Path, content: bytes, random: Random) -> bytes:
     """What the file holds after it was damaged in one of the ways that suit it."""
-    if random.randint(0, 2) == 0 or path.suffix not in BY_SUFFIX:
+    if path.suffix not in BY_SUFFIX or (path.suffix != ".parquet" and random.randint(0, 2) == 0):
         return damaged_bytes(content, random)
     return BY_SUFFIX[path.suffix](content, random)

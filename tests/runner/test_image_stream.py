@@ -61,17 +61,6 @@ def test_files_come_in_order_of_time_or_name_and_the_rest_waits(tmp_path: Path) 
     assert [names(each) for each in batches(str(tmp_path), watch(2), done=done)] == [["b.jpg", "d.png"]]
 
 
-def test_a_random_order_follows_the_seed(tmp_path: Path) -> None:
-    for place in range(12):
-        write(tmp_path, f"{place:02}.png")
-    first, again, other = (
-        [name for each in batches(str(tmp_path), watch(4, order="random", seed=seed)) for name in names(each)]
-        for seed in (1, 1, 2)
-    )
-    assert first == again != other
-    assert sorted(first) == sorted(other)
-
-
 def test_files_that_cannot_be_read_are_passed_over_on_request(tmp_path: Path) -> None:
     for place in range(7):
         write(tmp_path, f"{place}.png", age=50 - place, content=BROKEN if place in (1, 2, 3, 4) else b"")
@@ -80,21 +69,6 @@ def test_files_that_cannot_be_read_are_passed_over_on_request(tmp_path: Path) ->
     (batch,) = batches(str(tmp_path), watch(3, skip_bad=True))
     assert names(batch) == ["0.png", "5.png", "6.png"]
     assert [Path(name).name for name in batch.skipped] == ["1.png", "2.png", "3.png", "4.png"]
-
-
-def test_images_of_several_sizes_need_a_transform_that_makes_them_equal(tmp_path: Path) -> None:
-    write(tmp_path, "a.png")
-    Image.new("RGB", (50, 50)).save(tmp_path / "b.png")
-    loose = Watch(transform=EvalTransform(resize=None), size=2, skip_bad=True)
-    with pytest.raises(InputError, match="give a transform"):
-        list(batches(str(tmp_path), loose))
-
-
-def test_a_batch_of_one_folder_among_many_is_noted(tmp_path: Path) -> None:
-    for name in ("cat/1.png", "cat/2.png", "dog/1.png", "dog/2.png"):
-        write(tmp_path, name)
-    assert "cat/" in next(batches(str(tmp_path), watch(2, order="name"))).note
-    assert not next(batches(str(tmp_path / "cat"), watch(2))).note
 
 
 class Hours:
@@ -176,21 +150,6 @@ def test_a_file_that_stays_broken_is_given_up_in_the_end(tmp_path: Path) -> None
     assert names(batch) == ["0.png", "2.png", "3.png"]
 
 
-def test_broken_files_count_without_a_full_batch(tmp_path: Path) -> None:
-    """Given up after the same patience, or when nothing more comes; the next batch names them once more."""
-    write(tmp_path, "1.png", content=BROKEN)
-    idle = Hours()
-    assert list(idle.follow(tmp_path, 3, skip_bad=True, idle_timeout=2.0)) == []
-    assert [name for _, name in idle.passed] == ["1.png"]
-    hours = Hours(*[nothing] * 100, lambda: [write(tmp_path, f"{place}.png") for place in (0, 2, 3)])
-    (batch,) = hours.follow(tmp_path, 3, skip_bad=True, idle_timeout=PATIENCE * 3)
-    ((when, name),) = hours.passed
-    assert name == "1.png"
-    assert PATIENCE <= when < 50
-    assert names(batch) == ["0.png", "2.png", "3.png"]
-    assert [Path(each).name for each in batch.skipped] == ["1.png"]
-
-
 def test_files_and_folders_that_are_taken_away_are_no_error(tmp_path: Path) -> None:
     folder, away = tmp_path / "in", tmp_path / "away"
     for place in range(3):
@@ -221,20 +180,6 @@ def test_drawn_shapes_are_numbered_and_apart_from_known_ones() -> None:
     assert known.ids.tolist() == list(range(FIRST_KNOWN, FIRST_KNOWN + 4))
     rest = list(batches("shapes:neon", watch(4, n=10), done=frozenset(first.sources)))
     assert [each.sources for each in rest] == [second.sources]
-
-
-def test_known_images_have_labels_where_folders_are_classes(tmp_path: Path) -> None:
-    for name in ("cat/1.png", "dog/1.png", "dog/2.png"):
-        write(tmp_path, name)
-
-    def known(folder: Path, *classes: str) -> list[int] | None:
-        images = known_images(str(folder), TRANSFORM, n=1, classes=classes, options=ReadOptions())
-        return None if images.labels is None else images.labels.tolist()
-
-    assert known(tmp_path, "dog", "cat") == [1, 0, 0]
-    assert known(tmp_path / "dog", "dog") is None
-    with pytest.raises(InputError, match="outside the classes"):
-        known(tmp_path, "cow")
 
 
 def test_wrong_requests_are_refused(tmp_path: Path) -> None:

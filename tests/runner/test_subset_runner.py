@@ -5,7 +5,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,10 @@ import pandas as pd
 import pytest
 from command_line import invoke
 
-from assay.analyses.subsets import CorrectnessData, default_sizes, oodselect
-from assay.analyses.subsets.document import N_HALVES
-from assay.analyses.subsets.problem import Problem
+from assay.analyses.subsets import CorrectnessData, default_sizes
 from assay.core.errors import FileFormatError, InputError
-from assay.pipeline.subset_data import DIGITS_SIZES, read_data
-from assay.pipeline.subsets import FOLDS, NOT_TESTED, _Parts, job_record, select_stored
+from assay.pipeline.subset_data import read_data
+from assay.pipeline.subsets import _Parts, job_record, select_stored
 from assay.store import About, Store
 
 
@@ -43,20 +40,6 @@ def data() -> CorrectnessData:
         labels=np.where(np.arange(N_EXAMPLES) % 2, "cat", "dog"),
         meta={"light": np.where(night, "night", "day")},
     )
-
-
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sizes that the solver of this process solves from now on, one entry per run."""
-    solved: list[int] = []
-    solve = Problem._solve_together
-
-    def counted(self: Problem, tasks: Any, **named: Any) -> Any:
-        solved.extend(size for size, *_ in tasks)
-        return solve(self, tasks, **named)
-
-    monkeypatch.setattr(Problem, "_solve_together", counted)
-    return solved
 
 
 # --------------------------------------------------------------------------------------------- sources
@@ -92,13 +75,6 @@ def test_a_folder_of_prediction_files_has_a_row_per_run(data: CorrectnessData, t
     np.testing.assert_allclose(every.id_accuracy, few.id_accuracy[order], atol=1e-3)
     early = read_data(tmp_path, ood_env="1", checkpoints="300").data
     assert {name.rsplit("/", 1)[1] for name in early.model_ids} == {"300"}
-
-
-def test_digits_are_trained_once_per_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = read_data(digits_models=32, folder=tmp_path)
-    assert first.sizes == DIGITS_SIZES
-    monkeypatch.setattr("assay.pipeline.subset_data.digits_data", None)
-    assert read_data(digits_models=32, folder=tmp_path).data.hash == first.data.hash
 
 
 def test_units_of_a_file_are_matched_by_name(data: CorrectnessData, tmp_path: Path) -> None:
@@ -193,18 +169,6 @@ def test_whatever_changes_the_answer_is_another_job(data: CorrectnessData, chang
     assert job_record(data, **(given | changed)) != job_record(data, **given)
 
 
-def test_facts_about_the_examples_count_and_how_they_were_read_does_not(data: CorrectnessData) -> None:
-    other = replace(data, meta={"light": data.meta["light"][::-1]})
-    assert other.hash == data.hash
-    assert job_record(other, [8]) != job_record(data, [8])
-    one, other, elsewhere = (
-        replace(data, source={"kind": kind, "orientation": lies, "columns": {"model": lies}})
-        for kind, lies in (("table", "long"), ("table", "wide"), ("zoo", "wide"))
-    )
-    assert job_record(one, [8]) == job_record(other, [8]) != job_record(elsewhere, [8])
-    assert oodselect(one, size=8).id == oodselect(other, size=8).id
-
-
 def test_parts_that_another_process_removes_are_computed(
     data: CorrectnessData, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -224,32 +188,6 @@ def test_parts_that_another_process_removes_are_computed(
     monkeypatch.setattr(Store, "query", lambda self, *given, **asked: removed(query(self, *given, **asked)))
     again.remove()
     assert store.count("subset-part") == 0
-
-
-def test_without_permutations_every_verdict_says_so(data: CorrectnessData) -> None:
-    found = select_stored(data, [8, 15], n_permutations=0)
-    for row in found.document["rows"]:
-        assert row["verdict"]["status"] == "inconclusive"
-        assert row["verdict"]["p_value"] is None
-        assert row["verdict"]["reasons"] == [NOT_TESTED]
-    assert found.headline["verdict"]["reasons"] == [NOT_TESTED]
-
-
-@pytest.mark.parametrize(
-    ("n_permutations", "path"), [(0, "independent"), (1, "independent"), (1, "warm"), (1, "nested")]
-)
-def test_the_solver_runs_no_more_than_it_must(
-    data: CorrectnessData, runs: list[int], n_permutations: int, path: str
-) -> None:
-    given: dict[str, Any] = {"n_permutations": n_permutations, "path": path, "split": "family"}
-    found = select_stored(data, [15, 8], workers=1, **given)
-    if n_permutations == 0:
-        assert len(runs) == 2
-        assert found.document["halves"] is None
-    else:
-        assert found.document["halves"]["null"] is not None
-        n_selections = 3 if path == "warm" else 2  # of each size; warm from the smaller one, too
-        assert len(runs) == n_selections + FOLDS * (1 + n_permutations) * n_selections + 2 * (1 + N_HALVES)
 
 
 # The job, killed at its `left`-th sweep over the sizes from now on; 0 lets it end. Prints its sweeps.
@@ -299,20 +237,6 @@ def test_a_killed_job_goes_on_with_the_same_bytes(data: CorrectnessData, tmp_pat
     assert store.count() == whole.count() == 1
 
 
-def test_a_job_that_another_finishes_meanwhile_is_the_same(data: CorrectnessData, tmp_path: Path) -> None:
-    given: dict[str, Any] = {"n_permutations": 39, "folds": 3, "workers": 1}
-    other: list[Any] = []
-
-    def finish(stage: str, *_: int) -> None:
-        if stage == "permutations" and not other:
-            other.append(select_stored(data, [8, 15], store=Store(tmp_path), **given))
-
-    store = Store(tmp_path)
-    job = select_stored(data, [8, 15], store=store, progress=finish, **given)
-    assert json.dumps(job.document) == json.dumps(other[0].document)
-    assert [each.id for each in store.query()] == [job.id]
-
-
 def test_parts_that_nothing_waits_for_are_cleared(data: CorrectnessData, tmp_path: Path) -> None:
     """Those of a job that is done, and old ones."""
     store = Store(tmp_path)
@@ -352,19 +276,3 @@ def test_sizes_and_settings_are_checked(data: CorrectnessData) -> None:
     for sizes, options, message in wrong:
         with pytest.raises(InputError, match=message):
             job_record(data, sizes, **options)
-
-
-@pytest.mark.parametrize("refine", [True, 4])
-def test_refined_sizes_are_judged_and_stored(
-    data: CorrectnessData, tmp_path: Path, refine: bool | int
-) -> None:
-    given: dict[str, Any] = {"n_permutations": 1, "folds": 3, "refine": refine}
-    store = Store(tmp_path)
-    found = select_stored(data, [10, 55], workers=1, store=store, **given)
-    sizes = [row["size"] for row in found.document["rows"]]
-    assert {10, 55} < set(sizes)
-    assert len(sizes) - 2 <= (6 if refine is True else 11)
-    assert found.document["verdict"]["sizes"] == sizes == sorted(sizes)
-    assert set(found.selections) == set(sizes)
-    assert found.document["largest"][0]["size"] == found.document["size"] >= 10
-    assert select_stored(data, [10, 55], store=store, **given).cached

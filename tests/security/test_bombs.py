@@ -16,7 +16,6 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
-from PIL import Image
 from reader_guard import watched
 
 import assay
@@ -29,7 +28,6 @@ from assay.models.loading import MINI
 from assay.pipeline.subset_data import read_data
 from assay.store import DATABASE_NAME, Store
 from assay.tasks import ReadOptions, image_decoding, read_npz, read_parquet
-from assay.tasks.corruptions import _read_textures
 from assay.tasks.image_files import read_images
 from assay.zoo import Correctness
 
@@ -63,18 +61,6 @@ def test_images_that_declare_huge_sizes(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "images.npz", blob=blob, offsets=np.array([0, len(blob)]))
     with watched(), pytest.raises(FileFormatError):
         read_npz(tmp_path / "images.npz")
-
-
-def test_images_just_above_the_limit_of_pixels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 64)
-    path = tmp_path / "image.png"
-    Image.new("RGB", (8, 8)).save(path)
-    assert read_images([path]).pixels.shape == (1, 8, 8, 3)
-    assert len(_read_textures(tmp_path)) == 1
-    Image.new("RGB", (9, 9)).save(path)  # up to 11 x 11 Pillow only warns
-    for read in (lambda: read_images([path]), lambda: _read_textures(tmp_path)):
-        with pytest.raises(FileFormatError, match="exceeds limit of 64 pixels"):
-            read()
 
 
 # ------------------------------------------------------------------------------------------ archives
@@ -157,6 +143,15 @@ def test_parquet_tables_of_few_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyP
 # ------------------------------------------------------------------------------------------ nesting
 
 
+def test_nesting_and_numbers_without_end() -> None:
+    for text in ("[" * 100_000, '{"a":' * 100_000, "9" * 100_000):
+        with pytest.raises(ValueError):
+            parse_json(text)
+    for text in (*(f"a = {each}" for each in ("[" * 50_000, "{b=" * 50_000, "9" * 100_000)), "a." * 50_000):
+        with pytest.raises(ValueError):
+            parse_toml(text)
+
+
 def test_payloads_nested_thousands_deep(tmp_path: Path) -> None:
     store = Store(tmp_path)
     deep: Any = 1
@@ -173,20 +168,6 @@ def test_payloads_nested_thousands_deep(tmp_path: Path) -> None:
         with pytest.raises(FileFormatError, match="was damaged"):
             read()
     assert len(store.verify()) == 1
-
-
-@pytest.mark.parametrize(
-    ("parse", "text"),
-    [
-        *((parse_json, text) for text in ("[" * 100_000, '{"a":' * 100_000, "9" * 100_000)),
-        *((parse_toml, f"a = {text}") for text in ("[" * 50_000, "{b=" * 50_000, "9" * 100_000)),
-        (parse_toml, "a." * 50_000),
-    ],
-    ids=lambda value: getattr(value, "__name__", value[:6] if isinstance(value, str) else None),
-)
-def test_nesting_and_numbers_without_end(parse: Callable[[str], object], text: str) -> None:
-    with pytest.raises(ValueError):
-        parse(text)
 
 
 # ------------------------------------------------------------------------------------------ sizes in words
@@ -206,24 +187,11 @@ ARCHITECTURE = {"architecture": "vit_tiny_patch16_224"}
 @pytest.mark.parametrize(
     "change",
     [
-        *(
-            {name: 10**9}
-            for name in (
-                "n_layer",
-                "n_embd",
-                "vocab_size",
-                "n_positions",
-                "n_inner",
-                "n_head",
-                "num_labels",
-                "head_dim",
-                "num_key_value_heads",
-            )
-        ),
+        {"n_layer": 10**9},
+        {"vocab_size": 10**9},
+        {"num_key_value_heads": 10**9},
         {"made_up": {"of": [10**9]}},
         ARCHITECTURE | {"num_classes": 10**9},
-        ARCHITECTURE | {"model_args": {"depth": 10**4}},
-        ARCHITECTURE | {"model_args": {"img_size": [10**9, 16]}},
         ARCHITECTURE | {"pretrained_cfg": {"num_classes": 10**9}},
     ],
 )

@@ -16,8 +16,6 @@ from assay.core.extras import EXTRAS
 
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-
-
 DEPLOY = REPOSITORY / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 
@@ -26,9 +24,6 @@ def parsed(*arguments: str) -> Any:
     """The settings of a command line."""
     _, bound, _ = app.parse_args(list(arguments), print_error=False, exit_on_error=False)
     return next(iter(bound.arguments.values()))
-
-
-# ---- compose ------------------------------------------------------------------------------------
 
 
 def test_the_commands_of_the_services_are_commands() -> None:
@@ -64,13 +59,11 @@ def test_the_image_installs_extras_and_copies_files_that_exist() -> None:
     assert f"ARG TORCH={torch}\n" in text
 
 
-# ---- systemd ---------------------------------------------------------------------
-
-
 def test_the_unit_is_one_and_its_command_is_a_command(tmp_path: Path) -> None:
     text = (DEPLOY / "assay-monitor.service").read_text()
     program, *arguments = shlex.split(re.findall(r"^ExecStart=(.+)$", text, re.MULTILINE)[0])
-    assert parsed(*_without_config(arguments)).follow
+    place = arguments.index("--config")  # the file of options lies elsewhere
+    assert parsed(*arguments[:place], *arguments[place + 2 :]).follow
     if shutil.which("systemd-analyze") is None:
         pytest.skip("NOT TESTED: the unit itself; there is no systemd-analyze")
     unit = tmp_path / "assay-monitor.service"
@@ -80,9 +73,3 @@ def test_the_unit_is_one_and_its_command_is_a_command(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "assay-monitor" not in done.stderr
-
-
-def _without_config(arguments: list[str]) -> list[str]:
-    """The file of options lies elsewhere; what it holds is tested by itself."""
-    place = arguments.index("--config")
-    return arguments[:place] + arguments[place + 2 :]

@@ -67,16 +67,10 @@ def test_every_page_answers_with_the_headers_that_keep_it_closed(
         assert len(answer.content) < 3_000_000
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"])
-def test_the_site_can_only_be_read(client: TestClient, method: str) -> None:
-    answer = client.request(method, "/")
-    assert answer.status_code == 405
-    assert answer.headers["allow"] == "GET, HEAD"
-
-
-def test_head_is_answered_without_a_body(client: TestClient) -> None:
-    answer = client.head("/")
-    assert (answer.status_code, answer.content) == (200, b"")
+def test_the_site_can_only_be_read(client: TestClient) -> None:
+    for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
+        answer = client.request(method, "/")
+        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD"), method
 
 
 def test_the_list_is_filtered_sorted_and_paged(tmp_path: Path) -> None:
@@ -107,10 +101,8 @@ def test_the_list_is_filtered_sorted_and_paged(tmp_path: Path) -> None:
         ("/nowhere", 404, "This page does not exist"),
         ("/result/0123456789abcdef", 404, "no result in"),
         ("/result/..%2f..%2fetc%2fpasswd", 404, ""),
-        ("/result/....", 404, "hex digits"),
         ("/result/ABCDEF012345", 404, "hex digits"),
         ("/?order=payload", 400, "cannot order by"),
-        ("/?start=-1", 400, "expected a whole number"),
         ("/?start=99999999999999999999", 400, "expected a whole number"),
     ],
 )
@@ -140,13 +132,9 @@ def test_an_unforeseen_failure_tells_the_visitor_nothing(
     ("host", "status"),
     [
         ("127.0.0.1:8651", 200),
-        ("localhost", 200),
         ("[::1]:8651", 200),
-        ("192.168.7.7", 200),
         ("name.of.mine:80", 200),
-        ("evil.example", 400),
         ("127.0.0.1.evil.example", 400),
-        ("localhost.evil.example:8651", 400),
         ("", 400),
     ],
 )
@@ -180,7 +168,6 @@ def test_the_token_opens_as_a_password_and_as_a_header(filled: tuple[Store, Fill
         f"Bearer {TOKEN}x",
         "Bearer ",
         f"Basic {TOKEN}",
-        f"Digest {TOKEN}",
         "Bearer t\u00f6ken",
     ):
         assert client.get("/", headers={"authorization": wrong.encode()}).status_code == 401, wrong
@@ -190,15 +177,6 @@ def test_the_token_opens_as_a_password_and_as_a_header(filled: tuple[Store, Fill
     assert client.get("/", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
     assert client.get(f"/?token={TOKEN}").status_code == 401
     assert client.get("/healthz").text == "ok\n"
-
-
-def test_a_result_without_a_page_is_a_table_of_its_record(
-    client: TestClient, filled: tuple[Store, Filled]
-) -> None:
-    text = client.get(f"/result/{filled[1].scores}").text
-    assert "graph.n_layers" in text
-    assert "model.id" in text
-    assert "values" in text  # the name of its array
 
 
 # ---- a real server ------------------------------------------------------------------------------

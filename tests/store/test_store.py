@@ -42,11 +42,6 @@ def put(store: Store, place: int, **about: Any) -> str:
 # ---- identity -----------------------------------------------------------------------------------
 
 
-def test_the_identity_worked_by_hand() -> None:
-    # printf '{"kind":"measurement","provenance":{"seed":0}}' | sha256sum
-    assert record_id("measurement", {"seed": 0, "machine": {}}) == "68a3417c3d9f6222"
-
-
 def test_kind_and_every_fact_but_the_machine_are_the_identity() -> None:
     same = [PROVENANCE, {**PROVENANCE, "machine": {"host": "b"}}]
     other = [{**PROVENANCE, "seed": 1}, {}, {**PROVENANCE, "task": {"n": 20}}]
@@ -213,6 +208,21 @@ def test_damage_is_named_and_never_read(directory: Store, tmp_path: Path) -> Non
         Store(tmp_path / "other").merge(directory)
     directory.remove(keys)
     assert directory.verify() == []
+    put(directory, 0)
+    database_file = directory.directory / DATABASE_NAME
+    with sqlite3.connect(database_file) as database:
+        database.execute("PRAGMA writable_schema = ON")
+        database.execute("UPDATE sqlite_master SET sql = replace(sql, 'id TEXT NOT NULL', 'id TEXT')")
+    database.close()
+    with sqlite3.connect(database_file) as database:
+        database.execute("UPDATE results SET id = NULL")
+    database.close()
+    for read in (directory.query, lambda: directory.to_frame(), directory.verify):
+        with pytest.raises(FileFormatError, match="a result has the id None"):
+            read()
+    database_file.write_bytes(database_file.read_bytes().replace(b"CREATE TABLE", b"CREATE \xb2ABLE", 1))
+    with pytest.raises(FileFormatError, match="is damaged, or is not a results store: .*codec can't decode"):
+        Store(directory.directory)
 
 
 def test_what_killed_writers_leave_is_removed(store: Store) -> None:
@@ -276,12 +286,6 @@ def test_a_directory_may_have_any_name(tmp_path: Path, name: str) -> None:
     assert Store(Store(tmp_path / name).location, create=False).has(key)
 
 
-def test_a_reader_does_not_make_a_store(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="no results store at .*: nothing was stored there yet"):
-        Store(tmp_path / "none", create=False)
-    assert not (tmp_path / "none").exists()
-
-
 def test_a_place_that_cannot_be_written_is_an_output_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(OutputError, match="cannot make a results store at .*file"):
@@ -316,15 +320,6 @@ def test_an_earlier_store_another_database_and_no_database_are_refused(tmp_path:
     file.write_bytes(b"")
     with pytest.raises(FileFormatError, match="empty, but arrays of results lie beside it"):
         Store(tmp_path)
-
-
-def test_a_truncated_database_is_an_error(directory: Store) -> None:
-    for place in range(50):
-        put(directory, place, name="x" * 500)
-    file = directory.directory / DATABASE_NAME
-    file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
-    with pytest.raises((FileFormatError, OutputError), match="results"):
-        list(directory.results())
 
 
 # ---- PostgreSQL ---------------------------------------------------------------------------------

@@ -11,9 +11,8 @@ from store_content import content
 import assay
 from assay.core.errors import InputError
 from assay.core.record import record_id
-from assay.models.streaming import StreamedWeight
-from assay.pipeline.jobs import Job, model_of, run_job
-from assay.pipeline.plan import Limits, parse_plan
+from assay.pipeline.jobs import Job, run_job
+from assay.pipeline.plan import parse_plan
 from assay.pipeline.sweep import expand
 from assay.store import Store
 
@@ -109,11 +108,6 @@ def test_images_are_measured_and_attacked_under_the_ablation_of_the_plan(
         expand(replace(plan, gates=("bootstrap-stability",)))
 
 
-def test_an_attack_that_the_ablation_has_no_use_for_is_refused() -> None:
-    with pytest.raises(InputError, match="use protocol 'inputs' instead of 'all'"):
-        expand(parse_plan({**BASE, "ablation": "zero", "attack": {"protocol": "all"}}))
-
-
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator here")
 def test_jobs_of_a_device_that_only_workers_have_are_expanded_here() -> None:
     plan = parse_plan({**BASE, "n": 6})
@@ -122,11 +116,3 @@ def test_jobs_of_a_device_that_only_workers_have_are_expanded_here() -> None:
     jobs = expand(plan, device="cuda:0", here="cpu")
     assert {job.source["device"] for job in jobs} == {"cuda:0"}
     assert [job.id for job in jobs] == [job.id for job in expand(plan, device="cpu")]
-
-
-def test_a_device_map_places_every_model_and_is_no_part_of_a_job() -> None:
-    plan = parse_plan({**BASE, "n": 6})
-    jobs = expand(replace(plan, limits=Limits(device_map="stream", batch_size=8)))
-    assert [job.id for job in jobs] == [job.id for job in expand(plan)]
-    assert isinstance(next(model_of(jobs[0]).module.parameters()), StreamedWeight)
-    assert Limits(device_map="auto").n_workers == 1

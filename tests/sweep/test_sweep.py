@@ -12,7 +12,7 @@ from work_functions import InProcess, begun, behave, job, journal
 
 from assay.core.errors import InputError, StoreError
 from assay.pipeline import Job, Limits, SweepOutcome, run_jobs
-from assay.pipeline.workers import Ended, attempt
+from assay.pipeline.workers import attempt
 from assay.store import Outbox, Store
 
 
@@ -116,14 +116,3 @@ def test_a_store_that_cannot_be_reached_ends_the_sweep_and_counts_against_no_job
         run(tmp_path, *jobs)
     assert not (tmp_path / "sweeps").exists(), "no attempt is noted"
     assert run(tmp_path, *jobs).names("skipped") == ["first"]
-
-
-def test_workers_end_with_an_interrupted_sweep(tmp_path: Path) -> None:
-    class Interrupted(InProcess):
-        def wait(self, seconds: float) -> list[Ended]:
-            raise KeyboardInterrupt
-
-    workers = Interrupted()
-    with pytest.raises(KeyboardInterrupt):
-        run_jobs([job("only")], tmp_path, workers=workers, work=behave)
-    assert workers.workers == {}

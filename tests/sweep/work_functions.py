@@ -66,10 +66,6 @@ def behave(job: Job, store: Store) -> tuple[str, ...]:
         raise StoreError("cannot use the results store at S: connection refused")
     elif what == "print":
         print("a line that no reader of JSON wants")
-    elif what == "see":
-        threads = os.environ["OMP_NUM_THREADS"]
-        note(store.directory, f"see {os.environ.get('CUDA_VISIBLE_DEVICES')} {threads}", job.name)
-        time.sleep(0.5)  # so that the other worker gets a job too
     elif what == "warn":
         warnings.warn("one value is constant", AssayWarning, stacklevel=1)
     result = store.put("number", {"name": job.name}, {"value": len(job.name)}, {"x": torch.arange(9)})

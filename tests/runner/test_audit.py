@@ -1,0 +1,398 @@
+"""An audit: its document, its identity, the store it is found in again, what it runs by default."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command_line import Outcome, invoke
+from small_runs import write_prompts
+from torch import nn
+
+import assay.models
+from assay.analyses.worst_case import worst_case
+from assay.circuits import Circuit, EdgeScores, load_circuit, load_scores
+from assay.core.errors import AssayError, InputError
+from assay.execution import ABLATIONS, CircuitRuns, run_circuit
+from assay.graph import build_graph
+from assay.metrics import measure
+from assay.models import Model, load_model
+from assay.models.loading import MINI
+from assay.page.blocks import Details, Figure, Table
+from assay.pipeline import Audit, check_options, draw_prompts, find_circuit, load_audit
+from assay.pipeline.audit import audit
+from assay.pipeline.audit_scope import STAGES
+from assay.pipeline.sizing import recovery
+from assay.pipeline.stage import Memo, Stage
+from assay.report.save import render
+from assay.store import Store
+from assay.tasks import ImageTask, PairTask, load_images
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    del stage, done, total
+
+
+def forbidden(*args: object, **kwargs: object) -> None:
+    raise AssertionError("this was computed before")
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_module: Callable[..., nn.Module]) -> Model:
+    return load_model(tiny_module("gpt2"))
+
+
+@pytest.fixture(scope="module")
+def mini() -> Model:
+    return load_model("mini")
+
+
+@pytest.fixture(scope="module")
+def task(tiny: Model) -> PairTask:
+    """Random prompts whose right answer is what the model itself prefers, so that there is a margin."""
+    generator = torch.Generator().manual_seed(3)
+    clean, corrupted = torch.randint(1, 61, (2, 24, 6), generator=generator)
+    with torch.no_grad():
+        logits = tiny.read(tiny.forward(clean), torch.full((24,), 5))
+    best, least = logits.argmax(1, keepdim=True), logits.argmin(1, keepdim=True)
+    return PairTask(clean=clean, corrupted=corrupted, answers=best, wrong=least)
+
+
+@pytest.fixture(scope="module")
+def found(tiny: Model, task: PairTask) -> Audit:
+    """In full, discovered and measured on the same prompts."""
+    return audit(tiny, task, n_random=2, full=True)
+
+
+@pytest.fixture(scope="module")
+def usual(mini: Model) -> Audit:
+    return audit(mini, "ioi", n=24)
+
+
+# ---- the document -------------------------------------------------------------------------------
+
+
+def test_the_document_agrees_with_what_was_found(found: Audit, tiny: Model, task: PairTask) -> None:
+    document, circuit = found.to_dict(), found.circuit
+    assert json.loads(json.dumps(document, allow_nan=False)) == document
+    assert document["circuit"]["n_edges"] == circuit.n_edges <= document["circuit"]["size"]
+    assert document["circuit"]["id"] == circuit.hash
+    edges = {f"{edge['source']}->{edge['target']}" for edge in document["edges"] if edge["kept"]}
+    assert edges == set(circuit.edges())
+    for edge in document["edges"][:5]:
+        row, column = tiny.graph.source_index(edge["source"]), tiny.graph.target_index(edge["target"])
+        assert edge["score"] == pytest.approx(float(found.scores.values[row, column]))
+    total = float(found.scores.values.abs().sum())
+    assert np.sum(document["per_layer"]["values"]) == pytest.approx(total, rel=1e-5)
+    head = float(found.scores.values[tiny.graph.head_source(1, 2)].sum())
+    assert document["per_head"][1][2] == pytest.approx(head, rel=1e-5)
+    # Discovery and measurement share their prompts, so the reported number is that of the search.
+    runs = CircuitRuns(tiny, task, Circuit.full(tiny.graph))
+    value = recovery(runs, circuit)
+    assert value >= 0.9
+    assert recovery(runs, Circuit.full(tiny.graph)) == pytest.approx(1.0, abs=1e-5)
+    assert recovery(runs, Circuit.empty(tiny.graph)) == pytest.approx(0.0, abs=1e-5)
+    assert document["circuit"]["discovery_faithfulness"] == pytest.approx(value)
+    assert document["circuit"]["faithfulness"]["value"] == pytest.approx(value)
+    random = {each["name"]: each for each in found.measurements}["faithfulness-norm"]["baseline"]["random"]
+    assert document["random"]["values"] == random["values"]
+    assert len(random["values"]) == 2
+
+
+def test_an_audit_on_the_same_prompts_says_nothing_with_confidence(found: Audit) -> None:
+    document = found.to_dict()
+    assert document["discovery"]["held_out"] is False
+    for record in document["measurements"]:
+        assert "same_prompts" in record["warnings"]
+        assert {record["status"], record["verdict"]["status"]} <= {"inconclusive", "none"}
+    verdicts = [gate["verdict"] for gate in document["calibration"]["gates"]]
+    assert {each["status"] for each in verdicts} == {"inconclusive"}
+    assert any(each["published"] != "inconclusive" for each in verdicts)
+
+
+def test_a_default_audit_reads_everything_from_few_runs(usual: Audit) -> None:
+    document = usual.to_dict()
+    named = {each["name"]: each for each in usual.measurements}
+    assert list(named) == ["faithfulness-norm", "faithfulness", "completeness", "kl", "ce-delta", "topk"]
+    assert all("same_prompts" not in each["warnings"] for each in named.values())
+    assert document["task"]["data_hash"] != document["discovery"]["data_hash"]
+    gates = {gate["code"]: gate["verdict"] for gate in document["calibration"]["gates"]}
+    assert set(gates) == {"C11", "C13", "C23", "M93"}
+    assert named["faithfulness"]["value"] in map(pytest.approx, gates["C11"]["values"].values())
+    n = document["task"]["n"]
+    assert (document["worst_case"]["protocol"], document["worst_case"]["n_pairs"]) == ("file", n)
+    assert len(document["random"]["values"]) == document["curve"]["random"]["n_circuits"] == 5
+    assert {each.stage for each in usual.left_out} == {"attack", "curve", "minimality", "calibrate"}
+
+
+def test_six_rows_with_limits_and_the_rest_behind_a_click(usual: Audit) -> None:
+    (section,) = (each for each in usual.page().sections if each.title == "Every number")
+    (figure,) = section.blocks
+    assert isinstance(figure, Figure)
+    (table,), (more,) = figure.blocks, figure.more
+    assert isinstance(table, Table)
+    assert isinstance(more, Details)
+    limits = [*["at least 0.8"] * 3, "at most 0.1 nats", "at least 0.95", "at least 0.9"]
+    assert [row[3] for row in table.texts()] == limits
+    assert usual.pages is usual.pages
+
+
+def test_numbers_of_an_audit_are_those_of_the_functions(mini: Model, usual: Audit) -> None:
+    document = usual.to_dict()
+    measured = draw_prompts(mini, "ioi", n=24, seed=0).measured
+    worst = worst_case(usual.circuit, mini, measured, protocol="file").to_dict()
+    largest = document["worst_case"]["summary"]["absolute"]["max"]
+    assert largest == pytest.approx(worst["summary"]["absolute"]["max"], rel=1e-2)
+    assert document["worst_case"]["worst"][0]["clean_index"] == worst["worst"][0]["clean_index"]
+    others = {each["provenance"]["ablation"]: each for each in document["other_ablations"]}
+    assert list(others) == ["zero", "mean"]
+    for key, each in others.items():
+        alone = measure(usual.circuit, mini, measured, "faithfulness-norm", ablation=key)
+        assert each["value"] == pytest.approx(alone.value, rel=1e-5)
+    # A large circuit says what its strongest edges keep alone.
+    excerpt = document["excerpt"]
+    names = {f"{edge['source']}->{edge['target']}" for edge in document["edges"] if "shown" in edge}
+    shown = Circuit.from_edges(mini.graph, sorted(names))
+    assert shown.n_edges == excerpt["n_edges"] <= 150 < usual.circuit.n_edges
+    assert names == set(usual.scores.top(excerpt["size"]).connected().edges())
+    alone = measure(shown, mini, measured, "faithfulness-norm")
+    assert excerpt["faithfulness"]["value"] == pytest.approx(alone.value, rel=1e-5)
+
+
+def test_stages_that_are_skipped_are_null_and_listed(mini: Model, tmp_path: Path) -> None:
+    skipped = audit(mini, "ioi", n=12, skip=["curve", "random", "attack", "calibrate"], out=tmp_path)
+    document = skipped.to_dict()
+    assert [document[key] for key in ("curve", "random", "worst_case", "calibration")] == [None] * 4
+    listed = {each.stage: each.reason for each in skipped.left_out}
+    assert listed.keys() == set(STAGES)
+    assert listed["curve"] == "left out by --skip"
+    assert "What was not run" in (tmp_path / "report.html").read_text()
+
+
+def test_images_of_ones_own_without_labels_are_audited(mini: Model) -> None:
+    digits = load_model("colour-digits")
+    own = ImageTask(images=load_images("colour-digits", digits, n=44).images)
+    images = audit(digits, own, skip=["curve"])
+    assert not {"ce-delta", "topk"} & {each["name"] for each in images.measurements}
+    reasons = {each.stage: each.reason for each in images.left_out}
+    assert reasons["topk"] == "the images have no labels"
+    assert reasons["calibrate"] == "needs prompts; the inputs are images"
+    assert "Top-K agreement" not in render(images)
+    assert images.to_dict()["discovery"]["held_out"]
+    with pytest.raises(AssayError):
+        audit(mini, images="colour-digits")
+
+
+def test_an_ablation_of_edges_alone_is_no_end_of_an_audit(
+    tiny: Model, task: PairTask, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A package may register one that no intervention on heads goes by the name of."""
+    hushed = type("Hushed", (type(ABLATIONS["zero"]),), {"key": "hushed"})()
+    monkeypatch.setitem(ABLATIONS._entries, "hushed", hushed)
+    document = audit(tiny, task, n_random=1, metrics=[], ablation="hushed").to_dict()
+    assert document["calibration"] is None
+    reasons = {each["stage"]: each["reason"] for each in document["left_out"]}
+    assert reasons["calibrate"].startswith("the ablation is defined for edges alone")
+
+
+# ---- identity and options -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 1},
+        {"target": 0.8},
+        {"n_random": 3},
+        {"steps": 4},
+        {"ablation": "zero"},
+        {"objective": "kl"},
+        {"method": "random"},
+        {"full": False},
+        {"skip": ["curve"]},
+    ],
+)
+def test_every_choice_is_part_of_the_identity(
+    tiny: Model, task: PairTask, found: Audit, change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    def looked_up(self: Stage, store: object) -> Memo:
+        seen.append(self.id)
+        return Memo(value=found, cached=True)
+
+    monkeypatch.setattr(Stage, "run", looked_up)
+    audit(tiny, task, n_random=2, full=True, batch_size=5)
+    audit(tiny, task, **{"n_random": 2, "full": True, **change})
+    assert seen[0] == found.id != seen[1]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n": 1}, "n is 1"),
+        ({"n_random": 0}, "n_random is 0"),
+        ({"target": 1.5}, r"target is 1.5; .* in \(0, 1\]"),
+        ({"method": "eap-ig-input"}, "did you mean 'eap-ig-inputs'"),
+        ({"task": "my/own.json"}, "unknown task"),
+        ({"objective": "logit-dif"}, "unknown objective"),
+        ({"metrics": ["fathfulness"]}, "did you mean 'faithfulness'"),
+        ({"skip": ["atack"]}, "did you mean 'attack'"),
+        ({"device": "gpu"}, "device 'gpu' does not exist"),
+    ],
+)
+def test_bad_options_are_refused_before_a_model_is_loaded(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        audit("no-such-model", **change)
+
+
+def test_devices_are_named_when_there_is_no_such_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_options(device="cpu")
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    check_options(device="cuda:1")
+    for name in ("cuda:2", "gpu", "meta", ""):
+        with pytest.raises(InputError, match="here has cpu, cuda:0, cuda:1"):
+            check_options(device=name)
+
+
+# ---- files and the store ------------------------------------------------------------------------
+
+
+def test_saving_writes_four_files_that_read_back(
+    found: Audit, tiny: Model, task: PairTask, tmp_path: Path
+) -> None:
+    page = found.save(tmp_path / "out")
+    out = page.parent
+    names = ["audit.json", "circuit.safetensors", "report.html", "scores.safetensors"]
+    assert sorted(path.name for path in out.iterdir()) == names
+    assert found.id in page.read_text()
+    assert json.loads((out / "audit.json").read_text()) == found.to_dict()
+    assert torch.equal(load_scores(out / "scores.safetensors").values, found.scores.values)
+    circuit = load_circuit(out / "circuit.safetensors", tiny.graph)
+    assert circuit == found.circuit
+    assert torch.equal(run_circuit(tiny, task, circuit), run_circuit(tiny, task, found.circuit))
+
+
+def test_an_interrupted_audit_goes_on_and_a_finished_one_is_looked_up(
+    tiny: Model, task: PairTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*args: object, **kwargs: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("assay.pipeline.audit.faithfulness_curve", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            audit(tiny, task, n_random=1, metrics=["kl"], store=tmp_path)
+    assert [result.kind for result in Store(tmp_path).results()] == ["scores"]
+    monkeypatch.setattr("assay.pipeline.discovery.discover", forbidden)
+    first = audit(tiny, task, n_random=1, metrics=["kl"], store=tmp_path)
+    monkeypatch.setattr("assay.pipeline.sizing.discover_stored", forbidden)
+    second = audit(tiny, task, n_random=1, metrics=["kl"], store=Store(tmp_path))
+    assert (first.cached, second.cached) == (False, True)
+    assert second.to_dict() == first.to_dict()
+    assert second.circuit == first.circuit
+    assert torch.equal(second.scores.values, first.scores.values)
+    assert load_audit(Store(tmp_path), first.id[:6]).to_dict() == first.to_dict()
+    (stored,) = Store(tmp_path).results("scores")
+    with pytest.raises(InputError, match="is a scores, not an audit"):
+        load_audit(Store(tmp_path), stored.id)
+
+
+Loads = Callable[..., tuple[Outcome, int]]
+
+
+@pytest.fixture
+def loads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loads:
+    """`assay audit` of a copied model on a file, with the number of models loaded for it."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(MINI, "model")
+    write_prompts(Path("own.jsonl"), 12)
+    names: list[object] = []
+    load = assay.models.load_model
+
+    def counted(name: object, **more: Any) -> Model:
+        names.append(name)
+        return load(name, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(assay.models, "load_model", counted)
+
+    def call(*more: str) -> tuple[Outcome, int]:
+        names.clear()
+        options = ("--model", "model", "--task", "own.jsonl", "--n", "20", "--steps", "1", "--n-random", "1")
+        skipped = "attack,random,curve,calibrate"
+        outcome = invoke("audit", *options, "--skip", skipped, "--out", "out", *more)
+        assert outcome.exit_code == 0, outcome.stderr
+        return outcome, len(names)
+
+    return call
+
+
+def test_the_same_request_loads_no_model_and_whatever_can_change_it_does(loads: Loads) -> None:
+    first, n_first = loads()
+    files = [Path("out") / name for name in ("audit.json", "report.html")]
+    written = [path.read_bytes() for path in files]
+    files[0].write_text("changed")
+    files[1].unlink()
+    again, n_again = loads("--batch-size", "2")
+    assert (n_first, n_again) == (1, 0)
+    assert again.stdout.replace(" (taken from the store)", "") == first.stdout
+    assert [line for line in first.stderr.splitlines() if "note: " in line] == again.stderr.splitlines()
+    assert [path.read_bytes() for path in files] == written
+    model, prompts = Path("model/config.json"), Path("own.jsonl")
+    model.write_text(json.dumps(json.loads(model.read_text())))
+    assert loads()[1] == 1, "a file of the model"
+    prompts.write_text("".join(prompts.read_text().splitlines(keepends=True)[1:]))
+    assert loads()[1] == 1, "the file of the task"
+    outcome, count = loads("--target", "0.8")
+    assert count == 1, "an option"
+    identity = outcome.stdout.split()[-1]
+    assert invoke("store", "rm", identity, "--store", "out", "--yes").exit_code == 0
+    outcome, count = loads("--target", "0.8")
+    assert (count, outcome.stdout.split()[-1]) == (1, identity), "the audit was removed"
+
+
+# ---- the size of a circuit ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def ranked() -> EdgeScores:
+    graph = build_graph(3, 4)
+    values = torch.randn(graph.n_sources, graph.n_targets, generator=torch.Generator().manual_seed(0))
+    return EdgeScores(graph, values)
+
+
+@pytest.mark.parametrize("needed", [1, 7, 60, 131, 200])
+def test_the_sweep_finds_the_smallest_size_of_a_growing_curve(ranked: EdgeScores, needed: int) -> None:
+    sizes: list[int] = []
+
+    def faithfulness(circuit: Circuit) -> float:
+        sizes.append(circuit.n_edges)
+        return float(circuit.n_edges >= needed)
+
+    sized = find_circuit(ranked, faithfulness, target=0.9, progress=silent)
+    assert sized.circuit.n_edges >= needed
+    smaller = ranked.top(sized.size - max(1, sized.size // 50)).connected(warn=False)
+    assert smaller.n_edges < needed
+    assert len(sizes) < 20
+    for value in (0.0, float("nan")):  # only the model itself meets what nothing else does
+        sized = find_circuit(ranked, lambda circuit, value=value: value, target=0.5, progress=silent)
+        assert (sized.circuit, sized.faithfulness) == (Circuit.full(ranked.graph), 1.0)
+
+
+def test_a_size_can_be_confirmed_on_other_prompts(ranked: EdgeScores) -> None:
+    def at_least(needed: int) -> Callable[[Circuit], float]:
+        return lambda circuit: float(circuit.n_edges >= needed)
+
+    sized = find_circuit(ranked, at_least(60), target=0.9, progress=silent, elsewhere=at_least(80))
+    assert sized.confirmed
+    assert 80 <= sized.circuit.n_edges <= 86
+    never = find_circuit(ranked, at_least(60), target=0.9, progress=silent, elsewhere=lambda circuit: 0.5)
+    alone = find_circuit(ranked, at_least(60), target=0.9, progress=silent)
+    assert (never.confirmed, alone.confirmed) == (False, None)
+    assert never.circuit == alone.circuit

@@ -1,0 +1,290 @@
+"""Full and sealed disks, clocks that jump, files torn by a kill: what was there stays, all is named."""
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command_line import invoke
+from postgres_server import PostgresServer
+from store_content import content
+
+import assay
+from assay.analyses.generalization.journal import Journal
+from assay.analyses.subsets import CorrectnessData
+from assay.analyses.worst_case.blocks import FolderShelf, PairValues
+from assay.circuits import save_submission
+from assay.core.errors import AssayError, FileFormatError, InputError, OutputError
+from assay.discovery.heads.shelf import RECORD, Shelf
+from assay.graph import build_graph
+from assay.store import Store
+from assay.zoo import Zoo
+from assay.zoo.records import _read_record
+
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+GRAPH = build_graph(4, 8)
+
+
+# ---- disks --------------------------------------------------------------------------------------
+
+
+def mount(place: Path, *arguments: str) -> bool:
+    return not subprocess.run(["mount", *arguments, str(place)], check=False, capture_output=True).returncode
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 64 KiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    if os.geteuid() or not mount(place, "-t", "tmpfs", "-o", f"size={64 << 10}", "tmpfs"):
+        pytest.skip("SMALL FILE SYSTEMS CANNOT BE MOUNTED HERE: tests of a full disk need root")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def fill(disk: Path) -> None:
+    with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(4096))
+
+
+def scores(seed: int) -> assay.EdgeScores:
+    return assay.EdgeScores(GRAPH, torch.full(GRAPH.valid.shape, 1.0 + seed).where(GRAPH.valid, 0))
+
+
+def save_correctness(folder: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    correct = rng.integers(0, 2, (9, 4000)).astype(np.uint8)
+    CorrectnessData.of(correct, rng.uniform(0.5, 1, 9)).save(folder / "data.npz")
+
+
+WRITERS: dict[str, Callable[[Path, int], object]] = {
+    "scores": lambda path, seed: scores(seed).save(path / "scores.safetensors"),
+    "correctness": save_correctness,
+    "submission": lambda path, seed: save_submission({("ioi", "gpt2"): scores(seed)}, path),  # never fits
+}
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != "filler"]
+    return {str(path): path.read_bytes() for path in files}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_a_full_or_read_only_disk_keeps_what_was_there(name: str, small_disk: Path) -> None:
+    if name != "submission":
+        WRITERS[name](small_disk, 0)
+        fill(small_disk)
+    before = files_in(small_disk)
+    with pytest.raises(OutputError, match="No space left"):
+        WRITERS[name](small_disk, 1)
+    assert files_in(small_disk) == before
+    assert mount(small_disk, "-o", "remount,ro")
+    with pytest.raises(OutputError, match="Read-only"):
+        WRITERS[name](small_disk, 1)
+    assert files_in(small_disk) == before
+
+
+def test_a_full_disk_keeps_readings_and_leaves_no_half_of_a_report(small_disk: Path) -> None:
+    journal = Journal(small_disk / "readings.jsonl")
+    journal.append("monitor", {"id": "0"})
+    fill(small_disk)
+    with pytest.raises(OutputError):
+        journal.append("reading", {"index": 0, "text": "x" * 8000})
+    command = ("audit", "--n", "8", "--steps", "1", "--n-random", "1", "--quiet")
+    outcome = invoke(*command, "--store", small_disk / "store", "--out", small_disk / "out")
+    assert (outcome.exit_code, "error:" in outcome.stderr) == (1, True)
+    left = [path for path in small_disk.rglob("*") if path.is_file()]
+    assert not [path for path in left if path.name.startswith(".") or path.suffix == ".html"]
+    (small_disk / "filler").unlink()
+    before = journal.read()
+    assert ("monitor", {"id": "0"}) in before
+    journal.append("reading", {"index": -1})
+    assert journal.read() == [*before, ("reading", {"index": -1})]
+
+
+def test_files_are_not_for_everyone_to_write(tmp_path: Path) -> None:
+    before = os.umask(0o022)
+    try:
+        for name, write in WRITERS.items():
+            (tmp_path / name).mkdir()
+            write(tmp_path / name, 0)
+    finally:
+        os.umask(before)
+    for path in tmp_path.rglob("*"):
+        assert not path.stat().st_mode & (stat.S_IWOTH | stat.S_IWGRP), path
+        assert not path.name.startswith("."), path
+
+
+# ---- clocks -------------------------------------------------------------------------------------
+
+JUMPS = (0.0, -86_400.0, 3.0e8, -3.0e8, 1.0, -1.0)  # seconds that the clock is off, in turn
+
+
+def test_nothing_depends_on_a_clock_that_jumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look at the wall clock finds it set anew; the monotonic clocks go on."""
+    usual, looks = time.time, 0
+
+    def jumped() -> float:
+        nonlocal looks
+        looks += 1
+        return usual() + JUMPS[looks % len(JUMPS)]
+
+    class Jumping(datetime):
+        @classmethod
+        def now(cls, tz: Any = None) -> datetime:
+            return datetime.fromtimestamp(0, tz or UTC) + timedelta(seconds=jumped())
+
+    monkeypatch.setattr(time, "time", jumped)
+    monkeypatch.setattr("assay.store.store.datetime", Jumping)
+    for place in ("one", "two"):
+        for number in range(8):
+            Store(tmp_path / place).put("measurement", {"number": number}, {"value": number})
+    assert content(Store(tmp_path / "one")) == content(Store(tmp_path / "two"))
+    model = assay.load_model("mini")
+    details = assay.discover(model, assay.load_task("ioi", model, n=4, seed=0), "eap").details
+    durations = [value for key, value in details.items() if key.endswith("seconds")]
+    assert durations
+    assert all(0 <= each < 3600 for each in durations)
+    assert looks > 0
+
+
+# ---- torn files ---------------------------------------------------------------------------------
+
+
+def cuts(content: bytes, n: int = 60) -> list[bytes]:
+    """The content cut off at some places, the first and the last byte among them."""
+    places = sorted({0, 1, len(content) - 1, *np.linspace(0, len(content) - 1, n).astype(int).tolist()})
+    return [content[:place] for place in places]
+
+
+@pytest.mark.filterwarnings("error")
+def test_readings_count_once_their_line_ends(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "readings.jsonl")
+    lines = [("reading", {"index": index, "shift": 0.5, "text": "naïve 🙂"}) for index in range(4)]
+    for kind, reading in lines:
+        journal.append(kind, reading)
+    for cut in cuts(journal.path.read_bytes(), 200):
+        journal.path.write_bytes(cut)
+        whole = journal.read()
+        assert whole == lines[: cut.count(b"\n")]
+        journal.append("reading", {"index": 9})
+        assert journal.read() == [*whole, ("reading", {"index": 9})]
+
+
+@pytest.mark.parametrize("line", [b"{", b"[]", b"\xff", b"[" * 100_000, b'{"kind": "\\ud800"}', b"", b"\x00"])
+def test_a_damaged_line_in_the_middle_is_named(line: bytes, tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "readings.jsonl")
+    journal.path.write_bytes(b'{"kind": "monitor"}\n' + line + b"\n")
+    with pytest.raises(FileFormatError, match="line 2"):
+        journal.read()
+
+
+Torn = tuple[Path, Callable[[], object]]
+
+
+def blocks(folder: Path) -> Torn:
+    values = np.arange(6.0).reshape(2, 3)
+    shelf = FolderShelf(folder, {"seed": 0})
+    shelf.write(0, PairValues(values, values + 1, values > 2), finished=0, total=1)
+    return shelf.path(0), lambda: shelf.read(0)
+
+
+def job_of_blocks(folder: Path) -> Torn:
+    blocks(folder)
+    return folder / "job.json", lambda: FolderShelf(folder, {"seed": 0})
+
+
+def table(folder: Path) -> Torn:
+    Shelf(folder, "0" * 16, {"seed": 0}).write("y_drop1", 0, np.arange(6.0))
+    block = next(folder.glob("*.safetensors"))
+    return block, lambda: Shelf(folder, "0" * 16, {"seed": 0}).read("y_drop1")
+
+
+def record_of_a_table(folder: Path) -> Torn:
+    return table(folder)[0].with_name(RECORD), lambda: Shelf(folder, "0" * 16, {"seed": 0})
+
+
+def record_of_a_zoo(folder: Path) -> Torn:
+    hashes = {"weight_hash": "a", "data_hash": "b"}
+    path = folder / "record.npz"
+    np.savez_compressed(path, logits=np.eye(3), labels=np.arange(3), ids=np.arange(3), **hashes)
+    return path, lambda: _read_record(path)
+
+
+def list_of_a_zoo(folder: Path) -> Torn:
+    facts = {"id_domain": None, "classes": None, "data": {}, "selection": None}
+    models = {"schema": "assay-zoo/1", "name": "z", **facts, "models": [{"key": "m", "path": "m"}]}
+    (folder / "zoo.json").write_text(json.dumps(models))
+    return folder / "zoo.json", lambda: Zoo.open(folder)
+
+
+@pytest.mark.parametrize(
+    ("make", "error"),
+    [
+        (blocks, None),
+        (job_of_blocks, InputError),
+        (table, FileFormatError),
+        (record_of_a_table, FileFormatError),
+        (record_of_a_zoo, None),
+        (list_of_a_zoo, AssayError),
+    ],
+)
+def test_a_torn_file_is_made_again_or_named(
+    make: Callable[[Path], Torn], error: type[AssayError] | None, tmp_path: Path
+) -> None:
+    path, read = make(tmp_path)
+    assert read() is not None
+    for cut in cuts(path.read_bytes()):
+        path.write_bytes(cut)
+        with contextlib.nullcontext() if error is None else pytest.raises(error):
+            assert read() is None
+
+
+# ---- kills and networks -------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("on_a_server", [False, True])
+def test_many_kills_of_sweeps_lose_and_double_nothing(
+    on_a_server: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres: PostgresServer
+) -> None:
+    """The harness is an experiment's; a server is restarted under the sweeps."""
+    monkeypatch.syspath_prepend(str(REPOSITORY / "experiments" / "kills"))
+    import run as kills
+
+    server = {"server": postgres} if on_a_server else {}
+    found = kills.run(kills=10 if on_a_server else 50, seeds=range(8), folder=tmp_path, **server)
+    assert found["disagreements"] == []
+    assert found["restarts_of_the_server"] > 0 or not on_a_server
+
+
+def test_the_suite_runs_without_a_network() -> None:
+    with (
+        socket.socket() as there,
+        pytest.raises(PermissionError, match=r"a test tried to connect to 192\.0\.2\.1"),
+    ):
+        there.connect(("192.0.2.1", 80))
+
+
+@pytest.mark.skipif("ASSAY_OFFLINE" not in os.environ, reason="not run by .ci/offline")
+def test_the_continuous_run_has_no_other_interface_than_loopback() -> None:
+    assert [name for _, name in socket.if_nameindex()] == ["lo"]
+    code = "import socket; socket.create_connection(('192.0.2.1', 80), 5)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "Network is unreachable" in found.stderr

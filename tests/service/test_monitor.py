@@ -1,0 +1,264 @@
+"""A monitor that runs: its alarms and metrics, its files, killed and stopped; the example of alert rules."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from command_line import invoke
+from PIL import Image
+from processes import CommandProcess
+
+from assay.app.monitor import watch
+from assay.app.monitor.metrics import metrics_text
+from assay.app.monitor.settings import MonitorOptions
+from assay.app.monitor.watch import MonitorRun
+from assay.core.errors import OutputError
+from assay.pipeline.monitor_directory import held
+from assay.tasks import draw_shapes
+
+
+ALERTS = Path(__file__).resolve().parents[2] / "examples" / "alerts"
+QUICK = {"threshold": 0.0, "known_batches": 0, "window": 4, "reference_n": 4, "steps": 1}
+FOLLOWING = (
+    *("--images", "in", "--out", "out", "--follow", "--poll", "0.05", "--threshold", "0"),
+    *("--known-batches", "0", "--window", "4", "--reference-n", "4", "--steps", "1"),
+)
+Start = Callable[..., CommandProcess]
+
+
+def fill(folder: Path, n: int, *, start: int = 0) -> None:
+    """Drawn images as files, old enough to be taken at once."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for place, pixels in enumerate(draw_shapes("neon", n, start=start).pixels):
+        path = folder / f"{start + place:05}.png"
+        Image.fromarray(pixels).save(path)
+        changed = time.time() - 1000 + place
+        os.utime(path, (changed, changed))
+
+
+def options(folder: Path, **more: Any) -> MonitorOptions:
+    settings: dict[str, Any] = {**QUICK, "out": folder / "out", "images": (str(folder / "in"),), **more}
+    return MonitorOptions(**settings)
+
+
+def observe(chosen: MonitorOptions, heard: list[str] | None = None) -> int:
+    """One run to its end; how many batches it observed."""
+    with MonitorRun(chosen, tell=print if heard is None else heard.append) as run:
+        run.start()
+        n = len(list(run.observe()))
+        run.finish()
+    return n
+
+
+def readings(out: Path) -> list[dict[str, Any]]:
+    """Those of whole lines of the file of readings."""
+    journal = out / "readings.jsonl"
+    lines = journal.read_text().split("\n")[:-1] if journal.exists() else []
+    return [each for each in map(json.loads, lines) if each["kind"] == "reading"]
+
+
+# ---- alarms -------------------------------------------------------------------------------------
+
+
+def test_each_reading_that_raises_the_alarm_is_handed_to_the_command(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    fill(tmp_path / "in", 8)
+    command = f"cat >> '{tmp_path / 'told'}'; echo >> '{tmp_path / 'told'}'; echo said"
+    heard: list[str] = []
+    assert observe(options(tmp_path, on_alarm=command), heard) == 2
+    kept = json.loads((tmp_path / "out" / "monitor.json").read_text())["readings"]
+    assert [json.loads(line) for line in (tmp_path / "told").read_text().splitlines()] == kept
+    assert heard == []
+    assert capfd.readouterr() == ("", "said\nsaid\n")
+    assert observe(options(tmp_path, on_alarm=command, threshold=2.0, out=tmp_path / "calm")) == 2
+    assert len((tmp_path / "told").read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "problem"), [("exit 3", "ended with status 3"), ("sleep 60", "did not end within 0.2 s")]
+)
+def test_a_command_that_fails_is_told_and_the_monitor_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, problem: str
+) -> None:
+    monkeypatch.setattr(watch, "PATIENCE", 0.2)
+    fill(tmp_path / "in", 8)
+    heard: list[str] = []
+    assert observe(options(tmp_path, on_alarm=command), heard) == 2
+    assert heard == [f"the command of --on-alarm {problem} at batch {batch}" for batch in (1, 2)]
+
+
+# ---- metrics and alert rules --------------------------------------------------------------------
+
+
+def document(n: int, name: str = "vit") -> dict[str, Any]:
+    reading = {
+        "n": 10,
+        "shift": 0.5,
+        "interval": {"low": None, "high": 0.75},
+        "alarm": False,
+        "p_value": 0.05,
+        "e_value": None,
+        "skipped": ["x.png"],
+        "time": "1970-01-01T00:01:40.000+00:00",
+        "baselines": {name: 0.9},
+    }
+    return {
+        "id": "0123456789abcdef",
+        "model": {"id": name},
+        "distance": {"key": "spearman"},
+        "threshold": None,
+        "conformal": {"limit": 0.25},
+        "readings": [{**reading, "alarm": place == 1} for place in range(n)],
+        "passed": [],
+    }
+
+
+def unescaped(match: re.Match[str]) -> str:
+    return "\n" if match[1] == "n" else match[1]
+
+
+def samples(text: bytes) -> dict[str, tuple[dict[str, str], float]]:
+    """Name -> labels and value, read by the grammar of the format."""
+    found = {}
+    for line in text.decode().split("\n")[:-1]:
+        if not line.startswith("#"):
+            sample = re.fullmatch(r'(\w+)\{((?:\w+="(?:[^"\\]|\\.)*",?)*)\} (\S+)', line)
+            assert sample is not None, line
+            pairs = re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', sample[2])
+            labels = {key: re.sub(r"\\(.)", unescaped, said) for key, said in pairs}
+            found[sample[1].removeprefix("assay_monitor_")] = (labels, float(sample[3]))
+    return found
+
+
+def test_every_number_has_its_name_type_help_and_labels() -> None:
+    text = metrics_text(document(3), "door")
+    label = {"monitor": "door", "model": "vit", "distance": "spearman"}
+    totals = {"batches": 3.0, "images": 30.0, "unreadable_files": 3.0, "alarms": 1.0}
+    last = {"shift": 0.5, "shift_high": 0.75, "alarm": 0.0, "p_value": 0.05}
+    last |= {"last_reading_timestamp_seconds": 100.0, "conformal_limit": 0.25}
+    counted = {f"{name}_total": value for name, value in totals.items()}
+    plain = {name: (label, value) for name, value in (counted | last).items()}
+    assert samples(text) == {**plain, "baseline": ({**label, "baseline": "vit"}, 0.9)}
+    lines = text.decode().splitlines()
+    names = {line.split("{")[0] for line in lines if not line.startswith("#")}
+    for fact in ("# TYPE", "# HELP"):
+        assert {line.split()[2] for line in lines if line.startswith(fact)} == names
+    kinds = dict(line.split()[2:4] for line in lines if line.startswith("# TYPE"))
+    counters = {name for name, kind in kinds.items() if kind == "counter"}
+    assert counters == {name for name in names if name.endswith("_total")}
+    assert set(samples(metrics_text(document(0), "door"))) == {*counted, "conformal_limit"}
+
+
+@pytest.mark.parametrize(
+    "name", ['quote " brace } # HELP', "line\nassay_monitor_alarm 1", "a\\n", "ü ☠", "\r\x00"]
+)
+def test_hostile_names_stay_label_values(name: str) -> None:
+    found = samples(metrics_text(document(1, name), name))
+    labels = {"monitor": name, "model": name, "baseline": name, "distance": "spearman"}
+    assert found["baseline"] == (labels, 0.9)
+    assert set(found) == set(samples(metrics_text(document(1), "door")))
+
+
+def promtool(*arguments: str, text: str = "") -> str:
+    if shutil.which("promtool") is None:
+        pytest.skip("NOT TESTED: alert rules; there is no promtool (Debian: apt-get install prometheus)")
+    command = ["promtool", *arguments]
+    done = subprocess.run(command, cwd=ALERTS, input=text, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("arguments", ["test rules assay.rules.test.yml", "check rules assay.rules.yml"])
+def test_prometheus_itself_accepts_the_example(arguments: str) -> None:
+    assert "SUCCESS" in promtool(*arguments.split())
+
+
+def test_the_rules_name_metrics_that_a_monitor_writes_and_each_is_tested(tmp_path: Path) -> None:
+    rules, tests = ((ALERTS / f"assay.rules.{end}").read_text() for end in ("yml", "test.yml"))
+    for alert in re.findall(r"alert: (\w+)", rules):
+        assert re.search(rf"alertname: {alert}\n\s+exp_alerts:", tests), alert
+        assert re.search(rf"alertname: {alert}\n(?!\s+exp_alerts:)", tests), alert
+    fill(tmp_path / "in", 4)
+    assert observe(options(tmp_path, metrics_file=tmp_path / "door.prom")) == 1
+    text = (tmp_path / "door.prom").read_text()
+    written, named = (set(re.findall(r"assay_monitor_\w+", each)) for each in (text, rules + tests))
+    assert named <= written
+    promtool("check", "metrics", text=text)
+
+
+# ---- files and processes ------------------------------------------------------------------------
+
+
+def test_one_process_at_a_time_writes_to_a_directory(tmp_path: Path) -> None:
+    fill(tmp_path / "in", 4)
+    with MonitorRun(options(tmp_path), tell=print) as run:
+        run.start()
+        with pytest.raises(OutputError, match="in use by another monitor"), held(tmp_path / "out"):
+            pass
+    with held(tmp_path / "out"):
+        pass
+
+
+def test_broken_uploads_are_passed_over_and_counted_by_default_when_following(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    fill(tmp_path / "in", 4)
+    broken = tmp_path / "in" / "broken.png"
+    broken.write_bytes(b"\x89PNG broken")
+    os.utime(broken, (0, 0))
+    outcome = invoke("monitor", *FOLLOWING, "--idle-timeout", "0.5", "--metrics-file", "state.prom")
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "skipped in/broken.png: it cannot be decoded" in outcome.stderr
+    assert len(readings(tmp_path / "out")) == 1
+    assert re.search(r"unreadable_files_total\{.*\} 1\.0", (tmp_path / "state.prom").read_text())
+
+
+@pytest.fixture
+def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
+    """`assay monitor --follow` as a process of its own, on `in`, keeping in `out`."""
+    monkeypatch.chdir(tmp_path)
+    with ExitStack() as running:
+
+        def begin(name: str, *more: str) -> CommandProcess:
+            return running.enter_context(CommandProcess(tmp_path / name, "monitor", *FOLLOWING, *more))
+
+        yield begin
+
+
+def until_there(condition: Callable[[], object], process: CommandProcess) -> None:
+    deadline = time.monotonic() + 120
+    while not condition():
+        assert process.alive, process.end()
+        assert time.monotonic() < deadline, "nothing happened for two minutes"
+        time.sleep(0.05)
+
+
+def test_a_signal_to_stop_is_a_clean_end_and_a_kill_costs_no_reading(tmp_path: Path, start: Start) -> None:
+    fill(tmp_path / "in", 8)
+    process = start("first")
+    until_there(lambda: len(readings(tmp_path / "out")) == 2, process)
+    process.end(signal.SIGKILL)
+    # What a kill in the middle of a line leaves: the reading does not count, its images do.
+    journal = tmp_path / "out" / "readings.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:-1]) + lines[-1][:40])
+    process = start("second")
+    until_there(lambda: len(readings(tmp_path / "out")) == 2, process)
+    outcome = process.end(signal.SIGTERM)
+    assert outcome.exit_code == 0, outcome.stderr
+    assert "is incomplete and is ignored" in outcome.stderr
+    assert "Stopped. Run the same command again" in outcome.stderr
+    kept = json.loads((tmp_path / "out" / "monitor.json").read_text())
+    names = [name for each in kept["readings"] for name in each["sources"]]
+    assert len(names) == len(set(names)) == 8

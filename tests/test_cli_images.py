@@ -1,0 +1,460 @@
+"""Commands on image classifiers: monitor, evaluate, rank, zoo; files, going on, exit codes."""
+
+import csv
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from command_line import Outcome, invoke
+from PIL import Image
+from small_runs import GRID, ZOO_OPTIONS, trained_zoo
+from tiny_classifier import draw_files, tiny_classifier
+from transformers import ViTConfig, ViTForImageClassification
+from type_checks import no_type_checks
+
+from assay.analyses.generalization import rank_models
+from assay.analyses.generalization.domain_evaluation import DomainProbe
+from assay.analyses.generalization.inspection import InspectionSettings
+from assay.circuits import load_scores
+from assay.models import load_model
+from assay.pipeline.targets import targets
+from assay.tasks import draw_shapes
+from assay.zoo import Grid, Zoo, edge_scores
+
+
+@pytest.fixture(autouse=True)
+def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    with no_type_checks():  # the parts are checked in their own tests
+        yield
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Untrained classifiers, one alone and three as a zoo; drawn images as DOMAIN/CLASS/IMAGE."""
+    root = tmp_path_factory.mktemp("images")
+    tiny_classifier(root / "model")
+    for seed in range(3):
+        tiny_classifier(root / "models" / f"model-{seed}", layers=2, seed=seed)
+    for style in ("flat", "neon", "sketch", "stripes"):
+        draw_files(root / "styles" / style, style, 36, start=1000, by_class=True)
+    for domain in ("flat", "neon"):
+        draw_files(root / "pictures" / domain, domain, 18, start=90, by_class=True)
+    return root
+
+
+def run(*arguments: object, code: int = 0) -> Outcome:
+    outcome = invoke(*arguments)
+    assert outcome.exit_code == code, outcome.output
+    return outcome
+
+
+def document(*arguments: object) -> Any:
+    return json.loads(run(*arguments, "--json").stdout)
+
+
+# ---- monitor ------------------------------------------------------------------------------------
+
+KNOWN = ("--reference", "shapes:flat", "--window", "8", "--reference-n", "8", "--steps", "1", "--quiet")
+FEW = (*KNOWN, "--known-batches", "4", "--alpha", "0.2")
+
+
+def watch(made: Path, *arguments: object, code: int = 0) -> Outcome:
+    return run("monitor", "--model", made / "model", *arguments, code=code)
+
+
+def rows(outcome: Outcome) -> list[list[str]]:
+    return [line.split() for line in outcome.stdout.splitlines() if line[:5].strip().isdigit()]
+
+
+def test_a_row_per_batch_and_everything_is_kept(made: Path) -> None:
+    loud = tuple(each for each in FEW if each != "--quiet")
+    found = watch(made, *loud, "--images", "shapes:flat", "--images", "shapes:stripes", "--n", "24")
+    shown = rows(found)
+    origins = ["flat"] * 3 + ["stripes"] * 3
+    assert [row[:3] for row in shown] == [[str(at + 1), each, "8"] for at, each in enumerate(origins)]
+    out = Path("assay-monitor")
+    names = {".lock", "readings.jsonl", "monitor.json", "monitor.html", "reference.safetensors"}
+    assert {each.name for each in out.iterdir()} == names
+    kept = json.loads((out / "monitor.json").read_text())
+    assert len(kept["calibration"]["shifts"]) == 4
+    assert [f"{each['shift']:.3f}" for each in kept["readings"]] == [row[3] for row in shown]
+    assert kept["rule"] == "conformal"
+    reason = "the reference holds 1 batches of 8 inputs"
+    assert f"shifts are not corrected for noise: {reason}" in found.stderr
+    assert f"none: {reason}" in (out / "monitor.html").read_text()
+
+
+def test_the_same_command_goes_on_with_what_is_new(made: Path, tmp_path: Path) -> None:
+    arguments = (*FEW, "--images", "new")
+    draw_files(tmp_path / "new", "flat", 20)
+    assert len(rows(watch(made, *arguments))) == 2
+    nothing = watch(made, *arguments).stdout
+    assert "no new batch" in nothing
+    assert "2 readings" in nothing
+    draw_files(tmp_path / "new", "flat", 4, start=500)
+    assert [row[0] for row in rows(watch(made, *arguments))] == ["3"]
+    lines = Path("assay-monitor/readings.jsonl").read_text().splitlines()
+    kinds = [json.loads(line)["kind"] for line in lines]
+    assert kinds == ["monitor", "calibration", "reading", "reading", "reading"]
+    other = watch(made, *arguments, "--distance", "cosine", code=2)
+    assert "another monitor (different: distance)" in other.stderr
+
+
+def test_an_alarm_is_exit_code_3_with_gate_and_ends_following(made: Path, tmp_path: Path) -> None:
+    arguments = (*KNOWN, "--known-batches", "0", "--images", "shapes:stripes", "--n", "16")
+    fired = watch(made, *arguments, "--threshold", "0.0", "--gate", "--out", "a", code=3)
+    assert "2 batch(es) raised the alarm" in fired.stderr
+    assert fired.stdout.count("ALARM") == 2
+    watch(made, *arguments, "--threshold", "0.0", "--out", "b")
+    quiet = watch(made, *arguments, "--threshold", "1.9", "--gate", "--out", "c")
+    assert "No alarm in 2 batches" in quiet.stdout
+    draw_files(tmp_path / "new", "stripes", 32)
+    follow = (*KNOWN, "--images", "new", "--follow", "--poll", "0.01", "--known-batches", "0")
+    assert len(rows(watch(made, *follow, "--threshold", "0.0", "--gate", "--out", "d", code=3))) == 1
+    enough = watch(made, *follow, "--threshold", "0.0", "--max-batches", "2", "--out", "e", "--json")
+    assert [json.loads(line)["index"] for line in enough.stdout.splitlines()] == [0, 1]
+
+
+def test_the_state_for_prometheus_is_written_after_each_batch(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from assay.app.monitor import watch as module
+
+    seen: list[tuple[Path, bytes]] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_atomically", lambda path, text: seen.append((path, text)))
+        watch(made, *FEW, "--images", "shapes:flat", "--n", "16", "--metrics-file", "door.prom")
+    assert [path for path, _ in seen] == [Path("door.prom")] * 3
+    totals = [re.findall(rb"^assay_monitor_batches_total.* (\S+)$", text, re.MULTILINE) for _, text in seen]
+    assert totals == [[b"0.0"], [b"1.0"], [b"2.0"]]
+    nowhere = watch(made, *FEW, "--images", "shapes:flat", "--metrics-file", tmp_path, code=1)
+    assert str(tmp_path) in nowhere.stderr
+
+
+def test_a_target_calibrates_on_the_corrupted_domains(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from assay.analyses.generalization import domain_shifts
+
+    few = {key: domain_shifts.CORRUPTIONS[key] for key in ("fog-1", "solarize")}
+    monkeypatch.setattr(domain_shifts, "CORRUPTIONS", few)
+    arguments = (*KNOWN, "--known-batches", "1", "--target", "0.3", "--images", "shapes:flat")
+    watch(made, *arguments, "--n", "8")
+    found = json.loads(Path("assay-monitor/monitor.json").read_text())
+    assert found["threshold"]["domain"] in few
+    kept = Path("assay-monitor/domains.json")
+    assert {each["domain"] for each in json.loads(kept.read_text())["known"]} == set(few)
+    written = kept.stat().st_mtime_ns
+    watch(made, *arguments, "--n", "16")
+    assert kept.stat().st_mtime_ns == written  # measured once
+    assert "What a shift means" in Path("assay-monitor/monitor.html").read_text()
+
+
+def test_a_file_of_scores_is_a_reference_too(made: Path) -> None:
+    watch(made, *FEW, "--images", "shapes:flat", "--n", "8")
+    stored = Path("assay-monitor/reference.safetensors")
+    given = ("--reference", stored, "--images", "shapes:flat", "--window", "8", "--quiet")
+    known = ("--known", "shapes:flat", "--known-batches", "4", "--alpha", "0.2")
+    watch(made, *given, *known, "--n", "8", "--out", "again")
+    found = json.loads(Path("again/monitor.json").read_text())
+    assert found["reference"] == json.loads(json.dumps(dict(load_scores(stored).provenance)))
+    refused = watch(made, *given, "--out", "third", "--ablation", "zero", code=2)
+    assert "ablation is zero, but the circuit of" in refused.stderr
+    assert not Path("third/readings.jsonl").exists()
+    few = watch(made, *FEW[:-1], "0.01", "--images", "shapes:flat", "--out", "fourth", code=2)
+    assert "needs at least 99" in few.stderr
+
+
+def test_unreadable_images_fail_or_are_counted(made: Path, tmp_path: Path) -> None:
+    broken = draw_files(tmp_path / "new", "flat", 18)[3]
+    changed = broken.stat().st_mtime
+    broken.write_bytes(broken.read_bytes()[:60])
+    os.utime(broken, (changed, changed))
+    arguments = (*FEW, "--images", "new")
+    assert "00003.png" in watch(made, *arguments, code=1).stderr
+    passed = watch(made, *arguments, "--skip-bad")
+    assert len(rows(passed)) == 2
+    assert "1 unreadable" in passed.stdout
+    assert "1 image file could not be read" in Path("assay-monitor/monitor.html").read_text()
+
+
+def test_without_arguments_it_watches_the_embedded_zoo() -> None:
+    small = (
+        "--window",
+        "12",
+        "--reference-n",
+        "48",
+        "--known-batches",
+        "4",
+        "--alpha",
+        "0.2",
+        "--steps",
+        "1",
+    )
+    found = run("monitor", *small, "--n", "12", "--quiet")
+    assert [row[1] for row in rows(found)] == ["flat", "sketch", "neon"]
+    kept = json.loads(Path("assay-monitor/monitor.json").read_text())
+    assert (kept["statistic"], len(kept["calibration"]["excess"])) == ("excess", 4)
+    assert all(each["excess"]["interval"]["low"] is not None for each in kept["readings"])
+
+
+# ---- monitor evaluate ---------------------------------------------------------------------------
+
+RATED = ("--n", "8", "--rated", "16", "--least", "8", "--steps", "1", "--quiet", "--subset-size", "2")
+
+
+def evaluate(made: Path, *arguments: object, reference: object = None, code: int = 0) -> Outcome:
+    given = ("--model", made / "model", "--reference", reference or made / "styles" / "flat")
+    return run("monitor", "evaluate", *given, *RATED, *arguments, code=code)
+
+
+def test_folders_of_domains_give_a_document_a_table_and_figures(
+    made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("--images", made / "styles", "--corruptions", "fog-1,fog-5,solarize", "--parts", "2", "--json")
+    found = json.loads(evaluate(made, *asked, "--out", "out").stdout)
+    # The reference's own folder is not a test domain; every other one is cut into two parts.
+    assert [each["domain"] for each in found["test"]] == [
+        f"{style}/{part}" for style in ("neon", "sketch", "stripes") for part in (1, 2)
+    ]
+    assert [each["domain"] for each in found["known"]] == ["flat+fog-1", "flat+fog-5", "flat+solarize"]
+    # 28 images are left besides the reference: 8 to learn from, 20 to corrupt.
+    assert found["own"]["n_labelled"] == found["known"][0]["n_labelled"] == 20
+    assert found["curves"]["always"]["deltas"] == [round(0.5 + step / 100, 2) for step in range(46)]
+    assert json.loads(Path("out/evaluation.json").read_text()) == found
+    assert "What goes with performance" in Path("out/report.html").read_text()
+    table = list(csv.DictReader(Path("out/domains.csv").read_text().splitlines()))
+    assert [row["use"] for row in table] == ["in distribution", *["calibration"] * 3, *["test"] * 6]
+    assert float(table[-1]["spearman"]) == found["test"][-1]["shifts"]["spearman"]
+    figures = {path.name for path in Path("out/figures").iterdir()}
+    assert {"domains.png", "alarms.png", "rank-shift-best.png", "rank-shift-worst.png"} <= figures
+
+    def measured(self: DomainProbe, images: Any, **more: Any) -> None:
+        raise AssertionError(f"{images.domain} was measured again")
+
+    monkeypatch.setattr(DomainProbe, "measure", measured)
+    assert json.loads(evaluate(made, *asked).stdout) == found
+
+
+def test_domains_are_severities_or_columns_of_a_table(made: Path, tmp_path: Path) -> None:
+    for severity, n in ((1, 16), (4, 16), (5, 4)):
+        draw_files(tmp_path / "corrupted" / "fog" / str(severity), "neon", n, by_class=True)
+    found = json.loads(evaluate(made, "--images", "corrupted", "--corruptions", "none", "--json").stdout)
+    assert [each["domain"] for each in found["test"]] == ["fog/1", "fog/4"]
+    (left_out,) = found["left_out"]
+    assert (left_out["domain"], left_out["n"]) == ("fog/5", 4)
+    assert "4 images, fewer than the 8 needed" in left_out["reason"]
+    lines = ["path,label,camera,season"]
+    for camera, style in enumerate(("neon", "sketch")):
+        for place, path in enumerate(draw_files(tmp_path / style, style, 20, by_class=True)):
+            lines.append(f"{path.relative_to(tmp_path)},{path.parent.name},{camera},{'ab'[place % 2]}")
+    Path("list.csv").write_text("\n".join(lines))
+    by = ("--images", "list.csv:season=a", "--domains-by", "camera,season", "--corruptions", "none")
+    names = [each["domain"] for each in json.loads(evaluate(made, *by, "--json").stdout)["test"]]
+    assert names == ["camera 0/a", "camera 1/a"]
+
+
+def test_published_options_reach_the_circuits_and_scores_of_others_are_refused(made: Path) -> None:
+    arguments = ("--images", made / "styles", "--corruptions", "none", "--json")
+    usual = json.loads(evaluate(made, *arguments).stdout)
+    published = evaluate(
+        made, *arguments, "--quadrature", "left", "--weights", "signed", "--top-k", "20", "--granularity",
+        "sublayer", "--no-normalized", "--include-input", "--measure", "macro-f1",
+    )  # fmt: skip
+    found = json.loads(published.stdout)
+    assert found["reference"]["quadrature"] == "left"
+    view = found["settings"]["view"]
+    assert (view["weights"], view["top_k"], view["normalized"]) == ("signed", 20, False)
+    assert len(found["test"][0]["dependency"]) == 8
+    assert found["test"][0]["performance"] == found["test"][0]["macro_f1"]
+    assert found["test"][0]["shifts"] != usual["test"][0]["shifts"]
+    images = ("--images", made / "styles" / "flat", "--n", "8", "--steps", "1", "--top", "20")
+    run("discover", "--model", made / "model", *images, "--scores-out", "scores.safetensors", "--quiet")
+    styles = ("--images", made / "styles", "--known", made / "styles" / "flat", "--quadrature", "left")
+    refused = evaluate(made, *styles, reference="scores.safetensors", code=2).stderr
+    assert "quadrature is left, but the circuit of" in refused
+
+
+def test_bad_input_is_named_before_a_model_runs(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "assay.pipeline.domain_evaluation.reference_of", lambda *a: pytest.fail("the model ran")
+    )
+    draw_files(tmp_path / "other" / "neon", "neon", 12, by_class=True)
+    (tmp_path / "other" / "neon" / "giraffe").mkdir()
+    (tmp_path / "unlabelled").mkdir()
+    Image.fromarray(np.zeros((32, 32, 3), dtype=np.uint8)).save(tmp_path / "unlabelled" / "loose.png")
+    styles = ("--images", made / "styles")
+    for arguments, message in (
+        (("--images", "other"), "domain 'neon' has the classes giraffe"),
+        (("--images", "unlabelled"), "unlabelled has no labels"),
+        (("--images", made / "styles" / "flat"), "holds no domain besides that of the reference"),
+        ((*styles, "--deltas", "half"), "such as 0.5,0.95"),
+        ((*styles, "--domains-by", "slide"), "need a table"),
+        ((*styles, "--corruptions", "fog1"), "did you mean 'fog-1'"),
+    ):
+        assert message in evaluate(made, *arguments, code=2).stderr
+
+
+# ---- rank ---------------------------------------------------------------------------------------
+
+DRAWN = ("--n", "18", "--draws", "20", "--steps", "2", "--quiet")
+
+
+def test_a_zoo_is_ranked_on_a_labelled_domain(made: Path) -> None:
+    pictures = made / "pictures"
+    given = (
+        "rank",
+        "--zoo",
+        made / "models",
+        "--images",
+        pictures / "neon",
+        "--id-images",
+        pictures / "flat",
+    )
+    files = ("--save", "made/out.json", "--report", "made/page.html")
+    shown = run(*given, *DRAWN, "--store", "store", *files).stdout
+    assert "Which of 3 models to deploy on neon" in shown
+    written = json.loads(Path("made/out.json").read_text())
+    assert [each["name"] for each in written["models"]] == ["model-0", "model-1", "model-2"]
+    assert written["known"]["domain"] == "flat"
+    few = InspectionSettings(draws=20, steps=2)
+    same = rank_models(
+        Zoo.open(made / "models"), pictures / "neon", id_data=pictures / "flat", settings=few
+    ).to_dict()
+    assert [each["key"] for each in written["metrics"]] == [each["key"] for each in same["metrics"]]
+    before = sorted(Path("store/inspections").iterdir())
+    assert document(*given, *DRAWN, "--store", "store") == written
+    assert sorted(Path("store/inspections").iterdir()) == before
+
+
+def test_several_zoos_and_domains_share_one_table(made: Path) -> None:
+    zoo, pictures = made / "models", made / "pictures"
+    found = document(
+        "rank", "--zoo", zoo, "--zoo", zoo, "--images", pictures, "--shapes", "relief", "--fast",
+        "--metrics", "ddb-output,average-confidence", "--quadrature", "left", "--include-input", *DRAWN,
+    )  # fmt: skip
+    assert found["kind"] == "ranking-comparison"
+    assert set(found["datasets"]) == {"shapes", "pictures"}
+    assert len(found["rankings"]) == 6
+    names = [each["name"] for each in found["rankings"][0]["models"]]
+    assert names == [f"models/model-{seed}" for seed in range(3)]
+    assert found["rankings"][0]["provenance"]["settings"]["quadrature"] == "left"
+
+
+def test_a_pick_stops_when_it_is_stable(made: Path) -> None:
+    given = ("rank", "--zoo", made / "models", "--images", made / "pictures" / "neon", *DRAWN)
+    found = document(*given, "--until", "stable", "--metrics", "average-confidence")
+    assert (found["kind"], found["metric"]["key"], found["n"]) == ("stable-pick", "average-confidence", 18)
+    for metrics, message in (
+        ("atc", "needs labelled images of the models' own"),
+        ("ddb-output,rankme", "picks by one metric"),
+    ):
+        assert message in run(*given, "--until", "stable", "--metrics", metrics, code=2).stderr
+
+
+def test_without_labels_there_is_no_regret_but_that_of_labelled_domains(made: Path, tmp_path: Path) -> None:
+    rank = ("rank", "--zoo", made / "models", "--metrics", "average-confidence")
+    neon = ("--images", made / "pictures" / "neon")
+    found = document(*rank, *neon, "--no-labels", *DRAWN)
+    assert (found["performance"], found["target"]["labelled"]) == (None, False)
+    assert found["metrics"][0]["regret"] is None
+    draw_files(tmp_path / "loose", "relief", 12)
+    first, second = document(*rank, "--images", "loose", *neon, *DRAWN)["rankings"]
+    assert first["target"]["domain"] == "loose"
+    assert first["metrics"][0]["elsewhere"] == second["metrics"][0]["regret"]["expected"]
+
+
+def test_unreadable_images_and_unknown_classes_are_named(made: Path, tmp_path: Path) -> None:
+    broken = draw_files(tmp_path / "broken", "flat", 18, by_class=True)
+    broken[3].write_bytes(b"no image")
+    rank = ("rank", "--zoo", made / "models", "--metrics", "average-confidence", "--draws", "20")
+    assert broken[3].name in run(*rank, "--images", "broken", code=1).stderr
+    skipped = run(*rank, "--images", "broken", "--skip-bad")
+    assert "1 files of broken were skipped" in skipped.stderr
+    assert "17 images" in skipped.stdout
+    for name in ("dog", "cat"):
+        (tmp_path / "foreign" / name).mkdir(parents=True)
+        Image.fromarray(draw_shapes("flat", 1).pixels[0]).save(tmp_path / "foreign" / name / "0.png")
+    assert "outside the classes" in run(*rank, "--images", "foreign", code=2).stderr
+
+
+def test_models_that_fit_images_differently_do_not_share_a_reading(tmp_path: Path) -> None:
+    picture = np.zeros((40, 20, 3), dtype=np.uint8)
+    picture[20:] = 255
+    Image.fromarray(picture).save(tmp_path / "a.png")
+    (found,) = targets([tmp_path], [])
+    config = ViTConfig(
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=1,
+        intermediate_size=8,
+        image_size=(16, 24),
+        patch_size=8,
+    )
+    model = load_model(ViTForImageClassification(config).eval())
+    read = []
+    for mode in ("squash", "center"):
+        model.preprocessing = {"input_size": (3, 16, 24), "crop_pct": 0.5, "crop_mode": mode}
+        read.append(found.read(model).loaded().images)
+    assert not torch.equal(*read)
+
+
+# ---- zoo ----------------------------------------------------------------------------------------
+
+
+def test_train_index_list_and_select_work_together(tmp_path: Path) -> None:
+    Path("grid.toml").write_text(GRID)
+    shutil.copytree(trained_zoo().folder / "zoo", "zoo")
+    trained = trained_zoo().document
+    written = {path: path.stat().st_mtime_ns for path in Path("zoo").rglob("model.safetensors")}
+    assert document("zoo", "train", *ZOO_OPTIONS, "--quiet") == trained
+    assert len(written) == 2
+    assert written == {path: path.stat().st_mtime_ns for path in written}
+    listed = run("zoo", "list", "zoo").stdout
+    assert "small: 2 of 2 models done, trained on flat" in listed
+    assert all(model["key"] in listed for model in trained["models"])
+    index = ("zoo", "index", "zoo", "--shapes", "sketch", "--shapes", "neon", "--n", "12", "--quiet")
+    records = document(*index, "--circuits", "--steps", "1")
+    assert [record["domain"] for record in records] == ["sketch", "neon"]
+    with np.load("zoo/correctness/sketch.npz", allow_pickle=False) as file:
+        assert file["X"].shape == (2, 12)
+        assert file["meta_id"].min() >= 36  # none of those trained on
+        assert file["X"].mean(axis=1).tolist() == [model["accuracy"] for model in records[0]["models"]]
+        assert file["y"].tolist() == [model["id_accuracy"] for model in trained["models"]]
+    circuits = sorted(Path("zoo/circuits").glob("sketch-*/*.safetensors"))
+    assert len(circuits) == 2
+    zoo = Zoo.open("zoo")
+    circuit = edge_scores(zoo, zoo.keys[0], draw_shapes("sketch", 12, start=20_000), steps=1)
+    assert circuit.provenance["steps"] == 1
+    assert sorted(Path("zoo/circuits").glob("sketch-*/*.safetensors")) == circuits  # read, not made
+    found = document("zoo", "select", "zoo", "grid.toml", "--save", "second.json")
+    assert (len(found["configurations"]), found["shortfall"]) == (1, {"scratch": 0.0})
+    (recipe,) = Grid.read("second.json").recipes()
+    assert recipe.key in zoo.keys
+
+
+def test_folders_of_images_and_plain_directories_of_models_are_read(tmp_path: Path) -> None:
+    Path("grid.toml").write_text(GRID)
+    train = ("zoo", "train", "grid.toml", "--images", "images/flat", "--out", "zoo", "--quiet")
+    (tmp_path / "images" / "flat" / "circle").mkdir(parents=True)
+    assert "has no image" in run(*train, code=2).output
+    assert not Path("zoo").exists()
+    draw_files(tmp_path / "images" / "flat", "flat", 36, by_class=True)
+    run(*train)
+    zoo = Zoo.open("zoo")
+    assert zoo.data["n_train"] + zoo.data["n_validation"] == 36
+    plain = ("zoo", "index", "zoo/models", "--images", "images/flat", "--quiet")
+    assert "in-distribution accuracy of 2 models is unknown" in run(*plain, code=2).output
+    run(*plain, "--id-images", "images/flat", "--out", "matrices")
+    with np.load("matrices/flat.npz", allow_pickle=False) as file:
+        assert file["y"].tolist() == file["X"].mean(axis=1).tolist()
+    listed = document("zoo", "list")
+    assert (listed["name"], listed["id_domain"], len(listed["models"])) == ("shapes", "flat", 12)
