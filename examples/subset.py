@@ -6,12 +6,8 @@ some of the test pictures it misleads.
 python examples/subset.py
 """
 
-import numpy as np
-
 import assay
-from assay.analyses.subsets.composition import class_composition
-from assay.analyses.subsets.digits import digits_data
-from assay.analyses.subsets.prevalence import prevalence_shift
+from assay.analyses.subsets import digits_data, prevalence_shift
 
 
 def main() -> None:
@@ -30,14 +26,11 @@ def main() -> None:
         print(f"- {reason}")
 
     # What the pictures have in common: the misleading mark, and some of the digits.
-    shift = prevalence_shift(
-        subset.indices, {"cue": data.meta["cue"]}, labels=data.labels, label_names=data.label_names
-    )
-    for row in shift.of("cue"):
+    shift = prevalence_shift(subset).set_index("attribute")
+    for row in shift.loc["cue"].itertuples():
         print(f"cue {row.value:9s} {row.selected:6.1%} of the subset, {row.pool:6.1%} of all")
-    mix = class_composition([subset.indices], data.labels, data.label_names)
-    place = int(np.argmax(mix.ratios[0]))
-    print(f"digit {mix.names[place]} is {mix.ratios[0, place]:.1f} times as frequent as in all")
+    digit = shift.loc["label"].sort_values("ratio").iloc[-1]
+    print(f"digit {digit['value']} is {digit['ratio']:.1f} times as frequent as in all")
 
 
 if __name__ == "__main__":

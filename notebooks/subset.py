@@ -17,8 +17,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import assay
-from assay.analyses.subsets.digits import digits_data
-from assay.analyses.subsets.prevalence import prevalence_shift
+from assay.analyses.subsets import digits_data, prevalence_shift
 
 answers = digits_data(n_models=96, progress=assay.ProgressDisplay())
 answers
@@ -80,8 +79,8 @@ for line in (*verdict.reasons, *verdict.notes):
 # in all pictures.
 
 # %%
-shift = prevalence_shift(subset.indices, {"cue": answers.meta["cue"]}, labels=answers.labels)
-for row in shift.of("cue"):
+shift = prevalence_shift(subset)
+for row in shift[shift["attribute"] == "cue"].itertuples():
     print(f"stroke {row.value:9} {row.selected:6.1%} of the subset, {row.pool:6.1%} of all pictures")
 
 
@@ -91,7 +90,7 @@ def show(places: np.ndarray, title: str) -> Figure:
     figure = Figure(figsize=(9, 1.4), layout="constrained")
     for axes, place in zip(figure.subplots(1, 10), places, strict=False):
         axes.imshow(answers.images[place], cmap="gray_r", interpolation="nearest")
-        axes.set_title(f"{answers.labels[place]}, stroke {answers.meta['mark'][place]}", fontsize=9)
+        axes.set_title(f"{answers.labels[place]}, stroke {answers.meta['mark'].iloc[place]}", fontsize=9)
         axes.set_axis_off()
     figure.suptitle(title, fontsize=10, x=0, ha="left")
     return figure

@@ -125,9 +125,9 @@ def test_settings_become_the_keywords_of_a_function_that_it_names() -> None:
         ("pipeline:prompts_to_measure", "app.cli.calibrate:CalibrateSettings", "drawn circuit"),
         ("pipeline.inputs:read_inputs", "app.cli.discover:DiscoverSettings", ""),
         (
-            "pipeline.subset_data:read_data",
+            "analyses.subsets.files:read_data",
             "app.cli.select:SelectSettings",
-            "at_least device folder progress",
+            "for_selection log_filter progress",
         ),
     ],
 )

@@ -52,7 +52,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "rank": ("--zoo", "zoo", "--shapes", "sketch", "--n", "12", "--metrics", "rankme", "--draws", "20"),
     "monitor": ("--images", "shapes:flat", "--n", "8", *BATCHES, "--threshold", "1"),
     "monitor evaluate": ("--images", "shapes:sketch", "--n", "12", *RATED, "--steps", "2"),
-    "select": ("--digits-models", "32", "--size", "20", "--permutations", "0"),
+    "select": ("digits:32", "--sizes", "20", "--permutations", "0"),
     "sweep": ("plan.toml",),
 }
 KEPT = {

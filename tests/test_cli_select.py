@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 from command_line import Outcome, invoke
 from type_checks import no_type_checks
@@ -29,7 +30,6 @@ def planted(*, turned: int = N_TURNED, groups: bool = True) -> CorrectnessData:
         rng.uniform(size=(N_MODELS, N_EXAMPLES)) < chance,
         accuracy,
         groups=[f"run-{place}" for place in range(N_MODELS)] if groups else None,
-        families=None,
         model_ids=[f"model-{place}" for place in range(N_MODELS)],
         example_ids=[f"{'night' if each else 'day'}-{place}" for place, each in enumerate(night)],
         labels=np.where(np.arange(N_EXAMPLES) % 3 == 0, "dog", "cat"),
@@ -60,110 +60,124 @@ def document(*arguments: str | Path) -> dict[str, Any]:
 def made(archive: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     """Everything that one command writes."""
     folder = tmp_path_factory.mktemp("made")
-    places = {name: folder / "new" / name for name in ("o.json", "page.html", "ids.csv", "subset.json")}
-    result = run(
-        archive, "--sizes", "20,40", *QUICK, "--store", folder / "store",
-        "--save", places["o.json"], "--report", places["page.html"],
-        "--ids", places["ids.csv"], "--subset", places["subset.json"],
-    )  # fmt: skip
+    result = run(archive, "--sizes", "20,40", *QUICK, "--store", folder / "store", "--out", folder / "out")
     assert result.exit_code == 0, result.output
     return folder, result
 
 
-def test_files_hold_the_document_the_page_the_ids_and_the_subset(made: tuple[Path, Outcome]) -> None:
-    folder = made[0] / "new"
-    written = json.loads((folder / "o.json").read_text())
+def test_out_holds_the_document_the_page_the_ids_and_the_subset(made: tuple[Path, Outcome]) -> None:
+    out = made[0] / "out"
+    names = ("ids.csv", "report.html", "selection.json", "sizes.csv", "subset.json")
+    assert sorted(path.name for path in out.iterdir()) == sorted(names)
+    written = json.loads((out / "selection.json").read_text())
     assert written["kind"] == "subset-path"
-    assert [row["size"] for row in written["rows"]] == [20, 40]
-    assert "better models do worse" in (folder / "page.html").read_text()
-    with (folder / "ids.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert [row["example_id"] for row in rows] == written["example_ids"]
-    assert [int(row["index"]) for row in rows] == written["indices"]
-    assert [int(row["rank"]) for row in rows] == list(range(1, written["size"] + 1))
-    subset = assay.load_subset(folder / "subset.json", planted())
-    assert subset.indices.tolist() == written["indices"]
+    assert "better models do worse" in (out / "report.html").read_text()
+    subset = assay.load_subset(out / "subset.json", planted())
+    assert subset.size == written["size"]
     assert subset.verdict.status == "supported"
-    assert subset.correlation["test"].r == written["rows"][-1]["test"]["r"]
+    with (out / "ids.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [int(row["index"]) for row in rows] == subset.indices.tolist()
+    with (out / "sizes.csv").open() as file:
+        assert [int(row["n"]) for row in csv.DictReader(file)] == [20, 40]
 
 
 def test_the_same_command_again_is_a_look_up(made: tuple[Path, Outcome], archive: Path) -> None:
-    folder = made[0]
-    again = run(archive, "--sizes", "20,40", *QUICK, "--store", folder / "store")
+    again = run(archive, "--sizes", "20,40", *QUICK, "--store", made[0] / "store")
     assert "(taken from the store)" in again.stdout
-    first, second = (text.replace(" (taken from the store)", "") for text in (made[1].stdout, again.stdout))
-    assert second.splitlines()[:-1] == first.splitlines()[: len(second.splitlines()) - 1]
 
 
-def test_the_number_of_workers_changes_nothing(archive: Path, tmp_path: Path) -> None:
-    given = (archive, "--size", "30", "--permutations", "3", "--folds", "3", "--quiet")
-    one, two = (document(*given, "--workers", count, "--store", tmp_path / count) for count in ("1", "2"))
-    assert one == two
+def test_every_shape_of_a_table_is_one_selection(archive: Path, tmp_path: Path) -> None:
+    """Wide, long, transposed and sample logs have one data hash, so all but the first are looked up."""
+    data = CorrectnessData.load(archive)
+    wide = pd.DataFrame(data.correct, index=data.model_ids, columns=data.example_ids).rename_axis("model")
+    rows = wide.reset_index().melt("model", var_name="example_id", value_name="correct")
+    pd.Series(data.id_accuracy, index=data.model_ids).to_csv(tmp_path / "rated.csv")
+    wide.to_csv(tmp_path / "wide.csv.gz")
+    wide.T.rename_axis("example_id").to_csv(tmp_path / "transposed.tsv", sep="\t")
+    words = rows.replace({"correct": {1: "yes", 0: "no"}})
+    words.to_csv(tmp_path / "long.csv", index=False)
+    hashes = set()
+    for name, options in (
+        ("wide.csv.gz", []),
+        ("transposed.tsv", []),
+        ("long.csv", ["--right", "yes", "--wrong", "no"]),
+    ):
+        given = (tmp_path / name, "--id-accuracy", tmp_path / "rated.csv", *options)
+        found = document(
+            *given, "--sizes", "30", *UNTESTED, "--store", tmp_path / "store", "--groups", "model"
+        )
+        hashes.add(found["provenance"]["data"]["hash"])
+    assert hashes == {data.hash}
 
 
-def test_without_permutations_nothing_is_shown_as_found(archive: Path, tmp_path: Path) -> None:
-    found = run(archive, "--size", "30", *UNTESTED, "--store", tmp_path)
-    assert found.exit_code == 0, found.output
-    assert "Inconclusive." in found.stdout
+def test_how_a_table_is_read_is_shown_before_anything_is_selected(tmp_path: Path) -> None:
+    lines = ["model,id_accuracy,x1,x2,x3,notes", *(f"m{k},0.{5 + k},1,0,{k % 2},1" for k in range(4))]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    seen = document("data", tmp_path / "t.csv")
+    assert (seen["orientation"], seen["models"]) == ("wide", "4: m0, m1, m2, ...")
+    assert "'notes' counted as an example" in seen["notes"]
+    roles = ("--columns", "model=model,id_accuracy=accuracy")
+    wrong = run("data", tmp_path / "t.csv", *roles)
+    assert wrong.exit_code == 2
+    assert "did you mean 'id_accuracy'" in wrong.stderr
+
+
+def test_a_filter_and_a_metric_per_task_are_chosen_on_the_command_line(tmp_path: Path) -> None:
+    for model in "abcd":
+        (tmp_path / "logs" / model).mkdir(parents=True)
+        for task, metric in (("inside", "acc"), ("outside", "f1")):
+            samples = [{"doc_id": k, "metrics": [metric], metric: row} for row in (1, 0) for k in range(3)]
+            text = "\n".join(map(json.dumps, samples))
+            (tmp_path / "logs" / model / f"samples_{task}.jsonl").write_text(text)
+    given = ("data", tmp_path / "logs", "--id-envs", "inside", "--ood-env", "outside")
+    unsaid = run(*given)
+    assert unsaid.exit_code == 2
+    assert "--filter first" in unsaid.stderr
+    columns = ("--columns", "correct=inside:acc,outside:f1")
+    seen = document(*given, *columns, "--filter", "first")
+    assert seen["accuracy on the examples"] == "100.0% to 100.0%"
+    assert document(*given, *columns, "--filter", "last")["accuracy on the examples"] == "0.0% to 0.0%"
 
 
 def test_unknown_training_runs_keep_a_verdict_from_being_supported(tmp_path: Path) -> None:
     planted(groups=False).save(tmp_path / "answers.npz")
-    quick = ("--size", "30", "--permutations", "1", *QUICK[2:])
-    given = (tmp_path / "answers.npz", *quick, "--store", tmp_path)
-    found = run(*given)
-    unknown = "groups and families are missing"
-    assert unknown in " ".join(found.stdout.lower().split())
-    own = document(*given, "--groups", "model")
-    assert not any(unknown in reason for reason in own["verdict"]["reasons"])
-    assert own["data"]["n_groups"] == N_MODELS
-
-
-def test_units_come_from_a_file_of_models(archive: Path, tmp_path: Path) -> None:
-    table = tmp_path / "families.csv"
-    lines = [f"model-{place},{'abcdefghij'[place % 10]}" for place in range(N_MODELS)]
-    table.write_text("\n".join(["model,family", *lines]) + "\n")
-    given = (archive, "--size", "30", *UNTESTED, "--store", tmp_path / "store")
-    found = document(*given, "--families", table, "--split", "family")
-    assert found["data"]["n_families"] == 10
-    assert found["split"]["kind"] == "family"
-    table.write_text("\n".join(["model,family", *lines[:-1]]) + "\n")
-    missing = run(*given, "--families", table)
-    assert missing.exit_code == 2
-    assert "lacks 1 of the 80 models, the first is 'model-79'" in missing.stderr
+    given = (tmp_path / "answers.npz", "--sizes", "30", *QUICK, "--store", tmp_path / "store", "--gate")
+    unknown = run(*given)
+    assert unknown.exit_code == 3, unknown.output
+    assert "gate: failed, since no verdict was possible" in unknown.stderr
 
 
 def test_a_gate_fires_where_a_subset_is_supported(
     archive: Path, made: tuple[Path, Outcome], tmp_path: Path
 ) -> None:
-    given = (archive, "--sizes", "20,40", *QUICK, "--store", made[0] / "store")
-    fired = run(*given, "--gate")
+    fired = run(archive, "--sizes", "20,40", *QUICK, "--store", made[0] / "store", "--gate")
     assert fired.exit_code == 3
-    assert "gate: better models do worse on 40 of the examples" in fired.stderr
+    assert "gate: better models do worse on" in fired.stderr
     planted(turned=0).save(tmp_path / "sound.npz")
-    sound = run(tmp_path / "sound.npz", "--size", "30", *QUICK, "--store", tmp_path / "store", "--gate")
+    sound = run(tmp_path / "sound.npz", "--sizes", "30", *QUICK, "--store", tmp_path / "store", "--gate")
     assert sound.exit_code == 0
-    assert "Inconclusive." in sound.stdout
 
 
-def test_a_gate_without_a_verdict_does_not_pass(tmp_path: Path) -> None:
-    planted(groups=False).save(tmp_path / "answers.npz")
-    given = (tmp_path / "answers.npz", "--size", "30", *QUICK, "--store", tmp_path / "store", "--gate")
-    unknown = run(*given)
-    assert unknown.exit_code == 3, unknown.output
-    assert "gate: failed, since no verdict was possible" in unknown.stderr
-    assert "groups and families are missing" in unknown.stderr
+def test_other_models_are_evaluated_and_a_gate_may_not_be_undecided(
+    made: tuple[Path, Outcome], tmp_path: Path
+) -> None:
+    new = planted().take(models=np.arange(3))
+    new.save(tmp_path / "new.npz")
+    subset = made[0] / "out" / "subset.json"
+    found = document("evaluate", subset, tmp_path / "new.npz")
+    indices = assay.load_subset(subset, planted()).indices
+    np.testing.assert_allclose(found["accuracy"], new.accuracy(indices))
+    half = f"accuracy >= {float(np.median(found['accuracy'])):.2f}"
+    assert run("evaluate", subset, tmp_path / "new.npz", "--gate", "accuracy >= 0").exit_code == 0
+    strict = run("evaluate", subset, tmp_path / "new.npz", "--gate", half, "--undecided", "fail")
+    assert strict.exit_code == 3
+    assert f"gate: {half} fails for" in strict.stderr
 
 
 def test_digits_are_selected_from_without_any_file(tmp_path: Path) -> None:
-    given = ("--digits-models", "32", "--size", "60", *UNTESTED, "--store", tmp_path)
-    found = document(*given)
-    assert found["data"]["n_models"] == 32
-    assert found["data"]["n_families"] == 16
-    assert found["rows"][0]["test"]["r"] < 0
-    cue = {row["value"]: row for row in found["prevalence"]["rows"] if row["attribute"] == "cue"}
-    assert cue["misleads"]["significant"]
-    assert cue["misleads"]["selected"] > 2 * cue["misleads"]["pool"]
+    found = document("digits:32", "--sizes", "60", *UNTESTED, "--store", tmp_path)
+    assert found["contents"]["data"]["n_models"] == 32
     (kept,) = (tmp_path / "select").iterdir()
     assert CorrectnessData.load(kept).n_models == 32
 
@@ -171,29 +185,24 @@ def test_digits_are_selected_from_without_any_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--sizes", "20", "--size", "30"], "give one of them"),
         (["--sizes", "20,many"], "--sizes is '20,many'"),
-        (["--size", "201"], "size is 201; expected 1 to 200"),
+        (["--sizes", "201"], "201"),
         (["--solver", "swop"], "did you mean 'swap'"),
         (["--strata", "lihgt"], "did you mean 'light'"),
-        (["--trials", "3"], "trials is an option of the solver 'adam', but the solver is 'swap'"),
-        (["--objective", "r2"], "the test that --permutations 99 asks for (0: none) presupposes"),
         (["--permutations", "18", "--gate"], "give --permutations 19 or more, or remove --gate"),
-        (["--allowed", "absent.txt"], "--allowed: cannot read absent.txt"),
-        (["--cross", "light"], "--cross is 'light'; give two or more"),
-        (["--groups", "runs.csv"], "--groups is 'runs.csv', which is not a file"),
-        (["--ids", "chosen.xlsx"], "give NAME.csv"),
-        (["--table", "same.csv", "--ids", "./same.csv"], "same.csv is given for two outputs"),
-        (["--digits-models", "40"], "remove one"),
+        (["--groups", "runs.csv"], "--groups is 'runs.csv', neither a file nor a column"),
+        (["--columns", "model"], "give ROLE=NAME"),
+        (["--scores", "5"], "give two numbers, the worse end first"),
+        (["--cells", "score"], "--cells has no effect for an archive"),
     ],
 )
 def test_wrong_use_is_answered_with_what_to_type(
     archive: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
-    found = run(archive, "--store", tmp_path / "store", "--save", tmp_path / "o.json", "--quiet", *arguments)
+    found = run(archive, "--store", tmp_path / "store", "--out", tmp_path / "out", "--quiet", *arguments)
     assert found.exit_code == 2, found.output
     assert message in found.stderr
-    assert not (tmp_path / "o.json").exists()
+    assert not (tmp_path / "out").exists()
 
 
 def test_files_that_are_no_predictions_are_refused(tmp_path: Path) -> None:
@@ -203,87 +212,3 @@ def test_files_that_are_no_predictions_are_refused(tmp_path: Path) -> None:
         found = run(tmp_path / name, "--store", tmp_path / "store", "--quiet")
         assert found.exit_code == 1
         assert name in found.stderr
-    assert not (tmp_path / "store").exists()
-
-
-def test_a_place_that_cannot_be_written_is_refused_before_the_work(archive: Path, tmp_path: Path) -> None:
-    found = run(archive, "--size", "30", "--report", tmp_path, "--store", tmp_path / "store")
-    assert found.exit_code == 1
-    assert "is a directory" in found.stderr
-    assert not (tmp_path / "store").exists()
-
-
-# ------------------------------------------------------------------------------------ the paper's settings
-
-ANSWERED = (  # other values of every option on which the answer depends
-    ("size", 20), ("sizes", "20,30"), ("refine", "bisection"), ("refine", 7), ("split", "random"),
-    ("compat", True), ("path", "warm"), ("strata", "label"), ("objective", "r2"), ("clip", "half"),
-    ("allowed", "half.txt"), ("must_include", "two.txt"), ("permutations", 1), ("folds", 4),
-    ("cross", ("label,light",)), ("embeddings", "embeddings.npy"), ("id_embeddings", "embeddings.npy"),
-)  # fmt: skip
-OF_ADAM = (("trials", 3), ("epochs", 9), ("patience", 9), ("penalty", "squared"))
-
-
-@pytest.fixture
-def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder of files about the examples, which is the working directory."""
-    names = planted().example_ids.tolist()
-    (tmp_path / "half.txt").write_text("\n".join(names[::2]))
-    (tmp_path / "two.txt").write_text("\n".join(names[90:94:2]))
-    np.save(tmp_path / "embeddings.npy", np.random.default_rng(0).normal(size=(N_EXAMPLES, 3)))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-def test_every_option_on_which_the_answer_depends_is_part_of_the_identity(
-    archive: Path, beside: Path
-) -> None:
-    from typing import get_args
-
-    from assay.app.cli.select import SELECTION, VERDICT, PoolSettings, SelectSettings, _sizes
-    from assay.app.options import RARE
-    from assay.core.record import record_id
-    from assay.pipeline.subsets import KIND, job_record
-
-    def identity(**changed: Any) -> str:
-        given = {name: Path(value) if "." in str(value) else value for name, value in changed.items()}
-        settings = SelectSettings(**({"size": 30} | given | ({"size": None} if "sizes" in given else {})))
-        data = settings.read(archive, lambda *told: None).data
-        sizes = _sizes(settings.sizes, settings.size)
-        return record_id(KIND, job_record(data, sizes, **settings.solving(data)))
-
-    more = {
-        "id_embeddings": {"embeddings": Path("embeddings.npy")},
-        "objective": {"permutations": 0},
-        "refine": {"sizes": "20,30"},
-    }
-    adam = {"solver": "adam"}
-    found = [identity(), identity(**adam)]
-    found += [identity(**more.get(name, {}), **{name: value}) for name, value in ANSWERED]
-    found += [identity(**adam, **{name: value}) for name, value in OF_ADAM]
-    assert len(set(found)) == len(found)
-    assert identity(objective="pearson", clip="eps") == found[0]
-    groups, hints = {SELECTION, VERDICT, RARE}, SelectSettings.__annotations__
-    own = {name for name, hint in hints.items() if groups & set(get_args(hint))}
-    own -= {"layout", "endpoint_key", "endpoint_parameters"}
-    own |= set(PoolSettings.__annotations__) - {"digits_models"}
-    assert own == {name for name, _ in (*ANSWERED, *OF_ADAM)} | {"solver"}
-
-
-def test_the_settings_of_the_paper_reach_the_solver(archive: Path, beside: Path) -> None:
-    given = (archive, *UNTESTED, "--store", "store")
-    found = document(
-        *given, "--sizes", "30,100", "--allowed", "half.txt", "--must-include", "two.txt", "--clip", "half",
-        "--cross", "label,light", "--embeddings", "embeddings.npy", "--id-embeddings", "embeddings.npy",
-    )  # fmt: skip
-    assert set(found["indices"]) <= set(range(0, N_EXAMPLES, 2))
-    assert {"day-90", "day-92"} <= set(found["example_ids"])
-    assert found["settings"]["clip"] == "half"
-    assert all(row["distance"]["r"] is not None for row in found["rows"])
-    crossed = {row["value"] for row in found["prevalence"]["rows"] if row["attribute"] == "label x light"}
-    assert "dog x night" in crossed
-    given = (*given, "--size", "30", "--solver", "adam", "--trials", "2", "--epochs", "40", "--patience", "9")
-    adam = document(*given, "--penalty", "squared", "--objective", "r2")
-    told = adam["settings"]
-    assert told["options"] == {"trials": 2, "epochs": 40, "patience": 9, "penalty": "squared"}
-    assert (told["solver"], told["objective"]) == ("adam", "r2")

@@ -51,7 +51,7 @@ HEAVY_HOMES: dict[str, tuple[str, ...]] = {
     "starlette": ("app/",),
     "uvicorn": ("app/",),
     "psutil": (),
-    "pandas": ("subsets/frames.py", "subsets/predictions.py"),  # imported where a frame or a file is read
+    "pandas": ("analyses/subsets/",),  # tables go in and come out
     "sklearn": ("stats/",),
     "networkx": (),
     "timm": (),

@@ -9,9 +9,7 @@ import pytest
 import torch
 
 from assay import execution
-from assay.analyses.subsets import _contents, archive, layouts
-from assay.analyses.subsets.permutation import n_workers
-from assay.analyses.subsets.settings import Settings
+from assay.analyses.subsets import files, verdict
 from assay.core import machine, untrusted
 from assay.core.machine import free_memory, usable_cores
 from assay.pipeline.plan import Limits
@@ -94,11 +92,9 @@ def test_every_room_asks_here(groups: Path) -> None:
     (groups / "memory.max").write_text(f"{GIB}\n")
     (groups / "memory.current").write_text("0\n")
     assert Limits(threads=1).n_workers == 3
-    assert n_workers(None, Settings()) == n_workers(None, Settings(device="cpu")) == 3
-    assert n_workers(None, Settings(layout="accelerator")) == n_workers(None, Settings(device="cuda")) == 1
-    assert n_workers(2, Settings(device="cuda")) == 2
+    assert verdict.usable_cores is usable_cores
     assert execution.batches.free_memory(torch.device("cpu")) == GIB
-    assert {each.free_memory for each in (_contents, archive, layouts, untrusted)} == {free_memory}
+    assert {each.free_memory for each in (files, untrusted)} == {free_memory}
 
 
 def test_what_only_unix_has_is_not_imported() -> None:

@@ -11,13 +11,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from assay.analyses.subsets import CorrectnessData, oodselect
-from assay.analyses.subsets._exchange import stratum_quota
-from assay.analyses.subsets.baselines import baseline_indices, distance_scores
-from assay.analyses.subsets.crossfit import combine
-from assay.analyses.subsets.line import correlate, fit_line, line_correlation
-from assay.analyses.subsets.problem import Problem, make_problem
-from assay.analyses.subsets.splits import ModelSplit
+from assay.analyses.subsets import (
+    CorrectnessData,
+    ModelSplit,
+    Problem,
+    Settings,
+    correlate,
+    distance_scores,
+    fit_line,
+    line_correlation,
+    oodselect,
+)
+from assay.analyses.subsets.baselines import baseline_values
+from assay.analyses.subsets.swap import Pool, stratum_quota
+from assay.analyses.subsets.verdict import combine
 
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -120,14 +127,14 @@ def test_the_archive_holds_all_sketches_and_several_hundred_models(
         domain, kind, file = name.split("/")
         assert (domain, kind) == ("sketch", data.label_names[label])
         assert file.endswith(".png")
-    assert data.groups == data.model_ids  # every model is a run of its own
+    assert data.groups.tolist() == data.model_ids.tolist()  # every model is a run of its own
     assert data.n_id is not None
     assert set(data.n_id.tolist()) == {1212}
 
 
 def test_the_list_of_models_fits_the_archive(data: CorrectnessData, models: list[dict[str, str]]) -> None:
     assert [row["name"] for row in models] == list(data.model_ids)
-    assert [row["family"] for row in models] == list(data.families or ())
+    assert [row["family"] for row in models] == data.families.tolist()
     np.testing.assert_allclose([float(row["id_accuracy"]) for row in models], data.id_accuracy, atol=1e-5)
     np.testing.assert_allclose([float(row["accuracy"]) for row in models], data.accuracy(), atol=1e-5)
     answers = [[float(row[name]) for name in row if name.startswith("predicts_")] for row in models]
@@ -138,11 +145,11 @@ def test_the_correlations_of_all_models_follow_from_the_archive(data: Correctnes
     found = results("whole")
     assert data.labels is not None
     units = by_name(data.families)
-    same(found["accuracy"], correlate(data.id_accuracy, data.accuracy(), units=units))
+    same(found["accuracy"], correlate(data.id_accuracy, data.accuracy(), units))
     for code, record in enumerate(found["classes"].values()):
         members = np.flatnonzero(data.labels == code)
         assert len(members) == record["n"]
-        same(record["correlation"], correlate(data.id_accuracy, data.accuracy_on(members), units=units))
+        same(record["correlation"], correlate(data.id_accuracy, data.accuracy(members), units))
 
 
 @pytest.mark.parametrize("name", ["path", "strata"])
@@ -159,7 +166,7 @@ def test_every_size_of_a_sweep_follows_from_its_committed_examples(name: str, da
         examples = chosen(row, data)
         assert len(set(examples.tolist())) == row["size"]
         for part in PARTS:
-            y, accuracy = data.id_accuracy[models[part]], data.accuracy_on(examples, models[part])
+            y, accuracy = data.id_accuracy[models[part]], data.accuracy(examples)[models[part]]
             assert line_correlation(y, accuracy) == pytest.approx(row["r"][part], abs=TOLERANCE)
         # The last part is test.
         same(row["test"], correlate(y, accuracy, units=units[models["test"]]))
@@ -192,7 +199,7 @@ def test_the_verdicts_follow_from_their_folds_and_their_null(name: str, data: Co
 
 def test_selecting_again_gives_the_committed_examples(data: CorrectnessData) -> None:
     row = next(row for row in results("path")["sizes"] if row["size"] == 250)
-    again = oodselect(data, size=250, split=parts(results("path")), seed=0)
+    again = oodselect(data, size=250, split=ModelSplit(**parts(results("path"))), seed=0)
     # Near-ties may fall differently with another linear algebra library.
     assert len(set(again.indices.tolist()) & set(row["indices"])) >= 240
     assert again.correlation["test"].r == pytest.approx(row["r"]["test"], abs=0.02)
@@ -211,7 +218,7 @@ def test_the_published_subsets_on_these_models_follow_from_their_examples(
         theirs = np.array(row["indices"], dtype=np.int64)
         assert len(np.unique(theirs)) == row["size"]
         assert np.bincount(data.labels[theirs], minlength=7).tolist() == row["classes"]
-        accuracy = data.accuracy_on(theirs)
+        accuracy = data.accuracy(theirs)
         same(row["correlation"], correlate(data.id_accuracy, accuracy, units=by_name(data.families)))
         by_kind = correlate(data.id_accuracy, accuracy, units=kinds)
         assert by_kind.low == pytest.approx(row["by_kind"]["low"], abs=TOLERANCE)
@@ -236,7 +243,7 @@ def test_answers_to_the_selected_sketches_fit_the_archive(data: CorrectnessData)
             assert record["n"] == len(members)
             for third, models in zip(("lowest", "middle", "highest"), thirds, strict=True):
                 assert sum(record[third]) == pytest.approx(1, abs=1e-5)
-                right = data.accuracy_on(members, models).mean()
+                right = data.accuracy(members)[models].mean()
                 assert record[third][code] == pytest.approx(right, abs=TOLERANCE)
 
 
@@ -250,19 +257,21 @@ def test_baselines_side_by_side_follow_from_the_archive(
     for size, test, fitted in zip(sizes, cell["test"], cell["cross_fitted"]["selection"], strict=True):
         assert test["r"] == pytest.approx(committed[size]["test"]["r"], abs=TOLERANCE)
         assert fitted["r"] == pytest.approx(committed[size]["verdict"]["r"], abs=TOLERANCE)
-    settings = make_problem(data, None, split="family", seed=0, strata=strata).settings
+    settings = Settings.of(data, strata=strata)
+    pool = Pool(data.n_examples, 250, settings.strata)
     splits = committed_folds(by_name(data.families))
     counts = np.array([len(split.test) for split in splits])
     place = sizes.index(250)
     for kind in ("hard", "marginal"):
         r = []
         for split in splits:
-            (examples,) = baseline_indices(Problem(data, split, settings), kind, [250])
+            values = dict(baseline_values(Problem(data, split, settings)))[kind]
+            examples = np.flatnonzero(pool.lowest(values))
             assert data.labels is not None
             if strata is not None:
                 classes = np.bincount(data.labels[examples], minlength=7)
                 assert classes.tolist() == stratum_quota(data.labels, 250).tolist()
-            y, accuracy = data.id_accuracy[split.test], data.accuracy_on(examples, split.test)
+            y, accuracy = data.id_accuracy[split.test], data.accuracy(examples)[split.test]
             r.append([line_correlation(y, accuracy)])
         wanted = cell["cross_fitted"][kind][place]
         assert float(combine(np.array(r), counts)[0]) == pytest.approx(wanted["r"], abs=TOLERANCE)
@@ -296,6 +305,6 @@ def test_the_furthest_sketches_follow_from_the_committed_embedding(data: Correct
     furthest = np.argsort(-distance_scores(embedding, known).round(12), kind="stable")
     test = parts(results("path"))["test"]
     for place, size in enumerate(found["sizes"]):
-        accuracy = data.accuracy_on(furthest[:size], test)
+        accuracy = data.accuracy(furthest[:size])[test]
         r = line_correlation(data.id_accuracy[test], accuracy)
         assert found["any"]["distance"][place]["r"] == pytest.approx(r, abs=TOLERANCE)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from assay.analyses.subsets import CorrectnessData
+from assay.analyses.subsets.copies import unit_codes
 from assay.analyses.subsets.line import line_correlation
 from assay.analyses.subsets.permutation import SequentialPermutation
-from assay.analyses.subsets.splits import split_models
 
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -43,12 +43,12 @@ def results() -> Any:
 def test_the_archive_holds_seven_checkpoints_of_every_run(data: CorrectnessData) -> None:
     assert data.n_models == 24 * 7
     assert data.groups is not None
-    assert {data.groups.count(run) for run in set(data.groups)} == {7}
+    assert set(np.unique(data.groups, return_counts=True)[1].tolist()) == {7}
     kinds, counts = np.unique(data.meta["attractor"], return_counts=True)
     assert kinds.tolist() == ["congruent", "incongruent"]
     assert counts[0] == counts[1] == data.n_examples / 2
     # The nouns differ in number exactly where the prompt is called incongruent.
-    plural = np.char.endswith(data.meta["noun2"].astype(str), "s")
+    plural = data.meta["noun2"].str.endswith("s")
     irregular = np.isin(data.meta["noun2"], ["children", "women", "men"])
     agree = (plural | irregular) == (data.meta["number"] == "plural")
     np.testing.assert_array_equal(agree, data.meta["attractor"] == "congruent")
@@ -74,14 +74,24 @@ def test_the_verdicts_follow_from_their_numbers(results: Any) -> None:
             assert verdict["aotil"] == (supported and verdict["r"] <= -0.3)
 
 
+def committed_test(models: CorrectnessData) -> np.ndarray:
+    """The test models of the committed run, which did not count copies as one: whole runs, at random."""
+    runs = unit_codes(models.groups)
+    counts, chosen = np.bincount(runs), np.zeros(runs.max() + 1, dtype=bool)
+    for run in np.random.default_rng(0).permutation(len(counts)):
+        if counts[chosen].sum() < 0.2 * len(runs):
+            chosen[run] = True
+    return np.flatnonzero(chosen[runs])
+
+
 def test_the_chosen_prompts_have_the_committed_correlation(data: CorrectnessData, results: Any) -> None:
     for name, (models, _) in loaded(EXPERIMENT / "run.py").analyses(data).items():
         found = results[name]
         assert models.n_models == found["n_models"]
         examples = np.array(found["indices"], dtype=np.int64)
         assert len(np.unique(examples)) == found["headline"]
-        test = split_models(models.n_models, split="group", groups=models.groups, seed=0).test
-        r = line_correlation(models.id_accuracy[test], models.accuracy_on(examples, test))
+        test = committed_test(models)
+        r = line_correlation(models.id_accuracy[test], models.accuracy(examples)[test])
         row = next(row for row in found["rows"] if row["size"] == found["headline"])
         wanted = row["test"]["r"]
         assert r == pytest.approx(np.nan if wanted is None else wanted, abs=2e-6, nan_ok=True)

@@ -36,14 +36,17 @@ class Verbatim(str):
 
 
 def resolved(hint: object, function: FunctionType) -> object:
-    """`hint` with the names in its strings looked up; `Any` where only a static type checker knows them."""
+    """`hint` with the names in its strings looked up; `Any` where only a static type checker knows them.
+
+    `pd.Series[Any]` is one of these: stubs make that class generic.
+    """
 
     def bearer() -> None: ...
 
     bearer.__annotations__ = {"hint": hint}
     try:
         return typing.get_type_hints(bearer, function.__globals__, include_extras=True)["hint"]
-    except NameError:
+    except (NameError, TypeError):
         return Any
 
 

@@ -15,7 +15,6 @@ from typing import Any
 
 
 HERE = Path(__file__).resolve().parent
-KEPT = ("id", "data", "full", "size", "rows", "null", "largest", "example_ids")
 
 
 def line(row: dict[str, Any]) -> str:
@@ -34,13 +33,21 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         source = given.source or Path(folder) / "selection.json"
         if given.source is None:
-            command = [sys.executable, "-m", "assay", "select", "--save", str(source)]
-            subprocess.run([*command, "--store", folder], check=True)
+            command = [sys.executable, "-m", "assay", "select", "--out", folder, "--store", f"{folder}/store"]
+            subprocess.run(command, check=True)
         document = json.loads(source.read_text(encoding="utf-8"))
-    kept = {name: document[name] for name in KEPT}
-    kept["cues"] = [row for row in document["prevalence"]["rows"] if row["attribute"] == "cue"]
+    of_kind = {(row["kind"], row["size"]): row for row in document["baselines"]}
+    headline = next(each for each in document["subsets"] if each["size"] == document["size"])
+    rows = [
+        {"size": each["size"], "verdict": each["verdict"], "test": each["correlation"]["test"]}
+        | {kind: of_kind[kind, each["size"]] for kind in ("random", "hard", "marginal")}
+        for each in document["subsets"]
+    ]
+    kept = {name: document[name] for name in ("id", "size", "largest")}
+    kept |= {"rows": rows, "full": headline["full"], "example_ids": headline["example_ids"]}
+    kept["cues"] = [row for row in document["contents"]["prevalence"] if row["attribute"] == "cue"]
     (HERE / "results.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
-    print("\n".join(map(line, kept["rows"])))
+    print("\n".join(map(line, rows)))
 
 
 if __name__ == "__main__":

@@ -18,11 +18,18 @@ from images import OOD_DOMAIN, RESULTS
 from images import read as read_images
 
 from assay import save_report
-from assay.analyses.subsets import CorrectnessData, SelectionPath, selection_path
-from assay.analyses.subsets.crossfit import cross_fit
-from assay.analyses.subsets.line import correlate
-from assay.analyses.subsets.model_curve import models_needed
-from assay.analyses.subsets.replication import example_correlations, replicate_examples, replicate_halves
+from assay.analyses.subsets import (
+    CorrectnessData,
+    SelectionPath,
+    Subset,
+    correlate,
+    cross_fit,
+    fit_line,
+    models_needed,
+    replicate_examples,
+    selection_path,
+)
+from assay.analyses.subsets.coherence import example_correlations
 from assay.core.record import plain
 
 
@@ -75,69 +82,61 @@ def judged(path: SelectionPath, n_permutations: int, workers: int) -> SelectionP
     return path
 
 
+def size_record(selection: Subset) -> dict[str, Any]:
+    """R on the test models and the verdict of a size."""
+    verdict = selection.verdict.to_dict()
+    return {
+        "size": selection.size,
+        "test": selection.correlation["test"].to_dict(),
+        "verdict": {name: value for name, value in verdict.items() if name not in ("null", "sizes")},
+    }
+
+
+def baseline_records(path: SelectionPath) -> dict[str, Any]:
+    """Baselines by kind, a row per size."""
+    return {str(kind): rows.to_dict("records") for kind, rows in path.baselines.groupby("kind")}
+
+
 def path_record(path: SelectionPath) -> dict[str, Any]:
     """A sweep, small enough to commit: sets, correlations, verdicts, baselines, classes."""
-    labels = path.data.labels
-    assert labels is not None
-    rows = []
-    for selection, verdict in zip(path.selections, path.verdicts, strict=True):
-        whole = selection.size == path.data.n_examples
+    data, split = path.problem.data, path.problem.split
+    assert data.labels is not None
+    y, rows = data.id_accuracy[split.test], []
+    for selection in path:
         each = replicate_examples(selection)
+        sides = {"": each[each["chosen"]], "pool_": each[~each["chosen"]]}
+        examples = {f"{side}share_negative": (of["r"].dropna() < 0).mean() for side, of in sides.items()}
+        examples |= {f"{side}share_discovered": (of["q_value"] <= 0.05).mean() for side, of in sides.items()}
         rows.append(
-            {
-                "size": selection.size,
+            size_record(selection)
+            | {
                 "r": {part: found.r for part, found in selection.correlation.items()},
-                "test": selection.correlation["test"].to_dict(),
-                "line": selection.lines["selected"].to_dict(),
-                "verdict": {
-                    name: value for name, value in verdict.to_dict().items() if name not in ("null", "sizes")
-                },
-                "examples": {
-                    name: getattr(each, name)
-                    for name in (
-                        "share_negative",
-                        "share_discovered",
-                        "pool_share_negative",
-                        "pool_share_discovered",
-                    )
-                },
-                "classes": np.bincount(labels[selection.indices], minlength=7),
-                "indices": None if whole else selection.indices,
+                "line": fit_line(y, data.accuracy(selection.indices)[split.test]).to_dict(),
+                "examples": examples,
+                "classes": np.bincount(data.labels[selection.indices], minlength=7),
+                "indices": None if selection.size == data.n_examples else selection.indices,
             }
         )
-    halves = replicate_halves(path.headline, workers=1)
-    largest = {rule: path.largest_aotil(rule).to_dict() for rule in ("val", "ci", "paper")}
+    largest = {rule: path.largest_aotil(rule) for rule in ("val", "ci", "paper")}
     return {
-        "split": {part: path.split.part(part) for part in ("train", "validation", "test")},
+        "split": {part: split.part(part) for part in ("train", "validation", "test")},
         "null_minimum": path.verdicts[0].null,
         "sizes": rows,
-        "baselines": {kind: [row.to_dict() for row in found] for kind, found in path.baselines.items()},
-        "consistency": path.consistency.to_dict(),
-        "largest": largest,
+        "baselines": baseline_records(path),
+        "consistency": path.consistency.to_numpy(),
+        "largest": {rule: None if found is None else found.size for rule, found in largest.items()},
         "headline": path.headline.size,
-        "halves": halves.to_dict(),
     }
 
 
 def coarse(data: CorrectnessData, names: Sequence[str], n_permutations: int, workers: int) -> dict[str, Any]:
     """Verdicts with other families."""
-    path = selection_path(
-        CorrectnessData.of(data, families=names), split="family", seed=SEED, baselines=False
-    )
+    path = selection_path(CorrectnessData.of(data, families=names), split="family", seed=SEED)
     found = judged(path, n_permutations, workers)
     return {
         "n_families": len(set(names)),
-        "test_families": sorted({names[place] for place in path.split.test}),
-        "sizes": [
-            {
-                "size": selection.size,
-                "test": selection.correlation["test"].to_dict(),
-                "verdict": {
-                    name: value for name, value in verdict.to_dict().items() if name not in ("null", "sizes")
-                },
-            }
-            for selection, verdict in zip(found.selections, found.verdicts, strict=True)
-        ],
+        "test_families": sorted({names[place] for place in path.problem.split.test}),
+        "sizes": [size_record(selection) for selection in found],
     }
 
 
@@ -145,23 +144,23 @@ def whole(data: CorrectnessData, rows: Sequence[dict[str, str]]) -> dict[str, An
     """All models: quality, full correlation, each class by itself, and what models answer."""
     assert data.labels is not None
     assert data.label_names is not None
-    y, units = data.id_accuracy, data.units
+    y, units = data.id_accuracy, data.units()
     classes = {}
     for code, name in enumerate(data.label_names):
         members = np.flatnonzero(data.labels == code)
-        accuracy = data.accuracy_on(members)
+        accuracy = data.accuracy(members)
         answers = np.array([float(row[f"predicts_{name}"]) for row in rows])
         classes[name] = {
             "n": len(members),
             "accuracy": {"mean": accuracy.mean(), "low": accuracy.min(), "high": accuracy.max()},
-            "correlation": correlate(y, accuracy, units=units, size=len(members), seed=SEED).to_dict(),
+            "correlation": correlate(y, accuracy, units, seed=SEED).to_dict(),
             "share_of_answers": answers.mean(),
             "answers_with_id_accuracy": correlate(y, answers, units=units, seed=SEED).to_dict(),
         }
     needed = models_needed(y, data.accuracy(), seed=SEED)
-    per_example = example_correlations(data.matrix(), y)
+    per_example = example_correlations(data.correct, y)
     return {
-        "quality": data.quality().to_dict(),
+        "quality": data.describe().to_dict(),
         "accuracy": correlate(y, data.accuracy(), units=units, seed=SEED).to_dict(),
         "classes": classes,
         "examples": {
@@ -191,8 +190,8 @@ def by(rows: Sequence[dict[str, str]], data: CorrectnessData, column: str) -> di
     found = {}
     for value in sorted(set(values.tolist())):
         inside = np.flatnonzero(values == value)
-        y, accuracy = data.id_accuracy[inside], data.accuracy(inside)
-        r = correlate(y, accuracy, units=data.units[inside], seed=SEED)
+        y, accuracy = data.id_accuracy[inside], data.accuracy()[inside]
+        r = correlate(y, accuracy, units=data.units()[inside], seed=SEED)
         found[value] = {
             "n": len(inside),
             "id_accuracy": [y.min(), np.median(y), y.max()],
@@ -231,13 +230,13 @@ def main() -> None:
             write(f"families_{column}", coarse(data, [row[column] for row in rows], **options))
     if "full" in given.only:
         part = np.array([place for place, row in enumerate(rows) if row["subset"] == "all"], dtype=np.int64)
-        trained = data.take_models(part)
-        path = selection_path(trained, split="family", seed=SEED, baselines=False)
-        fit = cross_fit(trained, path.sizes, settings=path.problem.settings)
+        trained = data.take(models=part)
+        path = selection_path(trained, split="family", seed=SEED)
+        fit = cross_fit(path.problem, path.sizes)
         names = ("sizes", "r", "low", "high", "fold_correlations", "n_units")
         record = {name: getattr(fit, name) for name in names}
-        record |= {"n_models": len(part), "test": [each.correlation["test"].r for each in path.selections]}
-        record["full"] = path.full["test"].to_dict()
+        record |= {"n_models": len(part), "test": [each.correlation["test"].r for each in path]}
+        record["full"] = path.subsets[0].full["test"].to_dict()
         write("full_training", record)
 
 

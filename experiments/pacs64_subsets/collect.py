@@ -63,7 +63,7 @@ def main() -> None:
             numbers = (data.id_accuracy[place], data.accuracy()[place], *counts)
             facts = [record[column] for column in COLUMNS]
             writer.writerow([*facts, f"{seconds[place]:.2f}", *(f"{each:.5f}" for each in numbers)])
-    print(f"{len(done)} models of {len(recipes())}, {sum(seconds) / 60:.0f} CPU minutes; {data.quality()}")
+    print(f"{len(done)} models of {len(recipes())}, {sum(seconds) / 60:.0f} CPU minutes; {data}")
 
 
 if __name__ == "__main__":

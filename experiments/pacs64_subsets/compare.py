@@ -14,16 +14,22 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from analyse import SEED, read, write
+from analyse import SEED, baseline_records, read, write
 from images import RESULTS
 
-from assay.analyses.subsets import CorrectnessData, selection_path
-from assay.analyses.subsets.baselines import baseline_indices, baseline_rows
-from assay.analyses.subsets.crossfit import CrossFit, combine, cross_fit, unit_jackknife
-from assay.analyses.subsets.holdout import example_holdout
-from assay.analyses.subsets.line import line_correlation, probit
-from assay.analyses.subsets.problem import Problem
-from assay.analyses.subsets.settings import Settings
+from assay.analyses.subsets import (
+    CorrectnessData,
+    CrossFit,
+    Problem,
+    cross_fit,
+    example_holdout,
+    line_correlation,
+    probit,
+    selection_path,
+)
+from assay.analyses.subsets.baselines import baseline_values
+from assay.analyses.subsets.swap import Pool
+from assay.analyses.subsets.verdict import combine, unit_jackknife
 
 
 SIZES = (20, 100, 250, 500, 1000)
@@ -62,24 +68,30 @@ def difference(
     return {"z": found, "low": found - half, "high": found + half}
 
 
-def cross_fitted(data: CorrectnessData, sizes: Sequence[int], settings: Settings) -> dict[str, Any]:
+def chosen_by(problem: Problem, kind: str, sizes: Sequence[int]) -> list[np.ndarray]:
+    """The examples of a baseline at each size."""
+    settings, values = problem.settings, dict(baseline_values(problem))[kind]
+    pools = [Pool(problem.data.n_examples, size, settings.strata, settings.allowed) for size in sizes]
+    return [np.flatnonzero(pool.lowest(values)) for pool in pools]
+
+
+def cross_fitted(problem: Problem, sizes: Sequence[int]) -> dict[str, Any]:
     """R_cf of the selections and of the baselines that are chosen on the same folds, by size."""
-    fit = cross_fit(data, sizes, settings=settings)
-    units, fold_of, y = data.units, folds_of(fit, data.n_models), data.id_accuracy
-    problems = [Problem(data, split, settings) for split in fit.splits]
+    data, fit = problem.data, cross_fit(problem, sizes)
+    units, fold_of, y = data.units(), folds_of(fit, data.n_models), data.id_accuracy
+    problems = [replace(problem, split=split) for split in fit.splits]
     found: dict[str, Any] = {
         "selection": [
             {"r": fit.r[row], "low": fit.low[row], "high": fit.high[row]} for row in range(len(sizes))
         ]
     }
     for kind in KINDS:
-        chosen = [baseline_indices(problem, kind, sizes) for problem in problems]
+        chosen = [chosen_by(fold, kind, sizes) for fold in problems]
         rows = []
         for row in range(len(sizes)):
             accuracy = np.empty(data.n_models)
-            for problem, of_fold in zip(problems, chosen, strict=True):
-                test = problem.split.test
-                accuracy[test] = data.accuracy_on(of_fold[row], test)
+            for fold, of_fold in zip(problems, chosen, strict=True):
+                accuracy[fold.split.test] = fold.accuracy(of_fold[row])
             low, high = unit_jackknife(probit(y), probit(accuracy), units, fold_of)
             r = math.tanh(z_of(y, accuracy, fold_of))
             lower = difference(y, fit.accuracy[row], accuracy, units, fold_of)
@@ -97,9 +109,9 @@ def splits(data: CorrectnessData) -> dict[str, Any]:
         for mix, strata in (("any", None), ("fixed", "label")):
             path = selection_path(given, sizes=SIZES, split=split, seed=SEED, strata=strata)
             found[f"{split}, {mix}"] = {
-                "test": [each.correlation["test"].to_dict() for each in path.selections],
-                "baselines": {kind: [row.to_dict() for row in rows] for kind, rows in path.baselines.items()},
-                "cross_fitted": cross_fitted(given, SIZES, path.problem.settings),
+                "test": [each.correlation["test"].to_dict() for each in path],
+                "baselines": baseline_records(path),
+                "cross_fitted": cross_fitted(path.problem, SIZES),
             }
             print(split, mix, flush=True)
     return found
@@ -114,24 +126,21 @@ def holdout(data: CorrectnessData) -> dict[str, Any]:
     assert data.labels is not None
     one_hot = np.asarray(data.labels[:, None] == np.arange(7), dtype=np.float64)
     features: dict[str, Any] = {
-        "embedding": "embedding",
-        "class": "label",
+        "embedding": embedding.astype(np.float64),
+        "class": one_hot,
         "both": np.concatenate([embedding.astype(np.float64), one_hot], axis=1),
     }
     found: dict[str, Any] = {"sizes": HELD_OUT_SIZES, "network": facts}
     for mix, strata in (("any", None), ("fixed", "label")):
-        path = selection_path(
-            data, sizes=HELD_OUT_SIZES, split="family", seed=SEED, strata=strata, baselines=False
-        )
-        distance = baseline_rows(path.problem, HELD_OUT_SIZES, kinds=["distance"])["distance"]
-        furthest = baseline_indices(path.problem, "distance", HELD_OUT_SIZES)
+        path = selection_path(data, sizes=HELD_OUT_SIZES, split="family", seed=SEED, strata=strata)
+        furthest = chosen_by(path.problem, "distance", HELD_OUT_SIZES)
         cell: dict[str, Any] = {
-            "selection": [each.correlation["test"].to_dict() for each in path.selections],
-            "distance": [row.to_dict() for row in distance],
+            "selection": [each.correlation["test"].to_dict() for each in path],
+            "distance": baseline_records(path)["distance"],
         }
         for name, phi in features.items():
             rows = []
-            for each, far in zip(path.selections, furthest, strict=True):
+            for each, far in zip(path, furthest, strict=True):
                 held = example_holdout(each, phi)
                 record = {key: value for key, value in held.to_dict().items() if key != "predicted"}
                 rows.append(record | {"common_with_furthest": len(np.intersect1d(held.predicted, far))})

@@ -16,12 +16,12 @@ from images import HERE, OOD_DOMAIN
 from images import read as read_images
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from published import load_published
 from scipy.special import ndtri
 from tables import PRINTED, load
 
 from assay.analyses.subsets import CorrectnessData
 from assay.analyses.subsets.line import fit_line, probit
-from assay.analyses.subsets.published import load_published
 
 
 PICTURES = HERE.parents[1] / "docs" / "images"
@@ -148,7 +148,7 @@ def scatter(data: CorrectnessData, found: Any, theirs: np.ndarray) -> None:
     figure = Figure(figsize=(12.5, 4.5), layout="constrained")
     axes = figure.subplots(1, 3, sharey=True)
     for ax, (title, examples, models, colour) in zip(axes, panels, strict=True):
-        y, accuracy = data.id_accuracy[models], data.accuracy_on(examples, models)
+        y, accuracy = data.id_accuracy[models], data.accuracy(examples)[models]
         # A model without a single right answer is drawn at half an answer.
         shown = np.clip(accuracy, 0.5 / len(examples), 1 - 0.5 / len(examples))
         ax.scatter(probit(y), probit(shown), s=12, color=colour, alpha=0.45, lw=0)
@@ -274,9 +274,7 @@ def main() -> None:
     released = load_published(given.published)
     place = {name: column for column, name in enumerate(data.example_ids.tolist())}
     theirs = {
-        size: np.array(
-            [place[f"{OOD_DOMAIN}/{name}"] for name in released.ids[released.ranking(size)].tolist()]
-        )
+        size: np.array([place[f"{OOD_DOMAIN}/{name}"] for name in released[size].tolist()])
         for size in (100, 500)
     }
     sizes(found, strata, published)

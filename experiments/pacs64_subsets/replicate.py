@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 from analyse import SEED, read, write
 from images import RESULTS
+from published import load_published
 from scipy import stats
 
-from assay.analyses.subsets import CorrectnessData
-from assay.analyses.subsets.consistency import expected_jaccard
-from assay.analyses.subsets.line import correlate, fit_line, line_correlations
-from assay.analyses.subsets.published import load_published
-from assay.analyses.subsets.replication import example_correlations
-from assay.analyses.subsets.splits import unit_codes
+from assay.analyses.subsets import CorrectnessData, correlate, fit_line
+from assay.analyses.subsets.coherence import example_correlations, expected_jaccard
+from assay.analyses.subsets.copies import unit_codes
+from assay.analyses.subsets.line import line_correlations
 from assay.core.random import stream
 
 
@@ -42,7 +41,7 @@ def alike(data: CorrectnessData, examples: np.ndarray, counts: np.ndarray, name:
         for pool, count in zip(pools, counts, strict=True):
             mask[rng.choice(pool, count, replace=False)] = 1
     # Counts below 2^24 are exact in single precision.
-    right = masks @ data.columns(np.arange(data.n_examples)).astype(np.float32).T
+    right = masks @ data.correct.astype(np.float32).T
     return line_correlations(data.id_accuracy, right.astype(np.float64) / len(examples))
 
 
@@ -109,7 +108,7 @@ def membership(data: CorrectnessData, theirs: np.ndarray, r: np.ndarray, code: i
 def thirds(data: CorrectnessData, examples: np.ndarray, models: np.ndarray) -> list[float]:
     """Mean accuracy on examples of the models with the lowest, middle and highest third of ID accuracies."""
     ordered = models[np.argsort(data.id_accuracy[models], kind="stable")]
-    return [float(data.accuracy_on(examples, part).mean()) for part in np.array_split(ordered, 3)]
+    return [float(data.accuracy(examples)[part].mean()) for part in np.array_split(ordered, 3)]
 
 
 def varied_test(
@@ -117,8 +116,7 @@ def varied_test(
 ) -> dict[str, Any]:
     """R on those test models that have not collapsed onto one class."""
     kept = np.intersect1d(test, varied)
-    accuracy = data.accuracy_on(examples, kept)
-    found = correlate(data.id_accuracy[kept], accuracy, units=data.units[kept], size=len(examples), seed=SEED)
+    found = correlate(data.id_accuracy[kept], data.accuracy(examples)[kept], data.units()[kept], seed=SEED)
     return {"r": found.r, "low": found.low, "high": found.high, "n": len(kept)}
 
 
@@ -131,22 +129,21 @@ def main() -> None:
     assert data.label_names is not None
     released = load_published(given.published)
     place = {name: column for column, name in enumerate(data.example_ids.tolist())}
-    column_of = np.array([place[f"sketch/{name}"] for name in released.ids.tolist()])
     ours = json.loads((RESULTS / "path.json").read_text(encoding="utf-8"))
     ours_of = {row["size"]: np.array(row["indices"]) for row in ours["sizes"] if row["indices"] is not None}
     kinds = unit_codes(np.array([row["kind"] for row in models]))
-    per_example = example_correlations(data.matrix(), data.id_accuracy)
-    y = data.id_accuracy
+    per_example = example_correlations(data.correct, data.id_accuracy)
+    y, units = data.id_accuracy, data.units()
     every, test = np.arange(data.n_models), np.array(ours["split"]["test"])
     answers = np.array([[float(row[f"predicts_{name}"]) for name in data.label_names] for row in models])
     varied = np.flatnonzero(answers.max(axis=1) <= COLLAPSED)
     rows = []
-    for size, ranking in zip(released.sizes.tolist(), released.rankings, strict=True):
-        theirs = column_of[ranking]
-        accuracy = data.accuracy_on(theirs)
-        found = correlate(y, accuracy, units=data.units, size=size, seed=SEED)
-        of_varied = correlate(y[varied], accuracy[varied], units=data.units[varied], size=size, seed=SEED)
-        by_kind = correlate(y, accuracy, units=kinds, size=size, seed=SEED)
+    for size, names in released.items():
+        theirs = np.array([place[f"sketch/{name}"] for name in names.tolist()])
+        accuracy = data.accuracy(theirs)
+        found = correlate(y, accuracy, units, seed=SEED)
+        of_varied = correlate(y[varied], accuracy[varied], units[varied], seed=SEED)
+        by_kind = correlate(y, accuracy, kinds, seed=SEED)
         counts = np.bincount(data.labels[theirs], minlength=len(data.label_names))
         largest = int(counts.argmax())
         row = {
@@ -177,9 +174,7 @@ def main() -> None:
             "sizes": rows,
             "draws": DRAWS,
             "n_varied": len(varied),
-            "all_varied": correlate(
-                y[varied], data.accuracy(varied), units=data.units[varied], seed=SEED
-            ).to_dict(),
+            "all_varied": correlate(y[varied], data.accuracy()[varied], units[varied], seed=SEED).to_dict(),
             "ours": [
                 {
                     "size": size,

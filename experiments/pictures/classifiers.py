@@ -9,7 +9,7 @@ from torch import Tensor
 
 import assay
 from assay.analyses.generalization import InspectionSettings
-from assay.analyses.subsets.digits import digits_data
+from assay.analyses.subsets import digits_data
 from assay.page.draw import INK, MUTED, SUPPORTS
 from assay.tasks import EvalTransform, draw_shapes
 from assay.tasks.corruptions import CORRUPTIONS, corrupt

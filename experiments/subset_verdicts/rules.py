@@ -21,7 +21,6 @@ from structures import PLANTED, SLOPE, STRUCTURES, UNEQUAL, Structure, draw
 
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.selection import oodselect
-from assay.analyses.subsets.verdict import judge_sizes
 
 
 LINES = HERE / "results" / "rules.jsonl"
@@ -67,7 +66,7 @@ def judge_one(job: tuple[str, str, int]) -> Record:
     )
     data = CorrectnessData.of(drawn.correct, drawn.id_accuracy, groups=drawn.units)
     selection = oodselect(data, size=size, seed=seed)
-    verdict = judge_sizes(data, (selection,), n_permutations=N_PERMUTATIONS, seed=seed, workers=1)[0]
+    verdict = selection.judge(n_permutations=N_PERMUTATIONS, workers=1)
     test = selection.correlation["test"]
     return rounded(
         {

@@ -28,11 +28,10 @@ import numpy as np
 from structures import N_EXAMPLES, N_MODELS, PLANTED, SIZE, STRUCTURES, Drawn, draw
 
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.permutation import Exchange
-from assay.analyses.subsets.problem import Problem
-from assay.analyses.subsets.selection import make_selection
-from assay.analyses.subsets.settings import Settings
+from assay.analyses.subsets.permutation import permute_accuracy
+from assay.analyses.subsets.problem import Problem, Settings
 from assay.analyses.subsets.splits import split_models
+from assay.core.random import stream
 from assay.stats import clopper_pearson
 
 
@@ -70,30 +69,29 @@ def judge_one(job: tuple[str, str, int]) -> Record:
 
 def judge_split(data: CorrectnessData, kind: str, seed: int, drawn: Drawn, *, permuted: bool) -> Record:
     """The tests that one split of the models allows; the product's verdict where its units are disjoint."""
-    split = split_models(data.n_models, split=kind, groups=data.groups, seed=seed)
-    settings = Settings(seed=seed)
-    problem = Problem(data, split, settings)
-    selection = make_selection(problem, problem.solve(SIZE))
-    test = selection.correlation["test"]
+    problem = Problem(data, split_models(data, kind, seed=seed), Settings(seed=seed))
+    indices = problem.select_all([SIZE], [data.id_accuracy])[0][0]
+    test = problem.correlate(indices)
     record: Record = {
-        "train": selection.correlation["train"].r,
+        "train": problem.correlate(indices, "train").r,
         "test": test.r,
         "fisher_high": test.fisher_high,
         "bootstrap_high": test.high,
         "test_units": test.n_units,
-        "precision": float(np.isin(selection.indices, drawn.planted).mean()),
+        "precision": float(np.isin(indices, drawn.planted).mean()),
     }
     for permutation in ("free", "group") if permuted else ():
-        record[permutation] = significant(problem, Exchange.of(data, permutation), test.r, seed)
+        units = data.units("group") if permutation == "group" else None
+        record[permutation] = significant(problem, units, test.r, seed)
     return rounded(record)
 
 
-def significant(problem: Problem, exchange: Exchange, observed: float, seed: int) -> bool:
+def significant(problem: Problem, units: np.ndarray | None, observed: float, seed: int) -> bool:
     """Whether p <= 0.05: none of 19 reruns under permuted accuracies comes out as low. Stops at the first."""
-    y = problem.data.id_accuracy
     for place in range(N_PERMUTATIONS):
-        permuted = exchange.draw(y, seed, place)
-        if not problem.correlation(problem.solve(SIZE, id_accuracy=permuted).indices, permuted) > observed:
+        permuted = permute_accuracy(problem.data.id_accuracy, stream(seed, f"permutation {place}"), units)
+        selections = problem.select_all([SIZE], [permuted])[0]
+        if not problem.tested(selections, permuted)[0] > observed:
             return False
     return True
 

@@ -40,7 +40,7 @@ def over_training(ax: Axes, data: CorrectnessData) -> None:
         (attractor, number) for attractor in ("congruent", "incongruent") for number in ("singular", "plural")
     ):
         members = np.flatnonzero((data.meta["attractor"] == attractor) & (data.meta["number"] == number))
-        accuracy = data.accuracy_on(members)
+        accuracy = data.accuracy(members)
         colour = COLOURS[place]
         for run in sorted(set(data.groups or ())):
             rows = np.flatnonzero(np.array(data.groups) == run)
@@ -64,7 +64,7 @@ def scatter(ax: Axes, data: CorrectnessData, found: Any) -> None:
         (f"{len(indices)} selected", indices, COLOURS[2], "^"),
     )
     for label, members, colour, marker in sets:
-        accuracy = data.accuracy_on(members)
+        accuracy = data.accuracy(members)
         # A model that has none or all right is drawn at half a prompt.
         shown = np.clip(accuracy, 0.5 / len(members), 1 - 0.5 / len(members))
         ax.scatter(

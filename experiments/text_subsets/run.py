@@ -41,8 +41,8 @@ def analyses(data: CorrectnessData) -> dict[str, tuple[CorrectnessData, tuple[st
     return {
         "main": (data, ()),
         "fixed mix": (data, ("--strata", "attractor")),
-        "before the rule": (data.take_models(early), ()),
-        "one model per run": (data.take_models(middle), ()),
+        "before the rule": (data.take(models=early), ()),
+        "one model per run": (data.take(models=middle), ()),
     }
 
 
@@ -57,23 +57,26 @@ def rounded(value: Any) -> Any:
 
 def short(document: dict[str, Any]) -> dict[str, Any]:
     """What the page shows of a document of `assay select`."""
-    rows = [
-        {"size": row["size"]}
-        | {part: {name: row[part][name] for name in names} for part, names in SHOWN.items()}
-        for row in document["rows"]
-    ]
+    of_kind = {(row["kind"], row["size"]): row for row in document["baselines"]}
+    headline = next(each for each in document["subsets"] if each["size"] == document["size"])
+    rows = []
+    for subset in document["subsets"]:
+        size = subset["size"]
+        parts = {"test": subset["correlation"]["test"], "verdict": subset["verdict"]}
+        parts |= {kind: of_kind[kind, size] for kind in ("random", "hard", "marginal")}
+        shown = {part: {name: parts[part][name] for name in names} for part, names in SHOWN.items()}
+        rows.append({"size": size, **shown})
     return {
-        "n_models": document["data"]["n_models"],
-        "n_runs": document["data"]["n_groups"],
-        "quality": document["data"]["quality"],
-        "full": document["full"],
+        "n_models": document["contents"]["data"]["n_models"],
+        "n_runs": document["contents"]["description"]["training runs"],
+        "full": headline["full"],
         "rows": rows,
         "headline": document["size"],
-        "indices": document["indices"],
-        "null": None if document["null"] is None else document["null"]["values"],
+        "indices": headline["indices"],
+        "null": headline["verdict"]["null"],
         "facts": [
             {name: row[name] for name in FACTS}
-            for row in document["prevalence"]["rows"]
+            for row in document["contents"]["prevalence"]
             if row["attribute"] in ("attractor", "number", "prep")
         ],
     }
@@ -110,7 +113,7 @@ def main() -> None:
             models.save(place / "answers.npz")
             command = [sys.executable, "-m", "assay", "select", str(place / "answers.npz"), "--sizes", SIZES]
             command += ["--permutations", str(given.permutations), "--workers", str(given.workers), *options]
-            command += ["--store", str(place / "store"), "--save", str(place / "selection.json"), "--quiet"]
+            command += ["--store", str(place / "store"), "--out", str(place), "--quiet"]
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
             found[name] = short(json.loads((place / "selection.json").read_text(encoding="utf-8")))
     text = json.dumps(rounded(found), indent=1, allow_nan=False)

@@ -307,9 +307,8 @@ def subset_path() -> Any:
 
     planted().save("answers.npz")
     return command(
-        "select", "answers.npz", "--sizes", "20,40", "--solver", "swap", "--path", "warm",
-        "--permutations", "19", "--folds", "4", "--workers", "1", "--layout", "dense", "--seed", "0",
-        "--store", "store",
+        "select", "answers.npz", "--sizes", "20,40", "--permutations", "19", "--folds", "4",
+        "--workers", "1", "--seed", "0", "--store", "store",
     )  # fmt: skip
 
 
@@ -320,8 +319,8 @@ def subset_adam() -> Any:
 
     planted().save("answers.npz")
     return command(
-        "select", "answers.npz", "--size", "20", "--solver", "adam", "--compat", "--permutations", "0",
-        "--workers", "1", "--layout", "dense", "--seed", "0", "--store", "store",
+        "select", "answers.npz", "--sizes", "20", "--solver", "adam", "--compat", "--permutations", "0",
+        "--workers", "1", "--seed", "0", "--store", "store",
     )  # fmt: skip
 
 

@@ -30,7 +30,8 @@ from type_checks import no_type_checks
 import assay
 from assay.analyses.benchmark import DiscoveryBenchmark
 from assay.analyses.generalization.domain_shifts import DomainCalibration, DomainShift
-from assay.analyses.subsets import CorrectnessData, load_predictions, load_subset
+from assay.analyses.subsets import CorrectnessData, load_subset
+from assay.analyses.subsets.files import read_data
 from assay.analyses.worst_case import WorstCase, worst_case
 from assay.circuits import (
     files,
@@ -48,7 +49,6 @@ from assay.graph import build_graph
 from assay.models.loading import MINI
 from assay.pipeline.monitoring import _read_domains
 from assay.pipeline.plan import read_plan
-from assay.pipeline.subset_data import read_data
 from assay.store import DATABASE_NAME, Store
 from assay.tasks import EvalTransform, ReadOptions, read_image_folder, read_npz, read_parquet, read_table
 from assay.tasks.load import read_pairs
@@ -235,7 +235,7 @@ def _(folder: Path) -> Path:
     return folder / "data.npz"
 
 
-@target("prediction files", lambda folder: load_predictions(folder, ood_env=2))
+@target("prediction files", lambda folder: CorrectnessData.from_predictions(folder, ood_env=[2]))
 def _(folder: Path) -> Path:
     rows = ["env0_in,0,9,1,1", "env0_out,1,0,2,1", "env1_out,2,0,0,1", "env2_in,1,-1,5,2", "env2_out,0,4,4,0"]
     text = "\n".join(["domain,label,p_0,p_1,p_2", *rows, ""])

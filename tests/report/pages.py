@@ -8,7 +8,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from generalization.small_vits import untrained_vit
 from planted_subsets import planted_matrix
@@ -33,7 +32,6 @@ from assay.analyses.generalization.stable_pick import pick_until_stable
 from assay.circuits import EdgeScores
 from assay.graph import build_graph
 from assay.pipeline.compare import compare_page
-from assay.pipeline.subset_evaluation import evaluate_models
 from assay.report import circuit_document, sweep_page
 from assay.store import Store
 from assay.tasks import EvalTransform, corrupt, draw_shapes
@@ -120,11 +118,6 @@ def _planted_subsets() -> SimpleNamespace:
     return SimpleNamespace(data=data, path=path)
 
 
-def _subset_evaluation() -> Document:
-    made = _planted_subsets()
-    return evaluate_models([made.path[20]], made.path[20].data.take_models(np.arange(5)), order="data")
-
-
 @cache
 def vit() -> SimpleNamespace:
     """An image classifier with the edges of its circuit on images of one style."""
@@ -185,7 +178,6 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "stable-pick": _pick,
     "subset": lambda: _planted_subsets().path[20].document,
     "subset-path": lambda: _planted_subsets().path.document,
-    "subset-evaluation": _subset_evaluation,
     "monitor": _monitor,
     "domain-evaluation": lambda: evaluated().to_dict(),
     "measurements": lambda: [mini().measured],
@@ -195,8 +187,8 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "some gates": _some_gates,
     "whole audit": _whole_audit,
 }
-KINDS = tuple(MAKERS)[:15]
-DOCUMENTS = KINDS[:12]
+KINDS = tuple(MAKERS)[:14]
+DOCUMENTS = KINDS[:11]
 
 
 @cache

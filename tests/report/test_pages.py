@@ -234,9 +234,8 @@ PARTS = {
     "ranking": "metrics",
     "ranking-comparison": "rankings",
     "stable-pick": "looks",
-    "subset": "rows",
-    "subset-path": "rows",
-    "subset-evaluation": "models",
+    "subset": "subsets",
+    "subset-path": "subsets",
     "monitor": "guarantee",
     "domain-evaluation": "test",
 }
@@ -269,8 +268,8 @@ CHOOSING: dict[str, set[str]] = {
     "ranking": {"measure"},
     "ranking-comparison": {"measure"},
     "stable-pick": {"names", "pick", "remaining"},
-    "subset": {"image", "interval_units", "rule", "status", "unit_kind"},
-    "subset-path": {"image", "interval_units", "rule", "status", "unit_kind"},
+    "subset": {"image", "interval_units", "part", "rule", "status", "unit_kind"},
+    "subset-path": {"image", "interval_units", "part", "rule", "status", "unit_kind"},
     "domain-evaluation": {"distance", "granularity"},
 }
 

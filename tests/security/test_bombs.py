@@ -19,13 +19,13 @@ import pytest
 from reader_guard import watched
 
 import assay
-from assay.analyses.subsets import CorrectnessData, load_published
+from assay.analyses.subsets import CorrectnessData
+from assay.analyses.subsets.files import read_data
 from assay.circuits import read_eap_ig
 from assay.core import untrusted
 from assay.core.errors import FileFormatError, InputError
 from assay.core.untrusted import load_npz, parse_json, parse_toml
 from assay.models.loading import MINI
-from assay.pipeline.subset_data import read_data
 from assay.store import DATABASE_NAME, Store
 from assay.tasks import ReadOptions, image_decoding, read_npz, read_parquet
 from assay.tasks.image_files import read_images
@@ -80,7 +80,7 @@ def header(shape: tuple[int, ...], kind: str = "|u1") -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize("read", [CorrectnessData.load, Correctness.load, load_published, read_npz, load_npz])
+@pytest.mark.parametrize("read", [CorrectnessData.load, Correctness.load, read_npz, load_npz])
 def test_archives_of_arrays(
     read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,7 +117,7 @@ def test_parquet_cells_that_a_file_holds_once(
         table = pa.table({"image": image, "model": cells})
         parquet.write_table(table, path, compression="zstd", store_schema=stored)
         assert path.stat().st_size < 10_000
-        with watched(), pytest.raises(FileFormatError, match="memory are free"):
+        with watched(), pytest.raises(FileFormatError, match="GB are decoded with the memory that is free"):
             read_data(path)
         with watched(), pytest.raises(FileFormatError, match="image 0 cannot be decoded"):
             read_parquet(path, options=ReadOptions(workers=0))  # a few cells at a time; the first is no image

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import assay
-from assay.analyses.subsets import CorrectnessData, load_published
+from assay.analyses.subsets import CorrectnessData
 from assay.circuits import read_eap_ig
 from assay.core.errors import FileFormatError, UnsafeFileError, UnsupportedModelError
 from assay.discovery.heads.shelf import Shelf
@@ -125,7 +125,7 @@ def test_pickles_run_nothing_and_are_refused_unread(
     assert not place.exists()
 
 
-@pytest.mark.parametrize("read", [CorrectnessData.load, Correctness.load, load_published, read_npz])
+@pytest.mark.parametrize("read", [CorrectnessData.load, Correctness.load, read_npz])
 def test_pickles_in_archives_and_named_like_them(
     read: Callable[[Path], object], tmp_path: Path, place: Path
 ) -> None:

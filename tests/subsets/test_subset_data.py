@@ -1,134 +1,301 @@
-"""The correctness matrix: what is refused, what is counted, and that storage does not matter."""
+"""Data of models and examples: what is computed from them by hand, archives, and what is refused by name."""
 
-import math
+import json
+import pickle
+from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scipy import stats as scipy_stats
+from hypothesis.extra import numpy as hnp
 
-from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.layouts import PackedMatrix
-from assay.analyses.subsets.line import probit
-from assay.core.errors import InputError, ShapeError
-
-
-def small(n_models=6, n_examples=9, seed=0):
-    rng = np.random.default_rng(seed)
-    return rng.integers(0, 2, (n_models, n_examples)).astype(np.uint8), rng.uniform(0.5, 0.9, n_models)
+from assay.analyses.subsets import data as module
+from assay.analyses.subsets.data import CorrectnessData, reliability
+from assay.core.errors import FileFormatError, InputError, OutputError, ShapeError, UnsafeFileError
+from assay.zoo.records import Correctness
 
 
-@given(st.integers(4, 20), st.integers(1, 40), st.integers(0, 2**32))
-def test_storage_does_not_matter(n_models, n_examples, seed):
-    correct, y = small(n_models, n_examples, seed)
-    families = [str(place % 3) for place in range(n_models)]
-    plain = CorrectnessData.of(correct, y, families=families)
-    packed = CorrectnessData.of(PackedMatrix.pack(correct), y, families=families)
-    rng = np.random.default_rng(seed)
-    models, examples = rng.permutation(n_models)[:4], rng.integers(0, n_examples, 5)
-    assert plain.hash == packed.hash
-    assert plain.quality() == packed.quality() or math.isnan(plain.quality().reliability)
-    np.testing.assert_array_equal(plain.accuracy_on(examples), packed.accuracy_on(examples))
-    np.testing.assert_array_equal(plain.accuracy(models), packed.accuracy(models))
-    np.testing.assert_array_equal(plain.example_accuracy(models), packed.example_accuracy(models))
-    np.testing.assert_array_equal(plain.columns(examples), packed.columns(examples))
-    chosen = np.unique(examples)
-    left, right = (each.take_models(models).take_examples(chosen) for each in (plain, packed))
-    assert left.hash == right.hash
-    np.testing.assert_array_equal(left.accuracy(), correct[models][:, chosen].mean(axis=1))
+CORRECT = np.array([[1, 0, 1], [0, 0, 1], [1, 1, 1], [0, 0, 0], [1, 0, 0]], dtype=np.uint8)
+ACCURACY = np.array([0.9, 0.5, 0.8, 0.25, 0.7])
+FACTS: dict[str, Any] = {
+    "groups": ["run a", "run a", "run b", "run c", "run d"],
+    "families": ["conv", "conv", "vit", "vit", "mlp"],
+    "model_ids": ["a/1", "a/2", "b", "c", "Größe"],
+    "example_ids": ["x", "y", "z"],
+    "n_id": [100, 100, 50, 50, 10],
+    "labels": [0, 2, 1],
+    "label_names": ("cat", "dog", "é"),
+    "meta": {
+        "hospital": ["north", None, "south"],
+        "age": [40.5, np.nan, 61.0],
+        "scanned": [True, False, True],
+    },
+    "embedding": np.arange(6.0).reshape(3, 2),
+    "id_embedding": np.arange(8.0).reshape(4, 2),
+    "images": np.arange(3 * 2 * 2 * 3).reshape(3, 2, 2, 3).astype(np.uint8),
+    "source": {"kind": "test", "seed": 3, "share": 0.1},
+}
 
 
-def test_booleans_integers_and_floats_are_the_same_data():
-    correct, y = small()
-    hashes = {CorrectnessData.of(correct.astype(kind), y).hash for kind in (bool, np.uint8, np.int64, float)}
-    assert len(hashes) == 1
-    assert CorrectnessData.of(1 - correct, y).hash not in hashes
-    assert CorrectnessData.of(correct, y, groups=range(6)).hash not in hashes
+@pytest.fixture
+def data() -> CorrectnessData:
+    return CorrectnessData.of(CORRECT, ACCURACY, **FACTS)
 
 
-def test_quality_by_hand():
-    correct = np.array([[1, 1, 0, 0], [1, 0, 0, 1], [1, 1, 0, 0], [1, 1, 1, 1]], dtype=np.uint8)
-    correct = np.c_[correct, np.zeros(4, dtype=np.uint8)]
-    y = np.array([0.5, 0.6, 0.7, 0.8])
-    found = CorrectnessData.of(correct, y, n_id=100, families=["a", "a", "b", "b"]).quality()
-    assert (found.n_all_right, found.n_all_wrong, found.n_duplicates) == (1, 1, 1)
-    assert found.n_constant_models == 0
-    assert found.n_groups is None
-    assert found.n_families == 2
-    assert found.accuracy == (0.4, 0.8)
-    z = probit(y)
-    noise = y * (1 - y) / (100 * scipy_stats.norm.pdf(z) ** 2)
-    assert found.reliability == pytest.approx(1 - noise.mean() / z.var())
+def assert_equal(one: CorrectnessData, other: CorrectnessData) -> None:
+    assert one.hash == other.hash
+    for name in (
+        "correct",
+        "id_accuracy",
+        "model_ids",
+        "example_ids",
+        "n_id",
+        "groups",
+        "families",
+        "labels",
+    ):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name), name)
+    for name in ("embedding", "id_embedding", "images"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(other, name), name)
+    pd.testing.assert_frame_equal(one.meta, other.meta)
+    assert (one.label_names, dict(one.source)) == (other.label_names, dict(other.source))
 
 
-def test_units_are_the_largest_that_is_known():
-    correct, y = small()
-    groups, families = ["r1", "r1", "r2", "r3", "r4", "r4"], ["f1", "f1", "f1", "f2", "f2", "f2"]
-    assert CorrectnessData.of(correct, y).unit_kind == "model"
-    assert CorrectnessData.of(correct, y, groups=groups).units.tolist() == [0, 0, 1, 2, 3, 3]
-    both = CorrectnessData.of(correct, y, groups=groups, families=families)
-    assert both.unit_kind == "family"
-    assert both.units.tolist() == [0, 0, 0, 1, 1, 1]
-    assert CorrectnessData.of(CorrectnessData.of(correct, y), families=families).unit_kind == "family"
+def test_hashes_are_those_of_earlier_versions(data: CorrectnessData) -> None:
+    assert CorrectnessData.of(CORRECT, ACCURACY).hash == "2e88f8cff7dbbce7"
+    assert data.hash == "1e93f1cf6e397402"
+    assert CorrectnessData.of(CORRECT * 0.3, ACCURACY, scores=True).hash == "985144c9fb49154a"
 
 
-def test_labels_may_be_names():
-    correct, y = small()
-    named = CorrectnessData.of(correct, y, labels=["dog", "cat"] * 4 + ["dog"])
-    assert named.label_names == ("cat", "dog")
-    assert named.labels.tolist() == [1, 0] * 4 + [1]
+def test_the_hash_knows_units_but_not_their_names_and_not_those_of_models(data: CorrectnessData) -> None:
+    renamed = CorrectnessData.of(
+        data, groups=list("zzyxw"), families=list("ppqqr"), model_ids=list("vwxyz"), meta={"age": [1, 2, 3]}
+    )
+    assert renamed.hash == data.hash
+    assert renamed.meta["age"].tolist() == [1, 2, 3]
+    assert CorrectnessData.of(data, groups=list("abcde")).hash != data.hash
+    assert CorrectnessData.of(data, example_ids=["x", "y", "w"]).hash != data.hash
+    assert CorrectnessData.of(data, id_accuracy=ACCURACY[::-1]).hash != data.hash
+
+
+def test_accuracies_are_those_worked_by_hand(data: CorrectnessData) -> None:
+    np.testing.assert_allclose(data.accuracy(), [2 / 3, 1 / 3, 1, 0, 1 / 3])
+    np.testing.assert_allclose(data.accuracy(np.array([0, 1])), [0.5, 0, 1, 0, 0.5])
+    np.testing.assert_allclose(data.example_accuracy(), [0.6, 0.2, 0.6])
+    np.testing.assert_allclose(data.example_accuracy(np.array([0, 4])), [1, 0, 0.5])
+    with pytest.raises(InputError, match="selection is empty"):
+        data.accuracy(np.array([], dtype=np.int64))
+
+
+def test_units_are_the_largest_that_are_known(data: CorrectnessData) -> None:
+    assert (data.unit_kind, data.units().tolist()) == ("family", [0, 0, 1, 1, 2])
+    assert data.units("group").tolist() == [0, 0, 1, 2, 3]
+    plain = CorrectnessData.of(CORRECT, ACCURACY)
+    assert (plain.unit_kind, plain.units().tolist()) == ("model", [0, 1, 2, 3, 4])
+    with pytest.raises(InputError, match="family of each model is unknown"):
+        plain.units("family")
+
+
+def test_copies_of_a_model_are_one_unit_whatever_their_names(data: CorrectnessData) -> None:
+    rng = np.random.default_rng(0)
+    correct = rng.integers(0, 2, (6, 400))
+    correct[5] = correct[0]
+    twins = CorrectnessData.of(correct, rng.random(6), groups=list("abcdef"))
+    assert twins.units().tolist() == [0, 1, 2, 3, 4, 0]
+    assert "2 models are copies of 1" in twins.describe()["notes"]
+
+
+def test_some_models_and_examples_are_taken_with_all_that_is_known(data: CorrectnessData) -> None:
+    some = data.take(models=np.array([4, 0]), examples=np.array([2, 0]))
+    assert some.correct.tolist() == [[0, 1], [1, 1]]
+    assert some.id_accuracy.tolist() == [0.7, 0.9]
+    assert some.families is not None
+    assert some.families.tolist() == ["mlp", "conv"]
+    assert some.meta["hospital"].tolist() == ["south", "north"]
+    assert some.labels is not None
+    assert some.labels.tolist() == [1, 0]
+    assert some.images is not None
+    assert some.images[0].tolist() == FACTS["images"][2].tolist()
+
+
+def test_values_are_matched_by_the_names_of_models_and_examples() -> None:
+    ids, examples = FACTS["model_ids"], FACTS["example_ids"]
+    by_name: dict[str, Any] = {
+        name: dict(list(zip(ids, FACTS[name], strict=True))[::-1]) for name in ("groups", "families", "n_id")
+    }
+    by_name["labels"] = pd.Series([1, 2, 0], index=["z", "y", "x"])
+    by_name["meta"] = pd.DataFrame(FACTS["meta"], index=examples).iloc[::-1]
+    accuracy = pd.Series(ACCURACY, index=ids)
+    one = CorrectnessData.of(CORRECT, accuracy.sample(frac=1, random_state=0), **FACTS | by_name)
+    assert_equal(one, CorrectnessData.of(CORRECT, ACCURACY, **FACTS))
+    assert CorrectnessData.of(CORRECT, accuracy).model_ids.tolist() == ids
+    assert CorrectnessData.of(CORRECT, pd.Series(ACCURACY)).model_ids[0] == "model_0"
+
+
+def test_what_an_analyst_would_look_at_is_described(data: CorrectnessData) -> None:
+    seen = data.describe()
+    assert seen["models"] == "5: a/1, a/2, b, ..."
+    assert (seen["training runs"], seen["families"]) == (4, 3)
+    assert seen["in-distribution accuracy"] == "25.0% to 90.0%"
+    assert (seen["examples all right"], seen["examples all wrong"]) == (0, 0)
+    assert seen["classes"] == "3: cat, dog, é"
+    # By hand: z is 0 and 0.674490; variances of the mean are p (1 - p) / n / phi(z)^2.
+    y, n = np.array([0.5, 0.75]), np.array([100, 100])
+    noise = (0.25 / 100 / 0.3989423**2 + 0.1875 / 100 / 0.3177766**2) / 2
+    assert reliability(y, n) == pytest.approx(1 - noise / (0.6744898 / 2) ** 2, abs=1e-6)
+    assert np.isnan(reliability(y, None))
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    ("names", "note"),
     [
-        ({"correct": np.full((6, 9), 2)}, InputError, r"correct\[0, 0\] is 2"),
-        ({"correct": np.full((6, 9), np.nan)}, InputError, r"correct\[0, 0\] is nan"),
-        ({"correct": np.full((6, 9), "yes")}, InputError, "0 and 1"),
-        ({"correct": np.zeros(9)}, ShapeError, "models by examples"),
-        (
-            {"correct": np.zeros((3, 9)), "id_accuracy": [0.5] * 3},
-            InputError,
-            "holds 3 models; expected at least 4",
-        ),
-        ({"correct": np.zeros((6, 0))}, InputError, "not hold any example"),
-        ({"id_accuracy": [0.5] * 5}, ShapeError, r"shape \(5,\)"),
-        ({"id_accuracy": [0.5] * 5 + [math.nan]}, InputError, r"id_accuracy\[5\] is nan"),
-        ({"id_accuracy": [51.0, 60, 70, 80, 90, 95]}, InputError, "divide them by 100"),
-        ({"id_accuracy": [0.5] * 5 + [-0.1]}, InputError, r"id_accuracy\[5\] is -0.1"),
-        ({"example_ids": ["a"] * 2 + list("bcdefgh")}, InputError, "'a' 2 times"),
-        ({"example_ids": ["a"]}, ShapeError, "9 examples"),
-        ({"labels": [0] * 8}, ShapeError, "labels has shape"),
-        ({"labels": [-1] * 9}, InputError, "counted from 0"),
-        ({"labels": [2] * 9, "label_names": ["a", "b"]}, InputError, "label_names lists only 2"),
-        ({"labels": ["x"] * 9, "label_names": ["x"]}, InputError, "names already"),
-        ({"meta": {"sex": ["f"] * 8}}, ShapeError, "'sex'"),
-        ({"n_id": 0}, InputError, "counts of at least 1"),
-        ({"n_id": [1, 2]}, ShapeError, "n_id has shape"),
-        ({"embedding": np.zeros((8, 2))}, ShapeError, "embedding has shape"),
-        ({"embedding": np.full((9, 2), np.inf)}, InputError, "NaN or infinite"),
-        (
-            {"embedding": np.zeros((9, 2)), "id_embedding": np.zeros((5, 3))},
-            ShapeError,
-            "use one encoder",
-        ),
-        ({"images": np.zeros((9, 4, 4))}, ShapeError, "images are float64"),
-        ({"images": np.zeros((9, 4, 4, 2), dtype=np.uint8)}, ShapeError, "2 channels"),
-        ({"groups": ["r"] * 6, "families": list("aabbcc")}, InputError, "share one family"),
-        ({"model_ids": ["m"]}, ShapeError, "model_ids holds 1"),
-        ({"model_ids": ["m"] * 6}, InputError, "'m' more than once"),
-        ({"groups": ["r", None, "s", "t", "u", "v"]}, InputError, r"groups\[1\] is None"),
-        ({"families": [math.nan, *"abcde"]}, InputError, r"families\[0\] is nan"),
+        ([f"img_{k}.png" for k in range(7)] + ["id_acc"], "'id_acc' counted as an example"),
+        ([f"img_{k}.png" for k in range(6)] + ["seed", "epochs"], "'seed' and 'epochs' counted as examples"),
+        ([f"img_{k}.png" for k in range(5)] + ["a", "b", "c"], None),
+        (list("abcdefgh"), None),
     ],
 )
-def test_bad_input_is_named(unchecked, change, error, message):
-    correct, y = small()
+def test_examples_that_are_named_unlike_all_others_are_noted(names: list[str], note: str | None) -> None:
+    """A column of facts that is read as an example would enter the selection in silence."""
+    seen = CorrectnessData.of(np.eye(4, 8), ACCURACY[:4], example_ids=names).describe()
+    assert (note or "") in seen["notes"]
+    assert note is not None or not seen["notes"]
+
+
+# -------------------------------------------------------------------------------------------- refused
+
+
+@pytest.mark.parametrize(
+    ("correct", "facts", "error", "message"),
+    [
+        (CORRECT * 2, {}, InputError, "model 'model_0' on example 'row_0' is 2; expected 0 .* scores=True"),
+        (CORRECT - 0.5, {"scores": True}, InputError, "'row_1' is -0.5; expected a score from 0 to 1"),
+        (np.where(CORRECT == 0, np.nan, 1), {}, InputError, "on example 'row_1' is nan; expected 0"),
+        (CORRECT[0], {}, ShapeError, "expected 0 and 1, models by examples"),
+        (CORRECT[:3], {"id_accuracy": ACCURACY[:3]}, InputError, "3 models .* expected at least 4 models"),
+        (CORRECT, {"id_accuracy": None}, InputError, "id_accuracy is missing"),
+        (CORRECT, {"id_accuracy": ACCURACY * 100}, InputError, "percentages: divide them by 100"),
+        (CORRECT, {"id_accuracy": [0.1] * 4 + [np.nan]}, InputError, "id_accuracy of model 'model_4' is nan"),
+        (CORRECT, {"id_accuracy": ["good"] * 5}, InputError, "id_accuracy is not numeric .*'good'"),
+        (CORRECT, {"id_accuracy": ACCURACY[:4]}, ShapeError, r"id_accuracy has shape \(4,\)"),
+        (CORRECT, {"model_ids": list("abcda")}, InputError, "model_ids holds 'a' more than once"),
+        (CORRECT, {"example_ids": ["x", "y", "x"]}, InputError, "example_ids holds 'x' more than once"),
+        (CORRECT, {"groups": ["a", None, "b", "c", "d"]}, InputError, r"groups\[1\] is None"),
+        (CORRECT, {"groups": list("aabcd"), "families": list("uvwxy")}, InputError, "group 'a' lies in the"),
+        (CORRECT, {"groups": {"model_0": "a"}}, InputError, r"groups lacks model 'model_1' \(4 are missing"),
+        (CORRECT, {"n_id": [1, 2, 3, 4, 0]}, InputError, "n_id must hold counts of at least 1"),
+        (CORRECT, {"labels": [0, -1, 2]}, InputError, "labels runs from -1 to 2"),
+        (CORRECT, {"labels": [0, 1, 2], "label_names": ["a", "b"]}, InputError, "from 0 to 1, the classes"),
+        (CORRECT, {"meta": {"age": [1, 2]}}, ShapeError, r"meta\['age'\] has shape \(2,\)"),
+        (CORRECT, {"embedding": np.full((3, 2), np.inf)}, InputError, "embedding holds NaN or infinite"),
+        (CORRECT, {"images": np.zeros((3, 2, 2))}, ShapeError, r"images are float64 .*expected uint8 \[3,"),
+        (CORRECT, {"image": np.zeros((3, 2, 2))}, InputError, "'image'; did you mean 'images'"),
+    ],
+)
+def test_bad_input_is_named(
+    correct: Any, facts: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
-        CorrectnessData.of(**({"correct": correct, "id_accuracy": y} | change))
+        CorrectnessData.of(correct, **{"id_accuracy": ACCURACY} | facts)
 
 
-def test_data_take_no_second_accuracy():
-    correct, y = small()
-    with pytest.raises(InputError, match="part of the data"):
-        CorrectnessData.of(CorrectnessData.of(correct, y), y)
+def test_models_that_are_only_evaluated_need_no_accuracies() -> None:
+    one = CorrectnessData.of(CORRECT[:1], for_selection=False)
+    assert one.unrated
+    assert one.describe()["in-distribution accuracy"] is None
+    assert CorrectnessData.of(one, for_selection=False) is one
+
+
+# ------------------------------------------------------------------------------------------- archives
+
+
+def test_an_archive_is_read_back(tmp_path: Path, data: CorrectnessData) -> None:
+    assert_equal(CorrectnessData.load(data.save(tmp_path / "full.npz")), data)
+    plain = CorrectnessData.of(CORRECT, ACCURACY)
+    assert_equal(CorrectnessData.load(plain.save(tmp_path / "plain.npz")), plain)
+    scores = CorrectnessData.of(CORRECT * 0.3, ACCURACY, scores=True)
+    assert_equal(CorrectnessData.load(scores.save(tmp_path / "scores.npz")), scores)
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    correct=hnp.arrays(np.uint8, st.tuples(st.integers(4, 19), st.integers(1, 9)), elements=st.integers(0, 1))
+)
+def test_a_large_matrix_is_written_as_bits(tmp_path_factory: pytest.TempPathFactory, correct: Any) -> None:
+    path = tmp_path_factory.mktemp("bits") / "bits.npz"
+    plain = CorrectnessData.of(correct, np.full(len(correct), 0.5))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_DENSE_SAVED", 1)
+        plain.save(path)
+    with np.load(path) as arrays:
+        assert "X" not in arrays
+        bits = arrays["X_bits"]
+        assert int(bits[3 // 8, 0]) >> (3 % 8) & 1 == correct[3, 0]  # the least significant bit first
+    assert_equal(CorrectnessData.load(path), plain)
+
+
+def test_what_a_zoo_writes_is_read(tmp_path: Path) -> None:
+    zoo = Correctness(
+        correct=CORRECT,
+        id_accuracy=ACCURACY,
+        keys=tuple("abcde"),
+        families=tuple("uuvvw"),
+        ids=np.array([7, 2, 5]),
+        labels=np.array([0, 1, 1]),
+        domain="sketch",
+        n_id=0,
+    )
+    zoo.save(tmp_path / "zoo.npz")
+    data = CorrectnessData.load(tmp_path / "zoo.npz")
+    assert data.correct.tolist() == CORRECT.tolist()
+    assert data.n_id is None  # a zoo writes 0 for an unknown number
+    assert data.example_ids.tolist() == ["sketch/7", "sketch/2", "sketch/5"]
+    assert data.meta["domain"].tolist() == ["sketch"] * 3
+
+
+def damaged(change: Any) -> Any:
+    """The arrays of an archive, changed."""
+    arrays: dict[str, Any] = {
+        "X": CORRECT,
+        "y": ACCURACY,
+        "label": [0, 1, 2],
+        "source": json.dumps({"kind": "x"}),
+    }
+    return {name: np.asarray(value) for name, value in (arrays | change).items() if value is not None}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"y": None}, "lacks the array 'y'"),
+        ({"X": None}, "lacks the array 'X'"),
+        ({"X": CORRECT * 3}, "model 'model_0' on example 'row_0' is 3"),
+        ({"y": ACCURACY * 100}, "id_accuracy"),
+        ({"Y": ACCURACY}, "unknown array 'Y'; known: X, y"),
+        ({"source": "{"}, "is not a correctness archive"),
+        ({"X": None, "X_bits": CORRECT, "shape": (99, 3)}, "is not a correctness archive"),
+    ],
+)
+def test_a_bad_archive_is_named(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    np.savez(tmp_path / "bad.npz", **damaged(change))
+    with pytest.raises((FileFormatError, InputError), match=rf"bad\.npz.*{message}"):
+        CorrectnessData.load(tmp_path / "bad.npz")
+
+
+def test_a_file_that_is_no_archive_is_refused(tmp_path: Path, data: CorrectnessData) -> None:
+    whole = data.save(tmp_path / "whole.npz").read_bytes()
+    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(FileFormatError, match="cut off or damaged"):
+        CorrectnessData.load(tmp_path / "cut.npz")
+    (tmp_path / "pickle.npz").write_bytes(pickle.dumps(CORRECT))
+    with pytest.raises(UnsafeFileError, match="is a pickle"):
+        CorrectnessData.load(tmp_path / "pickle.npz")
+    with pytest.raises(FileFormatError, match="is not a file. Pass a correctness archive"):
+        CorrectnessData.load(tmp_path / "none.npz")
+    with pytest.raises(InputError, match="ends in .npz"):
+        data.save(tmp_path / "data.parquet")
+    with pytest.raises(OutputError, match="cannot write"):
+        data.save(tmp_path / "none" / "data.npz")

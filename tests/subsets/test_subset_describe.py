@@ -1,41 +1,39 @@
-"""Words for a subset, with callables that work on the pixels of small digits."""
+"""Phrases for a subset, with callables that work on the pixels of small digits."""
 
-import math
-from collections.abc import Sequence
-from types import SimpleNamespace
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+import torch
 from scipy import stats as scipy_stats
 from sklearn.datasets import load_digits
 
-from assay.analyses.subsets.describe import SubsetDescription, describe_selection, describe_subset
-from assay.analyses.subsets.proposals import caption_prompt, parse_phrases, text_proposer
-from assay.app.cli.select import SelectSettings
-from assay.core.errors import InputError, NonFiniteError, ShapeError
+from assay.analyses.subsets.describe import Clip, chat, describe_subset, parse_phrases, text_proposer
+from assay.core.errors import EndpointError, InputError, NonFiniteError, ShapeError
 
 
-CONCEPTS = ("much ink", "ink on the left", "ink at the top")
+CONCEPTS = ("much ink", "ink on the left")
+WORDS = ("[PAD]", "[UNK]", "a", "dog", "cat", "red")
 
 
 class PixelRanker:
-    """Ink, its share on the left and its share at the top, in the units of their spread over all digits."""
+    """Ink and its share on the left, in the units of their spread over all digits."""
 
     def __init__(self) -> None:
         self._facts = self._of(load_digits().images)
-        self.images_seen = 0
 
     @staticmethod
     def _of(images: Any) -> np.ndarray:
         stack = np.stack([np.asarray(image, dtype=np.float64) for image in images])
         ink = stack.sum(axis=(1, 2))
-        return np.stack([ink, stack[:, :, :4].sum((1, 2)) / ink, stack[:, :4].sum((1, 2)) / ink], axis=1)
+        return np.stack([ink, stack[:, :, :4].sum((1, 2)) / ink], axis=1)
 
     def embed_images(self, images: Any) -> np.ndarray:
-        self.images_seen += len(images)
         facts = (self._of(images) - self._facts.mean(0)) / self._facts.std(0)
         return np.concatenate([facts, np.ones((len(facts), 1))], axis=1)
 
@@ -43,334 +41,182 @@ class PixelRanker:
         return np.array([[float(text == each) for each in CONCEPTS] + [1e-9] for text in texts])
 
 
-def caption(images: Any, prompt: str) -> list[str | None]:
-    """How much ink there is, in words."""
-    assert prompt
-    return [f"a digit with {'much' if np.asarray(image).sum() > 310 else 'little'} ink" for image in images]
-
-
-def propose(captions_a: Sequence[str], captions_b: Sequence[str], n: int) -> list[str]:
-    """Word pairs that more captions of b have."""
-    words = {"much ink", "little ink"}
-    share = {
-        word: sum(word in each for each in captions_b) / len(captions_b)
-        - sum(word in each for each in captions_a) / len(captions_a)
-        for word in words
-    }
-    return sorted((word for word in words if share[word] > 0), key=lambda word: -share[word])[:n]
-
-
 @pytest.fixture(scope="module")
 def digits() -> tuple[np.ndarray, np.ndarray]:
-    """The hundred digits of most ink, most first, and the others."""
+    """Digits of much ink, and the others."""
     images = load_digits().images
-    order = np.argsort(-images.sum(axis=(1, 2)), kind="stable")
+    order = np.argsort(-images.sum(axis=(1, 2)))
     return images[order[:100]], images[order[100:]]
 
 
 def test_the_property_that_was_selected_for_comes_first(digits: tuple[np.ndarray, np.ndarray]) -> None:
     found = describe_subset(
-        *digits, captioner=caption, proposer=propose, ranker=PixelRanker(), phrases=CONCEPTS[1:]
+        *digits, ranker=PixelRanker(), phrases=["ink on the left", "much  ink", "Much ink"]
     )
-    first = found.scores[0]
-    assert first.phrase == "much ink" == found.best[0]
-    assert first.significant
-    assert first.difference > first.low > 0
-    assert first.auroc > first.auroc_low > 0.8
-    assert found.phrases == ("ink on the left", "ink at the top", "much ink")
-    assert [each.auroc for each in found.scores] == sorted((s.auroc for s in found.scores), reverse=True)
-    assert (found.n_selected, found.n_comparison, found.n_failed) == (100, 200, 0)
-    assert len(found.captions_selected) == len(found.captions_comparison) == 25
+    assert found["phrase"].tolist() == ["much ink", "ink on the left"]
+    best = found.iloc[0]
+    assert best["auroc"] > 0.95
+    assert best["low"] < best["difference"] < best["high"]
+    assert best["significant"]
+    turned = describe_subset(*digits[::-1], ranker=PixelRanker(), phrases=["much ink"]).iloc[0]
+    assert turned["difference"] < 0
+    assert turned["auroc"] < 0.05
 
 
 def test_the_score_is_the_signed_difference_of_mean_cosines_by_hand() -> None:
-    ranker = SimpleNamespace(
-        embed_images=lambda images: np.array([[3.0, 4.0] if image else [1.0, 0.0] for image in images]),
-        embed_texts=lambda texts: np.array([[0.0, 2.0], [5.0, 0.0]]),
-    )
-    found = describe_subset(
-        np.array([1, 1]), np.array([0, 0, 1, 0]), ranker=ranker, phrases=["up", "right"], n_resamples=50
-    )
-    up, right = found.scores
-    assert (up.phrase, right.phrase) == ("up", "right")
-    assert up.difference == pytest.approx(0.8 - 0.8 / 4)
-    assert right.difference == pytest.approx(0.6 - (3 + 0.6) / 4)  # below 0: less true of the selected
-    assert up.rel_diff == pytest.approx(0.6 / 0.2)
-    assert right.rel_diff == pytest.approx(0.3 / 0.9)  # the published score has lost the sign
-    assert up.auroc == pytest.approx((2 * 3 + 2 * 0.5) / 8)
-    assert right.auroc == pytest.approx(0.5 / 4)
-    expected = scipy_stats.mannwhitneyu([0.8, 0.8], [0, 0, 0.8, 0], alternative="two-sided").pvalue
-    assert up.p_value == right.p_value == up.q_value == pytest.approx(expected)
+    class Plane:
+        def embed_images(self, images: Any) -> np.ndarray:
+            return np.array(images, dtype=float)
 
-
-def test_swapping_the_sides_turns_every_score_round(digits: tuple[np.ndarray, np.ndarray]) -> None:
-    one, other = digits[0], digits[1][:100]
-    found = describe_subset(one, other, ranker=PixelRanker(), phrases=CONCEPTS)
-    turned = {
-        each.phrase: each
-        for each in describe_subset(other, one, ranker=PixelRanker(), phrases=CONCEPTS).scores
-    }
-    for each in found.scores:
-        assert turned[each.phrase].difference == pytest.approx(-each.difference)
-        assert turned[each.phrase].auroc == pytest.approx(1 - each.auroc)
-        assert turned[each.phrase].p_value == pytest.approx(each.p_value)
-
-
-def test_the_bootstrap_of_the_auroc_is_that_of_resampled_images() -> None:
-    """Against resampling one draw at a time with the same multiplicities."""
-    from assay.analyses.subsets.phrase_scores import _resampled_auroc
-
-    rng = np.random.default_rng(4)
-    one, other = rng.integers(0, 4, 6).astype(float), rng.integers(0, 4, 9).astype(float)
-    weights = rng.multinomial(6, np.full(6, 1 / 6), 20), rng.multinomial(9, np.full(9, 1 / 9), 20)
-    found = _resampled_auroc(one, other, *weights)
-    for draw in range(20):
-        a, b = np.repeat(one, weights[0][draw]), np.repeat(other, weights[1][draw])
-        literal = np.mean([(x > y) + 0.5 * (x == y) for x in a for y in b])
-        assert found[draw] == pytest.approx(literal)
-
-
-def test_a_phrase_that_tells_nothing_apart_is_at_chance() -> None:
-    ranker = SimpleNamespace(
-        embed_images=lambda images: np.ones((len(images), 3)),
-        embed_texts=lambda texts: np.eye(3)[: len(texts)],
-    )
-    (found,) = describe_subset(np.arange(5), np.arange(4), ranker=ranker, phrases=["same"]).scores
-    assert (found.auroc, found.p_value, found.difference, found.significant) == (0.5, 1.0, 0.0, False)
-
-
-def test_images_without_a_caption_are_replaced_by_later_ones_and_left_out() -> None:
-    seen: list[list[int]] = []
-
-    def every_third_fails(images: Any, prompt: str) -> list[str | None]:
-        seen.append([int(image) for image in images])
-        return [None if image % 3 == 0 else f"picture {image}" for image in images]
-
-    scored: list[int] = []
-
-    def embed(images: Any) -> np.ndarray:
-        scored.extend(int(image) for image in images)
-        return np.array([[1.0, float(image)] for image in images])
+        def embed_texts(self, texts: Any) -> np.ndarray:
+            return np.array([[2.0, 0.0]] * len(texts))
 
     found = describe_subset(
-        np.arange(10),
-        np.arange(100, 110),
-        captioner=every_third_fails,
-        proposer=lambda a, b, n: ["large"],
-        ranker=SimpleNamespace(embed_images=embed, embed_texts=lambda texts: np.array([[0.0, 1.0]])),
-        n_captions=4,
-        n_resamples=10,
-    )
-    assert seen[:2] == [[0, 1, 2, 3], [4, 5]]  # two failed, so two more are asked for
-    assert found.captions_selected == ("picture 1", "picture 2", "picture 4", "picture 5")
-    assert 0 not in scored
-    assert 3 not in scored
-    assert {1, 2, 4, 5, 6, 9} <= set(scored)  # 6 and 9 were never asked for
-    assert found.n_selected == 8
-    assert found.n_failed == 20 - len(scored)
+        [(3, 4), (1, 0)], [(0, 2), (-5, 0), (8, 6)], ranker=Plane(), phrases=["east"]
+    ).iloc[0]
+    assert found["difference"] == pytest.approx((0.6 + 1) / 2 - (0 - 1 + 0.8) / 3)
+    assert found["auroc"] == pytest.approx(5 / 6)
+    cosines = [0.6, 1.0], [0.0, -1.0, 0.8]
+    assert found["p_value"] == scipy_stats.mannwhitneyu(*cosines).pvalue
 
 
-def test_held_out_scores_skip_what_the_proposer_saw(digits: tuple[np.ndarray, np.ndarray]) -> None:
-    ranker = PixelRanker()
-    found = describe_subset(
-        *digits, captioner=caption, proposer=propose, ranker=ranker, n_captions=10, held_out=True
-    )
-    assert (found.n_selected, found.n_comparison) == (90, 190)
-    assert ranker.images_seen == 280
-    assert not any("held_out" in note for note in found.notes)
-    assert found.scores[0].phrase == "much ink"
-    with pytest.raises(InputError, match="10 were shown to the proposer"):
-        describe_subset(
-            digits[0][:10], digits[1], captioner=caption, proposer=propose, ranker=ranker, held_out=True
-        )
+def test_captions_become_phrases_and_failed_images_are_left_out(
+    digits: tuple[np.ndarray, np.ndarray],
+) -> None:
+    def captioner(images: Any) -> list[str | None]:
+        sizes = [float(np.asarray(image).sum()) for image in images]
+        return [None, *(f"a digit with {'much' if size > 310 else 'little'} ink" for size in sizes[1:])]
 
+    def proposer(others: Sequence[str], chosen: Sequence[str]) -> list[str]:
+        assert (len(others), len(chosen)) == (24, 24)  # of 25 of each side one has no caption
+        return [word for word in ("much ink", "little ink") if sum(word in text for text in chosen) > 20]
 
-def test_the_comparison_is_sampled_equally_from_its_domains() -> None:
-    domains = ["a"] * 50 + ["b"] * 5 + ["c"] * 45
-    counted: list[str] = []
-
-    def embed(images: Any) -> np.ndarray:
-        counted.extend(domains[image] for image in images if image >= 0)
-        return np.ones((len(images), 2))
-
-    describe_subset(
-        np.array([-1]),
-        np.arange(100),
-        ranker=SimpleNamespace(embed_images=embed, embed_texts=lambda texts: np.ones((1, 2))),
-        phrases=["anything"],
-        domains=domains,
-        n_images=25,
-    )
-    assert {name: counted.count(name) for name in "abc"} == {"a": 10, "b": 5, "c": 10}
-
-
-def test_the_same_seed_samples_the_same_comparison(digits: tuple[np.ndarray, np.ndarray]) -> None:
-    def ask(seed: int) -> dict[str, Any]:
-        return describe_subset(*digits, ranker=PixelRanker(), phrases=CONCEPTS, seed=seed).to_dict()
-
-    assert ask(3) == ask(3)
-    assert ask(3)["scores"] != ask(4)["scores"]
-
-
-def test_a_selection_is_compared_with_what_it_left(digits: tuple[np.ndarray, np.ndarray]) -> None:
-    images = load_digits().images
-    indices = np.argsort(-images.sum(axis=(1, 2)), kind="stable")[:50]
-    pool = SimpleNamespace(n_examples=len(images), images=None)
-    everything = np.arange(len(images))
-    selection: Any = SimpleNamespace(indices=indices, data=pool, pool=everything)
-    found = describe_selection(selection, images, ranker=PixelRanker(), phrases=CONCEPTS)
-    assert found.scores[0].phrase == "much ink"
-    assert (found.n_selected, found.n_comparison) == (50, 200)
-    with pytest.raises(InputError, match="the data have no images"):
-        describe_selection(selection, ranker=PixelRanker(), phrases=CONCEPTS)
-    with pytest.raises(InputError, match="7 images for 1797 examples"):
-        describe_selection(selection, images[:7], phrases=CONCEPTS)
-    whole: Any = SimpleNamespace(indices=everything, data=pool, pool=everything)
-    with pytest.raises(InputError, match="no example is left"):
-        describe_selection(whole, images, phrases=CONCEPTS)
-    selection.pool = np.union1d(indices, everything[:30])  # only these could be selected
-    found = describe_selection(selection, images, ranker=PixelRanker(), phrases=CONCEPTS)
-    assert found.n_comparison == len(selection.pool) - 50
-
-
-def test_results_survive_json(digits: tuple[np.ndarray, np.ndarray]) -> None:
-    import json
-
-    found = describe_subset(*digits, captioner=caption, proposer=propose, ranker=PixelRanker())
-    again = SubsetDescription.from_dict(json.loads(json.dumps(found.to_dict(), allow_nan=False)))
-    assert again.to_dict() == found.to_dict()
-    assert again.best == found.best
-
-
-def test_an_undefined_relative_difference_is_null() -> None:
-    ranker = SimpleNamespace(
-        embed_images=lambda images: np.array([[float(image), 1 - float(image)] for image in images]),
-        embed_texts=lambda texts: np.array([[1.0, 0.0]]),
-    )
-    (found,) = describe_subset(np.ones(3), np.zeros(3), ranker=ranker, phrases=["one"]).scores
-    assert math.isnan(found.rel_diff)
-    assert found.to_dict()["rel_diff"] is None
-    assert math.isnan(type(found).from_dict(found.to_dict()).rel_diff)
-
-
-def test_captions_alone_and_phrases_alone_are_enough(digits: tuple[np.ndarray, np.ndarray]) -> None:
-    captions = describe_subset(*digits, captioner=caption)
-    assert captions.phrases == captions.scores == ()
-    assert captions.captions_selected[0] == "a digit with much ink"
-    unscored = describe_subset(*digits, captioner=caption, proposer=propose)
-    assert unscored.phrases == ("much ink",)
-    assert unscored.scores == ()
-
-
-# -------------------------------------------------------------------------------------------- the words
+    found = describe_subset(*digits, ranker=PixelRanker(), captioner=captioner, proposer=proposer)
+    assert found["phrase"].tolist() == ["much ink"]
+    with pytest.raises(InputError, match="phrases are missing"):
+        describe_subset(*digits, ranker=PixelRanker())
+    with pytest.raises(InputError, match="a side holds no image"):
+        describe_subset([], digits[1], ranker=PixelRanker(), phrases=["much ink"])
 
 
 @pytest.mark.parametrize(
-    ("answer", "phrases"),
+    ("rows", "error", "message"),
     [
-        ("* plain background\n- seen from above", ["plain background", "seen from above"]),
-        ('Here they are:\n* "thick lines"\n* Thick Lines\n1. numbered', ["thick lines"]),
-        ("*" + " word" * 12 + "\n*" + " word" * 13, ["word " * 11 + "word"]),
-        ("  -  “curly quotes”.  \n-\n* ''\n", ["curly quotes"]),
-        ("* **bold phrase**", ["bold phrase"]),
-        ("---\n**Light**: dim\n* **Pose**: seated\n***", ["Light: dim", "Pose: seated"]),
-        ("* " + "w" * 120 + "\n* " + "w" * 121, ["w" * 120]),
-        ("", []),
-    ],
-)
-def test_phrases_are_the_listed_lines(answer: str, phrases: list[str]) -> None:
-    assert parse_phrases(answer) == phrases
-
-
-@given(st.text(max_size=200))
-def test_no_parsed_phrase_is_long_empty_or_twice_there(answer: str) -> None:
-    found = parse_phrases(answer)
-    assert all(each.strip() and len(each.split()) <= 12 for each in found)
-    assert len({each.casefold() for each in found}) == len(found)
-
-
-def test_a_language_model_is_asked_for_properties_other_than_the_class() -> None:
-    asked: list[str] = []
-
-    def generate(prompt: str) -> str:
-        asked.append(prompt)
-        return "* large eyes\n* indoors"
-
-    assert text_proposer(generate)(["a {cat}"], ["a dog"], 7) == ["large eyes", "indoors"]
-    assert text_proposer(generate, fixed_class="dog")(["a"], ["b"], 2) == ["large eyes", "indoors"]
-    assert "- a {cat}" in asked[0]
-    assert "Name 7 properties" in asked[0]
-    assert "Leave out what kind of object" in asked[0]
-    assert "All pictures of both groups show: dog." in asked[1]
-    assert caption_prompt("dog").startswith(caption_prompt())
-    assert "dog" in caption_prompt("dog")
-
-
-def test_what_models_answer_is_bounded_and_printable(digits: tuple[np.ndarray, np.ndarray]) -> None:
-    found = describe_subset(
-        *digits,
-        captioner=lambda images, prompt: ["a\x1b[2J\n" + "b" * 5000] * len(images),
-        proposer=lambda a, b, n: [f"phrase\x1b {k}" for k in range(1000)],
-        n_phrases=3,
-    )
-    assert found.phrases == tuple(f"phrase\\x1b {k}" for k in range(3))
-    assert {len(each) for each in found.captions_selected} == {2000}
-    assert found.captions_selected[0].startswith("a\\x1b[2J b")
-
-
-# -------------------------------------------------------------------------------------------- wrong use
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "phrases are missing"),
-        ({"proposer": propose}, "add a captioner"),
-        ({"phrases": "ink"}, r"give a list of phrases, \['ink'\]"),
-        ({"phrases": []}, "no phrases were given or proposed"),
-        ({"phrases": ["a", 3]}, "a phrase is 3 of type int"),
-        ({"phrases": ["a"], "n_images": 0}, "^n_images is 0"),
-        ({"phrases": ["a"], "q": 1.5}, "q is 1.5"),
-        ({"phrases": ["a"], "domains": ["x"]}, "domains has 1 entries for 4"),
-        ({"captioner": lambda images, prompt: ["one"]}, "returned 1 captions for 3 images"),
-        (
-            {"captioner": lambda images, prompt: [None] * len(images), "proposer": propose},
-            "failed on all selected images",
-        ),
-        ({"captioner": caption, "proposer": lambda a, b, n: []}, "no phrases were given or proposed"),
-    ],
-)
-@pytest.mark.usefixtures("unchecked")
-def test_wrong_use_is_answered_with_what_to_do(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        describe_subset(np.ones((3, 2, 2)), np.ones((4, 2, 2)), **options)
-
-
-def test_an_option_without_a_phrase_is_refused() -> None:
-    with pytest.raises(InputError, match="there is no phrase to score"):
-        SelectSettings(phrases=" ;").describer()
-    assert SelectSettings().describer().phrases == ()
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_an_empty_side_is_refused() -> None:
-    with pytest.raises(InputError, match="images_comparison is empty"):
-        describe_subset(np.ones((3, 2, 2)), [], phrases=["a"])
-
-
-@pytest.mark.parametrize(
-    ("images", "texts", "error", "message"),
-    [
-        (np.ones((2, 2)), np.ones((1, 2)), ShapeError, r"shape \(2, 2\); expected \(3, d\)"),
-        (np.ones((3, 2)), np.ones((2, 2)), ShapeError, "returned text embeddings"),
-        (np.ones((3, 3)), np.ones((1, 2)), ShapeError, "3 and texts in 2 dimensions"),
-        (np.zeros((3, 2)), np.ones((1, 2)), NonFiniteError, "selected image embedding in row 0 has norm 0"),
-        (np.full((3, 2), np.nan), np.ones((1, 2)), NonFiniteError, "has norm nan"),
+        ([[1.0, 0.0]], ShapeError, r"text embeddings of shape \(1, 2\); expected \(2, d\)"),
+        ([[1.0, 0.0]] * 2, ShapeError, "images in 3 and texts in 2 dimensions"),
+        ([[0.0, 0.0, 0.0]] * 2, NonFiniteError, "zero or not finite"),
     ],
 )
 def test_embeddings_are_checked(
-    images: np.ndarray, texts: np.ndarray, error: type[Exception], message: str
+    rows: list[list[float]], error: type, message: str, digits: tuple[np.ndarray, np.ndarray]
 ) -> None:
-    ranker = SimpleNamespace(embed_images=lambda given: images, embed_texts=lambda given: texts)
+    ranker = PixelRanker()
+    ranker.embed_texts = lambda texts: np.array(rows)  # type: ignore[method-assign]
     with pytest.raises(error, match=message):
-        describe_subset(np.ones(3), np.ones(3), ranker=ranker, phrases=["a"])
+        describe_subset(*digits, ranker=ranker, phrases=CONCEPTS)
+
+
+def test_phrases_are_the_listed_lines() -> None:
+    answer = 'Sure:\n* "Seen from above."\n- **red**\n- seen from above\n* ---\nnot listed\n* ' + "word " * 13
+    assert parse_phrases(answer) == ["Seen from above", "red"]
+
+
+# ------------------------------------------------------------------------------------ ready callables
+
+
+@pytest.fixture
+def endpoint() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """An address of the chat protocol that answers with a list, and what it was asked."""
+    asked: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            asked[-1]["key"] = self.headers.get("Authorization")
+            body = {"choices": [{"message": {"content": "* dim light\n* fog"}}]}
+            self.send_response(404 if "nothing" in self.path else 200)
+            self.end_headers()
+            self.wfile.write(json.dumps({} if "empty" in self.path else body).encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/v1", asked
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_chat_address_proposes_and_captions(
+    endpoint: tuple[str, list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, asked = endpoint
+    monkeypatch.setenv("CHAT_KEY", "secret")
+    ask = chat(url, "small", key_variable="CHAT_KEY")
+    assert text_proposer(ask)(["a sunny road"], ["a road in fog"]) == ["dim light", "fog"]
+    assert asked[0]["model"] == "small"
+    assert asked[0]["key"] == "Bearer secret"
+    prompt = asked[0]["messages"][0]["content"]
+    assert prompt.index("Group A:\n- a sunny road") < prompt.index("Group B:\n- a road in fog")
+    assert ask("What is this?", np.zeros((4, 4, 3), dtype=np.uint8)).startswith("* dim light")
+    image = asked[1]["messages"][0]["content"][1]["image_url"]["url"]
+    assert image.startswith("data:image/png;base64,")
+    with pytest.raises(EndpointError, match="small failed: status 404"):
+        chat(f"{url}/nothing", "small")("hello")
+    with pytest.raises(EndpointError, match="small answered without a text"):
+        chat(f"{url}/empty", "small")("hello")
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small CLIP of random weights with its tokenizer."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import CLIPConfig, CLIPModel, PreTrainedTokenizerFast
+
+    from assay.models.hugging_face import without_progress_bars
+
+    torch.manual_seed(0)
+    small = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {
+        **small,
+        "vocab_size": len(WORDS),
+        "max_position_embeddings": 12,
+        "eos_token_id": 1,
+        "pad_token_id": 0,
+    }
+    vision = {**small, "image_size": 32, "patch_size": 16}
+    folder = tmp_path_factory.mktemp("clip")
+    with without_progress_bars():
+        CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)).save_pretrained(
+            folder
+        )
+    images = {
+        "image_processor_type": "CLIPImageProcessor", "size": {"shortest_edge": 32}, "do_center_crop": True,
+        "crop_size": {"height": 32, "width": 32}, "image_mean": [0.5, 0.4, 0.3], "image_std": [0.2, 0.2, 0.2],
+    }  # fmt: skip
+    (folder / "preprocessor_config.json").write_text(json.dumps(images))
+    core = Tokenizer(models.WordLevel({word: place for place, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="[PAD]", unk_token="[UNK]", model_max_length=12
+    ).save_pretrained(folder)
+    return folder
+
+
+def test_clip_embeds_as_transformers_does(clip: Path) -> None:
+    from transformers import CLIPModel
+
+    ranker = Clip(clip)
+    pixels = np.random.default_rng(0).integers(0, 256, (40, 32, 32, 3), dtype=np.uint8)
+    prepared = torch.tensor((pixels / 255 - [0.5, 0.4, 0.3]) / 0.2, dtype=torch.float32).permute(0, 3, 1, 2)
+    with torch.inference_mode():
+        features = CLIPModel.from_pretrained(clip).eval().get_image_features(pixel_values=prepared)
+    literal = getattr(features, "pooler_output", features).numpy()
+    np.testing.assert_allclose(ranker.embed_images(pixels), literal, atol=1e-5)  # float32
+    texts = ranker.embed_texts(["a red dog", "cat"])
+    assert texts.shape == (2, 8)
+    np.testing.assert_allclose(texts[1], ranker.embed_texts(["cat"])[0], atol=1e-5)  # padding changes nothing
+    (clip / "preprocessor_config.json").rename(clip / "other.json")
+    with pytest.raises(InputError, match="is not a model with towers for images and texts"):
+        Clip(clip)

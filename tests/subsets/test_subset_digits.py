@@ -7,7 +7,7 @@ import pytest
 
 from assay.analyses.subsets import digits
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.digits import FAMILIES, digits_data, digits_recipes
+from assay.analyses.subsets.digits import FAMILIES, digits_data, digits_runs
 from assay.analyses.subsets.line import line_correlation
 from assay.core.errors import InputError
 
@@ -22,21 +22,22 @@ def data() -> CorrectnessData:
 
 def correlation(data: CorrectnessData, cue: str) -> float:
     chosen = np.flatnonzero(data.meta["cue"] == cue)
-    return line_correlation(data.id_accuracy, data.accuracy_on(chosen))
+    return line_correlation(data.id_accuracy, data.accuracy(chosen))
 
 
 def test_every_family_has_as_many_runs_as_the_others(data: CorrectnessData) -> None:
     assert data.families is not None
     assert set(Counter(data.families).values()) == {2}
     assert len(FAMILIES) >= 10
-    assert data.groups == data.model_ids
+    assert data.groups is not None
+    assert data.groups.tolist() == data.model_ids.tolist()
     assert len(set(data.model_ids)) == N_MODELS
 
 
 def test_every_image_has_one_role_and_is_named_by_its_place() -> None:
     from sklearn.datasets import load_digits
 
-    made = digits._draw(0)
+    made = digits._Images.draw(0)
     places = [made.train, made.within, made.outside]
     assert np.sort(np.concatenate(places)).tolist() == list(range(1797))
     assert [len(part) for part in places] == [500, 500, 797]
@@ -44,7 +45,7 @@ def test_every_image_has_one_role_and_is_named_by_its_place() -> None:
 
 
 def test_marks_agree_in_distribution_and_mislead_on_a_part_of_four_digits(data: CorrectnessData) -> None:
-    made = digits._draw(0)
+    made = digits._Images.draw(0)
     for part in (made.train, made.within):
         assert 0.95 < (made.marks[part] == made.digits[part]).mean() < 1
     cue, mark, labels = data.meta["cue"], data.meta["mark"], data.labels
@@ -60,19 +61,20 @@ def test_marks_agree_in_distribution_and_mislead_on_a_part_of_four_digits(data: 
 
 
 def test_strokes_stand_on_the_frame_and_do_not_overlap() -> None:
-    rows, columns = np.divmod(digits._strokes(), digits.SIDE)
+    rows, columns = np.divmod(digits.strokes(), digits.SIDE)
     last = digits.SIDE - 1
     assert ((rows == 0) | (rows == last) | (columns == 0) | (columns == last)).all()
-    assert len(np.unique(digits._strokes())) == 10 * digits.STROKE
+    assert len(np.unique(digits.strokes())) == 10 * digits.STROKE
 
 
 def test_a_mark_brightens_its_stroke_and_nothing_else() -> None:
-    bare = np.full((2, digits.SIDE**2), 3.0)
-    shown = digits._with_marks(bare, np.array([-1, 4]))
-    assert (bare == 3).all()
+    made = digits._Images.draw(0)
+    bare = made._replace(bare=np.full_like(made.bare, 3.0))
+    shown = bare.pixels(np.array([5, 9]), np.array([-1, 4]))
+    assert (bare.bare == 3).all()
     assert (shown[0] == 3 / 16).all()
     lit = np.flatnonzero(shown[1] != 3 / 16)
-    assert sorted(lit.tolist()) == sorted(digits._strokes()[4].tolist())
+    assert sorted(lit.tolist()) == sorted(digits.strokes()[4].tolist())
     assert (shown[1, lit] == (3 + digits.MARK) / 16).all()
 
 
@@ -87,11 +89,11 @@ def test_all_examples_are_on_the_line_and_the_misleading_ones_on_the_inverse_lin
 
 def test_reading_the_mark_helps_in_distribution(data: CorrectnessData) -> None:
     """Of two runs of a family, the one that saw more marks is better there, and worse where they mislead."""
-    recipes = digits_recipes(N_MODELS)
+    recipes = digits_runs(N_MODELS)
     erased = np.array([recipe.erased for recipe in recipes])
     assert (erased[: len(FAMILIES)] < 0.5).all()
     assert (erased[len(FAMILIES) :] >= 0.5).all()
-    misled = data.accuracy_on(np.flatnonzero(data.meta["cue"] == "misleads"))
+    misled = data.accuracy(np.flatnonzero(data.meta["cue"] == "misleads"))
     first, second = np.split(data.id_accuracy, 2)
     assert (first > second).mean() > 0.8
     first, second = np.split(misled, 2)
@@ -99,7 +101,7 @@ def test_reading_the_mark_helps_in_distribution(data: CorrectnessData) -> None:
 
 
 def test_ids_images_and_counts_come_along(data: CorrectnessData) -> None:
-    made = digits._draw(0)
+    made = digits._Images.draw(0)
     assert data.example_ids[0] == f"digit-{made.outside[0]:04d}"
     assert data.images is not None
     assert data.images.shape == (797, 10, 10)
@@ -109,7 +111,7 @@ def test_ids_images_and_counts_come_along(data: CorrectnessData) -> None:
     assert data.id_embedding.shape == (500, 100)
     assert data.n_id is not None
     assert (data.n_id == 500).all()
-    assert data.quality().reliability > 0.9
+    assert data.describe()["reliability"] > 0.9
 
 
 def test_neither_workers_nor_repetition_change_the_matrix(data: CorrectnessData) -> None:
@@ -117,12 +119,12 @@ def test_neither_workers_nor_repetition_change_the_matrix(data: CorrectnessData)
 
 
 def test_another_seed_gives_other_images_and_runs() -> None:
-    assert digits_recipes(N_MODELS, seed=1) != digits_recipes(N_MODELS)
-    assert not np.array_equal(digits._draw(0).outside, digits._draw(1).outside)
+    assert digits_runs(N_MODELS, seed=1) != digits_runs(N_MODELS)
+    assert not np.array_equal(digits._Images.draw(0).outside, digits._Images.draw(1).outside)
 
 
 def test_the_erased_share_goes_evenly_from_0_to_1_in_every_family() -> None:
-    recipes = digits_recipes(5 * len(FAMILIES) + 3)
+    recipes = digits_runs(5 * len(FAMILIES) + 3)
     for family in FAMILIES:
         shares = [recipe.erased for recipe in recipes if recipe.family == family]
         assert np.floor(np.array(shares) * len(shares)).tolist() == list(range(len(shares)))

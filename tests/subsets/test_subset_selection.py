@@ -1,345 +1,267 @@
-"""Selecting a subset, evaluating it, keeping it."""
+"""Subsets of one and several sizes: settings, verdicts, files, other models."""
 
+import dataclasses
 import json
 import math
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from goldens import FOLDER, arrays, values
 from planted_subsets import planted_matrix
 
-import assay
-from assay.analyses.subsets.line import fit_line, line_correlation
-from assay.core.errors import FileFormatError, InputError, ShapeError, UnknownNameError
+from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.path import SelectionPath, selection_path
+from assay.analyses.subsets.problem import default_sizes, make_problem
+from assay.analyses.subsets.selection import Subset, load_subset, oodselect
+from assay.analyses.subsets.verdict import SubsetVerdict
+from assay.core.errors import FileFormatError, InputError, ShapeError
 
 
-pytestmark = pytest.mark.filterwarnings("error")
+FIRST = Path(__file__).with_name("subset-1.json")  # written by the first version
 
 
-@pytest.fixture(scope="module")
-def planted():
-    return planted_matrix(120, 400, planted=0.2, slope=0.6, n_families=12, seed=5)
+@cache
+def planted() -> CorrectnessData:
+    made = planted_matrix(60, 120, planted=0.3, slope=0.6, n_families=12, seed=5)
+    return CorrectnessData.of(
+        made.correct, made.id_accuracy, families=made.families, labels=np.arange(120) % 3,
+        model_ids=[f"net-{place}" for place in range(60)],
+        example_ids=[f"image-{place}" for place in range(120)], meta={"light": ["dim", "bright"] * 60},
+    )  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def selected(planted):
-    return assay.oodselect(planted.correct, planted.id_accuracy, 60, families=planted.families)
+@cache
+def path() -> SelectionPath:
+    selected = selection_path(planted(), sizes=[40, 20, 80], split="family")
+    selected.judge(n_permutations=19, workers=1)
+    return selected
 
 
-def test_the_example_of_the_specification():
-    given = arrays("planted_301")
-    sub = assay.oodselect(given["X"], given["y"], 200, compat=True, seed=0, families=given["family"])
-    expected = values("planted_301")["splits"]["split42"]["sizes"]["200"]["prototype_fast"]
-    test = sub.correlation["test"]
-    assert test.r <= expected["test"] + 0.02
-    assert test.low < test.r < test.high < 0
-    assert (test.n, sub.split.kind) == (96, "random")
-    planted = np.load(FOLDER / "planted_301_index.npy")
-    assert np.isin(sub.indices, planted).mean() >= expected["precision"] - 0.05
+def verdict(r: float, status: str) -> SubsetVerdict:
+    return dataclasses.replace(path()[20].verdict, r=r, status=status)
 
 
-def test_every_reported_number_is_that_of_its_definition(planted, selected):
-    for part in ("train", "validation", "test"):
-        models = selected.split.part(part)
-        accuracy = planted.correct[models][:, selected.indices].mean(axis=1)
-        expected = line_correlation(planted.id_accuracy[models], accuracy)
-        assert selected.correlation[part].r == pytest.approx(expected, abs=1e-12)
-        everything = line_correlation(planted.id_accuracy[models], planted.correct[models].mean(axis=1))
-        assert selected.full[part].r == pytest.approx(everything, abs=1e-12)
-        assert selected.correlation[part].n == len(models)
-    assert selected.lines["selected"].slope < 0
-    assert (np.diff(selected.scores) >= 0).all()
-    assert len(set(selected.indices.tolist())) == selected.size == 60
-    assert selected.example_ids[0] == f"row_{selected.indices[0]}"
+# -------------------------------------------------------------------------------- settings and selection
 
 
-def test_the_same_call_gives_the_same_subset(planted, selected):
-    again = assay.oodselect(planted.correct, planted.id_accuracy, 60, families=planted.families)
-    np.testing.assert_array_equal(again.indices, selected.indices)
-    assert again.id == selected.id
-    packed = assay.oodselect(
-        planted.correct, planted.id_accuracy, 60, families=planted.families, layout="packed"
+def test_strata_keep_their_shares_and_others_stay_out() -> None:
+    allowed = np.flatnonzero(np.arange(120) % 4)
+    subset = oodselect(planted(), size=12, strata="label", allowed=allowed)
+    assert np.isin(subset.indices, allowed).all()
+    assert np.bincount(planted().labels[subset.indices]).tolist() == [4, 4, 4]
+    assert subset.settings.strata_name == "label"
+    mask = np.isin(np.arange(120), allowed)
+    again = oodselect(planted(), size=12, strata=planted().labels, allowed=mask)
+    assert again.indices.tolist() == subset.indices.tolist()
+    light = oodselect(planted(), size=12, strata="light")
+    assert np.bincount(light.indices % 2).tolist() == [6, 6]
+
+
+def test_order_names_and_workers_change_nothing() -> None:
+    data = planted()
+    renamed = CorrectnessData.of(data, model_ids=[f"x{place}" for place in range(60)[::-1]])
+    one, other = (oodselect(each, size=20) for each in (data, renamed))
+    assert one.indices.tolist() == other.indices.tolist()
+    assert one.id == other.id
+    assert (
+        one.judge(n_permutations=19, workers=1).to_dict()
+        == other.judge(n_permutations=19, workers=2).to_dict()
     )
-    assert packed.correlation["test"].r == pytest.approx(selected.correlation["test"].r, abs=1e-3)
-    assert packed.id == selected.id
-
-
-def test_everything_selected_is_the_whole_set(planted):
-    sub = assay.oodselect(planted.correct, planted.id_accuracy, 400, families=planted.families)
-    assert sorted(sub.indices.tolist()) == list(range(400))
-    assert sub.correlation["test"].r == pytest.approx(sub.full["test"].r, abs=1e-12)
-
-
-def test_strata_allowed_and_included(planted):
-    strata = np.arange(400) % 4
-    allowed = np.arange(400) >= 20
-    sub = assay.oodselect(
-        planted.correct,
-        planted.id_accuracy,
-        40,
-        families=planted.families,
-        strata=strata,
-        allowed=allowed,
-        must_include=[399, 21],
-    )
-    assert np.bincount(strata[sub.indices]).tolist() == [10, 10, 10, 10]
-    assert sub.indices.min() >= 20
-    assert {399, 21} <= set(sub.indices.tolist())
-    data = assay.CorrectnessData.of(
-        planted.correct, planted.id_accuracy, families=planted.families, labels=strata
-    )
-    by_name = assay.oodselect(
-        data, size=40, strata="label", allowed=np.arange(20, 400), must_include=[21, 399]
-    )
-    assert set(by_name.indices.tolist()) == set(sub.indices.tolist())
-
-
-# ----------------------------------------------------------------------------------------- other models
-
-
-def test_the_models_it_was_selected_with_evaluate_to_the_same_numbers(planted, selected):
-    models = selected.split.test
-    families = np.asarray(planted.families)[models]
-    found = selected.evaluate(
-        planted.correct[models], planted.id_accuracy[models], families=families, order="data"
-    )
-    test = selected.correlation["test"]
-    assert (found.r, found.low, found.high) == pytest.approx((test.r, test.low, test.high))
-    assert found.full.r == pytest.approx(selected.full["test"].r)
-    assert found.line.slope == pytest.approx(selected.lines["selected"].slope)
-    assert len(found.accuracy) == found.n == len(models)
-    assert json.dumps(found.to_dict(), allow_nan=False)
-
-
-def test_other_models_are_aligned_by_example_id(planted, selected):
-    models = selected.split.test
-    order = np.random.default_rng(0).permutation(400)
-    ids = [f"row_{place}" for place in order]
-    shuffled = planted.correct[models][:, order]
-    found = selected.evaluate(shuffled, planted.id_accuracy[models], example_ids=ids)
-    assert found.r == pytest.approx(selected.correlation["test"].r)
-    kept = np.isin(order, selected.indices)
-    fewer = selected.evaluate(shuffled[:, kept], planted.id_accuracy[models], example_ids=np.array(ids)[kept])
-    assert fewer.r == pytest.approx(found.r)
-    missing = np.array(ids)[kept]
-    missing[0] = "elsewhere"
-    with pytest.raises(InputError, match="1 of the 60 examples"):
-        selected.evaluate(shuffled[:, kept], planted.id_accuracy[models], example_ids=missing)
-    with pytest.raises(ShapeError, match="60 examples, but the subset was selected from 400"):
-        selected.evaluate(shuffled[:, kept], planted.id_accuracy[models], order="data")
-
-
-def test_columns_without_names_are_refused(planted, selected):
-    """Reversed columns would pass for the same examples."""
-    models = selected.split.test
-    turned = planted.correct[models][:, ::-1]
-    with pytest.raises(InputError, match=r"Give example_ids=.*or order='data'"):
-        selected.evaluate(turned, planted.id_accuracy[models])
-    with pytest.raises(InputError, match="order='data'"):
-        selected.evaluate(assay.CorrectnessData.of(turned, planted.id_accuracy[models]))
-    with pytest.raises(UnknownNameError, match="order of columns"):
-        selected.evaluate(turned, planted.id_accuracy[models], order="reversed")
-
-
-def test_one_model_and_frames_are_evaluated(planted, selected):
-    one = selected.evaluate(planted.correct[3], float(planted.id_accuracy[3]), order="data")
-    assert one.n == 1
-    assert np.isnan(one.r)
-    assert one.accuracy == (pytest.approx(planted.correct[3, selected.indices].mean()),)
-    assert json.dumps(one.to_dict(), allow_nan=False)
-    models = selected.split.test
-    ids = [f"row_{place}" for place in range(400)]
-    frame = pd.DataFrame(planted.correct[models], index=[f"m{each}" for each in models], columns=ids)
-    found = selected.evaluate(frame[ids[::-1]], planted.id_accuracy[models])
-    assert found.r == pytest.approx(selected.correlation["test"].r)
-    assert selected.evaluate(frame.iloc[:2], planted.id_accuracy[models][:2]).n == 2
-    with pytest.raises(InputError, match="remove example_ids"):
-        selected.evaluate(frame, planted.id_accuracy[models], example_ids=ids)
-    counted = frame.T.reset_index(drop=True)  # rows are examples that only their places name
-    with pytest.raises(InputError, match="have no names"):
-        selected.evaluate(counted, planted.id_accuracy[models])
-
-
-def test_names_that_look_like_places_are_names(planted):
-    """A table whose examples are called row_1042, ... is matched by name, also where an order is given."""
-    names = [f"row_{place}" for place in np.random.default_rng(0).permutation(400) + 1000]
-    frame = pd.DataFrame(planted.correct, index=[f"m{n}" for n in range(len(planted.correct))], columns=names)
-    own = assay.CorrectnessData.from_frame(frame, id_accuracy=planted.id_accuracy)
-    chosen = assay.oodselect(own, size=20)
-    turned = assay.CorrectnessData.from_frame(frame[names[::-1]], id_accuracy=planted.id_accuracy)
-    assert chosen.evaluate(turned).r == chosen.evaluate(own).r
-    partly = frame[names[::-1]].rename(columns={chosen.example_ids[0]: "another"})
-    with pytest.raises(
-        InputError, match="19 of the 20 examples of the subset are given by name in another p"
-    ):
-        chosen.evaluate(partly, planted.id_accuracy, order="data")
-
-
-def test_numbered_columns_are_matched_by_place_only(planted, selected):
-    # Generated ids name columns, not examples: other columns must not pass for the same ones.
-    other = assay.CorrectnessData.of(planted.correct[:, :300], planted.id_accuracy)
-    with pytest.raises(ShapeError, match="300 examples"):
-        selected.evaluate(other, order="data")
-
-
-def test_what_the_caller_changes_later_changes_nothing(planted):
-    correct, accuracy = planted.correct.copy(), planted.id_accuracy.copy()
-    sub = assay.oodselect(correct, accuracy, 20, families=planted.families)
-    before = sub.accuracies()
-    correct[:], accuracy[:] = 1 - correct, 0.5
-    np.testing.assert_array_equal(sub.accuracies(), before)
-    assert sub.data.hash == sub.facts["hash"]
-
-
-def test_half_an_example_clips_the_line_as_it_clips_the_correlation(planted):
-    sub = assay.oodselect(planted.correct, planted.id_accuracy, 6, families=planted.families, clip="half")
-    assert sub.lines["selected"].r == pytest.approx(sub.correlation["test"].r)
-    models = sub.split.test
-    found = sub.evaluate(planted.correct[models], planted.id_accuracy[models], order="data")
-    assert found.line.r == pytest.approx(found.r)
-
-
-# ------------------------------------------------------------------------------------------------- files
-
-
-def test_a_subset_survives_its_file(planted, selected, tmp_path):
-    path = selected.save(tmp_path / "made" / "subset.json")
-    again = assay.load_subset(path)
-    np.testing.assert_array_equal(again.indices, selected.indices)
-    assert again.correlation["test"] == selected.correlation["test"]
-    assert again.id == selected.id
-    assert again.to_dict() == selected.to_dict()
-    models = selected.split.test
-    found = again.evaluate(planted.correct[models], planted.id_accuracy[models], order="data")
-    assert found.r == pytest.approx(selected.correlation["test"].r)
-    assert again.lines == selected.lines
-    with pytest.raises(InputError, match="a verdict needs the data"):
-        assert again.verdict
-    data = assay.CorrectnessData.of(planted.correct, planted.id_accuracy, families=planted.families)
-    line = selected.lines["selected"]
-    direct = fit_line(data.id_accuracy[models], data.accuracy_on(selected.indices, models))
-    assert (line.slope, line.intercept) == (direct.slope, direct.intercept)
-    assert len(assay.load_subset(path, data).accuracies(models)) == line.n
-    with pytest.raises(InputError, match="selected on other data"):
-        assay.load_subset(path, data.take_examples(np.arange(399)))
-
-
-def test_constraints_survive_the_file(planted, tmp_path):
-    sub = assay.oodselect(
-        planted.correct,
-        planted.id_accuracy,
-        40,
-        families=planted.families,
-        strata=np.arange(400) % 4,
-        allowed=np.arange(20, 400),
-        must_include=[399],
-    )
-    again = assay.load_subset(sub.save(tmp_path / "subset.json"), sub.data)
-    assert again.settings.record() == sub.settings.record()
-    assert again.id == sub.id
-
-
-def test_a_file_of_the_first_release_is_read(tmp_path):
-    kept = Path(__file__).with_name("subset-1.json")
-    again = assay.load_subset(kept)
-    assert again.sweep == (6, 9)
-    assert again.settings.allowed.sum() == 54
-    assert again.judged
-    assert again.to_dict() == json.loads(kept.read_text())
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("options", "kind", "message"),
     [
-        (lambda text: text[: len(text) // 2], "is not a subset"),
-        (lambda text: text.replace("assay-selection/1", "assay-selection/9"), "this version reads"),
-        (
-            lambda text: json.dumps({k: v for k, v in json.loads(text).items() if k != "indices"}),
-            "complete subset",
-        ),
-        (lambda text: json.dumps(json.loads(text) | {"indices": [5] * 60}), "do not describe one set"),
-        (lambda text: json.dumps(json.loads(text) | {"indices": list(range(400, 460))}), "lies outside"),
-        (lambda text: json.dumps(json.loads(text) | {"cells": {}}), "'cells' is {}; expected the kind"),
-        (
-            lambda text: json.dumps(json.loads(text) | {"cells": {"kind": "scores", "ends": ["a", 2]}}),
-            "expected the kind of the answers and their ends",
-        ),
-        (lambda text: "[1, 2]", "is not a subset but JSON of another kind; this version"),
+        ({"solver": "greedy"}, InputError, "unknown solver 'greedy'"),
+        ({"trials": 3}, InputError, "unknown option of the solver 'swap' 'trials'"),
+        ({"strata": "colour"}, InputError, "unknown column to stratify by 'colour'"),
+        ({"strata": [1, None] * 60}, ShapeError, "120 values, 60 of them missing"),
+        ({"allowed": [120]}, ShapeError, "expected a mask over the 120 examples, or their places"),
+        ({"seed": -1}, InputError, "seed is -1"),
+        ({"size": 121}, InputError, "size is 121"),
+        ({"size": None}, InputError, "size is missing"),
+        ({"split": "runs"}, InputError, "split of the models"),
     ],
 )
-def test_a_bad_file_is_named(selected, tmp_path, change, message):
-    path = tmp_path / "subset.json"
-    selected.save(path)
-    path.write_text(change(path.read_text()))
+def test_settings_that_do_not_fit_are_refused(options: dict[str, Any], kind: type, message: str) -> None:
+    with pytest.raises(kind, match=message):
+        oodselect(planted(), **({"size": 10} | options))
+
+
+def test_models_without_accuracies_in_distribution_select_nothing() -> None:
+    with pytest.raises(InputError, match="id_accuracy is missing"):
+        oodselect(planted().correct, size=10)
+
+
+def test_the_usual_grid_ends_with_all_and_starts_where_each_stratum_fits() -> None:
+    assert default_sizes(make_problem(planted())) == (10, 20, 50, 100, 120)
+    strata = np.minimum(np.arange(120), 14)
+    assert default_sizes(make_problem(planted(), strata=strata)) == (20, 50, 100, 120)
+    with pytest.raises(InputError, match="give at least one, each once"):
+        selection_path(planted(), sizes=[20, 20])
+
+
+# --------------------------------------------------------------------------------------- several sizes
+
+
+def test_a_path_judges_its_sizes_together() -> None:
+    assert path().sizes == (20, 40, 80)
+    alone = oodselect(planted(), size=40, split="family")
+    assert path()[40].indices.tolist() == alone.indices.tolist()
+    assert {each.sizes for each in path().verdicts} == {(20, 40, 80)}
+    assert path()[20].id != oodselect(planted(), size=20, split="family").id  # of another sweep
+    with pytest.raises(InputError, match="size 30 is not on the path"):
+        path()[30]
+
+
+def test_the_headline_is_the_lowest_r_among_the_supported() -> None:
+    def with_verdicts(*verdicts: SubsetVerdict | None) -> SelectionPath:
+        subsets = [
+            dataclasses.replace(each, known_verdict=v) for each, v in zip(path(), verdicts, strict=True)
+        ]
+        return dataclasses.replace(path(), subsets=tuple(subsets))
+
+    three = [verdict(-0.5, "supported"), verdict(-0.4, "supported"), verdict(-0.7, "inconclusive")]
+    found = with_verdicts(*three)
+    assert (found.headline.size, found.largest_supported.size) == (20, 40)
+    found = with_verdicts(*(dataclasses.replace(each, status="inconclusive") for each in three))
+    assert (found.headline.size, found.largest_supported) == (80, None)
+    unjudged = with_verdicts(None, None, None)
+    assert unjudged.headline == unjudged.largest_aotil()
+
+
+def test_the_published_rule_looks_at_the_test_models() -> None:
+    by_rule = {rule: path().largest_aotil(rule) for rule in ("val", "ci", "paper")}
+    paper = [each for each in path() if each.correlation["test"].r <= -0.3]
+    assert by_rule["paper"] is paper[-1]
+    assert by_rule["ci"] is None or by_rule["ci"].correlation["test"].high <= -0.3
+    with pytest.raises(InputError, match="rule for the largest subset"):
+        path().largest_aotil("biggest")
+
+
+def test_table_and_frame_hold_each_size_with_its_baselines() -> None:
+    table, frame = path().table(), path().to_frame()
+    assert table["n"].tolist() == [20, 40, 80]
+    assert table["pearson_ours"].tolist() == [each.correlation["test"].r for each in path()]
+    assert {"pearson_random_hw", "spearman_hard", "cross_fitted", "p_value"} <= set(table)
+    assert frame[frame["kind"] == "selection"]["size"].tolist() == [20, 40, 80]
+    assert set(frame["kind"]) == {"selection", "random", "hard", "marginal", "all"}
+
+
+# ----------------------------------------------------------------------------------------------- files
+
+
+def test_a_file_brings_the_subset_and_its_verdict_back(tmp_path: Path) -> None:
+    file = path()[20].save(tmp_path / "new" / "subset.json")
+    again = load_subset(file)
+    assert again.to_dict() == path()[20].to_dict()
+    assert again.verdict.r == path()[20].verdict.r
+    fresh = dataclasses.replace(load_subset(file, planted()), known_verdict=None)
+    assert fresh.judge(n_permutations=19, workers=1).to_dict() == path()[20].verdict.to_dict()
+    with pytest.raises(InputError, match=r"needs the data that the subset was selected on"):
+        _ = again.problem
+    with pytest.raises(InputError, match="was selected on other data"):
+        load_subset(file, planted().take(models=np.arange(50)))
+
+
+def test_a_file_of_the_first_version_is_read() -> None:
+    subset = load_subset(FIRST)
+    assert (subset.id, subset.size, subset.sweep) == ("cd020f44970ddaa2", 9, (6, 9))
+    assert subset.correlation["test"].r == -0.6696774566463013
+    assert subset.settings.strata_name == "domain"
+    assert int(subset.settings.allowed.sum()) == 54
+    assert subset.known_verdict.p_value == 0.25
+    # What this version does not select by is refused when selecting, not when reading.
+    assert set(subset.settings.options) == {"must_include", "path"}
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda file: file["correlation"].pop("test"), "not a complete subset: 'test' is missing"),
+        (lambda file: file.pop("split"), r"required field missing @ \$\.split"),
+        (lambda file: file["indices"].__setitem__(1, file["indices"][0]), "do not describe one set"),
+        (lambda file: file.update(schema="assay-selection/9"), "schema is 'assay-selection/9'"),
+        (lambda file: file["facts"].pop("n_examples"), "'n_examples' is missing"),
+    ],
+)
+def test_a_damaged_file_is_refused(spoil: Any, message: str, tmp_path: Path) -> None:
+    file = path()[20].to_dict()
+    spoil(file)
+    (tmp_path / "subset.json").write_text(json.dumps(file))
     with pytest.raises(FileFormatError, match=message):
-        assay.load_subset(path)
+        load_subset(tmp_path / "subset.json")
 
 
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(InputError, match="does not exist"):
-        assay.load_subset(tmp_path / "none.json")
+def test_a_first_file_without_a_part_is_refused(tmp_path: Path) -> None:
+    """A fuzzed file without the test correlation ended in a KeyError."""
+    file = json.loads(FIRST.read_text())
+    del file["correlation"]["test"]
+    (tmp_path / "subset.json").write_text(json.dumps(file))
+    with pytest.raises(FileFormatError, match="'test' is missing"):
+        load_subset(tmp_path / "subset.json")
 
 
-# --------------------------------------------------------------------------------------------- bad input
+# ---------------------------------------------------------------------------------------- other models
+
+
+def others(n: int = 6) -> CorrectnessData:
+    return planted().take(models=np.arange(n))
+
+
+def test_other_models_are_matched_by_the_names_of_the_examples() -> None:
+    subset, shuffled = path()[20], np.random.default_rng(0).permutation(120)
+    data = others().take(examples=shuffled)
+    found = subset.evaluate(data)
+    literal = planted().correct[:6][:, subset.indices].mean(axis=1)
+    np.testing.assert_allclose(found.accuracy, literal)
+    assert found.part[:2] == tuple(part_of(subset, place) for place in (0, 1))
+    assert (found.n_matched, found.size) == (20, 20)
+    assert ((found.low < found.accuracy) & (found.accuracy < found.high)).all()
+    frame = pd.DataFrame(data.correct, index=data.model_ids, columns=data.example_ids).rename_axis("model")
+    np.testing.assert_array_equal(subset.evaluate(frame, data.id_accuracy).accuracy, found.accuracy)
+
+
+def part_of(subset: Subset, place: int) -> str:
+    return next(part for part in ("train", "validation", "test") if place in subset.split.part(part))
+
+
+def test_names_given_beside_data_are_used() -> None:
+    """They were dropped, and other examples evaluated in silence."""
+    subset = path()[20]
+    shuffled = np.random.default_rng(1).permutation(120)
+    bare = CorrectnessData.of(planted().correct[:6][:, shuffled], planted().id_accuracy[:6])
+    found = subset.evaluate(bare, example_ids=planted().example_ids[shuffled])
+    np.testing.assert_allclose(found.accuracy, planted().correct[:6][:, subset.indices].mean(axis=1))
+
+
+def test_one_model_without_an_accuracy_in_distribution() -> None:
+    found = path()[20].evaluate(planted().correct[3], order="data")
+    assert len(found.accuracy) == 1
+    assert math.isnan(found.correlation.r)
+    assert found.part == ("unknown",)
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("data", "options", "message"),
     [
-        ({"size": 0}, "size is 0"),
-        ({"size": 401}, "expected 1 to 400"),
-        ({"size": 10.5}, "whole number"),
-        ({"size": None}, "size is missing"),
-        ({"id_accuracy": None}, "id_accuracy is missing"),
-        ({"solver": "gurobi"}, "unknown solver"),
-        ({"solver": "greedy"}, "only a test reference.*'swap'.*'adam'"),
-        ({"solver": "exhaustive"}, "solver is 'exhaustive', which is now only"),
-        ({"objective": "r3"}, "unknown objective"),
-        ({"steps": 4}, "unknown option of the solver 'swap'"),
-        ({"start": [1, 2]}, "unknown option of the solver 'swap'"),
-        ({"strata": "label"}, "column to stratify by"),
-        ({"strata": [1, 2]}, "one stratum per example"),
-        ({"allowed": [True, False]}, "a mask over the 400"),
-        ({"must_include": [400]}, "must_include holds 400"),
-        ({"must_include": [3, 3]}, "more than once"),
-        ({"allowed": np.arange(30)}, "size is 60"),
-        ({"clip": "no"}, "unknown clip 'no'; known: eps, half"),
-        ({"families": ["a"]}, "families holds 1 names"),
+        (lambda: planted().correct[:5], {}, "have no names of their own"),
+        (lambda: planted().correct[:5, :50], {"order": "data"}, "means the 120 examples"),
+        (
+            lambda: others().take(examples=path()[20].indices[:9]),
+            {},
+            "11 of the 20 examples of the subset are missing",
+        ),
+        (
+            lambda: planted().correct[:5] / 2,
+            {"order": "data", "scores": True},
+            "selected from right and wrong answers",
+        ),
     ],
 )
-def test_bad_arguments_are_named(unchecked, planted, change, message):
-    given = {"id_accuracy": planted.id_accuracy, "size": 60, "families": planted.families} | change
+def test_answers_that_do_not_match_are_refused(data: Any, options: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        assay.oodselect(planted.correct, **given)
-
-
-def test_unknown_names_are_refused_with_near_matches(planted):
-    with pytest.raises(UnknownNameError, match="did you mean 'swap'"):
-        assay.oodselect(planted.correct, planted.id_accuracy, 10, solver="swop")
-
-
-def test_models_that_do_not_differ_are_refused(planted):
-    y = planted.id_accuracy.copy()
-    validation = assay.oodselect(planted.correct, y, 5, families=planted.families).split.validation
-    y[validation] = 0.7
-    with pytest.raises(InputError, match="id_accuracy is the same for all .* validation models"):
-        assay.oodselect(planted.correct, y, 5, families=planted.families)
-
-
-def test_more_strata_than_places_are_refused(planted):
-    with pytest.raises(InputError, match="size is 20, but strata has 400 values"):
-        assay.oodselect(
-            planted.correct, planted.id_accuracy, 20, families=planted.families, strata=np.arange(400)
-        )
-
-
-def test_a_degenerate_subset_is_reported_not_hidden():
-    rng = np.random.default_rng(2)
-    correct = np.zeros((30, 12), dtype=np.uint8)
-    correct[:, 6:] = rng.integers(0, 2, (30, 6))
-    sub = assay.oodselect(correct, rng.uniform(0.5, 0.9, 30), 3, groups=range(30), allowed=np.arange(6))
-    assert sub.correlation["test"].degenerate
-    assert math.isnan(sub.correlation["test"].r)
-    assert json.dumps(sub.to_dict(), allow_nan=False)
+        path()[20].evaluate(data(), **options)

@@ -1,278 +1,323 @@
-"""Cross-fitting and verdicts: by hand, against literal versions, and on matrices of known truth."""
+"""Permutations, cross-fits and verdicts: by hand, against literal versions, on matrices of known truth."""
 
+import itertools
 import json
 import math
 import sys
+import threading
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from goldens import arrays
-from hypothesis import assume, given, settings
+from goldens import SMALL, arrays, values
+from hypothesis import given
 from hypothesis import strategies as st
 from planted_subsets import planted_matrix
 from scipy import stats as scipy_stats
+from scipy.special import ndtr, ndtri
 
-from assay.analyses.subsets import crossfit
-from assay.analyses.subsets.consistency import selection_consistency
-from assay.analyses.subsets.crossfit import CrossFit, FoldRuns, combine, cross_fit, plan_folds, unit_jackknife
+from assay.analyses.subsets import verdict as module
+from assay.analyses.subsets.coherence import selection_consistency
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.line import AOTIL, correlate, line_correlation, probit
-from assay.analyses.subsets.page_words import sentences, signed
-from assay.analyses.subsets.path import selection_path
-from assay.analyses.subsets.permutation import Exchange, SequentialPermutation, reached
-from assay.analyses.subsets.problem import Problem, make_problem
+from assay.analyses.subsets.line import AOTIL, line_correlation
+from assay.analyses.subsets.permutation import SequentialPermutation, permute_accuracy, reached
+from assay.analyses.subsets.problem import Problem, Settings
 from assay.analyses.subsets.selection import oodselect
-from assay.analyses.subsets.settings import Settings
-from assay.analyses.subsets.splits import folds
+from assay.analyses.subsets.splits import folds, split_models
 from assay.analyses.subsets.verdict import (
-    UNKNOWN_UNITS,
+    CrossFit,
     SubsetVerdict,
-    _judged,
-    _reasons,
-    judge_sizes,
-    untested,
+    combine,
+    cross_fit,
+    judge,
+    unit_jackknife,
 )
 from assay.core.errors import InputError
+from assay.core.random import stream
 
 
 EXPERIMENT = Path(__file__).resolve().parents[2] / "experiments" / "subset_verdicts"
 
 
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+# ------------------------------------------------------------------------------------------ permuting
+
+
+def parts_of(t, units):
+    """Means of the units, and deviations from them."""
+    means = np.array([t[units == unit].mean() for unit in range(units.max() + 1)])
+    return means, t - means[units]
+
+
+def test_accuracies_are_dealt_over_models_without_units():
+    y = rng().uniform(size=30)
+    found = permute_accuracy(y, rng(1))
+    assert sorted(found) == sorted(y)
+    assert (found != y).any()
+
+
+@given(st.integers(0, 10_000))
+def test_means_are_dealt_over_units_and_residuals_inside_them(seed):
+    units = np.repeat(np.arange(6), (2, 3, 4, 5, 6, 4))
+    t = rng(seed).normal(size=len(units))
+    before, after = (
+        parts_of(t, units),
+        parts_of(ndtri(permute_accuracy(ndtr(t), rng(seed + 1), units)), units),
+    )
+    np.testing.assert_allclose(np.sort(before[0]), np.sort(after[0]), atol=1e-9)
+    for unit in range(6):
+        old, new = (np.sort(each[1][units == unit]) for each in (before, after))
+        np.testing.assert_allclose(old, new, atol=1e-9)
+
+
+def test_runs_in_families_keep_their_means_as_deviations_inside_the_family():
+    families, runs, t = np.repeat([0, 1, 2], 8), np.arange(24) // 2, rng().normal(size=24)
+    sides = []
+    for side in (t, ndtri(permute_accuracy(ndtr(t), rng(1), families, runs))):
+        family, rest = parts_of(side, families)
+        run, rest = parts_of(rest, runs)
+        sides.append([np.sort(family), np.sort(run.reshape(3, 4)), np.sort(rest.reshape(12, 2))])
+    for before, after in zip(*sides, strict=True):
+        np.testing.assert_allclose(before, after, atol=1e-9)
+
+
+def test_every_order_of_the_means_is_as_likely_and_0_and_1_survive():
+    y, units = ndtr(np.array([-1.0, -1.0, 0.0, 0.0, 1.0, 1.0])), np.repeat([0, 1, 2], 2)
+    generator = rng()
+    drawn = [tuple(permute_accuracy(y, generator, units)[::2].round(3)) for _ in range(300)]
+    counts = np.unique(drawn, axis=0, return_counts=True)[1]
+    assert len(counts) == 6
+    assert scipy_stats.chisquare(counts).pvalue > 1e-3
+    found = permute_accuracy(np.array([0.0, 0.5, 1.0, 0.7]), rng(), np.array([0, 0, 1, 1]))
+    assert ((found >= 0) & (found <= 1)).all()
+
+
+# ------------------------------------------------------------------------------------- sequential test
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_reached_reruns_give_the_golden_p_values(name):
+    golden = values(name)["perm_p"]
+    null = np.array(golden["null"])[:, None]
+    same, anywhere = reached(np.array([golden["observed"]]), null)
+    assert (1 + same.sum()) / (len(null) + 1) == (1 + anywhere.sum()) / (len(null) + 1) == golden["p"]
+
+
+def test_the_lowest_of_the_sizes_counts_and_an_undefined_rerun_speaks_against():
+    nan = np.nan
+    same, anywhere = reached(
+        np.array([-0.5, -0.2]), np.array([[-0.1, -0.3], [0.1, 0.2], [-0.6, 0.0], [nan, 0.1]])
+    )
+    assert same.T.tolist() == [[False, False, True, True], [True, False, False, False]]
+    assert anywhere.T.tolist() == [[False, False, True, True], [True, False, True, False]]
+
+
+class TestSequential:
+    def test_its_p_values_by_hand(self):
+        """Seven reruns: early after 3 without, limit 2. Of 8 equally likely ranks and their orders."""
+        test = SequentialPermutation(n=7, early=3, limit=2)
+        no, yes = False, True
+        # None of 3: the observed value is the lowest of 4.
+        assert test.p_value(np.array([no] * 3)) == 1 / 4
+        # One of 7, among the first 3: or none of 3. The lowest two of 8 lie among the last 4 (12 of 56), and
+        # the observed value is the lowest of the other 4: 2 / 8 + (12 / 56) / 4.
+        assert test.p_value(np.array([yes] + [no] * 6)) == pytest.approx(2 / 8 + 12 / 56 / 4)
+        # The second at the seventh rerun: at most one of 6, or none of 3: 2 / 7 + (6 / 42) / 4.
+        assert test.p_value(np.array([yes] + [no] * 5 + [yes])) == pytest.approx(2 / 7 + 6 / 42 / 4)
+        assert test.p_value(np.array([no, yes, yes])) == 2 / 3
+        assert test.p_value(np.array([yes, yes])) == 1
+        # Not at an end: as if the missing ones were reached.
+        assert test.p_value(np.array([no, yes])) == test.p_value(np.array([no, yes, yes]))
+        assert not test.settled(np.array([no, yes]))
+        assert all(test.settled(np.array(each)) for each in ([no] * 3, [yes, yes], [yes] + [no] * 6))
+
+    def test_its_p_values_hold_for_every_order_of_the_values(self):
+        test, found = SequentialPermutation(n=6, early=3, limit=2), []
+        for order in itertools.permutations(range(7)):
+            lower = np.array(order[1:]) < order[0]
+            found.append(test.p_value(lower[: next(t for t in range(1, 7) if test.settled(lower[:t]))]))
+        for value in set(found):
+            assert sum(each <= value for each in found) / math.factorial(7) == pytest.approx(value)
+
+    @pytest.mark.parametrize("n", [19, 39, 99])
+    def test_it_rejects_at_most_one_null_in_twenty(self, n):
+        """By following every course: p depends on how many were reached, and whether one early."""
+        test, found = SequentialPermutation.of(n), Counter()
+        states = {(0, False): 1.0}
+        for t in range(n):
+            states, before = Counter(), states
+            for (count, soon), weight in before.items():
+                course = np.zeros(t, dtype=bool)
+                course[:count] = soon
+                course[t - count :] |= not soon
+                chance = (count + 1) / (t + 2)  # each rank of an exchangeable value is as likely
+                for hit, step in ((True, chance), (False, 1 - chance)):
+                    longer = np.append(course, hit)
+                    if test.settled(longer):
+                        found[test.p_value(longer)] += weight * step
+                    else:
+                        states[count + hit, soon or (hit and t < test.early)] += weight * step
+        total = 0.0
+        for value in sorted(found):
+            total += found[value]
+            assert total == pytest.approx(value)  # P(p <= x) = x at each value that p can take
+        assert sum(weight for value, weight in found.items() if value <= 0.05) <= 0.05 + 1e-12
+        assert n != 99 or (test.early, test.limit) == (27, 4)
+
+
+# ------------------------------------------------------------------------------------------ cross-fit
+
+
+def planted_data(seed=3, *, n_models=80, planted=0.3, slope=0.6, n_families=10, groups=None):
+    made = planted_matrix(n_models, 240, planted=planted, slope=slope, n_families=n_families, seed=seed)
+    return CorrectnessData.of(made.correct, made.id_accuracy, families=made.families, groups=groups)
+
+
 @pytest.fixture(scope="module")
 def planted():
-    made = planted_matrix(80, 240, planted=0.3, slope=0.6, n_families=10, seed=3)
-    return CorrectnessData.of(made.correct, made.id_accuracy, families=made.families)
-
-
-@pytest.fixture(scope="module")
-def planted_selections(planted):
-    return tuple(oodselect(planted, size=size) for size in (20, 40))
+    return planted_data()
 
 
 @pytest.fixture(scope="module")
 def null():
-    made = planted_matrix(80, 240, planted=0.0, n_families=10, seed=4)
-    return CorrectnessData.of(made.correct, made.id_accuracy, families=made.families)
+    return planted_data(4, planted=0.0, slope=0.3)
+
+
+def problem(data, split=None, **settings):
+    return Problem(data, split_models(data, split), Settings.of(data, **settings))
+
+
+def judged(data, *sizes, split=None, settings=None, **options):
+    """Verdicts on subsets of some sizes."""
+    case = problem(data, split, **(settings or {}))
+    subsets = [oodselect(data, size=size, split=split, **(settings or {})) for size in sizes]
+    return judge(case, subsets, **{"workers": 1} | options)
 
 
 def data_with(n_models, *, n_examples=30, seed=0, **units):
-    generator = np.random.default_rng(seed)
-    skill = generator.uniform(0.5, 0.9, n_models)
-    return CorrectnessData.of(generator.random((n_models, n_examples)) < skill[:, None], skill, **units)
-
-
-# ----------------------------------------------------------------------------------------- combination
+    skill = rng(seed).uniform(0.5, 0.9, n_models)
+    correct = (rng(seed + 1).random((n_models, n_examples)) < skill[:, None]).astype(np.uint8)
+    return CorrectnessData.of(correct, skill, **units)
 
 
 def test_folds_combine_by_their_degrees_of_freedom():
     found = combine(np.array([[-0.5, 0.2], [-0.1, 0.4]]), np.array([23, 13]))
     by_hand = [np.tanh((20 * np.arctanh(a) + 10 * np.arctanh(b)) / 30) for a, b in ((-0.5, -0.1), (0.2, 0.4))]
     np.testing.assert_allclose(found, by_hand, rtol=1e-12)
-
-
-def test_a_perfect_fold_does_not_decide_alone_and_an_undefined_one_is_left_out():
-    assert combine(np.array([[-1.0], [0.0]]), np.array([13, 13]))[0] == pytest.approx(
-        np.tanh(np.arctanh(-0.999) / 2)
-    )
+    perfect = combine(np.array([[-1.0], [0.0]]), np.array([13, 13]))  # does not decide alone
+    assert perfect[0] == pytest.approx(np.tanh(np.arctanh(-0.999) / 2))
     assert combine(np.array([[np.nan], [0.3]]), np.array([50, 8]))[0] == pytest.approx(0.3)
     assert np.isnan(combine(np.array([[np.nan], [np.nan]]), np.array([50, 8]))[0])
 
 
-@given(st.integers(0, 10_000))
-def test_a_combination_lies_between_its_folds(seed):
-    generator = np.random.default_rng(seed)
-    each = generator.uniform(-0.99, 0.99, (5, 1))
-    found = combine(each, generator.integers(4, 60, 5))[0]
-    assert each.min() - 1e-12 <= found <= each.max() + 1e-12
+def test_it_equals_one_selection_per_fold_tested_on_that_fold(planted):
+    found, y = cross_fit(problem(planted), [20, 40]), planted.id_accuracy
+    for column, size in enumerate((20, 40)):
+        r, weights, sets = [], [], []
+        for fold, split in enumerate(folds(planted.units("family"), 5)):
+            sets.append(Problem(planted, split, Settings()).solve([size], [y])[0][0].indices)
+            accuracy = planted.correct[split.test][:, sets[-1]].mean(axis=1)
+            np.testing.assert_allclose(found.accuracy[column, split.test], accuracy, rtol=1e-15)
+            np.testing.assert_array_equal(found.selections[column][fold], sets[-1])
+            r.append(line_correlation(y[split.test], accuracy))
+            weights.append(len(split.test) - 3)
+        np.testing.assert_allclose(found.fold_correlations[:, column], r, atol=1e-12)
+        z = np.arctanh(np.clip(r, -0.999, 0.999))
+        assert found.r[column] == pytest.approx(np.tanh(np.average(z, weights=weights)), abs=1e-12)
+        assert found.spread[column] == pytest.approx(np.std(r, ddof=1))
+        pairs = selection_consistency(sets, 240).to_numpy()[np.triu_indices(5, 1)]
+        assert found.consistency[column] == pytest.approx(pairs.mean())
+        assert found.low[column] < found.r[column] < found.high[column]
+    record = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert CrossFit.from_dict(record).to_dict() == found.to_dict()
 
 
-# ----------------------------------------------------------------------------------------------- folds
+@pytest.mark.parametrize(
+    ("units", "kind", "n_folds", "note"),
+    [
+        ({"families": np.arange(60) % 7, "groups": np.arange(60)}, "family", 5, None),
+        ({"families": np.arange(60) % 4, "groups": np.arange(60)}, "family", 4, "only 4 families"),
+        ({"families": np.arange(60) % 2, "groups": np.arange(60)}, "group", 5, None),
+        ({"groups": np.repeat(np.arange(6), [2, 2, 2, 18, 18, 18])}, "group", 4, "only 6 training runs"),
+        ({}, "model", 5, None),
+    ],
+)
+def test_folds_keep_families_whole_else_runs_else_models(units, kind, n_folds, note):
+    data = data_with(60, **units)
+    fit = cross_fit(problem(data, "random"), [5])
+    assert (fit.unit_kind, len(fit.splits)) == (kind, n_folds)
+    assert all(split.straddling(data.units(kind)) == 0 for split in fit.splits)
+    notes = judged(data, 5, split="random", n_permutations=1)[0].notes
+    assert any("folds instead of 5" in each for each in notes) == (note is not None)
+    assert note is None or any(note in each for each in notes)
 
 
-class TestPlan:
-    def test_families_are_kept_whole_where_they_are_known(self):
-        plan = plan_folds(data_with(60, families=np.arange(60) % 7, groups=np.arange(60)))
-        assert plan.unit_kind == "family"
-        assert plan.n_units == 7
-        assert all(split.straddling(plan.units) == 0 for split in plan.splits)
-        assert len(plan.splits) == 5
-        assert plan.notes == ()
-
-    def test_few_families_fill_fewer_folds_rather_than_be_torn_apart(self):
-        plan = plan_folds(data_with(60, families=np.arange(60) % 3, groups=np.arange(60)))
-        assert plan.unit_kind == "family"
-        assert len(plan.splits) == 3
-
-    def test_two_families_are_measured_by_run_and_support_nothing(self, unchecked):
-        made = planted_matrix(60, 80, planted=0.4, slope=0.8, n_families=2, seed=3)
-        data = CorrectnessData.of(made.correct, made.id_accuracy, groups=range(60), families=made.families)
-        assert plan_folds(data).unit_kind == "group"
-        verdict = judge_sizes(data, (oodselect(data, size=10),), n_permutations=1)[0]
-        assert not math.isnan(verdict.r)
-        assert verdict.status == "inconclusive"
-        assert "2 families" in verdict.reasons[0]
-
-    def test_few_units_fill_fewer_folds(self):
-        plan = plan_folds(data_with(40, families=np.arange(40) % 4))
-        assert len(plan.splits) == 4
-        assert "4 folds instead of 5, because there are only 4 families" in plan.notes[0]
-
-    def test_folds_of_too_few_models_become_fewer(self):
-        plan = plan_folds(data_with(14, groups=np.arange(14)))
-        assert len(plan.splits) == 3
-        assert min(len(split.test) for split in plan.splits) >= 4
-
-    @settings(max_examples=25)
-    @given(st.lists(st.integers(1, 12), min_size=3, max_size=12), st.integers(3, 6))
-    def test_it_plans_what_can_be_folded(self, counts, k):
-        units = np.repeat(np.arange(len(counts)), counts)
-        assume(len(units) >= 12)
-        plan = plan_folds(data_with(len(units), n_examples=2, groups=units), k)
-        if plan.splits is None:
-            with pytest.raises(InputError):
-                folds(units, 3)
-        else:
-            assert 3 <= len(plan.splits) <= k
-
-    def test_two_units_fill_none(self):
-        data = data_with(40, groups=np.arange(40) % 2)
-        assert plan_folds(data).splits is None
-        with pytest.raises(InputError, match="2 training runs of 40 models are too few for 3 folds"):
-            cross_fit(data, 5, settings=Settings())
-        with pytest.raises(InputError, match="folds is 2"):
-            plan_folds(data, 2)
+def test_two_units_fill_no_folds():
+    data = data_with(40, groups=np.arange(40) % 2)
+    with pytest.raises(InputError, match="2 training runs of 40 models are too few for 3 folds"):
+        cross_fit(problem(data, "random"), [5])
+    with pytest.raises(InputError, match="folds is 2"):
+        cross_fit(problem(data, "random"), [5], folds=2)
+    (verdict,) = judged(data, 5, split="random")
+    assert verdict.status == "inconclusive"
+    assert math.isnan(verdict.r)
+    assert "are too few for 3 folds" in verdict.reasons[-1]
+    assert SubsetVerdict.from_dict(json.loads(json.dumps(verdict.to_dict()))).to_dict() == verdict.to_dict()
 
 
-# ---------------------------------------------------------------------------------------- cross-fitting
+def test_the_jackknife_equals_leaving_out_each_unit():
+    generator, units = rng(), np.repeat(np.arange(9), 5)
+    fold_of = units % 3
+    x, t = generator.normal(size=(2, 45)) + generator.normal(size=(2, 9))[:, units]
 
-
-class TestCrossFit:
-    def test_it_equals_one_selection_per_fold_tested_on_that_fold(self, planted):
-        found = cross_fit(planted, [20, 40], settings=Settings())
-        y = planted.id_accuracy
-        for column, size in enumerate((20, 40)):
-            each, weights, sets = [], [], []
-            for fold, split in enumerate(folds(planted.units, 5)):
-                chosen = Problem(planted, split, Settings()).solve(size).indices
-                accuracy = planted.accuracy_on(chosen, split.test)
-                np.testing.assert_array_equal(found.accuracy[column, split.test], accuracy)
-                np.testing.assert_array_equal(found.selections[column][fold], chosen)
-                each.append(line_correlation(y[split.test], accuracy))
-                weights.append(len(split.test) - 3)
-                sets.append(chosen)
-            np.testing.assert_allclose(found.fold_correlations[:, column], each, atol=1e-12)
-            z = np.arctanh(np.clip(each, -0.999, 0.999))
-            assert found.r[column] == pytest.approx(np.tanh(np.average(z, weights=weights)), abs=1e-12)
-            assert found.spread[column] == pytest.approx(np.std(each, ddof=1))
-            assert found.consistency[column] == selection_consistency(sets, planted.n_examples).mean
-            assert found.low[column] < found.r[column] < found.high[column]
-        assert sorted(np.concatenate([split.test for split in found.splits])) == list(range(80))
-
-    def test_other_accuracies_can_be_given(self, planted):
-        y = Exchange.of(planted).draw(planted.id_accuracy, 0, 0)
-        found = cross_fit(planted, 20, settings=Settings(), y=y)
-        assert found.r[0] == cross_fit(replace(planted, id_accuracy=y), 20, settings=Settings()).r[0]
-
-    def test_packed_and_dense_matrices_agree(self, planted):
-        dense, packed = (
-            cross_fit(planted, 30, settings=Settings(layout=layout)).r[0] for layout in ("dense", "packed")
+    def z(kept):
+        each = [np.corrcoef(x[kept & (fold_of == f)], t[kept & (fold_of == f)])[0, 1] for f in range(3)]
+        return np.average(
+            np.arctanh(each), weights=[int((kept & (fold_of == f)).sum()) - 3 for f in range(3)]
         )
-        assert dense == pytest.approx(packed, abs=1e-3)
 
-    def test_json_brings_it_back(self, planted):
-        found = cross_fit(planted, [20, 240], settings=Settings())
-        record = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-        assert math.isnan(found.consistency[1])  # all examples: nothing to compare
-        assert CrossFit.from_dict(record).to_dict() == found.to_dict()
-
-
-class TestJackknife:
-    def test_it_equals_leaving_out_each_unit(self):
-        generator = np.random.default_rng(0)
-        units = np.repeat(np.arange(9), 5)
-        fold_of = units % 3
-        x, t = generator.normal(size=(2, 45)) + generator.normal(size=(2, 9))[:, units]
-
-        def z(kept):
-            each = [np.corrcoef(x[kept & (fold_of == f)], t[kept & (fold_of == f)])[0, 1] for f in range(3)]
-            n = [int((kept & (fold_of == f)).sum()) - 3 for f in range(3)]
-            return np.average(np.arctanh(each), weights=n)
-
-        all_models = np.ones(45, dtype=bool)
-        without = np.array([z(units != u) for u in range(9)])
-        margin = scipy_stats.t.ppf(0.975, 8) * math.sqrt(8 / 9 * ((without - without.mean()) ** 2).sum())
-        expected = np.tanh([z(all_models) - margin, z(all_models) + margin])
-        np.testing.assert_allclose(unit_jackknife(x, t, units, fold_of), expected, atol=1e-10)
-
-    def test_a_fold_of_one_unit_is_left_out_with_it(self):
-        generator = np.random.default_rng(1)
-        units = np.repeat(np.arange(4), 6)
-        low, high = unit_jackknife(*generator.normal(size=(2, 24)), units, units)
-        assert -1 <= low < high <= 1
-
-    def test_it_is_undefined_for_two_units(self):
-        x, t = np.random.default_rng(0).normal(size=(2, 8))
-        units = np.repeat([0, 1], 4)
-        assert all(math.isnan(end) for end in unit_jackknife(x, t, units, units))
-
-    def test_it_covers_where_the_interval_of_fisher_does_not(self):
-        generator, covered, fisher = np.random.default_rng(2), 0, 0
-        units = np.repeat(np.arange(25), 16)
-        for _ in range(200):
-            x, t = (
-                math.sqrt(0.85) * generator.normal(size=25)[units]
-                + math.sqrt(0.15) * generator.normal(size=400)
-                for _ in range(2)
-            )
-            low, high = unit_jackknife(x, t, units, units % 5)
-            z = np.arctanh((low + high) / 2) if low + high else 0.0
-            covered += low <= 0 <= high
-            fisher += abs(z) <= 1.96 / math.sqrt(400 - 15)
-        assert covered >= 180  # 190 wanted; 180 is 3 standard errors below
-        assert fisher <= 140
+    every, without = z(np.ones(45, dtype=bool)), np.array([z(units != u) for u in range(9)])
+    margin = scipy_stats.t.ppf(0.975, 8) * math.sqrt(8 / 9 * ((without - without.mean()) ** 2).sum())
+    found = unit_jackknife(x, t, units, fold_of)
+    np.testing.assert_allclose(found, np.tanh([every - margin, every + margin]), atol=1e-10)
+    two = np.repeat([0, 1], 4)
+    assert all(math.isnan(end) for end in unit_jackknife(x[:8], t[:8], two, two))
 
 
 # -------------------------------------------------------------------------------------------- verdicts
 
 
-def test_a_verdict_passes_the_type_checks(planted, planted_selections):
-    assert judge_sizes(planted, planted_selections, n_permutations=2, workers=2)[1].size == 40
-
-
 @pytest.mark.usefixtures("unchecked")  # some thousand selections; the types are checked by the tests above
 class TestJudge:
-    def test_a_planted_subset_is_supported(self, planted, planted_selections):
-        found = judge_sizes(planted, planted_selections, n_permutations=19)
-        for verdict in found:
-            assert verdict.status == "supported"
+    def test_a_planted_subset_is_supported_and_ends_the_reruns_early(self, planted):
+        for verdict in judged(planted, 20, 40, n_permutations=59):
             assert verdict.supported
             assert verdict.aotil
             assert verdict.reasons == ()
-            assert verdict.p_value == 0.05
-            assert verdict.n_permutations == 19
+            assert verdict.n_permutations == len(verdict.null) == 22
+            assert verdict.p_value == 1 / 23
+            assert any("stopped after 22 of 59" in note for note in verdict.notes)
             assert verdict.low < verdict.r < verdict.high < 0
             assert verdict.r <= AOTIL
-            assert verdict.unit_kind == "family"
-            assert verdict.kind == "group"
-            assert verdict.n_units == 10
+            assert (verdict.unit_kind, verdict.kind, verdict.n_units) == ("family", "group", 10)
 
     def test_its_numbers_are_those_of_the_cross_fit_and_its_reruns(self, null):
-        selections = tuple(oodselect(null, size=size) for size in (10, 40))
-        found = judge_sizes(null, selections, n_permutations=5, seed=3)
-        n, test = found[0].n_permutations, SequentialPermutation.of(5, 0.05)
-        fit = cross_fit(null, [10, 40], settings=selections[0].settings)
-        reruns = np.array(
-            [
-                cross_fit(
-                    null, [10, 40], settings=Settings(), y=Exchange.of(null).draw(null.id_accuracy, 3, b)
-                ).r
-                for b in range(n)
-            ]
-        )
-        same, anywhere = reached(fit.r, reruns)
-        for column, verdict in enumerate(found):
+        """Of waves and of one by one, where they end inside a wave, for any number of workers."""
+        verdicts = judged(null, 10, 40, seed=3, workers=3)
+        n, test = verdicts[0].n_permutations, SequentialPermutation.of(99)
+        assert 0 < n < 99
+        assert n % 9
+        fit, units, reruns = cross_fit(problem(null), [10, 40]), null.units("family"), []
+        for place in range(n):
+            y = permute_accuracy(null.id_accuracy, stream(3, f"permutation {place}"), units)
+            reruns.append(cross_fit(problem(replace(null, id_accuracy=y)), [10, 40]).r)
+        same, anywhere = reached(fit.r, np.array(reruns))
+        for column, verdict in enumerate(verdicts):
             assert (verdict.r, verdict.low, verdict.high) == (
                 fit.r[column],
                 fit.low[column],
@@ -281,250 +326,135 @@ class TestJudge:
             assert verdict.p_value == test.p_value(anywhere[:, column])
             alone = test.p_value(same[:, column]) if test.settled(same[:, column]) else np.nan
             np.testing.assert_equal(verdict.p_unadjusted, alone)
-            assert verdict.null == tuple(reruns.min(axis=1))
-            assert verdict.sizes == (10, 40)
-            assert verdict.size == (10, 40)[column]
+            assert verdict.null == tuple(np.min(reruns, axis=1))
+            assert (verdict.size, verdict.sizes) == ((10, 40)[column], (10, 40))
             assert verdict.fold_sizes == tuple(fit.fold_sizes)
 
-    def test_no_such_examples_are_inconclusive_with_the_reason(self, null):
-        verdict = oodselect(null, size=30).judge(n_permutations=19)
-        assert verdict.status == "inconclusive"
-        assert not verdict.aotil
-        assert not verdict.supported
-        assert any("not below 0" in reason or "above 0.05" in reason for reason in verdict.reasons)
+    def test_a_killed_verdict_goes_on_to_the_same_bytes(self, planted, tmp_path):
+        whole = [each.to_dict() for each in judged(planted, 20, n_permutations=20)]
+        keep = tmp_path / "waves.jsonl"
 
-    def test_the_p_of_one_size_is_nan_where_only_the_sweep_is_settled(self):
-        """Two reruns reach -0.4 at the other size only, one is undefined at this size; both count in p."""
-        n, sizes = np.nan, (10, 20)
-        data = data_with(40, groups=range(40))
-        fit = replace(cross_fit(data, sizes, settings=Settings(), k=3), r=np.array([-0.4, -0.5]))
-        null = np.array([[0.1, -0.6], [0.2, -0.7], [n, 0.0], [n, n]])
-        test = SequentialPermutation(n=99, early=27, limit=4)
-        chosen = oodselect(data, size=10)
-        verdict = _judged(untested(data, chosen, plan_folds(data), sizes), data, chosen, fit, null, test)
-        assert verdict.p_value == 1.0
-        assert np.isnan(verdict.p_unadjusted)
-        reason = next(each for each in verdict.reasons if each.startswith("p = 1"))
-        assert "corrected for 2 sizes, above 0.05: 4 of 4 selections (stopped there, of 99)" in reason
+        def killed(stage, done, total):
+            if done >= 18:
+                raise KeyboardInterrupt
 
-    def test_an_early_end_is_told_and_no_worker_count_changes_anything(self, null):
-        selections = (oodselect(null, size=30),)
-        early, two = (
-            judge_sizes(null, selections, n_permutations=19, workers=workers)[0] for workers in (1, 2)
-        )
-        assert early.to_dict() == two.to_dict()
-        assert early.n_permutations < 19
-        assert any("stopped after" in note for note in early.notes)
-        assert early.p_value > 0.05
+        with pytest.raises(KeyboardInterrupt):
+            judged(planted, 20, n_permutations=20, keep=keep, progress=killed)
+        content = keep.read_bytes()
+        assert content.count(b"\n") == 3  # the job and two waves of nine
+        keep.write_bytes(content + b"[[-0.1")  # cut off in the middle of a line
+        done = []
+        again = judged(planted, 20, n_permutations=20, keep=keep, progress=lambda *told: done.append(told))
+        assert [each.to_dict() for each in again] == whole
+        assert [each for _, each, _ in done] == [9, 18, 20]
+        assert keep.read_bytes().startswith(content)
+        altered = content.splitlines(keepends=True)
+        keep.write_bytes(altered[0] + b"[[0.9], [0.9]]\n" + altered[2])  # what is kept is not computed again
+        assert judged(planted, 20, n_permutations=20, keep=keep)[0].null[:2] == (0.9, 0.9)
+        with pytest.raises(InputError, match="holds the reruns of another verdict"):
+            judged(planted, 20, n_permutations=20, keep=keep, seed=1)
 
-    def test_a_strong_subset_ends_the_reruns_early_and_p_allows_for_it(self, planted, planted_selections):
-        early = judge_sizes(planted, planted_selections, n_permutations=59, workers=2)
-        for verdict in early:
-            assert verdict.supported
-            assert verdict.n_permutations == len(verdict.null) == 22
-            assert verdict.p_value == 1 / 23
-            assert any("stopped after 22 of 59" in note for note in verdict.notes)
+    def test_an_interrupt_does_not_wait_for_what_is_under_way(self):
+        over, finished = threading.Event(), []
+        waiting = []
 
-    def test_parts_of_an_interrupted_run_are_taken_and_change_nothing(self, planted, planted_selections):
-        known: dict[str, object] = {}
-        made: list[str] = []
+        def interrupted():
+            with module._threads(1) as pool:
+                pool.submit(lambda: finished.append(over.wait(30)))
+                waiting.append(pool.submit(finished.append, True))
+                raise KeyboardInterrupt
 
-        def shelf(part, compute):
-            if part not in known:
-                made.append(part)
-                known[part] = json.loads(json.dumps(compute()).replace("NaN", "null"))
-            return known[part]
+        with pytest.raises(KeyboardInterrupt):
+            interrupted()
+        assert not finished
+        assert waiting[0].cancelled()
+        over.set()
 
-        whole = judge_sizes(planted, planted_selections, n_permutations=12, workers=2)[0]
-        kept = judge_sizes(planted, planted_selections, n_permutations=12, workers=2, shelf=shelf)[0]
-        assert len(made) == len(set(made)) == 5 * (1 + 2)  # nine reruns go side by side, then three
-        for part in ("fold 2", "permutations 0 to 8, fold 4", "permutations 9 to 11, fold 0"):
-            del known[part]
-        again = judge_sizes(planted, planted_selections, n_permutations=12, workers=1, shelf=shelf)[0]
-        assert len(made) == 5 * (1 + 2) + 3
-        assert whole.to_dict() == kept.to_dict() == again.to_dict()
-
-    @pytest.mark.parametrize("path", ["independent", "warm", "nested"])
-    def test_reruns_side_by_side_are_those_one_by_one(self, monkeypatch, null, path):
-        """Also where they end inside a wave: what it holds beyond is not counted."""
-        selections = tuple(selection_path(null, sizes=[20, 30], path=path, baselines=False))
-        told: list[tuple[str, int, int]] = []
-        together = judge_sizes(null, selections, path=path, progress=lambda *each: told.append(each))
-        monkeypatch.setattr(crossfit, "_TOGETHER", 1)
-        alone = judge_sizes(null, selections, path=path)
-        assert [each.to_dict() for each in together] == [each.to_dict() for each in alone]
-        assert together[0].n_permutations % 9
-        assert [done for _, done, _ in told] == [9 * (place + 1) for place in range(len(told))]
-
-    def test_the_accelerator_layout_runs_all_of_it(self, null):
-        """Solver, folds and permutations as on a device, here the CPU: the numbers of the packed layout."""
-        found = []
-        for layout in ("packed", "accelerator"):
-            path = selection_path(
-                null, sizes=[10, 20, 30, 40, 60], layout=layout, device="cpu", baselines=False
-            )
-            found.append([each.to_dict() for each in path.judge(n_permutations=2)])
-        assert found[0] == found[1]
+    def test_two_families_are_measured_by_run_and_support_nothing(self):
+        data = planted_data(n_models=60, n_families=2, slope=0.8, groups=range(60))
+        (verdict,) = judged(data, 10, n_permutations=1)
+        assert not math.isnan(verdict.r)
+        assert "2 families" in verdict.reasons[0]
+        assert any("2 families have models in more than one part" in note for note in verdict.notes)
 
     def test_unknown_units_leave_it_open_but_measured(self, planted):
-        data = replace(planted, families=None)
-        verdict = judge_sizes(data, (oodselect(data, size=30),), n_permutations=19)[0]
+        (verdict,) = judged(replace(planted, families=None), 30, n_permutations=19)
         assert verdict.status == "inconclusive"
-        assert verdict.reasons == (UNKNOWN_UNITS,)
-        assert verdict.kind == "free"
-        assert verdict.r < AOTIL
-        assert verdict.p_value == 0.05
+        assert len(verdict.reasons) == 1
+        assert "groups and families are missing" in verdict.reasons[0]
+        assert verdict.obstacles == verdict.reasons
+        assert (verdict.kind, verdict.p_value) == ("free", 0.05)
         assert any("treats them as independent" in note for note in verdict.notes)
 
-    def test_independent_runs_are_said_to_be_so(self):
-        made = planted_matrix(60, 200, planted=0.3, slope=0.6, n_families=60, seed=1)
-        sub = oodselect(made.correct, made.id_accuracy, 20, groups=range(60))
-        verdict = sub.judge(n_permutations=19)
-        assert verdict.supported
-        assert verdict.unit_kind == "group"
-
     def test_a_split_through_families_is_no_test(self, planted):
-        sub = oodselect(planted, size=30, split="random")
-        verdict = judge_sizes(planted, (sub,), n_permutations=19)[0]
-        assert verdict.status == "inconclusive"
+        (verdict,) = judged(planted, 30, split="random", n_permutations=19)
         assert "10 of 10 families have models in more than one part" in verdict.reasons[0]
         assert "select with split='family' (--split family)" in verdict.reasons[0]
-        shown = sentences({"verdict": verdict.to_dict()}, "reasons")[0]
-        assert "select with --split family." in shown
-        assert "split=" not in shown
 
-    def test_too_few_units_are_a_reason_and_no_crash(self):
-        data = data_with(40, groups=np.arange(40) % 2)
-        verdict = oodselect(data, size=5, split="random").verdict
-        assert verdict.status == "inconclusive"
-        assert math.isnan(verdict.r)
-        assert math.isnan(verdict.p_value)
-        assert any("are too few for 3 folds" in reason for reason in verdict.reasons)
-        assert (
-            SubsetVerdict.from_dict(json.loads(json.dumps(verdict.to_dict()))).to_dict() == verdict.to_dict()
+    def test_too_few_permutations_and_chance_are_reasons(self, planted, null):
+        (verdict,) = judged(planted, 30, n_permutations=9)
+        assert verdict.reasons == ("p = 0.1 and 9 permutations cannot give less than 0.1: use at least 19",)
+        assert verdict.obstacles == ()
+        for verdict in judged(null, 10, 40):
+            assert not verdict.supported
+            assert "not below 0" in verdict.reasons[-1]
+        chance = SubsetVerdict(
+            size=20, sizes=(20, 40), kind="group", unit_kind="family", n_units=10, r=-0.2, p_value=0.0504
         )
-
-    def test_too_few_permutations_are_a_reason(self, planted):
-        verdict = judge_sizes(planted, (oodselect(planted, size=30),), n_permutations=9)[0]
-        assert verdict.status == "inconclusive"
-        assert "use at least 19" in verdict.reasons[0]
-        assert verdict.reasons[0].startswith("p = 0.1 and 9 permutations cannot give less than 0.1:")
-
-    @pytest.mark.parametrize("p", [0.05042, 0.0501, 0.05 + 1e-12])
-    def test_a_p_value_above_the_level_is_not_printed_as_the_level(self, planted, planted_selections, p):
-        """The default 99 permutations can give 0.0504."""
-        judged = judge_sizes(planted, planted_selections[:1], n_permutations=19)[0]
-        assert judged.p_value == 0.05
-        above = replace(judged, p_value=p, sizes=(20,), p_unadjusted=p)
-        (reason,) = _reasons(planted, planted_selections[0], above, 99, 4)
-        printed = reason.split(",")[0].removeprefix("p = ")
-        assert float(printed) > 0.05
-        assert float(printed) == pytest.approx(p, abs=5e-5)
-
-    def test_the_interval_of_the_subset_itself_is_told_and_decides_nothing(self, planted, planted_selections):
-        selection = planted_selections[0]
-        test = selection.split.test
-        wide = correlate(
-            planted.id_accuracy[test],
-            np.random.default_rng(0).uniform(0.2, 0.8, len(test)),
-            units=np.arange(len(test)) % 8,
+        reason = module._outcome(replace(chance, n_permutations=12), 99, 4)
+        assert reason.startswith(
+            "p = 0.0504, corrected for 2 sizes, above 0.05: 4 of 12 selections (stopped there"
         )
-        doubtful = replace(selection, correlation={**selection.correlation, "test": wide})
-        assert wide.n_units == 8
-        assert wide.high > 0
-        verdict = judge_sizes(planted, (doubtful,), n_permutations=19)[0]
+        assert "(0.04 for this one alone)" in module._outcome(replace(chance, p_unadjusted=0.04), 99, 4)
+
+    def test_the_interval_of_the_subset_itself_is_told_and_decides_nothing(self, planted):
+        subset, case = oodselect(planted, size=20), problem(planted)
+        wide = replace(subset.correlation["test"], r=-0.1, high=0.2, n_units=8)
+        doubtful = replace(subset, correlation={**subset.correlation, "test": wide})
+        (verdict,) = judge(case, [doubtful], n_permutations=19)
         assert verdict.supported
-        found = f"is {signed(wide.r)}, with an interval that reaches up to {signed(wide.high)}"
-        assert found in verdict.notes[-1]
-        assert f"models {found}" in sentences({"verdict": verdict.to_dict()}, "notes")[-1]
-        told = judge_sizes(planted, (selection,), n_permutations=19)[0].notes
-        assert not any("R of the subset itself" in note for note in told)
+        assert "is -0.10, with an interval that reaches up to 0.20" in verdict.notes[-1]
 
-    def test_accuracies_that_do_not_vary_are_undefined_and_no_crash(self):
-        data = data_with(40, groups=np.arange(40))
-        data = replace(data, correct=np.ones_like(data.correct))
-        sub = oodselect(data, size=5)
-        verdict = judge_sizes(data, (sub,), n_permutations=19)[0]
-        assert verdict.status == "inconclusive"
+    def test_what_is_undefined_is_left_out(self):
+        # Five families of 12 models; inside two of them every model has the same in-distribution accuracy.
+        y = rng(4).uniform(0.5, 0.9, 60)
+        y[:24] = np.repeat([0.6, 0.8], 12)
+        correct = rng(4).integers(0, 2, (60, 40)).astype(np.uint8)
+        data = CorrectnessData.of(correct, y, families=np.repeat(np.arange(5), 12))
+        (verdict,) = judged(data, 8, split="random", n_permutations=3)
+        # A constant fold is useless to validate and to test on.
+        assert sum(map(math.isnan, verdict.fold_correlations)) >= 2
+        assert any("R is undefined in" in note for note in verdict.notes)
+        data = replace(data, correct=np.ones_like(correct), id_accuracy=rng(4).uniform(0.5, 0.9, 60))
+        (verdict,) = judged(data, 5, split="random", n_permutations=19)
         assert math.isnan(verdict.r)
-        assert "undefined" in verdict.reasons[0]
+        assert "undefined" in verdict.reasons[-1]
         json.dumps(verdict.to_dict(), allow_nan=False)
 
-    def test_json_brings_it_back(self, planted, planted_selections):
-        found = judge_sizes(planted, planted_selections[:1], n_permutations=2)[0]
-        record = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-        assert SubsetVerdict.from_dict(record).to_dict() == found.to_dict()
-
-    def test_its_errors_say_what_to_give(self, planted, planted_selections):
-        with pytest.raises(InputError, match="selections are missing"):
-            judge_sizes(planted, ())
-        with pytest.raises(InputError, match="n_permutations is 0"):
-            judge_sizes(planted, planted_selections, n_permutations=0)
-        other = oodselect(planted, size=30, objective="r2")
-        with pytest.raises(InputError, match="different settings"):
-            judge_sizes(planted, (planted_selections[0], other))
-        with pytest.raises(InputError, match="but a verdict presupposes a search for the most negative"):
-            judge_sizes(planted, (other,))
-
-    def test_quotas_hold_in_every_rerun(self, planted):
+    def test_quotas_hold_in_every_fold(self, planted):
         strata = np.arange(planted.n_examples) % 2
-        sub = oodselect(planted, size=20, strata=strata)
-        fit = cross_fit(planted, 20, settings=sub.settings)
+        fit = cross_fit(problem(planted, strata=strata), [20])
         assert all((strata[chosen] == 0).sum() == 10 for chosen in fit.selections[0])
 
-    def test_accuracies_of_models_are_those_behind_the_folds(self, planted):
-        fit = cross_fit(planted, 30, settings=Settings())
-        split = fit.splits[2]
-        t, x = probit(fit.accuracy[0, split.test]), probit(planted.id_accuracy[split.test])
-        assert np.corrcoef(x, t)[0, 1] == pytest.approx(fit.fold_correlations[2, 0])
-
-
-# ------------------------------------------------------------------------------------- data of record
-
-
-def test_folds_without_differing_accuracies_are_left_out(unchecked):
-    # Five families of 12 models; inside two of them every model has the same in-distribution accuracy.
-    rng = np.random.default_rng(4)
-    families = np.repeat(np.arange(5), 12)
-    y = rng.uniform(0.5, 0.9, 60)
-    y[:24] = np.repeat([0.6, 0.8], 12)
-    correct = rng.integers(0, 2, (60, 40)).astype(np.uint8)
-    data = CorrectnessData.of(correct, y, families=families)
-    verdict = judge_sizes(data, (oodselect(data, size=8, split="random"),), n_permutations=3)[0]
-    # A constant fold is useless to validate and to test on.
-    assert sum(map(math.isnan, verdict.fold_correlations)) >= 2
-    assert any("undefined in" in note for note in verdict.notes)
-    assert verdict.status == "inconclusive"
-
-
-def test_families_on_both_sides_of_the_main_split_are_told(unchecked):
-    made = planted_matrix(60, 80, planted=0.3, slope=0.6, n_families=6, seed=3)
-    data = CorrectnessData.of(made.correct, made.id_accuracy, groups=range(60), families=made.families)
-    verdict = judge_sizes(data, (oodselect(data, size=10),), n_permutations=1, folds=3)[0]
-    assert any("families have models in more than one part" in note for note in verdict.notes)
+    def test_nothing_to_judge_is_refused(self, planted):
+        with pytest.raises(InputError, match="subsets is 0"):
+            judge(problem(planted), [])
+        with pytest.raises(InputError, match="n_permutations is 0"):
+            judged(planted, 20, n_permutations=0)
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_the_golden_null_is_not_supported_apart_by_families():
-    golden = arrays("null_302")
-    sub = oodselect(golden["X"], golden["y"], 200, families=golden["family"])
-    verdict = judge_sizes(sub.data, (sub,))[0]
-    assert verdict.status == "inconclusive"
-    assert not verdict.aotil
+@pytest.mark.parametrize("name", ["planted_301", "null_302"])
+@pytest.mark.parametrize("size", [pytest.param(50, marks=pytest.mark.slow), 200])
+def test_golden_matrices_are_judged_rightly(name, size):
+    golden = arrays(name)
+    verdict = oodselect(golden["X"], golden["y"], size, families=golden["family"]).verdict
+    assert verdict.supported == verdict.aotil == (name == "planted_301")
+    if verdict.supported:
+        assert (verdict.p_value, verdict.n_permutations) == (1 / 28, 27)
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("size", [50, 200, 1200])
-def test_golden_matrices_are_judged_rightly_at_every_size(size):
-    golden = arrays("planted_301")
-    verdict = oodselect(golden["X"], golden["y"], size, families=golden["family"]).verdict
-    assert verdict.supported
-    assert verdict.aotil
-    assert (verdict.p_value, verdict.n_permutations) == (1 / 28, 27)
-    golden = arrays("null_302")
-    verdict = oodselect(golden["X"], golden["y"], size, families=golden["family"]).verdict
-    assert not verdict.supported
+# ------------------------------------------------------------------------------------------ experiment
 
 
 @pytest.fixture
@@ -552,21 +482,8 @@ def test_the_experiment_counts_its_small_form(experiment):
     records = [run.judge_one((cell, name, 0)) for cell in run.CELLS for name in run.STRUCTURES]
     assert json.loads(json.dumps(records)) == records
     assert "units apart" in run.table(run.summarize(records), "null")
-    again = run.judge_one(("null", "8 families", 0))
-    assert again | {"seconds": 0} == records[0] | {"seconds": 0}
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("unchecked")
-def test_the_rules_are_counted_on_the_verdicts_of_the_product(experiment):
-    records = [experiment.judge_one((cell, "25 families", 2)) for cell in ("null", "planted")]
-    for record in records:
-        assert experiment.declared(record)["crossfit"] == (record["status"] == "supported")
-    rows = experiment.summarize(records)["rows"]
-    assert [(row["cell"], row["count"]["crossfit"]) for row in rows] == [("null", 0), ("planted", 1)]
-    counts = np.bincount(experiment.draw(experiment.UNEQUAL, 0).units)
-    assert len(counts) == 25
-    assert counts.max() > 5 * counts.min() > 0
+    record = experiment.judge_one(("planted", "25 families", 2))
+    assert experiment.declared(record)["crossfit"] == (record["status"] == "supported")
 
 
 def test_the_committed_results_are_the_summaries_of_their_lines(experiment):
@@ -581,27 +498,3 @@ def test_the_committed_results_are_the_summaries_of_their_lines(experiment):
             assert row["count"]["crossfit"] <= 0.05 * row["n"]
         elif row["cell"] == "limit":  # the rate is 5 % there: chance may exceed it
             assert row["interval"]["crossfit"][0] <= 0.05
-
-
-def test_reruns_follow_the_path_of_the_selections(unchecked, planted):
-    problem = make_problem(planted)
-    splits = plan_folds(planted, 3).splits
-    runs = FoldRuns(planted, splits, (10, 30), problem.settings, path="nested")
-    for fold in range(3):
-        ((small, large),) = runs.select(fold, [planted.id_accuracy])
-        assert set(small.tolist()) <= set(large.tolist())
-    found = selection_path(planted, sizes=[10, 30], path="nested", baselines=False)
-    first, _ = found.judge(n_permutations=1, folds=3)
-    alone = cross_fit(planted, 10, settings=problem.settings, k=3)
-    assert first.r == pytest.approx(alone.r[0])  # nothing comes before the first size of a path
-
-
-@pytest.mark.parametrize(("device", "layout"), [(None, "packed"), ("cpu", "packed"), ("meta", "auto")])
-def test_folds_stay_on_the_device_that_was_asked_for(
-    monkeypatch: pytest.MonkeyPatch, device: str | None, layout: str
-) -> None:
-    monkeypatch.setattr(crossfit, "_DENSE_ENTRIES", 1)
-    data = CorrectnessData.of(np.eye(12, dtype=np.uint8), np.linspace(0.5, 0.9, 12), groups=range(12))
-    runs = FoldRuns(data, folds(data.units, 3), (2,), Settings(device=device))
-    assert {each.settings.layout for each in runs.problems} == {layout}
-    assert {each.settings.device for each in runs.problems} == {device}

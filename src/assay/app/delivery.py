@@ -38,8 +38,6 @@ KINDS = (
     "ranking-comparison",
     "scores",
     "stable-pick",
-    "subset-evaluation",
-    "subset-part",
     "subset-path",
     "sweep",
     "worst_case",

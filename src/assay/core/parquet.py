@@ -36,19 +36,20 @@ def check_rows(n_rows: int, n_columns: int, path: Path) -> None:
         )
 
 
-def read_parquet_file(path: Path, *, extra: str) -> Any:
+def read_parquet_file(path: Path, *, extra: str, most: int | None = None) -> Any:
     """A parquet file as a `pyarrow.Table` without dictionaries.
 
     Args:
         path: The file.
         extra: The extra of this package that brings pyarrow, for the message.
+        most: As of `parquet_table`.
 
     Raises:
         FileFormatError: If it is not a parquet file, or does not fit into the memory.
         MissingExtraError: If pyarrow is not installed.
     """
     with open_parquet(path, extra=extra) as file:
-        return parquet_table(file, path)
+        return parquet_table(file, path, most=most)
 
 
 @contextmanager
@@ -66,7 +67,7 @@ def open_parquet(path: Path, *, extra: str) -> Iterator[Any]:
         raise FileFormatError(f"cannot read {path} as parquet: {error}") from error
 
 
-def parquet_table(file: Any, path: Path, columns: list[str] | None = None) -> Any:
+def parquet_table(file: Any, path: Path, columns: list[str] | None = None, *, most: int | None = None) -> Any:
     """A table of an open `pyarrow.parquet.ParquetFile`, decoded, if that fits into the free memory.
 
     A file holds a text that many cells repeat once, so its size and the sizes it declares say little. What is
@@ -76,16 +77,18 @@ def parquet_table(file: Any, path: Path, columns: list[str] | None = None) -> An
         file: The open file.
         path: The file, for messages.
         columns: Names of those to read; default: all.
+        most: Bytes that the table may take; default: half of the free memory.
 
     Returns:
         A `pyarrow.Table` without dictionaries.
 
     Raises:
-        FileFormatError: If it takes more than half of the free memory, or pyarrow finds none.
+        FileFormatError: If it takes more than that, or pyarrow finds none.
     """
     pa = importlib.import_module("pyarrow")
 
     free, largest, declared = free_memory(), 1, 0
+    most = free // 2 if most is None else most
     for group in range(file.metadata.num_row_groups):
         described = file.metadata.row_group(group)
         for place in range(described.num_columns):
@@ -94,9 +97,9 @@ def parquet_table(file: Any, path: Path, columns: list[str] | None = None) -> An
                 width = _WIDTHS.get(chunk.physical_type, 8) + (file.schema.column(place).length or 0)
                 declared += max(chunk.total_uncompressed_size, width * chunk.num_values)
                 largest = max(largest, chunk.total_uncompressed_size)
-    _check_decoded(declared, free, path)
-    # No text is longer than its part of the file, so this many rows take at most an eighth of the memory.
-    rows = min(_ROWS, max(1, free // 8 // largest))
+    _check_decoded(declared, most, path)
+    # No text is longer than its part of the file, so this many rows take at most a quarter of the limit.
+    rows = min(_ROWS, max(1, most // 4 // largest))
     decoded, batches = 0, []
     schema = pa.schema(
         [field.with_type(_decoded_type(field.type)) for field in file.schema_arrow],
@@ -108,7 +111,7 @@ def parquet_table(file: Any, path: Path, columns: list[str] | None = None) -> An
         for batch in file.iter_batches(batch_size=rows, columns=columns):
             batches.append(batch.select(schema.names).cast(schema))
             decoded += batches[-1].nbytes
-            _check_decoded(decoded, free, path)
+            _check_decoded(decoded, most, path)
         return pa.Table.from_batches(batches, schema=schema)
     except MemoryError as error:
         raise FileFormatError(
@@ -117,11 +120,11 @@ def parquet_table(file: Any, path: Path, columns: list[str] | None = None) -> An
         ) from error
 
 
-def _check_decoded(size: int, free: int, path: Path) -> None:
-    if size > LEAST_BOMB // 8 and 2 * size > free:
+def _check_decoded(size: int, most: int, path: Path) -> None:
+    if size > LEAST_BOMB // 8 and size > most:
         raise FileFormatError(
-            f"{path} takes {size / 1e9:.1f} GB or more decoded, twice that while it is read, and "
-            f"{free / 1e9:.1f} GB of memory are free; split it over several files"
+            f"{path} takes {size / 1e9:.1f} GB or more decoded, twice that while it is read; at most "
+            f"{most / 1e9:.1f} GB are decoded with the memory that is free. Split it over several files"
         )
 
 

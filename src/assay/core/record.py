@@ -191,7 +191,7 @@ def _is_array(kind: Any) -> bool:
 def _array(value: object, kind: Any) -> Any:
     """An array of the annotated dtype; null is NaN."""
     dtypes = getattr(kind, "dtypes", ("float64",))
-    dtype = dtypes[0] if len(dtypes) == 1 else "float64"
+    dtype = dtypes[0] if len(dtypes) == 1 or "bool" in dtypes else "float64"
     try:
         array = np.array(value, dtype=np.float64 if dtype.startswith("float") else None)
     except (TypeError, ValueError):

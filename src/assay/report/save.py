@@ -60,7 +60,6 @@ _MODULES = {
     "ranking-comparison": "assay.analyses.generalization.comparison_page",
     "stable-pick": "assay.analyses.generalization.pick_page",
     "subset": "assay.analyses.subsets.page",
-    "subset-evaluation": "assay.analyses.subsets.evaluation_page",
     "subset-path": "assay.analyses.subsets.page",
     "worst_case": "assay.analyses.worst_case.page",
 }

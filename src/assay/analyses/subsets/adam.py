@@ -1,115 +1,311 @@
 """The published optimiser of subset selection: logits of all examples, descended by Adam with restarts.
 
 The relaxed problem lets every example be in the selection by a share s_j = sigmoid(w_j). All restarts of a
-search descend side by side, so that one pass over the matrix of correctness serves all of them; gradients
-are in closed form. The default solver is `assay.analyses.subsets.swap`; this one is here to compare it with.
+search descend side by side, so that one pass over the answers serves all of them; gradients are in closed
+form. The default solver is `swap`; this one is here to compare it with.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Bool, Float64, Integer
+import scipy
+from jaxtyping import Bool, Float, Float64, Int64
 
-from assay.analyses.subsets._arrays import Accuracies
-from assay.analyses.subsets._descent import (
-    AdamParameters,
-    AdamTarget,
-    Descent,
-    Judge,
-    Relaxation,
-    descend,
-    draw_parameters,
-)
-from assay.analyses.subsets._exchange import Pool
-from assay.analyses.subsets.layouts import AnswerTable
-from assay.analyses.subsets.line import EPS
-from assay.analyses.subsets.objective import Found, exact_correlation, unit_probit
-from assay.analyses.subsets.placement import DeviceMatrix
+from assay.analyses.subsets.line import EPS, Accuracies, line_correlation, probit
+from assay.analyses.subsets.matrix import Answers
+from assay.analyses.subsets.swap import Found, Pool, unit_probit
 from assay.core.errors import InputError, check_least, check_name
 from assay.core.random import stream
 
 
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "penalty": ("softplus", "squared"),
-    "keep": ("last", "best"),
-    "search": ("random",),
-    "precision": ("float32", "float64"),
-}
-_LARGEST_BYTES = 4 * 2**30  # of the two matrices as floating-point numbers
+if TYPE_CHECKING:
+    import torch
+
+PerTrial = Float64[np.ndarray, " trials"]
+PENALTIES = ("softplus", "squared")
+RIDGE = 1e-6  # added to both variances and to the mass, as in the authors' loss
+_BETAS, _ADAM_EPS = (0.9, 0.999), 1e-8
 _LARGEST_BLOCK = 2**22  # logits descended side by side: restarts times examples
 
 
+@dataclass(frozen=True, kw_only=True)
+class AdamParameters:
+    """Settings of one descent.
+
+    Attributes:
+        learning_rate: Learning rate lr at epoch 0.
+        minimum_rate: Learning rate eta_min at epochs `period`, 3 `period`, ...
+        period: Epochs T_max from the first learning rate to the minimum; it rises again in the next `period`.
+        penalty_weight: Weight lambda of the penalty on the mass once annealed.
+        anneal_epochs: Epochs K over which the weight rises from 0 to lambda.
+    """
+
+    learning_rate: float
+    minimum_rate: float
+    period: int
+    penalty_weight: float
+    anneal_epochs: int
+
+    @classmethod
+    def drawn(cls, rng: np.random.Generator, fixed: Mapping[str, float | int]) -> "AdamParameters":
+        """One draw from the published ranges: rates log-uniform, weight and integers uniform.
+
+        What is `fixed` changes nothing in what is drawn for the rest.
+
+        Raises:
+            InputError: For an unknown name or a value out of range.
+        """
+        parameters = cls(
+            learning_rate=10.0 ** rng.uniform(-2, 2),
+            minimum_rate=10.0 ** rng.uniform(-3, 0),
+            period=int(rng.integers(10, 200, endpoint=True)),
+            penalty_weight=float(rng.uniform(0.1, 100)),
+            anneal_epochs=int(rng.integers(10, 1000, endpoint=True)),
+        )
+        for name, value in fixed.items():
+            check_name("parameter of solver='adam'", name, cls.__dataclass_fields__)
+            whole = name in ("period", "anneal_epochs")
+            if not int(whole) <= value < math.inf or (whole and value != int(value)):
+                needed = "a whole number of at least 1" if whole else "a finite number of at least 0"
+                raise InputError(f"parameters[{name!r}] is {value}; expected {needed}")
+            changed: dict[str, Any] = {name: int(value) if whole else float(value)}
+            parameters = replace(parameters, **changed)
+        return parameters
+
+    def rate_at(self, epoch: int) -> float:
+        """Learning rate, eta_min + (lr - eta_min)(1 + cos(pi e / T_max)) / 2, for every e >= 0."""
+        cosine = math.cos(math.pi * epoch / self.period)
+        return self.minimum_rate + (self.learning_rate - self.minimum_rate) * (1 + cosine) / 2
+
+    def weight_at(self, epoch: int) -> float:
+        """Weight of the penalty, lambda (1 - cos(pi min(e / K, 1))) / 2."""
+        return self.penalty_weight * 0.5 * (1 - math.cos(math.pi * min(epoch / self.anneal_epochs, 1)))
+
+
+class Relaxation:
+    """The relaxed problem on the training models (Eq. 5 of the paper), judged on the validation models.
+
+    loss(w) = R_ridge(s) + lambda P(sum_j s_j - S), with s = sigmoid(w),
+    a_i = sum_j X_ij s_j / (sum_j s_j + 1e-6), and P(u) = softplus(-u) (one-sided) or u^2.
+
+    Args:
+        train: Training models x examples, in the precision of the descent.
+        id_train: In-distribution accuracy of the training models.
+        validation: Validation models x examples.
+        id_validation: Their in-distribution accuracy.
+        pool: What a hard set may hold, and S.
+        penalty: `softplus` or `squared`.
+    """
+
+    def __init__(
+        self,
+        train: "torch.Tensor",
+        id_train: Accuracies,
+        validation: "torch.Tensor",
+        id_validation: Float64[np.ndarray, " v"],
+        pool: Pool,
+        penalty: str,
+    ):
+        self.train, self.validation, self.pool, self.penalty = train, validation, pool, penalty
+        self.z_train, self.z_validation = ridge_probit(id_train), ridge_probit(id_validation)
+
+    def loss(self, w: "torch.Tensor", weights: PerTrial) -> tuple[PerTrial, PerTrial, "torch.Tensor"]:
+        """Loss, R_ridge and the gradient of the loss by w, for each row of w."""
+        import torch
+
+        soft = torch.sigmoid(w)
+        mass = _numbers(soft.sum(dim=1, dtype=torch.float64))
+        total = mass[:, None] + RIDGE
+        accuracy = _numbers((self.train @ soft.T).T) / total
+        r, q = ridge_correlation(accuracy, self.z_train)
+        # dR/ds_j = sum_i q_i (X_ij - a_i) / (sum_k s_k + 1e-6), q_i = dR/da_i.
+        q = q / total
+        gradient = _like(w, q) @ self.train
+        gradient -= _like(w, np.sum(q * accuracy, axis=1, keepdims=True))
+        excess = mass - self.pool.size
+        if self.penalty == "softplus":
+            cost, slope = np.logaddexp(0, -excess), -scipy.special.expit(-excess)
+        else:
+            cost, slope = excess**2, 2 * excess
+        gradient += _like(w, (weights * slope)[:, None])
+        return r + weights * cost, r, gradient.mul_(soft).mul_(1 - soft)
+
+    def members(self, w: "torch.Tensor") -> "torch.Tensor":
+        """Per row of w, the hard set: the largest, within each stratum; of equal ones the lower index."""
+        import torch
+
+        return torch.from_numpy(np.stack([self.pool.lowest(-row) for row in w.cpu().numpy()])).to(w.device)
+
+    def score(self, members: "torch.Tensor") -> PerTrial:
+        """R_ridge of each hard set on the validation models."""
+        counts = _numbers((self.validation @ members.to(self.validation).T).T)  # whole: exact in any order
+        return ridge_correlation(counts / (self.pool.size + RIDGE), self.z_validation)[0]
+
+
+def ridge_probit(id_accuracy: Accuracies) -> Accuracies:
+    """The side of the authors' correlation that a descent does not change: v / sqrt(var v + 1e-6)."""
+    v = probit(id_accuracy)
+    v = v - v.mean()
+    return np.asarray(v / math.sqrt(np.mean(v * v) + RIDGE))
+
+
+def ridge_correlation(
+    accuracy: Float64[np.ndarray, "trials models"], z: Accuracies
+) -> tuple[PerTrial, Float64[np.ndarray, "trials models"]]:
+    """R_ridge = cov(u, v) / sqrt((var u + 1e-6)(var v + 1e-6)) and its derivative by each model's accuracy.
+
+    u and v are the probits of the two accuracies, variances those of the population: 0 where models do not
+    differ, elsewhere about 1e-5 from R. The derivative is 0 where an accuracy is clipped.
+    """
+    t = probit(accuracy)
+    u = t - t.mean(axis=-1, keepdims=True)
+    spread = np.sqrt(np.mean(u * u, axis=-1, keepdims=True) + RIDGE)
+    r = np.mean(u * z, axis=-1, keepdims=True) / spread
+    slope = (z - r * u / spread) / (spread * len(z))
+    # d probit / da = 1 / phi(t).
+    inside = (accuracy >= EPS) & (accuracy <= 1 - EPS)
+    return r[..., 0], np.where(inside, slope * math.sqrt(2 * math.pi) * np.exp(t * t / 2), 0.0)
+
+
+def _numbers(values: "torch.Tensor") -> np.ndarray:
+    """A small tensor of any device, as float64 of the CPU."""
+    return values.cpu().double().numpy()
+
+
+def _like(tensor: "torch.Tensor", values: np.ndarray) -> "torch.Tensor":
+    """Small float64 values where a tensor is, in its precision."""
+    import torch
+
+    return torch.from_numpy(values).to(tensor.dtype).to(tensor.device)
+
+
+@dataclass(kw_only=True, eq=False)
+class Descent:
+    """One restart, from its logits to where it stopped.
+
+    Attributes:
+        logits: Logits of the last epoch.
+        train: Ridge correlation of the relaxed selection on the training models, before each epoch's step.
+        validation: Ridge correlation of the hard set on the validation models, after each epoch's step.
+        best_epoch: The first epoch, from 0, with the lowest of these.
+    """
+
+    logits: Float[np.ndarray, " examples"] = field(default_factory=lambda: np.empty(0))
+    train: list[float] = field(default_factory=list)
+    validation: list[float] = field(default_factory=list)
+    best_epoch: int = 0
+
+
+def descend(
+    problem: Relaxation,
+    logits: "torch.Tensor",
+    parameters: Sequence[AdamParameters],
+    epochs: int,
+    patience: int,
+) -> list[Descent]:
+    """Descends every row of `logits` with its own parameters; a row stops by itself.
+
+    Args:
+        problem: The relaxed problem and its judge.
+        logits: Start of each restart, restarts x examples. Not changed.
+        parameters: Of each restart.
+        epochs: Most epochs of a restart, each a step along the gradient of all examples.
+        patience: Epochs without a new minimum on the validation models after which a restart stops.
+    """
+    import torch
+
+    rows = [Descent() for _ in parameters]
+    alive, scores, w = np.arange(len(rows)), np.full(len(rows), np.nan), logits.clone()
+    first, second = torch.zeros_like(w), torch.zeros_like(w)
+    members = torch.zeros_like(w, dtype=torch.bool)
+    for epoch in range(epochs):
+        weights = np.array([parameters[row].weight_at(epoch) for row in alive.tolist()])
+        rates = np.array([parameters[row].rate_at(epoch) for row in alive.tolist()])
+        _, r, gradient = problem.loss(w, weights)
+        # Kingma and Ba (2015), algorithm 1, in place; the gradient is used up.
+        first.mul_(_BETAS[0]).add_(gradient, alpha=1 - _BETAS[0])
+        second.mul_(_BETAS[1]).addcmul_(gradient, gradient, value=1 - _BETAS[1])
+        scale = _like(w, rates / (1 - _BETAS[0] ** (epoch + 1)))
+        root = torch.sqrt(second, out=gradient).div_(math.sqrt(1 - _BETAS[1] ** (epoch + 1))).add_(_ADAM_EPS)
+        w.sub_(torch.div(first, root, out=root).mul_(scale[:, None]))
+        before, members = members, problem.members(w)
+        changed = (members != before).any(dim=1).cpu().numpy() | (epoch == 0)
+        if changed.any():
+            scores[changed] = problem.score(members[torch.from_numpy(changed).to(w.device)])
+        going = np.ones(len(alive), dtype=bool)
+        for at, row in enumerate(map(rows.__getitem__, alive)):
+            row.train.append(float(r[at]))
+            row.validation.append(float(scores[at]))
+            if scores[at] < row.validation[row.best_epoch]:
+                row.best_epoch = epoch
+            going[at] = epoch - row.best_epoch < patience and epoch + 1 < epochs
+            if not going[at]:
+                row.logits = w[at].clone().cpu().numpy()
+        if not going.any():
+            break
+        if not going.all():
+            rest = torch.from_numpy(np.flatnonzero(going)).to(w.device)
+            alive, scores = alive[going], scores[going]
+            w, first, second, members = w[rest], first[rest], second[rest], members[rest]
+    return rows
+
+
 def adam(
-    train: AnswerTable,
+    train: Answers,
     id_train: Accuracies,
     size: int,
     *,
-    validation: AnswerTable,
+    validation: Answers,
     id_validation: Float64[np.ndarray, " v"],
     trials: int = 20,
     epochs: int = 3000,
     patience: int = 500,
     penalty: str = "softplus",
-    keep: str = "last",
-    objective: str = "r",
-    search: str = "random",
     parameters: Mapping[str, float | int] | None = None,
-    precision: str = "float32",
     seed: int = 0,
-    eps: float | int = EPS,
-    strata: Integer[np.ndarray, " strata"] | None = None,
-    allowed: Bool[np.ndarray, " mask"] | None = None,
-    must_include: Integer[np.ndarray, " k"] | None = None,
+    strata: Int64[np.ndarray, " n"] | None = None,
+    allowed: Bool[np.ndarray, " n"] | None = None,
 ) -> Found:
     """The published optimiser: a relaxed selection descended by Adam, restarted with random settings.
 
     Each trial draws logits w ~ N(0, 1) and settings, and descends
     R_ridge(s) + lambda_e P(sum s - S), s = sigmoid(w), over the training models. After each epoch the S
-    largest logits are scored on the validation models. The trial with the lowest score wins.
+    largest logits are scored on the validation models. The trial with the lowest score at its last epoch
+    wins.
 
     Args:
-        train: Correctness of the training models; read as a dense matrix, of the layout `accelerator` on its
-            device, where all restarts then descend and are judged.
+        train: Answers of the training models; all restarts descend and are judged where they are held.
         id_train: Their in-distribution accuracy, in [0, 1].
         size: Examples to select.
-        validation: Correctness of the validation models.
+        validation: Answers of the validation models.
         id_validation: Their in-distribution accuracy.
         trials: Restarts.
         epochs: Most epochs of each.
         patience: Epochs without a new validation minimum after which a trial stops.
         penalty: `softplus` holds the mass above `size` and leaves more of it free, as in the authors' code;
             `squared` holds it at `size`, as in the paper.
-        keep: Which epoch of a trial is scored and kept: the `last`, as published, or the `best`.
-        objective: `r` minimises R, `r2` its square.
-        search: How settings are drawn: `random`, uniformly from the published ranges.
         parameters: Settings to fix, by the names of `AdamParameters`; the others are drawn.
-        precision: `float32` or `float64` for everything of the length of the examples. Sums over models are
-            float64 in any case.
         seed: Root seed. Trial k is the same in every search that has it, up to rounding.
-        eps: Clip of accuracies.
         strata: Stratum code (>= 0) of every example: the largest logits are then taken by quota, which the
             relaxed problem does not know of.
         allowed: Which examples may be selected; the others are left out from the start.
-        must_include: Examples that are always selected: their share is 1 from the start, their score -inf.
 
     Returns:
         Examples by falling logit; `scores` are the logits with the sign turned, so that a low score is a
         harmful example. Correlations are exact, without the ridge of the loss. `trace` has one record per
-        trial, `extras` the settings of the winner.
+        trial.
 
     Raises:
-        InputError: For an unknown option, matrices of more than 4 GiB as floating-point numbers, or
-            constraints that cannot be met.
+        InputError: For an option out of range, or constraints that cannot be met.
 
     Notes:
-        Each epoch costs two products of the matrix with as many vectors as trials are running. Probits, rates
-        and correlations, of the length of the models or trials, are computed on the CPU in float64.
-
-        On the CPU all layouts give the same bits. A GPU sums in another order, which a long descent can make
-        visible in the set; so its selections have an identity of their own.
+        Each epoch costs two products of the matrix with as many vectors as trials are running, in float32:
+        32 times the memory of the bits.
+        Probits, rates and correlations, of the length of the models or trials, are computed on the CPU in
+        float64. A GPU sums in another order, which a long descent can make visible in the set.
 
         The authors search by TPE, one trial after the other, the first ten of them at random.
 
@@ -118,79 +314,43 @@ def adam(
     """
     import torch
 
-    del search  # one of `CHOICES`, as the other names: `make_settings` refuses those that are not
     check_least(1, trials=trials, epochs=epochs, patience=patience)
-    whole = Pool(
-        train.n_examples, size, strata=strata, allowed=allowed, locked={"must_include": must_include}
-    )
-    columns = np.flatnonzero(whole.allowed)
-    fixed = np.flatnonzero(whole.locked[columns])
-    inner = None if whole.strata is None else whole.strata[columns]
-    pool = Pool(len(columns), size, strata=inner, locked={"must_include": fixed})
+    check_name("penalty", penalty, PENALTIES)
+    columns = np.flatnonzero(Pool(train.n_examples, size, strata, allowed).allowed)
+    pool = Pool(len(columns), size, None if strata is None else strata[columns])
     for name, accuracies in (("id_train", id_train), ("id_validation", id_validation)):
-        unit_probit(accuracies, eps=eps, name=name)  # refused where they are all the same
-    dtype = getattr(torch, precision)
-    if isinstance(train, DeviceMatrix) and train.device.type == "mps":
-        raise InputError(
-            "solver='adam' sums in float64, which device 'mps' cannot; remove device and layout, or use "
-            "solver='swap'"
-        )
-    _check_size(train, validation, len(columns), dtype.itemsize)
-    some = columns if len(columns) < train.n_examples else None
-    held_in, held_out = (each.tensor(dtype, some) for each in (train, validation))
-    target = AdamTarget.of(id_train, eps)
-    problem = Relaxation(correct=held_in, target=target, size=size, penalty=penalty, objective=objective)
-    judge = Judge(correct=held_out, target=AdamTarget.of(id_validation, eps), pool=pool, objective=objective)
-    starts = [_start(seed, trial, len(columns), parameters) for trial in range(trials)]
-    side_by_side = max(1, _LARGEST_BLOCK // len(columns))
+        unit_probit(accuracies, name)  # refused where they are all the same
+    matrices = train.columns(columns), validation.columns(columns)
+    problem = Relaxation(matrices[0], id_train, matrices[1], id_validation, pool, penalty)
+    settings, starts = [], []
+    for trial in range(trials):
+        rng = stream(seed, f"subset-adam-{trial}")
+        settings.append(AdamParameters.drawn(rng, parameters or {}))
+        starts.append(rng.standard_normal(len(columns)))
+    step = max(1, _LARGEST_BLOCK // len(columns))
     descents: list[Descent] = []
-    for at in range(0, trials, side_by_side):
-        drawn, logits = zip(*starts[at : at + side_by_side], strict=True)
-        w = torch.from_numpy(np.stack(logits)).to(dtype).to(held_in.device)
-        w[:, fixed] = math.inf  # share 1, and no gradient
-        descents += descend(problem, judge, w, drawn, epochs=epochs, patience=patience, keep=keep)
-    scored = [each.validation[each.best_epoch if keep == "best" else -1] for each in descents]
-    winner = int(np.argmin(scored))
-    logits = descents[winner].logits
-    members_of_pool = np.flatnonzero(judge.members(torch.from_numpy(logits[None]))[0].numpy())
-    order = members_of_pool[np.argsort(-logits[members_of_pool], kind="stable")]
+    for at in range(0, trials, step):
+        w = torch.from_numpy(np.stack(starts[at : at + step])).to(problem.train)
+        descents += descend(problem, w, settings[at : at + step], epochs, patience)
+    logits = descents[int(np.argmin([each.validation[-1] for each in descents]))].logits
+    places = np.flatnonzero(pool.lowest(-logits))
+    order = places[np.argsort(-logits[places], kind="stable")]
     members = columns[order]
     return Found(
         indices=members,
         scores=-logits[order].astype(np.float64),
-        r_train=exact_correlation(train, id_train, members, eps),
-        r_validation=exact_correlation(validation, id_validation, members, eps),
+        r_train=line_correlation(id_train, train.count(members) / size),
+        r_validation=line_correlation(id_validation, validation.count(members) / size),
         trace=tuple(
-            {"trial": trial, **asdict(used), **each.record()}
-            for trial, ((used, _), each) in enumerate(zip(starts, descents, strict=True))
+            {
+                "trial": trial,
+                **asdict(used),
+                "epochs": len(each.validation),
+                "best_epoch": each.best_epoch,
+                "train": each.train[-1],
+                "validation": each.validation[-1],
+                "best_validation": each.validation[each.best_epoch],
+            }
+            for trial, (used, each) in enumerate(zip(settings, descents, strict=True))
         ),
-        extras={"trial": winner, "parameters": asdict(starts[winner][0]), "keep": keep},
     )
-
-
-def _start(
-    seed: int, trial: int, n_examples: int, parameters: Mapping[str, float | int] | None
-) -> tuple[AdamParameters, Float64[np.ndarray, " examples"]]:
-    """Settings and first logits of a trial. What is fixed changes nothing in what is drawn for the rest."""
-    generator = stream(seed, f"subset-adam-{trial}")
-    random_parameters = draw_parameters(generator)
-    fixed_parameters: dict[str, Any] = {}
-    for name, value in (parameters or {}).items():
-        check_name("parameter of solver='adam'", name, AdamParameters.__dataclass_fields__)
-        whole = name in ("period", "anneal_epochs")
-        if not int(whole) <= value < math.inf or (whole and value != int(value)):
-            needed = "a whole number of at least 1" if whole else "a finite number of at least 0"
-            raise InputError(f"parameters[{name!r}] is {value}; expected {needed}")
-        fixed_parameters[name] = int(value) if whole else float(value)
-    return replace(random_parameters, **fixed_parameters), generator.standard_normal(n_examples)
-
-
-def _check_size(train: AnswerTable, validation: AnswerTable, n_examples: int, itemsize: int) -> None:
-    n_models = train.n_models + validation.n_models
-    needed = n_models * n_examples * itemsize
-    if needed > _LARGEST_BYTES:
-        raise InputError(
-            f"solver='adam' stores {n_models} models x {n_examples} examples as floating-point numbers: "
-            f"{needed / 2**30:.1f} GiB, above its limit of {_LARGEST_BYTES / 2**30:.0f} GiB. Use "
-            "solver='swap', which works on packed bits, or reduce the pool with allowed="
-        )

@@ -1,4 +1,6 @@
-"""Copies: models whose answers differ far less than those of separately trained models, so they are one unit.
+"""Units of models: codes of their names, and copies of a model, which are one unit whatever their names.
+
+Copies are models whose answers differ far less than those of separately trained models.
 
 Two models of their accuracies, independent given the difficulty of an example (and its class, where that is
 known), would differ in E answers; they differ in D. Separately trained models share failures, so D < E, but
@@ -8,14 +10,18 @@ differ nor over some classes. Candidates are neighbours in the order of the answ
 examples, so the work grows with the number of models, not of pairs.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 import scipy
 from jaxtyping import Float64, Int64, Num
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
 
-from assay.analyses.subsets._arrays import Units
-from assay.analyses.subsets.splits import connected
 from assay.core.random import stream
 
+
+Units = Int64[np.ndarray, " m"]  # a code per model
 
 MOST_EXAMPLES = 8192  # that are compared
 _SURE, _LIKE = 0.01, 0.33  # D / E up to which a pair are copies: in any case; if differences are even
@@ -26,6 +32,37 @@ _RELATED, _CLASSES = 4.0, 1e-6  # standard errors, and p, from which differences
 _LEVELS, _CLASS_SIZE = 16, 50  # levels of difficulty; examples of a class looked at by itself
 _ROUNDS, _BLOCK, _STEPS = 96, 64, (1, 2)  # blocks of so many examples, and neighbours in their order
 _RELATIVES, _KNOWN = 12, 2048  # nearest models to a pair, of so many
+
+
+def unit_codes(names: Sequence[object] | np.ndarray) -> Units:
+    """Units as codes 0, 1, ... in the order of their first models, whatever the names."""
+    _, first, codes = np.unique(np.asarray(names), return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first))[codes].astype(np.int64)
+
+
+def connected(n: int, pairs: Int64[np.ndarray, "p 2"]) -> Units:
+    """Codes of n models such that pairs share one, as do pairs of pairs."""
+    links = coo_array((np.ones(len(pairs)), (pairs[:, 0], pairs[:, 1])), shape=(n, n))
+    return unit_codes(connected_components(links, directed=False)[1])
+
+
+def joined(units: Units, copies: Units) -> Units:
+    """Units that also hold copies together."""
+    firsts = [np.unique(each, return_index=True)[1][each] for each in (units, copies)]
+    pairs = [np.stack([np.arange(len(units)), first], axis=1) for first in firsts]
+    return connected(len(units), np.concatenate(pairs))
+
+
+def copies_note(copies: Units) -> str | None:
+    """How many models are copies of how many; None without copies."""
+    counts = np.bincount(copies)
+    several = counts[counts > 1]
+    if not len(several):
+        return None
+    return (
+        f"{several.sum()} models are copies of {len(several)}: {len(counts)} units. Their answers differ far "
+        "less than those of separately trained models, so copies count as one, whatever names or groups say"
+    )
 
 
 def find_copies(

@@ -1,45 +1,74 @@
 """Which model gets which example right, with what is known of models and examples."""
 
+import dataclasses
 import functools
 import hashlib
+import io
+import json
+import math
 import os
+import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64, Num, Shaped, UInt8
+import pandas as pd
+import scipy
+from jaxtyping import Float32, Float64, Int64, Shaped, UInt8
 
-from assay.analyses.subsets._arrays import Accuracies, Places, Units
-from assay.analyses.subsets._checks import (
+from assay.analyses.subsets.arguments import (
     by_name,
-    check_embeddings,
-    check_nesting,
-    checked_arguments,
-    checked_names,
+    checked_accuracies,
+    checked_answers,
+    checked_classes,
+    checked_columns,
+    checked_counts,
+    checked_ids,
+    checked_images,
     checked_rows,
+    checked_texts,
 )
-from assay.analyses.subsets.archive import naming_arrays, read_archive, write_archive
-from assay.analyses.subsets.copies import MOST_EXAMPLES, find_copies
-from assay.analyses.subsets.header import PerModel, lying
-from assay.analyses.subsets.layouts import AnswerTable, PackedMatrix
-from assay.analyses.subsets.line import MIN_MODELS
-from assay.analyses.subsets.placement import as_matrix, columns_of, has_scores, row_of, rows_of
-from assay.analyses.subsets.quality import Quality, Understood, reliability
-from assay.analyses.subsets.splits import copies_note, joined, unit_codes
-from assay.core.errors import InputError
+from assay.analyses.subsets.copies import (
+    MOST_EXAMPLES,
+    Units,
+    copies_note,
+    find_copies,
+    joined,
+    unit_codes,
+)
+from assay.analyses.subsets.line import MIN_MODELS, probit
+from assay.circuits import write_atomically
+from assay.core.errors import FileFormatError, InputError, ShapeError, check_name
 from assay.core.random import stream
+from assay.core.record import plain
+from assay.core.untrusted import load_npz, malformed, parse_json
 
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from assay.tasks.image_set import ImageSet
-    from assay.zoo import Zoo
-
+PerModel = Any  # a sequence in the order of the models, or a mapping or series of pandas from their names
+Places = Int64[np.ndarray, " _"]  # of some models or examples, counted from 0
 ORIGIN = ("kind", "name", "file", "domain")  # of a source
-_BLOCK = 1 << 26  # bytes hashed at a time
+# The arrays of an archive, beside `meta_NAME`; `X` may be `X_bits` with `shape`.
+ARRAYS = {
+    "X": "correct",
+    "y": "id_accuracy",
+    "n_id": "n_id",
+    "model_id": "model_ids",
+    "group": "groups",
+    "family": "families",
+    "example_id": "example_ids",
+    "label": "labels",
+    "label_name": "label_names",
+    "embedding": "embedding",
+    "id_embedding": "id_embedding",
+    "images": "images",
+    "source": "source",
+}
+_META = "meta_"
+_DENSE_SAVED = 64_000_000  # entries of the largest matrix that is written as bytes
+_BLOCK = 1 << 26  # entries hashed at a time
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,58 +76,47 @@ class CorrectnessData:
     """A correctness matrix over out-of-distribution examples, and in-distribution accuracies; see `of`.
 
     Attributes:
-        correct: X, `[M, N]`: 1 where a model is right; uint8, or bit-packed. Or scores in [0, 1], float32.
-        id_accuracy: y, `[M]`: accuracy of each model on held-out in-distribution examples, in [0, 1].
-        model_ids: Name of each model.
-        example_ids: Name of each example, unique; selections carry them.
+        correct: X, `[M, N]`: 1 where a model is right, uint8; or scores in [0, 1], float32.
+        id_accuracy: y, `[M]`: accuracy of each model on held-out in-distribution examples, in [0, 1]; NaN for
+            all where it is not known.
+        model_ids: `[M]`: unique names of the models.
+        example_ids: `[N]`: unique names of the examples; selections carry them.
         n_id: `[M]`: in-distribution examples behind each accuracy; None where not known.
-        groups: Training run of each model; None where not known.
-        families: Architecture family of each model; None where not known.
+        groups: `[M]`: training run of each model; None where not known.
+        families: `[M]`: architecture family of each model; None where not known.
         labels: `[N]`: class of each example; None where not known.
         label_names: Name of each class, in the order of `labels`.
-        meta: Columns `[N]` of what else is known of the examples.
+        meta: What else is known of the examples: a row per example, in their order, indexed by name.
         embedding: `[N, d]`: the examples in an embedding space.
         id_embedding: `[N_id, d]`: in-distribution examples in the same space.
         images: `[N, H, W]` or `[N, H, W, 3]`, uint8: for galleries.
-        source: Where it came from.
+        source: Where it came from and how it was read.
     """
 
-    correct: UInt8[np.ndarray, "m n"] | Float32[np.ndarray, "m n"] | PackedMatrix
+    correct: UInt8[np.ndarray, "m n"] | Float32[np.ndarray, "m n"]
     id_accuracy: Float64[np.ndarray, " m"]
-    model_ids: tuple[str, ...]
+    model_ids: Shaped[np.ndarray, " m"]
     example_ids: Shaped[np.ndarray, " n"]
     n_id: Int64[np.ndarray, " m"] | None = None
-    groups: tuple[str, ...] | None = None
-    families: tuple[str, ...] | None = None
+    groups: Shaped[np.ndarray, " m"] | None = None
+    families: Shaped[np.ndarray, " m"] | None = None
     labels: Int64[np.ndarray, " n"] | None = None
     label_names: tuple[str, ...] | None = None
-    meta: Mapping[str, np.ndarray] = field(default_factory=dict)
-    embedding: np.ndarray | None = None
-    id_embedding: np.ndarray | None = None
+    meta: pd.DataFrame = field(default_factory=pd.DataFrame)
+    embedding: Float32[np.ndarray, "n d"] | None = None
+    id_embedding: Float32[np.ndarray, "n_id d"] | None = None
     images: np.ndarray | None = None
     source: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(
         cls,
-        correct: "np.ndarray | PackedMatrix | CorrectnessData | pd.DataFrame",
+        correct: "np.ndarray | pd.DataFrame | CorrectnessData",
         id_accuracy: PerModel | None = None,
         *,
-        groups: PerModel | None = None,
-        families: PerModel | None = None,
-        model_ids: Sequence[object] | np.ndarray | None = None,
-        example_ids: Sequence[object] | np.ndarray | None = None,
-        n_id: PerModel | None = None,
-        labels: Any = None,
-        label_names: Sequence[object] | None = None,
-        meta: Mapping[str, Any] | None = None,
-        embedding: np.ndarray | None = None,
-        id_embedding: np.ndarray | None = None,
-        images: np.ndarray | None = None,
-        source: Mapping[str, Any] | None = None,
         scores: bool = False,
-        at_least: int = MIN_MODELS,
-        unrated: bool = False,
+        for_selection: bool = True,
+        **facts: Any,
     ) -> "CorrectnessData":
         """Check arrays and give what is missing its default.
 
@@ -106,171 +124,205 @@ class CorrectnessData:
         of `meta`) is a sequence in their order, or a mapping or series of pandas from their names.
 
         Args:
-            correct: 0 and 1 (or booleans), models by examples; or packed; or a frame, which `from_frame`
-                reads; or data, of which only `groups`, `families` and embeddings are then replaced where
-                given.
-            id_accuracy: Accuracies as shares, not per cent. The index of a series names models without
-                `model_ids`, unless it counts them.
-            groups: Training run of each model: checkpoints of one run share it.
-            families: Architecture family of each model; runs lie inside families.
-            model_ids: Names. Default: `model_0`, ...
-            example_ids: Unique names. Default: `row_0`, ...
-            n_id: In-distribution examples behind the accuracies, for all or per model.
-            labels: Class of each example: integers, or names.
-            label_names: Names of integer classes.
-            meta: Columns of other facts about the examples.
-            embedding: Examples in an embedding space, in their order.
-            id_embedding: In-distribution examples in that space.
-            images: Of the examples, 8 bits per channel.
-            source: Where it came from, as JSON.
+            correct: 0 and 1 (or booleans), models by examples; or a frame, as `from_frame` reads it; or data,
+                of which what is given here replaces its own.
+            id_accuracy: Accuracies as shares, not per cent.
             scores: `correct` holds scores from 0, the worse end, to 1 instead of 0 and 1; an accuracy on
                 examples is then their mean, and `id_accuracy` the mean score in distribution.
-            at_least: Models that are needed; 4 to select from.
-            unrated: Whether the models may have no accuracies in distribution (None, or NaN for all): they
-                can be evaluated on a subset, but not selected with.
+            for_selection: At least 4 models, with accuracies in distribution. False for models that are only
+                evaluated on a subset.
+            **facts: Further attributes: `model_ids` (default: `model_0`, ...), `example_ids` (default:
+                `row_0`, ...), `n_id` (for all, or per model), `groups` (checkpoints of one training run share
+                it), `families` (runs lie inside them), `labels` (counted from 0, or names), `label_names`,
+                `meta`, `embedding`, `id_embedding`, `images`, `source`.
 
         Raises:
-            InputError: Naming the argument and the value: entries that are not 0 or 1, accuracies that are
-                NaN or outside [0, 1], too few models, duplicate ids, a run in two families.
+            InputError: Naming the argument and the value: an answer that is not 0 or 1 (by model and
+                example), accuracies that are NaN or outside [0, 1], too few models, ids that repeat, a run in
+                two families.
             ShapeError: If lengths differ.
         """
+        known = {each.name for each in dataclasses.fields(cls)}
+        for name in facts:
+            check_name("fact of models or examples", name, known)
+        facts = {name: value for name, value in facts.items() if value is not None}
         if isinstance(correct, CorrectnessData):
             if id_accuracy is not None:
-                raise InputError(
-                    "id_accuracy is already part of the data; give arrays for both, or the data alone"
+                facts["id_accuracy"] = id_accuracy
+            if not facts:
+                return correct
+            own = {name: getattr(correct, name) for name in known}
+            own["meta"] = {name: column.to_numpy() for name, column in correct.meta.items()}
+            if "labels" in facts:
+                del own["label_names"]  # of other labels
+            facts = own | facts
+            return cls.of(**facts, scores=correct.scores, for_selection=for_selection)
+        if isinstance(correct, pd.DataFrame):
+            options = {"cells": "score"} if scores else {}
+            return cls.from_frame(
+                correct, id_accuracy=id_accuracy, for_selection=for_selection, **options, **facts
+            )
+        matrix = np.asarray(correct)
+        least = MIN_MODELS if for_selection else 1
+        if matrix.ndim != 2 or matrix.dtype.kind not in "biuf":
+            raise ShapeError(
+                f"correct holds {matrix.dtype} of shape {matrix.shape}; expected 0 and 1, models by examples"
+            )
+        if len(matrix) < least or not matrix.size:
+            raise InputError(
+                f"correct holds {matrix.shape[0]} models and {matrix.shape[1]} examples; expected at least "
+                f"{least} models and 1 example"
+            )
+        if isinstance(id_accuracy, pd.Series) and id_accuracy.index.dtype.kind not in "iu":
+            facts.setdefault("model_ids", id_accuracy.index)
+        models, examples = (
+            checked_ids(facts.get(f"{of}_ids", [f"{name}_{place}" for place in range(n)]), f"{of}_ids", n)
+            for of, name, n in (("model", "model", matrix.shape[0]), ("example", "row", matrix.shape[1]))
+        )
+        labels = by_name(facts.get("labels"), "labels", examples, "example")
+        codes, classes = checked_classes(labels, facts.get("label_names"))
+        data = cls(
+            correct=checked_answers(matrix, models, examples, scores=scores),
+            id_accuracy=checked_accuracies(
+                by_name(id_accuracy, "id_accuracy", models), models, needed=for_selection
+            ),
+            model_ids=models,
+            example_ids=examples,
+            n_id=checked_counts(facts.get("n_id"), models),
+            groups=checked_texts(by_name(facts.get("groups"), "groups", models), "groups"),
+            families=checked_texts(by_name(facts.get("families"), "families", models), "families"),
+            labels=codes,
+            label_names=classes,
+            meta=checked_columns(facts.get("meta", {}), examples),
+            embedding=checked_rows(facts.get("embedding"), "embedding", len(examples)),
+            id_embedding=checked_rows(facts.get("id_embedding"), "id_embedding", None),
+            images=checked_images(facts.get("images"), len(examples)),
+            source=dict(facts.get("source", {})),
+        )
+        data._check()
+        return data
+
+    def _check(self) -> None:
+        """Raises unless runs lie inside families, and both embeddings in one space."""
+        if self.groups is not None and self.families is not None:
+            families = pd.Series(self.families).groupby(self.groups, sort=False).unique()
+            for group, (family, *others) in families.items():
+                if others:
+                    raise InputError(
+                        f"group {group!r} lies in the families {family!r} and {others[0]!r}; all models of a "
+                        "training run must share one family"
+                    )
+        if self.embedding is not None and self.id_embedding is not None:
+            width, id_width = self.embedding.shape[1], self.id_embedding.shape[1]
+            if width != id_width:
+                raise ShapeError(
+                    f"embedding has width {width}, id_embedding {id_width}; use one encoder for both"
                 )
-            return correct._with(groups, families, embedding, id_embedding)
-        of_models = {"id_accuracy": id_accuracy, "groups": groups, "families": families, "n_id": n_id}
-        of_examples = {"example_ids": example_ids, "labels": labels, "label_names": label_names, "meta": meta}
-        spaces = {"embedding": embedding, "id_embedding": id_embedding, "images": images}
-        given = of_models | {"model_ids": model_ids} | of_examples | spaces | {"source": source}
-        if hasattr(correct, "iloc"):  # of pandas
-            from assay.analyses.subsets.frames import framed
-
-            frame, cells = cast("pd.DataFrame", correct), "score" if scores else None
-            held = framed(frame, given, cells=cells, unrated=unrated)
-            with lying(held["source"]["orientation"]):
-                return cls.of(**held, at_least=at_least)
-        options: dict[str, Any] = {"scores": scores, "at_least": at_least, "unrated": unrated}
-        return cls(**checked_arguments(correct, given, **options))._checked()
-
-    def _with(
-        self,
-        groups: PerModel | None,
-        families: PerModel | None,
-        embedding: np.ndarray | None,
-        id_embedding: np.ndarray | None,
-    ) -> "CorrectnessData":
-        """These data with what is given instead of their own."""
-        given: dict[str, Any] = {
-            name: checked_names(by_name(each, self.model_ids, name), self.n_models, name)
-            for name, each in {"groups": groups, "families": families}.items()
-        }
-        given["embedding"] = checked_rows(embedding, "embedding", self.n_examples)
-        given["id_embedding"] = checked_rows(id_embedding, "id_embedding", None)
-        changed = {name: each for name, each in given.items() if each is not None}
-        return (replace(self, **changed) if changed else self)._checked()
-
-    def _checked(self) -> "CorrectnessData":
-        check_embeddings(self.embedding, self.id_embedding)
-        check_nesting(self.groups, self.families)
-        return self
 
     def __repr__(self) -> str:
-        units = [
-            f"{len(set(names))} {word}"
-            for names, word in ((self.groups, "training runs"), (self.families, "families"))
-            if names is not None
-        ]
-        known = f" ({', '.join(units)})" if units else ""
+        units = {"training runs": self.groups, "families": self.families}
+        known = ", ".join(f"{len(set(each))} {of}" for of, each in units.items() if each is not None)
+        known = f" ({known})" if known else ""
         return f"CorrectnessData({self.n_models} models{known}, {self.n_examples} examples)"
 
     # ----------------------------------------------------------------------------------- made elsewhere
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> "CorrectnessData":
-        """Read an archive of `save`, of `assay zoo`, or made by hand.
-
-        Its keys are in `assay.analyses.subsets.archive`. A matrix that would take more than half of the free
-        memory as bytes is packed while it is read; `source` then has an entry `packed_while_read`.
+    def from_frame(cls, frame: pd.DataFrame, **options: Any) -> "CorrectnessData":
+        """Read a pandas frame of answers.
 
         Args:
-            path: Ends in `.npz` or `.parquet`.
-
-        Raises:
-            FileFormatError: If the file is missing, truncated, no such archive, lacks `X` or `y`, or holds an
-                array that no archive has.
-            UnsafeFileError: If it holds pickled objects; they are not read.
-            InputError: If an array holds what no data can: entries that are not 0 or 1, NaN accuracies or
-                accuracies in per cent, ids that repeat, lengths that differ (`ShapeError`); or if it does not
-                fit in memory.
-            MissingExtraError: If pyarrow is needed and not installed.
+            frame: A row per model and example, per model, or per example.
+            **options: As of `tables.read_frame`, and what `of` knows beside.
         """
-        arguments = read_archive(Path(path))
-        with naming_arrays(Path(path)):
+        from assay.analyses.subsets.tables import lying, read_frame
+
+        arguments = read_frame(frame, **options)
+        with lying(arguments["source"]["orientation"]):
             return cls.of(**arguments)
 
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write an archive that `load` reads back unchanged.
+    @classmethod
+    def from_predictions(cls, folder: str | os.PathLike[str], **options: Any) -> "CorrectnessData":
+        """Read the prediction CSVs of OODSelect's authors; see `read_predictions` for the options."""
+        from assay.analyses.subsets.predictions import read_predictions
 
-        A packed matrix, and one of more than 64 million entries, is written as bits.
+        return cls.of(**read_predictions(folder, **options))
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str], *, for_selection: bool = True) -> "CorrectnessData":
+        """Read an archive of `save`, of `assay zoo`, or made by hand.
 
         Args:
-            path: Ends in `.npz` or `.parquet`.
+            path: An `.npz` file without pickles: `X` (models by examples, 0 and 1; or float32, scores between
+                them) or `X_bits` with `shape` (bit b of `X_bits[r, j]` is X[8 r + b, j]); `y`; optional
+                `n_id`, `model_id`, `group`, `family`, `example_id`, `label`, `label_name`, `meta_NAME`,
+                `embedding`, `id_embedding`, `images`, `source` (JSON).
+            for_selection: As of `of`.
+
+        Raises:
+            FileFormatError: If the file is missing, damaged, no such archive, or holds an array that no
+                archive has.
+            UnsafeFileError: If it holds pickled objects; they are not read.
+            InputError: If an array holds what no data can.
+        """
+        path = Path(path)
+        if not path.is_file():
+            raise FileFormatError(f"{path} is not a file. Pass a correctness archive (.npz)")
+        arrays = load_npz(path)
+        try:
+            with malformed(path, "a correctness archive"):
+                return cls.of(**_arguments(arrays, path), for_selection=for_selection)
+        except InputError as error:
+            raise type(error)(f"{path}: {error}") from error
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write an archive that `load` reads back unchanged; a large matrix of 0 and 1 as bits.
+
+        Args:
+            path: Ends in `.npz`.
 
         Returns:
             The path.
 
         Raises:
-            InputError: If the suffix is another one, or a metadata column holds neither text nor numbers.
-            MissingExtraError: If pyarrow is needed and not installed.
+            InputError: If the suffix is another one.
             OutputError: If the file cannot be written.
         """
-        return write_archive({each.name: getattr(self, each.name) for each in fields(self)}, path)
-
-    @classmethod
-    def from_predictions(cls, paths: Any, **options: Any) -> "CorrectnessData":
-        """Read the authors' prediction CSVs; see `predictions.read_predictions` for the options."""
-        from assay.analyses.subsets.predictions import read_predictions
-
-        return cls.of(**read_predictions(paths, **options))
-
-    @classmethod
-    def from_zoo(cls, zoo: "Zoo", images: "ImageSet", **options: Any) -> "CorrectnessData":
-        """Ask every model of a zoo; see `sources.ask_zoo` for the options."""
-        from assay.analyses.subsets.sources import ask_zoo
-
-        return cls.of(**ask_zoo(zoo, images, **options))
-
-    @classmethod
-    def from_frame(cls, frame: "pd.DataFrame", **options: Any) -> "CorrectnessData":
-        """Read a pandas frame of predictions; see `frames.read_frame` for the options."""
-        from assay.analyses.subsets.frames import read_frame
-
-        held = read_frame(frame, **options)
-        with lying(held["source"]["orientation"]):
-            return cls.of(**held)
-
-    @classmethod
-    def from_estimators(
-        cls, estimators: Any, X_id: Any, y_id: Any, X_ood: Any, y_ood: Any, **options: Any
-    ) -> "CorrectnessData":
-        """Ask scikit-learn estimators; see `sources.ask_estimators` for the options."""
-        from assay.analyses.subsets.sources import ask_estimators
-
-        return cls.of(**ask_estimators(estimators, X_id, y_id, X_ood, y_ood, **options))
+        path = Path(path)
+        if path.suffix != ".npz":
+            raise InputError(f"{path} ends in {path.suffix!r}; a correctness archive ends in .npz")
+        arrays: dict[str, np.ndarray] = {
+            key: np.asarray(value)
+            for key, name in ARRAYS.items()
+            if key != "source" and (value := getattr(self, name)) is not None
+        }
+        if not self.scores and self.correct.size > _DENSE_SAVED:
+            arrays["X_bits"] = np.packbits(arrays.pop("X"), axis=0, bitorder="little")
+            arrays["shape"] = np.array(self.correct.shape)
+        for name, column in self.meta.items():
+            numbers = pd.api.types.is_numeric_dtype(column)
+            arrays[f"{_META}{name}"] = column.to_numpy() if numbers else column.to_numpy(dtype=str)
+        arrays["source"] = np.array(json.dumps(plain(self.source)))
+        buffer = io.BytesIO()
+        np.savez_compressed(buffer, allow_pickle=False, **cast("dict[str, Any]", arrays))
+        return write_atomically(path, buffer.getvalue())
 
     # ----------------------------------------------------------------------------------------- what it is
 
     @property
     def n_models(self) -> int:
         """M."""
-        return len(self.id_accuracy)
+        return len(self.model_ids)
 
     @property
     def n_examples(self) -> int:
         """N."""
         return len(self.example_ids)
+
+    @property
+    def scores(self) -> bool:
+        """Whether the matrix holds scores, not right and wrong answers."""
+        return self.correct.dtype.kind == "f"
 
     @property
     def unrated(self) -> bool:
@@ -280,201 +332,196 @@ class CorrectnessData:
     @functools.cached_property
     def has_ids(self) -> bool:
         """Whether the examples have names of their own, not the numbers of their columns."""
-        names = enumerate(self.example_ids.tolist())
-        return not self.source.get("unnamed") and any(name != f"row_{place}" for place, name in names)
-
-    @property
-    def own_model_ids(self) -> tuple[str, ...] | None:
-        """Names of the models; None where these are the numbers of their rows."""
-        named = any(name not in (f"model_{place}", f"{place}") for place, name in enumerate(self.model_ids))
-        return self.model_ids if named else None
-
-    @property
-    def unit_kind(self) -> str:
-        """What models are taken to depend through: `family` where known, else `group`, else `model`."""
-        return "family" if self.families is not None else "group" if self.groups is not None else "model"
-
-    @property
-    def units(self) -> Units:
-        """Code of the family of each model, or of its training run, or of itself; see `unit_kind`."""
-        return self.unit_codes(self.unit_kind)
-
-    def unit_codes(self, kind: str) -> Units:
-        """Codes of the units of one kind, `family`, `group` or `model`, in which copies are one unit."""
-        names = {"family": self.families, "group": self.groups, "model": range(self.n_models)}[kind]
-        if names is None:
-            raise InputError(f"the {kind} of each model is unknown; give it to `CorrectnessData.of`")
-        return joined(unit_codes(np.asarray(names)), self.copies)
-
-    @functools.cached_property
-    def copies(self) -> Units:
-        """Unit of each model such that copies of a model share one, whatever names and groups say."""
-        right = self.example_accuracy()
-        places = np.flatnonzero((right > 0) & (right < 1))
-        if len(places) > MOST_EXAMPLES:
-            places = np.sort(stream(0, "copies").choice(places, MOST_EXAMPLES, replace=False))
-        labels = None if self.labels is None else self.labels[places]
-        return find_copies(self.columns(places), labels, self.id_accuracy)
-
-    def kind_of_units(self, *, by_family: bool) -> str:
-        """What a bootstrap draws: training runs where known, or families where those are kept whole."""
-        if self.groups is not None and not (by_family and self.families is not None):
-            return "group"
-        return self.unit_kind
-
-    @functools.cached_property
-    def hash(self) -> str:
-        """16 hex digits of everything a selection or its verdict depends on."""
-        digest = hashlib.sha256()
-        # Which models share a unit, not what it is called.
-        units = (each and unit_codes(each).tolist() for each in (self.groups, self.families))
-        for each in (self.id_accuracy, *units, self.example_ids.tolist()):
-            digest.update(each.tobytes() if isinstance(each, np.ndarray) else repr(each).encode())
-        # Always the packed bits, so that one matrix has one hash in either storage.
-        x = self.correct
-        if isinstance(x, np.ndarray) and has_scores(x):
-            digest.update(x.tobytes())
-            return digest.hexdigest()[:16]
-        bits = (x if isinstance(x, PackedMatrix) else PackedMatrix.pack(x)).bits
-        wide = max(1, _BLOCK // len(bits))
-        for start in range(0, self.n_examples, wide):
-            digest.update(np.ascontiguousarray(bits[:, start : start + wide].T).tobytes())
-        return digest.hexdigest()[:16]
-
-    @property
-    def cells(self) -> dict[str, Any]:
-        """What answers are: `kind` is `scores`, or `bits` for right and wrong; `ends` of scores, if known.
-
-        `named` says whether they are on examples with names of their own.
-        """
-        ends = self.source.get("ends")
-        scored = ends is not None or (isinstance(self.correct, np.ndarray) and has_scores(self.correct))
-        return {"kind": "scores" if scored else "bits", "ends": ends, "named": self.has_ids}
+        return list(self.example_ids) != [f"row_{place}" for place in range(self.n_examples)]
 
     @property
     def origin(self) -> dict[str, Any]:
         """What of `source` identifies the data, besides `hash`; how they were read does not."""
         return {name: self.source[name] for name in ORIGIN if name in self.source}
 
-    # ----------------------------------------------------------------------------------------- numbers
+    @property
+    def unit_kind(self) -> str:
+        """What models are taken to depend through: `family` where known, else `group`, else `model`."""
+        return "family" if self.families is not None else "group" if self.groups is not None else "model"
 
-    def matrix(
-        self, models: Places | None = None, *, layout: str = "auto", device: str | None = None
-    ) -> AnswerTable:
-        """The rows of some models in a layout to compute with."""
-        return as_matrix(self.correct, models, layout=layout, device=device)
+    def units(self, kind: str | None = None) -> Units:
+        """Codes `[M]` of the units of one kind, in which copies of a model are one unit.
 
-    def accuracy_on(self, examples: Places, models: Places | None = None) -> Accuracies:
-        """Eq. 3: share of some examples that each model gets right."""
-        if len(examples) == 0:
-            raise InputError("the selection is empty, so its accuracy is undefined")
-        x, examples = self.correct, np.asarray(examples, dtype=np.int64)
-        if isinstance(x, PackedMatrix):
-            counts = x.count(examples)
-        else:
-            counts = x[:, examples].sum(axis=1, dtype=_sums(x))
-        return np.asarray((counts if models is None else counts[models]) / len(examples))
+        Args:
+            kind: `family`, `group` or `model`. Default: `unit_kind`.
 
-    def accuracy(self, models: Places | None = None) -> Accuracies:
-        """Out-of-distribution accuracy of each model on all examples."""
-        return self._accuracy if models is None else self._accuracy[models]
+        Raises:
+            InputError: If the units of that kind are not known.
+        """
+        kind = kind or self.unit_kind
+        names = {"family": self.families, "group": self.groups, "model": self.model_ids}[kind]
+        if names is None:
+            raise InputError(f"the {kind} of each model is unknown; give it to `CorrectnessData.of`")
+        return joined(unit_codes(names), self.copies)
 
     @functools.cached_property
-    def _accuracy(self) -> Accuracies:
-        x = self.correct
-        if isinstance(x, PackedMatrix):
-            return np.asarray(x.count(np.arange(self.n_examples)) / self.n_examples)
-        return np.asarray(x.sum(axis=1, dtype=_sums(x)) / self.n_examples)
+    def copies(self) -> Units:
+        """Unit `[M]` of each model such that copies of a model share one, whatever names and groups say."""
+        right = self.example_accuracy()
+        places = np.flatnonzero((right > 0) & (right < 1))
+        if len(places) > MOST_EXAMPLES:
+            places = np.sort(stream(0, "copies").choice(places, MOST_EXAMPLES, replace=False))
+        labels = None if self.labels is None else self.labels[places]
+        return find_copies(self.correct[:, places], labels, self.id_accuracy)
+
+    @functools.cached_property
+    def hash(self) -> str:
+        """16 hex digits of everything a selection or its verdict depends on, but the names of models."""
+        digest = hashlib.sha256(self.id_accuracy.tobytes())
+        # Which models share a unit, not what it is called.
+        units = [None if each is None else unit_codes(each).tolist() for each in (self.groups, self.families)]
+        for each in (*units, self.example_ids.tolist()):
+            digest.update(repr(each).encode())
+        if self.scores:
+            digest.update(self.correct.tobytes())
+        else:
+            wide = max(1, _BLOCK // self.n_models)
+            for start in range(0, self.n_examples, wide):
+                block = self.correct[:, start : start + wide]
+                digest.update(np.ascontiguousarray(np.packbits(block, axis=0, bitorder="little").T).tobytes())
+        return digest.hexdigest()[:16]
+
+    # ----------------------------------------------------------------------------------------- numbers
+
+    def accuracy(self, examples: Places | None = None) -> Float64[np.ndarray, " m"]:
+        """Accuracy of each model on some examples (default: all), Eq. 3: the share it gets right, or the mean
+        of its scores.
+
+        Raises:
+            InputError: If no example is given.
+        """
+        if examples is None:
+            return self._accuracy
+        if len(examples) == 0:
+            raise InputError("the selection is empty, so its accuracy is undefined")
+        return np.asarray(self.correct[:, np.asarray(examples)].sum(axis=1, dtype=self._sums) / len(examples))
+
+    @functools.cached_property
+    def _accuracy(self) -> Float64[np.ndarray, " m"]:
+        return np.asarray(self.correct.sum(axis=1, dtype=self._sums) / self.n_examples)
 
     def example_accuracy(self, models: Places | None = None) -> Float64[np.ndarray, " n"]:
-        """Share of some models that gets each example right."""
-        rows = rows_of(self.correct, models)
-        n = self.n_models if models is None else len(models)
-        if n == 0:
-            raise InputError("the list of models is empty, so the share of correct models is undefined")
-        packed = isinstance(rows, PackedMatrix)
-        return np.asarray((rows.column_sums() if packed else rows.sum(axis=0, dtype=_sums(rows))) / n)
+        """Share of some models (default: all) that gets each example right, or the mean of their scores."""
+        rows = self.correct if models is None else self.correct[models]
+        return np.asarray(rows.sum(axis=0, dtype=self._sums) / len(rows))
 
-    def columns(self, examples: Places) -> Num[np.ndarray, "m k"]:
-        """Columns of the matrix as 0 and 1, or scores, all models."""
-        return columns_of(self.correct, np.asarray(examples, dtype=np.int64))
+    @property
+    def _sums(self) -> type:
+        """What entries are summed in: right answers exactly, scores in double precision."""
+        return np.float64 if self.scores else np.int64
 
-    def take_models(self, models: Places) -> "CorrectnessData":
-        """The data of some models."""
-        names: dict[str, Any] = {
-            name: None if (each := getattr(self, name)) is None else tuple(each[place] for place in models)
-            for name in ("model_ids", "groups", "families")
-        }
-        return replace(
-            self,
-            correct=rows_of(self.correct, models),
-            id_accuracy=self.id_accuracy[models],
-            n_id=None if self.n_id is None else self.n_id[models],
-            **names,
-        )
+    def take(self, *, models: Places | None = None, examples: Places | None = None) -> "CorrectnessData":
+        """The data of some models and examples, in the order of their places."""
+        changes: dict[str, Any] = {}
+        of_models = ("id_accuracy", "model_ids", "n_id", "groups", "families")
+        of_examples = ("example_ids", "labels", "embedding", "images")
+        for places, names in ((models, of_models), (examples, of_examples)):
+            for name in names if places is not None else ():
+                values = getattr(self, name)
+                changes[name] = None if values is None else values[places]
+        matrix = self.correct if models is None else self.correct[models]
+        if examples is not None:
+            matrix, changes["meta"] = matrix[:, examples], self.meta.iloc[examples]
+        return dataclasses.replace(self, correct=matrix, **changes)
 
-    def take_examples(self, examples: Places) -> "CorrectnessData":
-        """The data of some examples."""
-        x = self.correct
-        columns: dict[str, Any] = {
-            name: None if (each := getattr(self, name)) is None else each[examples]
-            for name in ("example_ids", "labels", "embedding", "images")
-        }
-        taken = (
-            PackedMatrix(x.bits[:, examples], x.n_models) if isinstance(x, PackedMatrix) else x[:, examples]
-        )
-        return replace(
-            self,
-            correct=taken,
-            meta={name: column[examples] for name, column in self.meta.items()},
-            **columns,
-        )
-
-    def quality(self) -> Quality:
-        """What the matrix is made of; see `Quality`."""
-        right, accuracy = self.example_accuracy(), self.accuracy()
-        rows = {
-            hashlib.sha256(row_of(self.correct, place).tobytes()).digest() for place in range(self.n_models)
-        }
-
-        def ends(values: Float64[np.ndarray, " n"]) -> tuple[float, float]:
-            return float(values.min()), float(values.max())
-
-        return Quality(
-            n_models=self.n_models,
-            n_examples=self.n_examples,
-            n_groups=None if self.groups is None else len(set(self.groups)),
-            n_families=None if self.families is None else len(set(self.families)),
-            id_accuracy=ends(self.id_accuracy),
-            accuracy=ends(accuracy),
-            n_all_right=int(np.count_nonzero(right == 1)),
-            n_all_wrong=int(np.count_nonzero(right == 0)),
-            n_constant_models=int(np.count_nonzero((accuracy == 0) | (accuracy == 1))),
-            n_duplicates=self.n_models - len(rows),
-            reliability=reliability(self.id_accuracy, self.n_id),
-        )
-
-    def understood(self) -> Understood:
-        """How the answers were read; see `Understood`."""
-        source, codes = self.source, self.labels
-        classes = None if codes is None else self.label_names or tuple(map(str, np.unique(codes).tolist()))
-        return Understood(
-            kind=str(source.get("kind", "arrays")),
-            orientation=source.get("orientation"),
-            columns=source.get("columns", {}),
-            answers=source.get("answers", "scores" if has_scores(self.correct) else "0 and 1"),
-            id_accuracy=source.get("id_accuracy", "given"),
-            models=self.model_ids[:3],
-            examples=tuple(map(str, self.example_ids[:3].tolist())),
-            classes=classes,
-            facts=tuple(self.meta),
-            missing=source.get("missing", 0),
-            left_out=source.get("left_out", {}),
-            notes=tuple(filter(None, (*source.get("notes", ()), copies_note(self.copies)))),
-            quality=self.quality(),
+    def describe(self) -> pd.Series:
+        """How the answers were read and what the matrix is made of, by name; None where it is not known."""
+        right, source = self.example_accuracy(), self.source
+        classes = () if self.labels is None else self.label_names or tuple(np.unique(self.labels))
+        notes = (*source.get("notes", ()), copies_note(self.copies), _odd_names(self.example_ids.tolist()))
+        return pd.Series(
+            {
+                "read as": source.get("kind", "arrays"),
+                "orientation": source.get("orientation"),
+                "columns": ", ".join(f"{role} = {name}" for role, name in source.get("columns", {}).items()),
+                "cells": source.get("cells", "scores" if self.scores else "0 and 1"),
+                "missing cells": source.get("missing", 0),
+                "models": _some(self.model_ids.tolist()),
+                "training runs": None if self.groups is None else len(set(self.groups)),
+                "families": None if self.families is None else len(set(self.families)),
+                "examples": _some(self.example_ids.tolist()),
+                "classes": _some(classes) if classes else None,
+                "facts": ", ".join(map(str, self.meta.columns)),
+                "in-distribution accuracy": None if self.unrated else _ends(self.id_accuracy),
+                "accuracy on the examples": _ends(self.accuracy()),
+                "examples all right": int(np.count_nonzero(right == 1)),
+                "examples all wrong": int(np.count_nonzero(right == 0)),
+                "reliability": reliability(self.id_accuracy, self.n_id),
+                "notes": "; ".join(filter(None, notes)),
+            },
+            dtype=object,
         )
 
 
-def _sums(x: np.ndarray) -> type:
-    """What entries are summed in: right answers exactly, scores in double precision."""
-    return np.float64 if has_scores(x) else np.int64
+def reliability(id_accuracy: Float64[np.ndarray, " m"], n_id: Int64[np.ndarray, " m"] | None) -> float:
+    """Share of the variance of probit in-distribution accuracies that is not sampling noise.
+
+    1 - mean(v_i) / var(probit(y)), v_i = y_i (1 - y_i) / (n_id phi(probit(y_i))^2) with the `n_id` examples
+    behind each accuracy; NaN where they are not known, or all accuracies are equal.
+    """
+    z = probit(id_accuracy)
+    spread = float(z.var())
+    if n_id is None or spread == 0:
+        return math.nan
+    noise = id_accuracy * (1 - id_accuracy) / (n_id * scipy.stats.norm.pdf(z) ** 2)
+    return float(1 - noise.mean() / spread)
+
+
+def _some(names: Sequence[Any]) -> str:
+    return f"{len(names):,}: {', '.join(map(str, names[:3]))}{', ...' if len(names) > 3 else ''}"
+
+
+def _ends(shares: Float64[np.ndarray, " m"]) -> str:
+    return f"{shares.min():.1%} to {shares.max():.1%}"
+
+
+def _odd_names(names: list[str]) -> str | None:
+    """A note on examples, fewer than three, that are named unlike all others: columns of facts, perhaps."""
+    kinds = [re.sub(r"\d+", "0", name) for name in names]
+    usual, n = Counter(kinds).most_common(1)[0]
+    odd = [name for name, kind in zip(names, kinds, strict=True) if kind != usual]
+    if not (0 < len(odd) < 3 <= n):
+        return None
+    return (
+        f"{' and '.join(map(repr, odd))} counted as {'an example' if len(odd) == 1 else 'examples'}, though "
+        f"all others are named like {names[kinds.index(usual)]!r}; if it is not one, remove the column"
+    )
+
+
+# --------------------------------------------------------------------------------------------- archives
+
+
+def _arguments(arrays: dict[str, np.ndarray], path: Path) -> dict[str, Any]:
+    """The arguments of `CorrectnessData.of` that the arrays of an archive are."""
+    known = (*ARRAYS, "X_bits", "shape")
+    if odd := [key for key in arrays if key not in known and not key.startswith(_META)]:
+        raise FileFormatError(
+            f"{path} holds an unknown array {odd[0]!r}; known: {', '.join(known)}, {_META}NAME"
+        )
+    if "X_bits" in arrays and "shape" in arrays:
+        bits, shape = arrays.pop("X_bits"), tuple(arrays.pop("shape").tolist())
+        if len(bits) != -(-shape[0] // 8):
+            raise ValueError(f"X_bits has shape {bits.shape}, shape is {shape}")
+        arrays["X"] = np.unpackbits(bits, axis=0, count=shape[0], bitorder="little").reshape(shape)
+    if missing := [key for key in ("X", "y") if key not in arrays]:
+        raise FileFormatError(
+            f"{path} lacks the array {missing[0]!r}; an archive holds the answers X (or X_bits and shape) "
+            "and the in-distribution accuracies y"
+        )
+    arguments: dict[str, Any] = {ARRAYS[key]: arrays[key] for key in ARRAYS if key in arrays}
+    arguments["meta"] = {key.removeprefix(_META): arrays[key] for key in arrays if key.startswith(_META)}
+    matrix = arguments["correct"]
+    arguments["scores"] = matrix.dtype == np.float32 and not ((matrix == 0) | (matrix == 1)).all()
+    if "n_id" in arrays and not arrays["n_id"].any():
+        del arguments["n_id"]  # a zoo writes 0 for an unknown number
+    if "label_name" in arrays:
+        arguments["label_names"] = arrays["label_name"].tolist()
+    source = {"kind": "archive", "file": path.name}
+    if "source" in arrays:
+        source = dict(parse_json(str(arrays["source"])))
+    return arguments | {"source": source}

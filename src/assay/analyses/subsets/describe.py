@@ -1,333 +1,192 @@
-"""Words for a subset: phrases that hold more often of the selected images than of others.
+"""Phrases for a subset: what holds more often of the selected images than of others.
 
-Three steps, each by a callable of the user's: a *captioner* puts single images into words, a *proposer* says
-in short phrases how two lists of captions differ, a *ranker* embeds images and phrases in one space, so that
-each phrase has a score. None is part of the package, and none is fetched.
+Three steps, each by a callable of the user's: a *captioner* describes single images, a *proposer* says in
+short phrases how two lists of captions differ, a *ranker* embeds images and phrases in one space, so that
+each phrase has a score. Nothing is fetched.
 
 A phrase says what the ranker sees more of in the selected images. It does not say why models fail on them;
-the authors of the method judge this step unreliable, and with good reason.
+the authors of the method consider this step unreliable, and with good reason.
 """
 
-import itertools
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+import json
+import os
+import re
+import urllib.request
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Float64
 
-from assay.analyses.subsets.phrase_scores import PhraseScore, Ranker, score_phrases
-from assay.analyses.subsets.proposals import (
-    LONGEST_PHRASE,
-    MOST_CHARACTERS,
-    Captioner,
-    Proposer,
-    RefusalError,
-    caption_prompt,
-)
-from assay.core.errors import InputError, ShapeError, check_fraction, check_least
+from assay.analyses.subsets.coherence import rank_sum_p
+from assay.core.errors import EndpointError, InputError, NonFiniteError, ShapeError
+from assay.core.posting import FAILURES, failure, opener_without_redirects
 from assay.core.random import stream
-from assay.core.record import Record
-from assay.core.untrusted import printable
+from assay.core.untrusted import parse_json, printable
+from assay.stats import auroc, benjamini_hochberg
 
 
 if TYPE_CHECKING:
-    from assay.analyses.subsets.members import SelectedExamples
+    import pandas as pd
+    from torch import Tensor
 
 N_IMAGES, N_CAPTIONS, N_PHRASES = 200, 25, 25
+LONGEST_PHRASE, MOST_CHARACTERS = 12, 120  # words and characters of a phrase
 LONGEST_CAPTION = 2000  # characters of a caption that are kept
+CAPTION_PROMPT = (
+    "Describe this picture in one or two sentences: what is shown, how it is drawn or photographed, from "
+    "where, in what light, before what background. Say only what can be seen."
+)
+PROPOSAL_PROMPT = """\
+Below are descriptions of two groups of pictures.
+
+Group A:
+{captions_a}
+
+Group B:
+{captions_b}
+
+Name {n} properties that are more common in group B than in group A. Leave out what kind of object is shown:
+the classes are known already. Each property is a single concept in a few words, such as a colour, a material,
+a pose, a viewpoint, a style, a background or an object beside the main one. Name the property itself: do not
+begin with words for picture or text, do not mention the groups, and do not join two properties.
+Answer with one property per line, each line beginning with "* ".
+"""
+_DIGITS = 12  # equal images must tie, in whatever order a matrix product added them up
+_BATCH = 32
+_LONGEST_ANSWER = 1 << 24  # bytes
+_BULLET = re.compile(r"^\s*[*\-]\s*(?P<phrase>.+?)\s*$")
+_QUOTES = "\"'`“”‘’«»*_ "
 
 Images = np.ndarray | Sequence[Any]
+Captioner = Callable[[Any], Sequence[str | None]]  # None where an image failed
+Proposer = Callable[[Sequence[str], Sequence[str]], Sequence[str]]
 
 
-@dataclass(frozen=True, kw_only=True)
-class SubsetDescription(Record):
-    """Phrases for a subset, those that fit it best first.
+@runtime_checkable
+class Ranker(Protocol):
+    """Images and texts in one space, in which the cosine says how well they fit each other."""
 
-    Attributes:
-        scores: One per phrase, by descending AUROC; empty without a ranker.
-        phrases: All phrases, as they were proposed or given.
-        captions_selected: Shown to the proposer, in rank order.
-        captions_comparison: Likewise.
-        n_selected: Selected images that were scored, or sampled where there is no ranker.
-        n_comparison: Comparison images likewise.
-        n_failed: Images of either side without a caption; left out of everything after.
-        prompt: What the captioner was asked.
-        held_out: Whether phrases were scored only on images whose captions the proposer had not seen.
-        level: Coverage of the intervals.
-        seed: Root of sampling and resampling.
-        notes: What to keep in mind.
-    """
+    def embed_images(self, images: Any) -> Any:
+        """`[n, d]`, one row per image."""
 
-    record_kind = "subset-description"
-
-    scores: tuple[PhraseScore, ...]
-    phrases: tuple[str, ...]
-    captions_selected: tuple[str, ...]
-    captions_comparison: tuple[str, ...]
-    n_selected: int
-    n_comparison: int
-    n_failed: int
-    prompt: str
-    held_out: bool
-    level: float
-    seed: int
-    notes: tuple[str, ...] = ()
-
-    @property
-    def best(self) -> tuple[str, ...]:
-        """The phrases that significantly fit the selected images better, best first."""
-        return tuple(each.phrase for each in self.scores if each.significant and each.difference > 0)
+    def embed_texts(self, texts: Any) -> Any:
+        """`[k, d]`, one row per text."""
 
 
 def describe_subset(
     images_selected: Images,
     images_comparison: Images,
     *,
+    ranker: Ranker,
     captioner: Captioner | None = None,
     proposer: Proposer | None = None,
-    ranker: Ranker | None = None,
-    phrases: Sequence[str] | None = None,
-    domains: Sequence[Any] | np.ndarray | None = None,
-    fixed_class: str | None = None,
-    n_images: int = N_IMAGES,
-    n_captions: int = N_CAPTIONS,
-    n_phrases: int = N_PHRASES,
-    held_out: bool = False,
+    phrases: Sequence[str] = (),
     level: float = 0.95,
     q: float = 0.05,
     n_resamples: int = 1000,
     seed: int = 0,
-) -> SubsetDescription:
+) -> "pd.DataFrame":
     """Phrases for what selected images have more of than others, each with a score, an interval and a test.
 
     score(phrase) = mean cos(image, phrase) over the selected - mean cos(image, phrase) over the comparison.
 
     Args:
         images_selected: In rank order, most harmful first; an array `[n, ...]` or a sequence of whatever the
-            callables take (arrays, paths, pictures). The first `n_images` are used.
+            callables take. The first 200 are used.
         images_comparison: What to compare with, best the images of the same pool that were not selected:
-            against images in distribution, the shift itself is what the phrases would be about.
-        captioner: `(images, prompt) -> captions`, None where an image failed; 2000 characters of each are
-            kept. Not needed with `phrases`.
-        proposer: `(captions_a, captions_b, n) -> phrases` that are more true of b, the selected. See
-            `text_proposer`. Not needed with `phrases`.
-        ranker: Embeds images and phrases, see `Ranker`. None: phrases without scores.
+            against images in distribution, the shift itself is what the phrases would be about. A random 200
+            are used.
+        ranker: Embeds images and phrases; `Clip`, or your own.
+        captioner: From images to captions, None where an image failed; such images are left out. It is given
+            25 images of each side.
+        proposer: From captions of the comparison and of the selected to phrases that are more true of the
+            selected; see `text_proposer`. The first 25 are taken.
         phrases: Your own phrases, instead of captioner and proposer or beside them.
-        domains: Domain of each comparison image; as equal a number is sampled of each.
-        fixed_class: What all images show, if they do; goes into the prompt of the captioner.
-        n_images: Images of either side at most.
-        n_captions: Captions of either side that the proposer sees at most; no more are asked for.
-        n_phrases: Phrases that the proposer is asked for; no more are taken.
-        held_out: Score only on images whose captions the proposer has not seen. The phrases were made for the
-            others, so that tests on those are a little too favourable.
         level: Coverage of the intervals.
         q: Share of false discoveries that is accepted among the significant phrases.
         n_resamples: Bootstrap resamples of the images of either side.
         seed: Root seed of sampling and resampling.
 
     Returns:
-        The phrases by descending AUROC.
+        A row per phrase, those that fit the selected images best first: `phrase`; `difference`, the score,
+        in [-2, 2], above 0 where the phrase is more true of the selected; `low`, `high` of its interval;
+        `auroc`, 0.5 at chance; `p_value` of the rank-sum test; `q_value` (Benjamini-Hochberg); `significant`.
 
     Raises:
-        InputError: No images on a side; neither phrases nor what makes them; no phrase was proposed; a
-            proposal that is not text.
-        ShapeError: Captions or embeddings that are not one per image or text.
+        InputError: No images on a side, or neither phrases nor what makes them.
+        ShapeError: Embeddings that are not one per image or text, or not of one space.
         NonFiniteError: Embeddings with NaN or of norm 0.
 
     Notes:
-        Interval: percentiles over resamples of the images of either side; phrases and models stay as they
-        are. A phrase whose cosines are all the same has AUROC 1/2 and p = 1. Costs at most
-        2 `n_captions` captions (more where some fail), one proposal, 2 `n_images` image and `n_phrases` text
-        embeddings.
+        Phrases that were proposed from captions of images are tested on these images too, which makes them
+        look slightly better.
 
     References:
-        Salaudeen et al. (2025), arXiv:2510.24884, section on describing subsets, whose score is
-        |difference| over the mean of the comparison (`rel_diff`). Mann and Whitney (1947),
-        doi:10.1214/aoms/1177730491.
+        Salaudeen et al. (2025), arXiv:2510.24884, section on describing subsets, whose score is |difference|
+        over the mean of the comparison. Mann and Whitney (1947), doi:10.1214/aoms/1177730491.
     """
-    counts = {"n_images": n_images, "n_captions": n_captions, "n_phrases": n_phrases}
-    _check(
-        {"images_selected": images_selected, "images_comparison": images_comparison},
-        (captioner, proposer, phrases),
-        counts | {"n_resamples": n_resamples},
-        {"level": level, "q": q},
-    )
-    prompt = caption_prompt(fixed_class)
-    chosen = _sample(len(images_comparison), n_images, domains, seed)
-    sides = (
-        _CaptionedImages(_taken(images_selected, np.arange(min(n_images, len(images_selected))))),
-        _CaptionedImages(_taken(images_comparison, chosen)),
-    )
-    proposed = list(phrases or ())
-    if captioner is not None:
-        for side in sides:
-            side.caption(captioner, prompt, n_captions)
-    if proposer is not None:
-        selected, comparison = sides
-        if not (selected.captions and comparison.captions):
-            name = "selected" if not selected.captions else "comparison"
-            raise InputError(f"the captioner failed on all {name} images, so phrases cannot be proposed")
-        found = proposer(list(comparison.captions), list(selected.captions), n_phrases)
-        proposed += list(found)[:n_phrases]
-    listed = _distinct(proposed)
-    if not listed and (phrases is not None or proposer is not None):
-        raise InputError(
-            "no phrases were given or proposed: a proposed phrase begins with '*' or '-' and has at most "
-            f"{LONGEST_PHRASE} words or {MOST_CHARACTERS} characters"
-        )
-    kept, others = (side.scored(held_out=held_out) for side in sides)
-    scores: tuple[PhraseScore, ...] = ()
-    if ranker is not None and listed:
-        rng = stream(seed, "describe.bootstrap")
-        scores = score_phrases(
-            listed, kept, others, ranker, level=level, q=q, n_resamples=n_resamples, rng=rng
-        )
-    return SubsetDescription(
-        scores=scores,
-        phrases=tuple(listed),
-        captions_selected=tuple(sides[0].captions),
-        captions_comparison=tuple(sides[1].captions),
-        n_selected=len(kept),
-        n_comparison=len(others),
-        n_failed=sum(side.n_failed for side in sides),
-        prompt=prompt,
-        held_out=held_out,
-        level=level,
-        seed=seed,
-        notes=_notes(proposed=proposer is not None, held_out=held_out, scored=bool(scores)),
-    )
+    import pandas as pd
 
-
-def describe_selection(
-    selection: "SelectedExamples", images: Images | None = None, **options: Any
-) -> SubsetDescription:
-    """`describe_subset` of a selection against the examples of its pool that were not selected.
-
-    Args:
-        selection: From `assay.oodselect`.
-        images: One per example of the pool, in its order. None: those the data hold.
-        options: Further arguments of `describe_subset`.
-
-    Raises:
-        InputError: No images, or not one per example; nothing is left unselected.
-    """
-    data = selection.data
-    given = images if images is not None or data is None else data.images
-    if given is None:
-        raise InputError("the data have no images; pass images, one per example of the pool, in its order")
-    n_examples = len(given) if data is None else data.n_examples
-    if len(given) != n_examples:
-        raise InputError(f"got {len(given)} images for {n_examples} examples; give one per example")
-    pool = np.arange(n_examples) if data is None else selection.pool
-    rest = np.setdiff1d(pool, selection.indices)
-    if not len(rest):
-        raise InputError(f"all {len(pool)} examples are selected, so no example is left for comparison")
-    return describe_subset(_taken(given, np.asarray(selection.indices)), _taken(given, rest), **options)
-
-
-# ------------------------------------------------------------------------------------------- the parts
-
-
-class _CaptionedImages:
-    """The images of one side, and which of them have a caption or failed to get one."""
-
-    def __init__(self, images: Images) -> None:
-        self.images = images
-        self.answers: dict[int, str | None] = {}  # by row; None where the captioner failed
-
-    @property
-    def captions(self) -> list[str]:
-        return [text for text in self.answers.values() if text]
-
-    @property
-    def n_failed(self) -> int:
-        return len(self.answers) - len(self.captions)
-
-    def caption(self, captioner: Captioner, prompt: str, wanted: int) -> None:
-        """Caption images in order until enough have one; failures are made up for by later images."""
-        while len(self.captions) < wanted and len(self.answers) < len(self.images):
-            done = len(self.answers)
-            rows = np.arange(done, min(done + wanted - len(self.captions), len(self.images)))
-            try:
-                answers = list(captioner(_taken(self.images, rows), prompt))
-            except RefusalError:
-                if not self.captions:
-                    raise
-                answers = [None] * len(rows)  # others of this side have captions
-            if len(answers) != len(rows):
-                raise ShapeError(
-                    f"the captioner returned {len(answers)} captions for {len(rows)} images; expected one "
-                    "per image, None where it failed"
-                )
-            for row, answer in zip(rows.tolist(), answers, strict=True):
-                self.answers[row] = _line(answer)[:LONGEST_CAPTION] if isinstance(answer, str) else None
-
-    def scored(self, *, held_out: bool) -> Images:
-        """The images that phrases are scored on."""
-        left_out = {row for row, text in self.answers.items() if held_out or not text}
-        rows = np.setdiff1d(np.arange(len(self.images)), list(left_out)).astype(np.int64)
-        if not len(rows):
-            raise InputError(
-                f"no image is left to score: of {len(self.images)}, {self.n_failed} have no caption"
-                + (f" and {len(self.captions)} were shown to the proposer" if held_out else "")
-                + "; give more images, or fewer n_captions"
+    if not len(images_selected) or not len(images_comparison):
+        raise InputError("a side holds no image; give at least one selected and one other")
+    drawn = stream(seed, "describe.comparison").permutation(len(images_comparison))[:N_IMAGES]
+    sides = [_taken(images_selected, np.arange(min(N_IMAGES, len(images_selected))))]
+    sides.append(_taken(images_comparison, drawn))
+    proposed = list(phrases)
+    if captioner is not None and proposer is not None:
+        captions = []
+        for place, side in enumerate(sides):
+            texts = list(captioner(_taken(side, np.arange(min(N_CAPTIONS, len(side))))))
+            failed = [row for row, text in enumerate(texts) if not text]
+            sides[place] = _taken(side, np.setdiff1d(np.arange(len(side)), failed))
+            captions.append([_line(text)[:LONGEST_CAPTION] for text in texts if text])
+        if not all(captions):
+            raise InputError("the captioner failed on all images of a side, so phrases cannot be proposed")
+        proposed += list(proposer(captions[1], captions[0]))[:N_PHRASES]
+    by_text: dict[str, str] = {}
+    for phrase in filter(None, map(_line, proposed)):
+        by_text.setdefault(phrase.casefold(), phrase)
+    distinct = list(by_text.values())
+    if not distinct:
+        raise InputError("phrases are missing: give your own, or a captioner and a proposer that finds some")
+    of_texts = _directions(ranker.embed_texts(distinct), len(distinct), "text")
+    cosines: list[np.ndarray] = []
+    for side in sides:
+        rows = _directions(ranker.embed_images(side), len(side), "image")
+        if rows.shape[1] != of_texts.shape[1]:
+            raise ShapeError(
+                f"the ranker embeds images in {rows.shape[1]} and texts in {of_texts.shape[1]} dimensions; "
+                "expected the same dimension"
             )
-        return _taken(self.images, rows)
+        cosines.append(np.round(rows @ of_texts.T, _DIGITS))
+    rng = stream(seed, "describe.bootstrap")
+    means = [
+        rng.multinomial(len(each), np.full(len(each), 1 / len(each)), size=n_resamples) @ each / len(each)
+        for each in cosines
+    ]
+    tails = [(1 - level) / 2, (1 + level) / 2]
+    low, high = np.quantile(means[0] - means[1], tails, axis=0)
+    members = np.repeat([True, False], [len(each) for each in cosines])
+    p_values = np.array([rank_sum_p(*(each[:, k] for each in cosines)) for k in range(len(distinct))])
+    table = pd.DataFrame(
+        {
+            "phrase": distinct,
+            "difference": cosines[0].mean(axis=0) - cosines[1].mean(axis=0),
+            "low": low,
+            "high": high,
+            "auroc": [auroc(column, members).value for column in np.concatenate(cosines).T],
+            "p_value": p_values,
+            "q_value": benjamini_hochberg(p_values),
+        }
+    )
+    table["significant"] = table["q_value"] <= q
+    return table.sort_values("auroc", ascending=False, kind="stable", ignore_index=True)
 
 
 def _taken(images: Images, rows: np.ndarray) -> Images:
     return images[rows] if isinstance(images, np.ndarray) else [images[row] for row in rows.tolist()]
-
-
-def _check(
-    sides: dict[str, Images],
-    makers: tuple[Captioner | None, Proposer | None, Sequence[str] | None],
-    counts: dict[str, int],
-    shares: dict[str, float],
-) -> None:
-    """Raises `InputError` for what `describe_subset` cannot work with, by the name of the argument."""
-    captioner, proposer, phrases = makers
-    for name, images in sides.items():
-        if not len(images):
-            raise InputError(f"{name} is empty; give at least one image")
-    if proposer is not None and captioner is None:
-        raise InputError(
-            "a proposer works on captions; add a captioner, or replace the proposer with phrases"
-        )
-    if captioner is None and phrases is None:
-        raise InputError("phrases are missing: give captioner and proposer, or your own phrases")
-    if isinstance(phrases, str):
-        raise InputError(f"phrases is the text {phrases!r}; give a list of phrases, [{phrases!r}]")
-    check_least(1, **counts)
-    check_fraction(**shares)
-
-
-def _sample(
-    n_there: int, wanted: int, domains: Sequence[Any] | np.ndarray | None, seed: int
-) -> Int64[np.ndarray, " n"]:
-    """Rows of the comparison, at random; with domains as many of each as can be."""
-    order: np.ndarray = stream(seed, "describe.comparison").permutation(n_there)
-    if domains is not None:
-        if len(domains) != n_there:
-            raise ShapeError(f"domains has {len(domains)} entries for {n_there} comparison images")
-        # Rank within the own domain: all firsts come before all seconds, so that domains stay equal as long
-        # as each has images.
-        turns: dict[str, Iterator[int]] = defaultdict(itertools.count)
-        turn = [next(turns[str(domains[place])]) for place in order.tolist()]
-        order = order[np.argsort(turn, kind="stable")]
-    return order[:wanted].astype(np.int64)
-
-
-def _distinct(phrases: Sequence[str]) -> list[str]:
-    distinct: dict[str, str] = {}
-    for phrase in phrases:
-        if not isinstance(phrase, str):
-            raise InputError(f"a phrase is {phrase!r} of type {type(phrase).__name__}; expected a text")
-        if text := _line(phrase):
-            distinct.setdefault(text.casefold(), text)
-    return list(distinct.values())
 
 
 def _line(text: str) -> str:
@@ -335,13 +194,164 @@ def _line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
-def _notes(*, proposed: bool, held_out: bool, scored: bool) -> tuple[str, ...]:
-    notes = [
-        "A phrase names what the ranker finds more often in the selected images, not why models fail on them."
-    ]
-    if scored and proposed and not held_out:
-        notes.append(
-            "Phrases were proposed from captions of images that they are also tested on; held_out=True "
-            "tests them on the others."
+def _directions(values: Any, n_rows: int, what: str) -> Float64[np.ndarray, "n d"]:
+    """Rows of length 1."""
+    rows = np.asarray(values, dtype=np.float64)
+    if rows.ndim != 2 or len(rows) != n_rows:
+        raise ShapeError(
+            f"the ranker returned {what} embeddings of shape {rows.shape}; expected ({n_rows}, d)"
         )
-    return tuple(notes)
+    lengths = np.linalg.norm(rows, axis=1)
+    if not (np.isfinite(lengths) & (lengths > 0)).all():
+        raise NonFiniteError(f"a row of the {what} embeddings is zero or not finite, so it has no direction")
+    unit: np.ndarray = rows / lengths[:, None]
+    return unit
+
+
+# --------------------------------------------------------------------------------------- ready callables
+
+
+def parse_phrases(text: str) -> list[str]:
+    """The phrases in the answer of a language model.
+
+    Lines that begin with `*` or `-`, without quotes, asterisks and final stops; a phrase that came before
+    (case does not count), has more than 12 words or 120 characters, or no letter or digit is dropped.
+
+    Example:
+        >>> parse_phrases('Sure:\\n* "plain background"\\n- Plain Background\\n- seen from above.')
+        ['plain background', 'seen from above']
+    """
+    phrases: dict[str, str] = {}
+    for line in text.splitlines():
+        match = _BULLET.match(line)
+        phrase = match["phrase"].replace("*", "").strip(_QUOTES) if match else ""
+        phrase = phrase.rstrip(".;,").strip(_QUOTES)
+        short = len(phrase) <= MOST_CHARACTERS and len(phrase.split()) <= LONGEST_PHRASE
+        if short and any(map(str.isalnum, phrase)):
+            phrases.setdefault(phrase.casefold(), phrase)
+    return list(phrases.values())
+
+
+def text_proposer(generate: Callable[[str], str]) -> Proposer:
+    """A proposer from a function that answers prompts, with this package's prompt and `parse_phrases`."""
+
+    def propose(captions_a: Sequence[str], captions_b: Sequence[str]) -> list[str]:
+        first, second = ("\n".join(f"- {each}" for each in captions) for captions in (captions_a, captions_b))
+        return parse_phrases(
+            generate(PROPOSAL_PROMPT.format(captions_a=first, captions_b=second, n=N_PHRASES))
+        )
+
+    return propose
+
+
+def chat(
+    url: str, model: str, *, key_variable: str | None = None, timeout: float = 120.0
+) -> Callable[..., str]:
+    """A function that asks an address of the chat protocol of OpenAI: vLLM, llama.cpp, Ollama, services.
+
+    `ask(prompt)` makes a proposer (`text_proposer(ask)`); `ask(prompt, image)` answers about an image, so
+    `lambda images: [ask(CAPTION_PROMPT, image) for image in images]` is a captioner.
+
+    Args:
+        url: Its base, as `http://localhost:8000/v1`.
+        model: Name of the model there.
+        key_variable: Environment variable that holds the API key. Default: no key is sent.
+        timeout: Seconds to wait.
+
+    Raises:
+        EndpointError: By the function, where there is no answer, or one without a text.
+    """
+
+    def ask(prompt: str, image: Any = None) -> str:
+        content: Any = prompt
+        if image is not None:
+            from assay.page.thumbnail import png_uri
+            from assay.tasks.image_transform import picture_of
+
+            shown = {"type": "image_url", "image_url": {"url": png_uri(picture_of(image), 512)}}
+            content = [{"type": "text", "text": prompt}, shown]
+        headers = {"Content-Type": "application/json"}
+        if key_variable is not None:
+            headers["Authorization"] = f"Bearer {os.environ[key_variable]}"
+        body = {"model": model, "messages": [{"role": "user", "content": content}]}
+        request = urllib.request.Request(
+            f"{url.rstrip('/')}/chat/completions", json.dumps(body).encode(), headers, method="POST"
+        )
+        try:
+            with opener_without_redirects().open(request, timeout=timeout) as answer:
+                document: Any = parse_json(answer.read(_LONGEST_ANSWER))
+            return str(document["choices"][0]["message"]["content"])
+        except FAILURES as error:
+            raise EndpointError(f"the endpoint of {model} failed: {failure(error)}") from error
+        except (KeyError, IndexError, TypeError) as error:
+            raise EndpointError(f"the endpoint of {model} answered without a text") from error
+
+    return ask
+
+
+class Clip:
+    """A `Ranker` from a directory of CLIP or SigLIP; its images also make embeddings of data.
+
+    Args:
+        directory: As `save_pretrained` writes it, weights as safetensors.
+        device: Torch device.
+
+    Raises:
+        FileFormatError: If the files cannot be read as such a model, or weights are missing.
+        InputError: If the model has no towers for images and texts.
+    """
+
+    def __init__(self, directory: str | Path, device: str = "cpu"):
+        from assay.models.hugging_face import encoder_from_pretrained, image_processor, stored_tokenizer
+        from assay.tasks.image_transform import EvalTransform
+
+        self._module: Any = encoder_from_pretrained(Path(directory), allow_pickle=False).to(device).eval()
+        self._tokenizer: Any = stored_tokenizer(Path(directory))
+        prepared = image_processor(Path(directory))
+        if not hasattr(self._module, "get_text_features") or self._tokenizer is None or prepared is None:
+            raise InputError(
+                f"{directory} is not a model with towers for images and texts, a tokenizer and a "
+                "preprocessor_config.json; give one such as CLIP"
+            )
+        self._transform = EvalTransform.from_config(prepared)
+        self._device = device
+
+    def embed_images(self, images: Any) -> np.ndarray:
+        """`[n, d]` float32, not normalised, of paths, Pillow images or 8-bit arrays."""
+        from assay.tasks.image_transform import picture_of
+
+        def features(some: Any) -> "Tensor":
+            pixels = np.stack([self._transform.pixels(picture_of(image)) for image in some])
+            prepared = self._transform.normalised(pixels).to(self._device)
+            return _tensor(self._module.get_image_features(pixel_values=prepared))
+
+        return _batched(images, features)
+
+    def embed_texts(self, texts: Any) -> np.ndarray:
+        """`[k, d]` float32, not normalised; longer texts are cut at the limit of the model."""
+        config = self._module.config
+        limits = (self._tokenizer.model_max_length, config.text_config.max_position_embeddings)
+        padding = "max_length" if str(config.model_type).startswith("siglip") else True
+        how = {"padding": padding, "truncation": True, "max_length": min(limits), "return_tensors": "pt"}
+
+        def features(some: Any) -> "Tensor":
+            tokens = self._tokenizer(list(some), **how)
+            inputs = ("input_ids", "attention_mask")
+            known = {name: tokens[name].to(self._device) for name in inputs if name in tokens}
+            return _tensor(self._module.get_text_features(**known))
+
+        return _batched(texts, features)
+
+
+def _tensor(features: Any) -> "Tensor":
+    """Features, which some versions of transformers return inside an output."""
+    tensor: Tensor = getattr(features, "pooler_output", features)
+    return tensor
+
+
+def _batched(items: Any, features: Callable[[Any], "Tensor"]) -> np.ndarray:
+    import torch
+
+    with torch.inference_mode():
+        starts = range(0, len(items), _BATCH)
+        return np.concatenate([features(items[at : at + _BATCH]).float().cpu().numpy() for at in starts])

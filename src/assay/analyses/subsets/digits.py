@@ -15,24 +15,20 @@ holds.
 import functools
 import importlib
 import warnings
-from dataclasses import dataclass
-from typing import Any, NamedTuple, final
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.line import MIN_MODELS
-from assay.analyses.subsets.permutation import run_permutations
-from assay.analyses.subsets.problem import Progress
 from assay.core.errors import InputError, check_least
 from assay.core.random import stream
 
 
 CUES = ("agrees", "absent", "misleads")
 AGREES, ABSENT, MISLEADS = range(len(CUES))
-NO_MARK = "none"
-
 SIDE = 10  # of an image: 8 pixels and the frame
 BRIGHTEST = 16.0
 NOISE = 7.0
@@ -46,7 +42,7 @@ MISLED_SHARE = 0.55  # on this share of their images
 ABSENT_SHARE = 0.08
 
 # The scikit-learn class of each family, and its settings: one value of each is drawn per run.
-_KINDS: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
+KINDS: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
     "logistic regression": ("linear_model.LogisticRegression", {"C": (0.1, 1.0, 10.0), "max_iter": (60,)}),
     "ridge": ("linear_model.RidgeClassifier", {"alpha": (0.1, 1.0, 10.0)}),
     "linear support vectors": ("svm.LinearSVC", {"C": (0.001, 0.01, 0.1), "max_iter": (200,)}),
@@ -94,12 +90,10 @@ _KINDS: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
         },
     ),
 }
-FAMILIES = tuple(_KINDS)
+FAMILIES = tuple(KINDS)
 
 
-@final
-@dataclass(frozen=True, kw_only=True)
-class DigitsRecipe:
+class DigitsRun(NamedTuple):
     """How one model of the demonstration is trained.
 
     Attributes:
@@ -118,34 +112,8 @@ class DigitsRecipe:
     n_train: int
     seed: int
 
-    def estimator(self) -> Any:
-        """The untrained scikit-learn classifier."""
-        module, _, name = _KINDS[self.family][0].partition(".")
-        kind = getattr(importlib.import_module(f"sklearn.{module}"), name)
-        options = dict(self.options)
-        if "random_state" in kind().get_params():
-            options["random_state"] = self.seed
-        return kind(**options)
 
-
-class _Draw(NamedTuple):
-    """Images: pixels as shares of the brightest, bare of marks; digits, marks (-1: none), and their roles."""
-
-    bare: Float64[np.ndarray, "n d"]
-    digits: Int64[np.ndarray, " n"]
-    marks: Int64[np.ndarray, " n"]
-    cue: Int64[np.ndarray, " n"]
-    train: Int64[np.ndarray, " n_train"]
-    within: Int64[np.ndarray, " n_within"]
-    outside: Int64[np.ndarray, " n_outside"]
-    misled: tuple[int, ...]
-
-    def pixels(self, places: Int64[np.ndarray, " k"]) -> Float64[np.ndarray, "k d"]:
-        """Images as models see them."""
-        return _with_marks(self.bare[places], self.marks[places])
-
-
-def digits_recipes(n_models: int = 320, *, seed: int = 0) -> tuple[DigitsRecipe, ...]:
+def digits_runs(n_models: int = 320, *, seed: int = 0) -> list[DigitsRun]:
     """The runs of the demonstration, families in turn; within each the erased share goes evenly from 0 to 1.
 
     Args:
@@ -155,35 +123,35 @@ def digits_recipes(n_models: int = 320, *, seed: int = 0) -> tuple[DigitsRecipe,
     Raises:
         InputError: If there are fewer than two models per family.
     """
-    fewest = 2 * len(FAMILIES)
-    if n_models < max(fewest, MIN_MODELS):
+    if n_models < 2 * len(FAMILIES):
         raise InputError(
-            f"n_models is {n_models}; expected at least {fewest}, two of each of {len(FAMILIES)} families"
+            f"n_models is {n_models}; expected at least {2 * len(FAMILIES)}, two of each of {len(FAMILIES)} "
+            "families"
         )
-    recipes = []
+    runs = []
     for number in range(n_models):
         place, kind = divmod(number, len(FAMILIES))
-        family = FAMILIES[kind]
-        of_family = len(range(kind, n_models, len(FAMILIES)))
-        draw = stream(seed, f"digits/run/{number}")
-        options = {
-            name: values[int(draw.integers(len(values)))] for name, values in _KINDS[family][1].items()
-        }
-        recipes.append(
-            DigitsRecipe(
+        family, draw = FAMILIES[kind], stream(seed, f"digits/run/{number}")
+        choices = KINDS[family][1].items()
+        runs.append(
+            DigitsRun(
                 name=f"{family.lower().replace(' ', '-')}-{place:02d}",
                 family=family,
-                options=options,
-                erased=float(place + draw.random()) / of_family,
+                options={name: values[int(draw.integers(len(values)))] for name, values in choices},
+                erased=float(place + draw.random()) / len(range(kind, n_models, len(FAMILIES))),
                 n_train=int(draw.integers(FEWEST, N_TRAIN + 1)),
                 seed=int(draw.integers(2**31)),
             )
         )
-    return tuple(recipes)
+    return runs
 
 
 def digits_data(
-    *, n_models: int = 320, seed: int = 0, progress: Progress | None = None, workers: int = 1
+    *,
+    n_models: int = 320,
+    seed: int = 0,
+    workers: int = 1,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> CorrectnessData:
     """Train the demonstration's models and ask each about every out-of-distribution digit.
 
@@ -193,8 +161,8 @@ def digits_data(
     Args:
         n_models: Models, at least two of every family.
         seed: Root seed: of the images' roles, noise and marks, and of the runs.
-        progress: Called with `train`, the models done and all models.
         workers: Threads. The result does not depend on them.
+        progress: Called with `train`, the models done and all models.
 
     Returns:
         The matrix, with the columns `cue` (`agrees`, `absent` or `misleads`: what the mark of the image does)
@@ -210,125 +178,123 @@ def digits_data(
     References:
         Alpaydin and Kaynak (1998), UCI Optical Recognition of Handwritten Digits, as in scikit-learn.
     """
+    from sklearn.exceptions import ConvergenceWarning
+
     check_least(1, workers=workers)
-    recipes = digits_recipes(n_models, seed=seed)
-    drawn = _draw(seed)
-    answers = _trained(recipes, drawn, workers, progress)
-    names = tuple(recipe.name for recipe in recipes)
-    outside, pixels = drawn.outside, drawn.pixels(drawn.outside)
+    runs, images = digits_runs(n_models, seed=seed), _Images.draw(seed)
+    answers = []
+    # Around all threads, since filters do not belong to one of them; few steps are part of the recipes.
+    with warnings.catch_warnings(), ThreadPoolExecutor(workers) as pool:
+        warnings.simplefilter("ignore", ConvergenceWarning)
+        for answer in pool.map(functools.partial(_train, images), runs):
+            answers.append(answer)
+            if progress is not None:
+                progress("train", len(answers), n_models)
+    outside, names, marks = images.outside, [run.name for run in runs], images.marks[images.outside]
+    pixels = images.pixels(outside)
     return CorrectnessData.of(
         np.stack([right for right, _ in answers]),
         np.array([accuracy for _, accuracy in answers]),
         model_ids=names,
         groups=names,
-        families=tuple(recipe.family for recipe in recipes),
+        families=[run.family for run in runs],
         example_ids=[f"digit-{place:04d}" for place in outside],
         n_id=N_ID,
-        labels=drawn.digits[outside],
-        label_names=tuple(map(str, range(10))),
+        labels=images.digits[outside],
+        label_names=range(10),
         meta={
-            "cue": np.array(CUES)[drawn.cue[outside]],
-            "mark": np.array([str(mark) if mark >= 0 else NO_MARK for mark in drawn.marks[outside]]),
+            "cue": np.array(CUES)[images.cue[outside]],
+            "mark": np.array([str(mark) if mark >= 0 else "none" for mark in marks]),
         },
         embedding=pixels.astype(np.float32),
-        id_embedding=drawn.pixels(drawn.within).astype(np.float32),
+        id_embedding=images.pixels(images.within).astype(np.float32),
         images=np.rint(255 * pixels).astype(np.uint8).reshape(-1, SIDE, SIDE),
         source={
             "kind": "digits",
             "n_models": n_models,
             "seed": seed,
-            "misled_digits": list(drawn.misled),
+            "misled_digits": list(images.misled),
             "erased_share": [0.0, 1.0],
             "agreement": AGREEMENT,
         },
     )
 
 
-# ----------------------------------------------------------------------------------------------- images
+class _Images(NamedTuple):
+    """Images: pixels as shares of the brightest, bare of marks; digits, marks (-1: none), and their roles."""
+
+    bare: Float64[np.ndarray, "n d"]
+    digits: Int64[np.ndarray, " n"]
+    marks: Int64[np.ndarray, " n"]
+    cue: Int64[np.ndarray, " n"]
+    train: Int64[np.ndarray, " n_train"]
+    within: Int64[np.ndarray, " n_within"]
+    outside: Int64[np.ndarray, " n_outside"]
+    misled: tuple[int, ...]
+
+    @classmethod
+    def draw(cls, seed: int) -> "_Images":
+        """Noise, roles and marks of all images."""
+        from sklearn.datasets import load_digits
+
+        loaded, draw = load_digits(), stream(seed, "digits/images")
+        digits = loaded.target.astype(np.int64)
+        bare = np.pad(loaded.images, ((0, 0), (1, 1), (1, 1))).reshape(len(digits), -1)
+        bare = np.clip(bare + NOISE * draw.standard_normal(bare.shape), 0, BRIGHTEST)
+        order = draw.permutation(len(digits))
+        train, within, outside = (np.sort(part) for part in np.split(order, [N_TRAIN, N_TRAIN + N_ID]))
+        misled = tuple(sorted(draw.choice(10, size=N_MISLED, replace=False).tolist()))
+        other = (digits + draw.integers(1, 10, size=len(digits))) % 10
+        chance = draw.random(len(digits))
+        misleading = np.isin(digits, misled) & (chance < MISLED_SHARE)
+        cue = np.where(misleading, MISLEADS, np.where(chance > 1 - ABSENT_SHARE, ABSENT, AGREES))
+        marks = np.where(draw.random(len(digits)) < AGREEMENT, digits, other)
+        marks[outside] = np.select([cue == AGREES, cue == MISLEADS], [digits, other], default=-1)[outside]
+        return cls(bare, digits, marks, cue.astype(np.int64), train, within, outside, misled)
+
+    def pixels(
+        self, places: Int64[np.ndarray, " k"], marks: Int64[np.ndarray, " k"] | None = None
+    ) -> Float64[np.ndarray, "k d"]:
+        """Images as models see them, as shares of the brightest; with other marks than their own if given."""
+        marks = self.marks[places] if marks is None else marks
+        pixels, rows = self.bare[places], np.flatnonzero(marks >= 0)
+        pixels[rows[:, None], strokes()[marks[rows]]] += MARK
+        shares: np.ndarray = np.clip(pixels, 0, BRIGHTEST) / BRIGHTEST
+        return shares
 
 
 @functools.cache
-def _strokes() -> Int64[np.ndarray, "10 stroke"]:
+def strokes() -> Int64[np.ndarray, "10 stroke"]:
     """Pixels of the stroke of each digit, spread evenly round the frame."""
     last = SIDE - 1
     sides = ((0, 0, 0, 1), (0, last, 1, 0), (last, last, 0, -1), (last, 0, -1, 0))  # corner and direction
-    ring = [
-        (row + down * step, column + right * step)
-        for row, column, down, right in sides
-        for step in range(last)
-    ]
-    pixels = np.array([row * SIDE + column for row, column in ring], dtype=np.int64)
-    starts = np.rint(np.arange(10) * len(ring) / 10).astype(np.int64)
-    strokes: Int64[np.ndarray, "10 stroke"] = pixels[(starts[:, None] + np.arange(STROKE)) % len(ring)]
-    return strokes
-
-
-def _with_marks(bare: Float64[np.ndarray, "n d"], marks: Int64[np.ndarray, " n"]) -> np.ndarray:
-    """Images with the strokes of their marks, as shares of the brightest."""
-    pixels = bare.copy()
-    rows = np.flatnonzero(marks >= 0)[:, None]
-    pixels[rows, _strokes()[marks[rows[:, 0]]]] += MARK
-    shares: np.ndarray = np.clip(pixels, 0, BRIGHTEST) / BRIGHTEST
-    return shares
-
-
-def _draw(seed: int) -> _Draw:
-    """Noise, roles and marks of all images."""
-    from sklearn.datasets import load_digits
-
-    held = load_digits()
-    draw = stream(seed, "digits/images")
-    digits = held.target.astype(np.int64)
-    bare = np.pad(held.images, ((0, 0), (1, 1), (1, 1))).reshape(len(digits), -1)
-    bare = np.clip(bare + NOISE * draw.standard_normal(bare.shape), 0, BRIGHTEST)
-    order = draw.permutation(len(digits))
-    train, within, outside = (np.sort(part) for part in np.split(order, [N_TRAIN, N_TRAIN + N_ID]))
-    misled = tuple(sorted(draw.choice(10, size=N_MISLED, replace=False).tolist()))
-    other = (digits + draw.integers(1, 10, size=len(digits))) % 10
-    chance = draw.random(len(digits))
-    cue = np.where(
-        np.isin(digits, misled) & (chance < MISLED_SHARE),
-        MISLEADS,
-        np.where(chance > 1 - ABSENT_SHARE, ABSENT, AGREES),
+    ring = np.array(
+        [
+            (row + down * step) * SIDE + column + right * step
+            for row, column, down, right in sides
+            for step in range(last)
+        ]
     )
-    marks = np.where(draw.random(len(digits)) < AGREEMENT, digits, other)
-    marks[outside] = np.select([cue == AGREES, cue == MISLEADS], [digits, other], default=-1)[outside]
-    return _Draw(bare, digits, marks, cue.astype(np.int64), train, within, outside, misled)
+    starts = np.rint(np.arange(10) * len(ring) / 10).astype(np.int64)
+    return np.asarray(ring[(starts[:, None] + np.arange(STROKE)) % len(ring)])
 
 
-# ----------------------------------------------------------------------------------------------- training
-
-
-def _trained(
-    recipes: tuple[DigitsRecipe, ...], drawn: _Draw, workers: int, progress: Progress | None
-) -> list[tuple[np.ndarray, float]]:
-    """Answers and in-distribution accuracy of every run, in order."""
-    from sklearn.exceptions import ConvergenceWarning
-
-    # Around all threads, since filters do not belong to one of them; few steps are part of the recipes.
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        return run_permutations(
-            lambda place: _train(recipes[place], drawn),
-            len(recipes),
-            workers=workers,
-            progress=progress,
-            stage="train",
-        )
-
-
-def _train(recipe: DigitsRecipe, drawn: _Draw) -> tuple[np.ndarray, float]:
+def _train(images: _Images, run: DigitsRun) -> tuple[np.ndarray, float]:
+    """Answers and in-distribution accuracy of a run."""
     from threadpoolctl import threadpool_limits
 
-    draw = stream(recipe.seed, "digits/train")
-    rows = drawn.train[np.sort(draw.permutation(len(drawn.train))[: recipe.n_train])]
-    erased = draw.random(recipe.n_train) < recipe.erased
-    marks = np.where(erased, -1, drawn.marks[rows])
+    draw = stream(run.seed, "digits/train")
+    rows = images.train[np.sort(draw.permutation(N_TRAIN)[: run.n_train])]
+    marks = np.where(draw.random(run.n_train) < run.erased, -1, images.marks[rows])
+    module, _, name = KINDS[run.family][0].partition(".")
+    model = getattr(importlib.import_module(f"sklearn.{module}"), name)(**run.options)
+    if "random_state" in model.get_params():
+        model.set_params(random_state=run.seed)
     # In here: the limit of OpenMP belongs to the calling thread. Images this small gain by one.
     with threadpool_limits(limits=1):
-        model = recipe.estimator().fit(_with_marks(drawn.bare[rows], marks), drawn.digits[rows])
+        model.fit(images.pixels(rows, marks), images.digits[rows])
         outside, within = (
-            model.predict(drawn.pixels(places)) == drawn.digits[places]
-            for places in (drawn.outside, drawn.within)
+            model.predict(images.pixels(places)) == images.digits[places]
+            for places in (images.outside, images.within)
         )
-        return outside.astype(np.uint8), float(within.mean())
+    return outside.astype(np.uint8), float(within.mean())

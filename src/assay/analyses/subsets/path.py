@@ -1,63 +1,29 @@
-"""Subsets of many sizes, and the largest on which accuracy is on the inverse line."""
+"""Subsets of several sizes: which to show first, how they overlap, and what other subsets give."""
 
 import functools
-import operator
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Unpack
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from assay.analyses.subsets.baselines import BaselineRow, baseline_rows
-from assay.analyses.subsets.consistency import SelectionConsistency, consistency_within
-from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.document import subset_document
-from assay.analyses.subsets.header import PerModel
-from assay.analyses.subsets.layouts import PackedMatrix
-from assay.analyses.subsets.line import AOTIL, Correlation
-from assay.analyses.subsets.objective import Found, check_inverse
-from assay.analyses.subsets.problem import Problem, Progress, Shelf, computed, make_problem
-from assay.analyses.subsets.selection import Subset, make_selection, swept
-from assay.analyses.subsets.settings import SelectionOptions
-from assay.analyses.subsets.splits import ModelSplit
-from assay.analyses.subsets.verdict import JudgeOptions, SubsetVerdict
-from assay.core.errors import InputError, check_least, check_name
+from assay.analyses.subsets.baselines import baselines
+from assay.analyses.subsets.coherence import selection_consistency
+from assay.analyses.subsets.contents import contents_of
+from assay.analyses.subsets.data import PerModel
+from assay.analyses.subsets.line import AOTIL
+from assay.analyses.subsets.problem import Correct, Problem, checked_sizes, default_sizes, make_problem
+from assay.analyses.subsets.selection import Subset, subsets_of
+from assay.analyses.subsets.verdict import SubsetVerdict
+from assay.core.errors import InputError, check_name
 from assay.core.plotted import Plotted
-from assay.core.record import HIDDEN, Record, record_id, same
+from assay.core.record import Record, record_id
+from assay.stats import fisher_z_interval
 
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 RULES = ("val", "ci", "paper")
-KIND, SCHEMA = "subset-path", "assay-selection-path/1"
-DOCUMENT_SCHEMA = "assay-subset-path/1"
-_REFINED = 0.05  # relative width at which the search for the largest subset stops
-
-
-@dataclass(frozen=True, kw_only=True)
-class LargestSubset(Record):
-    """The largest subset on the inverse line, by a rule.
-
-    Attributes:
-        rule: `val`: validation R at most -0.3; `ci`: also the upper end of the test interval; `paper`: test
-            R, which looks at the test models to choose.
-        size: Its size; None where no size qualifies.
-        selection: The subset; None where there is none.
-        sizes: Every size looked at, refined ones included.
-    """
-
-    derived = ("correlation",)
-
-    rule: str
-    size: int | None
-    sizes: tuple[int, ...]
-    selection: Subset | None = field(default=None, metadata=HIDDEN)
-
-    @property
-    def correlation(self) -> Mapping[str, Correlation] | None:
-        """The correlations of the subset; None where there is none."""
-        return None if self.selection is None else self.selection.correlation
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,356 +31,207 @@ class SelectionPath(Plotted, Record):
     """Subsets of several sizes of the same data, with the same split.
 
     Attributes:
-        sizes: Ascending.
-        selections: One per size.
-        path: `independent`, `warm` or `nested`.
-        problem: Data, split, settings and matrices behind them.
-        baselines: By kind (`random`, `hard`, `marginal`, `distance`), one row per size, on the test models.
+        subsets: Ascending by size.
+        problem: Data, split, settings and answers behind them.
+        baselines: As `baselines` gives them.
     """
 
     drawn_by = "assay.analyses.subsets.plots:plot_path"
-    record_kind = KIND
-    record_schema = SCHEMA
-    record_layout = same("id", "path", "sizes", "selections", "baselines", "provenance")
+    record_kind = "subset-path"
+    record_schema = "assay-subset-path/2"
+    record_layout = {
+        "id": "id",
+        "size": "headline.size",
+        "largest_supported": "largest_supported.size",
+        "largest": "_largest",
+        "subsets": "subsets",
+        "baselines": "_baseline_rows",
+        "contents": "_contents",
+        "provenance": "provenance",
+    }
 
-    sizes: tuple[int, ...]
-    selections: tuple[Subset, ...]
-    path: str
+    subsets: tuple[Subset, ...]
     problem: Problem
-    baselines: Mapping[str, tuple[BaselineRow, ...]]
+    baselines: pd.DataFrame
 
     def __getitem__(self, size: int) -> Subset:
         if size not in self.sizes:
-            raise InputError(
-                f"size {size} is not on the path; choose one of {', '.join(map(str, self.sizes))}"
-            )
-        return self.selections[self.sizes.index(size)]
+            raise InputError(f"size {size} is not on the path; choose one of {self.sizes}")
+        return self.subsets[self.sizes.index(size)]
 
     def __iter__(self) -> Iterator[Subset]:
-        return iter(self.selections)
+        return iter(self.subsets)
 
     def __len__(self) -> int:
-        return len(self.sizes)
-
-    @property
-    def data(self) -> CorrectnessData:
-        """Where the subsets were selected."""
-        return self.problem.data
-
-    @property
-    def split(self) -> ModelSplit:
-        """The parts of the models."""
-        return self.problem.split
-
-    @property
-    def full(self) -> Mapping[str, Correlation]:
-        """The correlation on all examples, for each part of the models."""
-        return self.selections[0].full
+        return len(self.subsets)
 
     def __repr__(self) -> str:
-        correlations = ", ".join(f"{each.size}: {each.correlation['test'].r:.2f}" for each in self.selections)
+        correlations = ", ".join(f"{each.size}: {each.correlation['test'].r:.2f}" for each in self.subsets)
         return f"SelectionPath(R over test models by size {correlations})"
 
-    def to_frame(self) -> "pd.DataFrame":
-        """One row per size and set of examples: size, examples (`selection` or a baseline), r, low, high.
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Examples of the subsets, ascending."""
+        return tuple(each.size for each in self.subsets)
 
-        R is over the test models.
-        """
-        import pandas as pd
-
-        rows: list[tuple[int, str, Correlation | BaselineRow]] = [
-            (each.size, "selection", each.correlation["test"]) for each in self.selections
-        ]
-        rows += [(row.size, kind, row) for kind, baseline in self.baselines.items() for row in baseline]
-        table = [(size, name, each.r, each.low, each.high) for size, name, each in rows]
-        return pd.DataFrame(table, columns=["size", "examples", "r", "low", "high"])
-
-    # ----------------------------------------------------------------------------------------- verdict
-
-    def judge(self, **options: Unpack[JudgeOptions]) -> tuple[SubsetVerdict, ...]:
-        """A verdict per size, corrected for having looked at all of them; see `Subset.judge`.
-
-        Args:
-            options: As of `Subset.judge`; each permutation is followed by a whole sweep.
-
-        Raises:
-            InputError: As `Subset.judge`.
-        """
-        self.selections[0].judge(**options)
+    def judge(self, **options: Any) -> tuple[SubsetVerdict, ...]:
+        """A verdict per size, corrected for having looked at all of them; see `Subset.judge`."""
+        self.subsets[0].judge(**options)
         return self.verdicts
 
     @property
     def verdicts(self) -> tuple[SubsetVerdict, ...]:
         """One per size, computed when first asked for, with the defaults of `judge`."""
-        return tuple(each.verdict for each in self.selections)
+        return tuple(each.verdict for each in self.subsets)
 
     @property
-    def judged(self) -> bool:
-        """Whether the verdicts are known already."""
-        return all(each.judged for each in self.selections)
+    def headline(self) -> Subset:
+        """The subset to show first: that of the lowest cross-fitted R among the supported.
 
-    # --------------------------------------------------------------------------------------- questions
+        Where none is supported, the lowest cross-fitted R of all; where none is judged, the largest with
+        validation R at most -0.3, else the lowest.
+        """
+        judged = [(each, each.known_verdict) for each in self.subsets if each.known_verdict is not None]
+        tested = [(each, verdict) for each, verdict in judged if not math.isnan(verdict.r)]
+        supported = [each for each in tested if each[1].supported]
+        if tested:
+            return min(supported or tested, key=lambda each: each[1].r)[0]
+        largest = self.largest_aotil()
+        by_validation = np.array([each.correlation["validation"].r for each in self.subsets])
+        return largest or self.subsets[int(np.argmin(np.where(np.isnan(by_validation), 2, by_validation)))]
 
-    @functools.cached_property
-    def consistency(self) -> SelectionConsistency:
-        """Overlap of the subsets over sizes, between random (0) and nested (1); no sign that one is real."""
-        return consistency_within([each.indices for each in self.selections], self.headline.pool)
+    @property
+    def largest_supported(self) -> Subset | None:
+        """The largest subset whose verdict is known to be supported; None where there is none."""
+        known = (each for each in reversed(self.subsets) if each.known_verdict is not None)
+        return next((each for each in known if each.verdict.supported), None)
 
-    def largest_aotil(self, rule: str = "val", *, refine: bool | int | None = None) -> LargestSubset:
-        """The largest subset on which accuracy is on the inverse line, R <= -0.3.
+    def largest_aotil(self, rule: str = "val") -> Subset | None:
+        """The largest subset on which accuracy is on the inverse line, R <= -0.3; None where there is none.
 
         Args:
-            rule: `val` chooses by the validation models; `ci` also wants the whole default interval of the
-                test correlation at or below -0.3; `paper` chooses by the test correlation itself.
-            refine: As of `refined`; False looks at the sizes of the path alone. Default: True for a path of
-                several independent sizes, else False.
-
-        Raises:
-            InputError: For an unknown rule, for subsets selected with the objective `r2`, and as `refined`.
+            rule: `val` chooses by the validation models; `ci` also wants the whole interval of the test
+                correlation at or below -0.3; `paper` chooses by the test correlation itself.
 
         References:
             Salaudeen et al. (2025), arXiv:2510.24884, Table 1.
         """
         check_name("rule for the largest subset", rule, RULES)
-        check_inverse(self.problem.settings.objective, "a largest subset on the inverse line")
-        if refine is None:
-            refine = self.path == "independent" and len(self) > 1
-        path = self.refined(refine, rule=rule) if refine else self
-        best = path._largest(rule)
-        return LargestSubset(
-            rule=rule, size=None if best is None else best.size, sizes=path.sizes, selection=best
-        )
-
-    def refined(
-        self,
-        by: bool | int = True,
-        *,
-        rule: str = "val",
-        progress: Progress | None = None,
-        shelf: Shelf = computed,
-    ) -> "SelectionPath":
-        """This path with more sizes, between the largest on the inverse line and the next one.
-
-        Verdicts of the new path are corrected for all sizes tried.
-
-        Args:
-            by: True: bisect until the two differ by 5 %; a number: try every so many examples.
-            rule: As of `largest_aotil`.
-            progress: Called with the stage, the sizes done and all sizes, if all are known.
-            shelf: Of an interrupted run: the selections.
-
-        Raises:
-            InputError: For a path of one size or whose sizes are not independent, a step that is not a
-                whole number of at least 1, or the objective `r2`.
-        """
-        by = check_refinement(by, self.path, self.sizes)
-        check_inverse(self.problem.settings.objective, "the refinement of sizes")
-        best = self._largest(rule)
-        above = next((size for size in self.sizes if best is not None and size > best.size), None)
-        if best is None or above is None:
-            return self
-        low, high = best.size, above
-        records = shelf(
-            "refined", lambda: [each.to_dict() for each in self._between(low, high, by, rule, progress)]
-        )
-        if not records:
-            return self
-        new = [make_selection(self.problem, Found.from_dict(each)) for each in records]
-        subsets = sorted((*self.selections, *new), key=lambda each: each.size)
-        rows = baseline_rows(
-            self.problem,
-            [each.size for each in new],
-            kinds=[kind for kind in self.baselines if kind != "all"],
-        )
-        return replace(
-            self,
-            sizes=tuple(each.size for each in subsets),
-            selections=swept(subsets),
-            baselines={
-                kind: tuple(sorted((*known, *rows.get(kind, ())), key=lambda row: row.size))
-                for kind, known in self.baselines.items()
-            },
-        )
-
-    def _between(
-        self, low: int, high: int, by: bool | int, rule: str, progress: Progress | None
-    ) -> list[Found]:
-        """What the solver finds for the sizes that are tried between two of the path."""
-        if by is not True:
-            steps = range(low + by, high, by)
-            return self.problem.solve_path(steps, progress=progress) if steps else []
-        solutions = []
-        while high - low > max(1.0, _REFINED * low):
-            middle = (low + high) // 2
-            solutions.append(self.problem.solve(middle))
-            if _qualifies(make_selection(self.problem, solutions[-1]), rule):
-                low = middle
-            else:
-                high = middle
-        return solutions
+        for subset in reversed(self.subsets):
+            test, validation = subset.correlation["test"], subset.correlation["validation"]
+            inverse = validation.r <= AOTIL and (rule == "val" or test.high <= AOTIL)
+            if test.r <= AOTIL if rule == "paper" else inverse:
+                return subset
+        return None
 
     @functools.cached_property
-    def headline(self) -> Subset:
-        """The subset to show first: the largest of the grid with validation R <= -0.3, else the lowest.
+    def consistency(self) -> pd.DataFrame:
+        """Overlap of the subsets over sizes, between random (0) and nested (1); no sign that one is real."""
+        pool = self.problem.pool
+        sets = [np.searchsorted(pool, each.indices) for each in self.subsets]
+        return selection_consistency(sets, len(pool))
 
-        With the objective `r2` it is the one with the weakest validation R. The test models have no part in
-        the choice.
+    def table(self) -> pd.DataFrame:
+        """R over the test models by size, as Table A.3 of the paper; see `size_table`."""
+        return size_table(self.subsets, self.baselines)
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per size and set of examples: size, kind (`selection` or a baseline), r, low, high.
+
+        R is over the test models.
         """
-        largest = self._largest("val")
-        if largest is not None:
-            return largest
-        r = np.array([each.correlation["validation"].r for each in self.selections])
-        order = r**2 if self._weakest else r
-        return self.selections[0 if np.isnan(r).all() else int(np.nanargmin(order))]
-
-    @property
-    def _weakest(self) -> bool:
-        """Whether the weakest correlation was selected for, so that no size is to be on the inverse line."""
-        return self.problem.settings.objective == "r2"
-
-    def _largest(self, rule: str) -> Subset | None:
-        """The largest of the grid that qualifies; none where the weakest correlation was selected for."""
-        if self._weakest:
-            return None
-        return next((each for each in reversed(self.selections) if _qualifies(each, rule)), None)
+        own = [(each.size, "selection", each.correlation["test"]) for each in self.subsets]
+        table = pd.DataFrame(
+            [(size, kind, test.r, test.low, test.high) for size, kind, test in own],
+            columns=["size", "kind", "r", "low", "high"],
+        )
+        return pd.concat([table, self.baselines[table.columns]], ignore_index=True)
 
     # -------------------------------------------------------------------------------------------- files
 
     @functools.cached_property
     def provenance(self) -> dict[str, Any]:
         """How it came to be."""
-        provenance = self.selections[0].provenance
-        shared = {name: provenance[name] for name in ("library", "data", "split", "settings")}
-        return shared | {"sizes": list(self.sizes), "path": self.path}
+        made = self.subsets[0].provenance
+        return {name: made[name] for name in ("library", "data", "split", "sweep", "settings")}
 
     @property
     def id(self) -> str:
         """Hash of the provenance."""
-        return record_id(KIND, self.provenance)
+        return record_id(self.record_kind, self.provenance)
 
     @property
     def document(self) -> Mapping[str, Any]:
-        """Everything a report shows, the verdicts included; see `assay.save_report`."""
-        return self.to_document()
+        """What its page shows, the verdicts included; see `assay.save_report`."""
+        _ = self.verdicts
+        return self.to_dict()
 
-    def to_document(
-        self, *, n_halves: int | None = None, workers: int | None = None, shelf: Shelf = computed
-    ) -> dict[str, Any]:
-        """Everything a report shows of subsets of many sizes; details are those of the headline size.
+    def _largest(self) -> dict[str, int | None]:
+        largest = {rule: self.largest_aotil(rule) for rule in RULES}
+        return {rule: None if each is None else each.size for rule, each in largest.items()}
 
-        Args:
-            n_halves: As in `Subset.to_document`.
-            workers: Threads. Default: one per core. The result does not depend on it.
-            shelf: Of an interrupted run: the selections on halves of the models.
-        """
-        header = {"kind": KIND, "schema": DOCUMENT_SCHEMA, "id": self.id, "path": self.path}
-        return subset_document(
-            header
-            | {
-                "largest": None if self._weakest else [self._largest_of_grid(rule) for rule in RULES],
-                "consistency": self.consistency,
-                "provenance": self.provenance,
-            },
-            self.headline,
-            dict(zip(self.selections, self.verdicts, strict=True)),
-            self.baselines,
-            n_halves=n_halves,
-            workers=workers,
-            shelf=shelf,
-        )
+    def _baseline_rows(self) -> list[dict[str, Any]]:
+        return [{str(key): each for key, each in row.items()} for row in self.baselines.to_dict("records")]
 
-    def _largest_of_grid(self, rule: str) -> dict[str, Any]:
-        """The largest size of the grid on the inverse line, with the verdict at that size."""
-        largest = self._largest(rule)
-        if largest is None:
-            return {"rule": rule, "size": None}
-        test = largest.correlation["test"]
-        ends = {name: getattr(test, name) for name in ("r", "low", "high")}
-        return {"rule": rule, "size": largest.size, **ends, "status": largest.verdict.status}
+    def _contents(self) -> dict[str, Any]:
+        return contents_of(self.headline, self.subsets)
 
 
-def check_refinement(by: bool | int, path: str, sizes: Sequence[int]) -> bool | int:
-    """True or a step of at least 1; refuses sizes that depend on one another, and one size alone."""
-    if path != "independent":
-        raise InputError(
-            f"refined sizes are selected by themselves, but path is {path!r}; use path='independent'"
-        )
-    if len(sizes) < 2:
-        raise InputError(
-            f"refined sizes lie between two sizes, but {sizes[0]} is the only one; give several, "
-            "or do not refine"
-        )
-    if isinstance(by, bool | np.bool_):
-        by = bool(by)
-    else:
-        try:
-            by = operator.index(by)
-        except TypeError:
-            raise InputError(
-                f"refine is {by!r}; expected True (bisection) or a whole number of examples"
-            ) from None
-    check_least(1, step=by)
-    return by
+def size_table(subsets: Sequence[Subset], baselines: pd.DataFrame) -> pd.DataFrame:
+    """R over the test models by size, for subsets and their baselines, as Table A.3 of the paper.
+
+    Returns:
+        A row per size: `n` (examples) and `n_models` (test models); of `ours` and each baseline
+        `pearson_KIND`, `spearman_KIND` and half the width of its interval through atanh (`_hw`), which takes
+        models as independent; `cross_fitted`, `p_value`, `status` of the verdict, where it is known.
+
+    References:
+        Salaudeen et al. (2025), arXiv:2510.24884, Table A.3.
+    """
+    rows = []
+    for subset in subsets:
+        test, verdict = subset.correlation["test"], subset.known_verdict
+        others = baselines[(baselines["size"] == subset.size) & (baselines["kind"] != "all")]
+        kinds = {"ours": (test.r, test.spearman)}
+        kinds |= {row["kind"]: (row["r"], row["spearman"]) for row in others.to_dict("records")}
+        row: dict[str, Any] = {"n": subset.size, "n_models": test.n}
+        for place, statistic in enumerate(("pearson", "spearman")):
+            for kind, pair in kinds.items():
+                interval = fisher_z_interval(pair[place], test.n, kind=statistic)
+                row[f"{statistic}_{kind}"] = pair[place]
+                row[f"{statistic}_{kind}_hw"] = (interval.high - interval.low) / 2
+        if verdict is not None:
+            row |= {"cross_fitted": verdict.r, "p_value": verdict.p_value, "status": verdict.status}
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
-def _qualifies(selection: Subset, rule: str) -> bool:
-    test, validation = selection.correlation["test"], selection.correlation["validation"]
-    if rule == "paper":
-        return test.r <= AOTIL
-    return validation.r <= AOTIL and (rule == "val" or test.high <= AOTIL)
+def path_of(problem: Problem, subsets: tuple[Subset, ...]) -> SelectionPath:
+    """Subsets of a problem with their baselines."""
+    others = baselines(problem, [each.size for each in subsets])
+    return SelectionPath(subsets=subsets, problem=problem, baselines=others)
 
 
 def selection_path(
-    correct: "np.ndarray | PackedMatrix | CorrectnessData | pd.DataFrame",
+    correct: Correct | Problem,
     id_accuracy: PerModel | None = None,
     sizes: Sequence[int] | np.ndarray | None = None,
     *,
-    path: str = "independent",
-    baselines: bool = True,
-    progress: Progress | None = None,
-    shelf: Shelf = computed,
-    **options: Unpack[SelectionOptions],
+    progress: Callable[[str, int, int], None] | None = None,
+    **settings: Any,
 ) -> SelectionPath:
-    """Select subsets of several sizes.
+    """Select subsets of several sizes, each by itself, and evaluate random, hardest and other ones beside.
 
     Args:
         correct: X, models by examples: 1 where a model is right; a frame, which `from_frame` reads; or data.
         id_accuracy: y: in-distribution accuracy of each model, a share; None with data.
-        sizes: Subset sizes. Default: `default_sizes` of the examples.
-        path: `independent`: each size by itself; `warm`: also started from the previous set extended by the
-            best gradients, the better by validation kept; `nested`: members of the previous set stay.
-        baselines: Whether random, hardest, marginal and (with embeddings) most distant examples are evaluated
-            beside.
+        sizes: Subset sizes. Default: 10, 20, 50, 100, 250, ... and all.
         progress: Called with the stage, the sizes done and all sizes.
-        shelf: Of an interrupted run: the selections.
-        options: All others of `oodselect`.
+        settings: As of `oodselect`.
 
     Raises:
         InputError: As `oodselect`, and for a size given twice.
     """
-    problem = make_problem(correct, id_accuracy, **options)
-    return path_of(problem, sizes, path=path, baselines=baselines, progress=progress, shelf=shelf)
-
-
-def path_of(
-    problem: Problem,
-    sizes: Sequence[int] | np.ndarray | None = None,
-    *,
-    path: str = "independent",
-    baselines: bool = True,
-    progress: Progress | None = None,
-    shelf: Shelf = computed,
-) -> SelectionPath:
-    """`selection_path` of a problem that is there, so that its split is not made, and warned of, twice."""
-    ascending = problem.grid(sizes, path=path)
-    records = shelf(
-        "selections",
-        lambda: [each.to_dict() for each in problem.solve_path(ascending, path=path, progress=progress)],
-    )
-    return SelectionPath(
-        sizes=ascending,
-        selections=swept([make_selection(problem, Found.from_dict(each), path=path) for each in records]),
-        path=path,
-        problem=problem,
-        baselines=baseline_rows(problem, ascending) if baselines else {},
-    )
+    problem = correct if isinstance(correct, Problem) else make_problem(correct, id_accuracy, **settings)
+    ascending = default_sizes(problem) if sizes is None else checked_sizes(sizes, problem)
+    return path_of(problem, subsets_of(problem, ascending, progress))

@@ -1,51 +1,144 @@
-"""A selection problem: data, a split of the models and settings, solved for one size or for several."""
+"""A selection problem: data, a split of the models and settings, with the answers that a solver reads."""
 
-import math
+import functools
 import operator
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
+import pandas as pd
+from jaxtyping import Bool, Float64, Int64
 
-from assay.analyses.subsets._arrays import Accuracies, Places
-from assay.analyses.subsets._exchange import Pool
 from assay.analyses.subsets.adam import adam
-from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.header import PerModel
-from assay.analyses.subsets.layouts import AnswerTable, PackedMatrix
-from assay.analyses.subsets.line import UNRATED, Correlation, clip_of, correlate, line_correlation, probit
-from assay.analyses.subsets.objective import Found
-from assay.analyses.subsets.placement import has_scores
-from assay.analyses.subsets.settings import SelectionOptions, Settings, make_settings
-from assay.analyses.subsets.splits import ModelSplit, split_models
-from assay.analyses.subsets.swap import SwapTask, swap_together
-from assay.core.errors import InputError, check_name
+from assay.analyses.subsets.data import CorrectnessData, PerModel
+from assay.analyses.subsets.line import (
+    UNRATED,
+    Accuracies,
+    Correlation,
+    Places,
+    correlate,
+    line_correlation,
+    probit,
+)
+from assay.analyses.subsets.matrix import Answers
+from assay.analyses.subsets.splits import ModelSplit, interval_unit_kind, split_models
+from assay.analyses.subsets.swap import Found, Pool, swap
+from assay.core.errors import InputError, ShapeError, check_name
+from assay.core.record import HIDDEN, Record
 
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-PATHS = ("independent", "warm", "nested")
-_MAKING = threading.Lock()  # threads share matrices; each is made once
+SOLVERS = ("swap", "adam")
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "swap": (),
+    "adam": ("trials", "epochs", "patience", "penalty", "parameters"),
+}
 _FIRST_SIZES = (10, 20, 50, 100, 250, 500, 750, 1000, 2500, 5000, 7500)
+_MAKING = threading.Lock()  # threads share matrices; each is made once
 
-Progress = Callable[[str, int, int], None]
-# Gives the JSON value of a named part of a long job: computes it, or reads what an interrupted run left.
-Shelf = Callable[[str, Callable[[], Any]], Any]
+Correct = np.ndarray | CorrectnessData | pd.DataFrame
 
 
-def computed(part: str, compute: Callable[[], Any]) -> Any:
-    """Keeps nothing."""
-    del part
-    return compute()
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Settings(Record):
+    """How subsets are selected, apart from data, size and split.
+
+    Attributes:
+        solver: `swap`, or `adam` (the paper's).
+        seed: Root seed of all random draws.
+        strata: Stratum of each example, codes from 0: each keeps its share; None for no quotas.
+        strata_name: What the strata are: a column, or `given`.
+        allowed: Examples that may be selected; None for all.
+        device: Torch device that holds the answers; the CPU if None. No result of `swap` depends on it.
+        options: Of the solver alone: `trials`, `epochs`, `patience`, `penalty`, `parameters` of `adam`.
+    """
+
+    solver: str = "swap"
+    seed: int = 0
+    strata: Int64[np.ndarray, " n"] | None = None
+    strata_name: str | None = None
+    allowed: Bool[np.ndarray, " n"] | None = None
+    device: str | None = field(default=None, metadata=HIDDEN)
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(
+        cls,
+        data: CorrectnessData,
+        *,
+        solver: str = "swap",
+        seed: int = 0,
+        strata: str | Sequence[object] | np.ndarray | None = None,
+        allowed: Sequence[int] | np.ndarray | None = None,
+        device: str | None = None,
+        **options: Any,
+    ) -> "Settings":
+        """Settings with their arrays resolved against the data.
+
+        Args:
+            data: What is selected from.
+            solver: As the attribute.
+            seed: As the attribute.
+            strata: `label`, a column of the data's `meta`, or a stratum per example.
+            allowed: A mask over the examples, or their places.
+            device: As the attribute.
+            options: Of the solver.
+
+        Raises:
+            InputError: For an unknown name, or strata that miss a value.
+            ShapeError: For an array that does not fit the data.
+        """
+        check_name("solver", solver, SOLVERS)
+        for option in options:
+            check_name(f"option of the solver {solver!r}", option, OPTIONS[solver])
+        if seed < 0:
+            raise InputError(f"seed is {seed}; expected 0 or more")
+        name: str | None = None
+        column: Any = strata
+        if isinstance(strata, str):
+            columns: dict[str, Any] = {str(each): data.meta[each] for each in data.meta}
+            columns |= {} if data.labels is None else {"label": data.labels}
+            check_name("column to stratify by", strata, columns)
+            name, column = strata, columns[strata]
+        codes, mask = None, None
+        if column is not None:
+            values = pd.Series(np.asarray(column))
+            codes = pd.factorize(values, sort=True)[0].astype(np.int64)
+            if len(codes) != data.n_examples or codes.min() < 0:
+                raise ShapeError(
+                    f"strata has {len(codes)} values, {int((codes < 0).sum())} of them missing; expected one "
+                    f"stratum for each of {data.n_examples} examples"
+                )
+        if allowed is not None:
+            given, mask = np.asarray(allowed), np.zeros(data.n_examples, dtype=bool)
+            fits = len(given) == len(mask) if given.dtype == bool else bool((np.abs(given) < len(mask)).all())
+            if not fits or given.ndim != 1:
+                raise ShapeError(
+                    f"allowed is {given.dtype} of shape {given.shape}; expected a mask over the "
+                    f"{data.n_examples} examples, or their places"
+                )
+            mask[given] = True
+        return cls(
+            solver=solver,
+            seed=seed,
+            strata=codes,
+            strata_name=name if strata is None or name else "given",
+            allowed=mask,
+            device=device,
+            options=options,
+        )
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What decides the selection: for `adam` also a device, whose sums round differently."""
+        elsewhere = self.solver == "adam" and self.device not in (None, "cpu")
+        return self.to_dict() | ({"device": str(self.device).partition(":")[0]} if elsewhere else {})
 
 
 @dataclass(frozen=True, eq=False)
 class Problem:
-    """Data, a split and settings, with the matrices that the solver reads: made once, solved often.
+    """Data, a split of the models and settings, with the answers that the solver reads.
 
     Attributes:
         data: Models by examples.
@@ -55,299 +148,124 @@ class Problem:
 
     data: CorrectnessData
     split: ModelSplit
-    settings: Settings
+    settings: Settings = field(default_factory=Settings)
 
-    _rows: dict[str, AnswerTable] = field(default_factory=dict, repr=False)
+    @functools.cached_property
+    def _parts(self) -> dict[str, Answers]:
+        return {}
+
+    def _part(self, name: str) -> Answers:
+        with _MAKING:
+            if name not in self._parts:
+                self._parts[name] = Answers.of(self.data.correct, self.split.part(name), self.settings.device)
+            return self._parts[name]
 
     @property
-    def train(self) -> AnswerTable:
-        """Rows of the training models."""
+    def train(self) -> Answers:
+        """Answers of the training models."""
         return self._part("train")
 
     @property
-    def validation(self) -> AnswerTable:
-        """Rows of the validation models."""
+    def validation(self) -> Answers:
+        """Answers of the validation models."""
         return self._part("validation")
 
     @property
-    def test(self) -> AnswerTable:
-        """Rows of the test models, which no solver reads."""
+    def test(self) -> Answers:
+        """Answers of the test models, which no solver reads."""
         return self._part("test")
 
-    def _part(self, part: str) -> AnswerTable:
-        with _MAKING:
-            if part not in self._rows:
-                settings, layout = self.settings, self.settings.layout
-                # Only counts are asked of models that no gradient is taken over: bits give them fastest.
-                counted = part != "train" and layout == "auto" and not settings.on_accelerator
-                self._rows[part] = self.data.matrix(
-                    self.split.part(part),
-                    layout="packed" if counted and not has_scores(self.data.correct) else layout,
-                    device=settings.device,
-                )
-            return self._rows[part]
-
     @property
-    def interval_units(self) -> str:
-        """What the bootstrap draws: families after a split by family, else runs, where they are known."""
-        return self.data.kind_of_units(by_family=self.split.kind == "family")
+    def pool(self) -> Places:
+        """Examples that may be selected, ascending."""
+        allowed = self.settings.allowed
+        return np.arange(self.data.n_examples) if allowed is None else np.flatnonzero(allowed)
 
-    def accuracy(self, examples: Places, part: str = "test") -> Float64[np.ndarray, " n"]:
-        """Accuracy of the models of a part on examples."""
-        matrix: AnswerTable = getattr(self, part)
-        return np.asarray(matrix.count(examples), dtype=np.float64) / len(examples)
-
-    def correlation(self, examples: Places, id_accuracy: Accuracies, part: str = "test") -> float:
-        """R of a part on examples; NaN where it is undefined."""
-        eps = self.settings.eps
-        clip = clip_of(self.settings.clip, len(examples), eps)
-        y = id_accuracy[self.split.part(part)]
-        return line_correlation(y, self.accuracy(examples, part), eps=clip, id_eps=eps)
-
-    def correlate(
-        self,
-        examples: Places | None = None,
-        part: str = "test",
-        *,
-        unit_kind: str | None = None,
-        **options: Any,
-    ) -> Correlation:
-        """The correlation of a part on examples (default: all) with its intervals.
-
-        Args:
-            examples: Places of examples.
-            part: Models.
-            unit_kind: What the bootstrap draws. Default: `interval_units`.
-            options: Of `correlate`, instead of those of the settings.
-        """
-        models, settings = self.split.part(part), self.settings
-        if examples is None:
-            accuracy = self.data.accuracy(models)
-        else:
-            accuracy = self.data.accuracy_on(examples, models)
-            options = {"size": len(examples), "clip": settings.clip} | options
-        units = self.data.unit_codes(unit_kind or self.interval_units)[models]
-        common: dict[str, Any] = {"units": units, "eps": settings.eps, "seed": settings.seed} | options
-        return correlate(self.data.id_accuracy[models], accuracy, **common)
-
-    def grid(
-        self, sizes: Sequence[int] | np.ndarray | None = None, *, path: str = "independent"
-    ) -> tuple[int, ...]:
-        """Sizes in ascending order, none of which the settings rule out.
-
-        Args:
-            sizes: Default: those of the usual grid of what may be selected that the settings allow.
-            path: How one size leads to the next.
-
-        Raises:
-            InputError: As `check_sizes`; for a size that allowed, compulsory or stratified examples make
-                impossible; for a path that the solver cannot follow.
-        """
-        check_name("kind of path", path, PATHS)
-        settings, n_examples = self.settings, self.data.n_examples
-        if path != "independent" and settings.solver != "swap":
-            raise InputError(
-                f"path={path!r} starts each size from the previous one, which solver {settings.solver!r} "
-                "cannot do; use solver='swap' or path='independent'"
-            )
-        if sizes is None:
-            return self._possible(default_sizes(len(settings.pool(n_examples))))
-        ascending = tuple(sorted(check_sizes(sizes, n_examples)))
-        for size in ascending:
-            self._check_pool(size)
-        return ascending
-
-    def _check_pool(self, size: int) -> None:
-        """Refuse a size that allowed, compulsory or stratified examples make impossible."""
-        settings = self.settings
-        Pool(
-            self.data.n_examples,
-            size,
-            strata=settings.strata,
-            stratum_names=settings.stratum_names,
-            allowed=settings.allowed,
-            locked={"must_include": settings.must_include},
-        )
-
-    def _possible(self, sizes: Sequence[int]) -> tuple[int, ...]:
-        """Those of some ascending sizes that the settings allow; where they allow none, the last refusal."""
-        possible: list[int] = []
-        for size in sizes:
-            try:
-                self._check_pool(size)
-            except InputError:
-                if size == sizes[-1] and not possible:
-                    raise
-            else:
-                possible.append(size)
-        return tuple(possible)
-
-    def constant_part(self, id_accuracy: Accuracies) -> str | None:
-        """The part, of those that a solver reads, whose models do not differ in in-distribution accuracy."""
-        for part in ("train", "validation"):
-            if np.ptp(probit(id_accuracy[self.split.part(part)], eps=self.settings.eps)) == 0:
-                return part
-        return None
-
-    def solve(self, size: int, *, id_accuracy: Accuracies | None = None, **constraints: Any) -> Found:
-        """Run the solver for one size.
-
-        Args:
-            size: Examples to select.
-            id_accuracy: Of all models of the data, instead of the data's: a permutation of them.
-            constraints: `strata`, `allowed` and `must_include` instead of those of the settings.
-        """
-        y = self.data.id_accuracy if id_accuracy is None else id_accuracy
-        return self._solve_together([(size, y, {})], **constraints)[0]
-
-    def _solve_together(
-        self, tasks: Sequence[tuple[int, Accuracies, dict[str, Any]]], **constraints: Any
-    ) -> list[Found]:
-        """Run the solver for tasks of which none leads to another; `swap` takes them side by side.
-
-        Args:
-            tasks: Size, in-distribution accuracies of all models, and `start` or `fixed` of `swap`.
-            constraints: As of `solve`.
-        """
+    def solve(self, sizes: Sequence[int], accuracies: Sequence[Accuracies]) -> list[list[Found]]:
+        """What the solver finds per in-distribution accuracies (of all models) and size."""
         settings, split = self.settings, self.split
-        for _, y, _ in tasks:
-            if part := self.constant_part(y):
-                raise InputError(
-                    f"id_accuracy is the same for all {len(split.part(part))} {part} models, but a "
-                    "correlation needs models that differ; give other models, or another split"
-                )
-        own = {name: getattr(settings, name) for name in ("strata", "allowed", "must_include")}
-        given: dict[str, Any] = {
-            "validation": self.validation,
-            "objective": settings.objective,
-            "eps": settings.eps,
-            **(own | constraints),
-            **settings.options,
-        }
-        # One array for each accuracy: runs that share it share what follows from it.
-        train = {id(y): y[split.train] for _, y, _ in tasks}
+        for y in accuracies:
+            for name in ("train", "validation"):
+                if np.ptp(probit(y[split.part(name)])) == 0:
+                    raise InputError(
+                        f"id_accuracy is the same for all {len(split.part(name))} {name} models, but a "
+                        "correlation needs models that differ; give other models, or another split"
+                    )
+        sides = [(y[split.train], y[split.validation]) for y in accuracies]
+        common: dict[str, Any] = {"strata": settings.strata, "allowed": settings.allowed}
+        common |= {"validation": self.validation, **settings.options}
         if settings.solver == "swap":
-            each = [
-                SwapTask(size=size, id_train=train[id(y)], id_validation=y[split.validation], **members)
-                for size, y, members in tasks
+            found = swap(self.train, [(size, *side) for side in sides for size in sizes], **common)
+        else:
+            found = [
+                adam(self.train, train, size, id_validation=validation, seed=settings.seed, **common)
+                for train, validation in sides
+                for size in sizes
             ]
-            return swap_together(self.train, each, **given)
-        return [
-            adam(
-                self.train,
-                train[id(y)],
-                size,
-                id_validation=y[split.validation],
-                seed=settings.seed,
-                **given,
-            )
-            for size, y, _ in tasks
-        ]
+        return [found[start : start + len(sizes)] for start in range(0, len(found), len(sizes))]
 
-    def solve_path(
-        self, sizes: Sequence[int], *, path: str = "independent", progress: Progress | None = None
-    ) -> list[Found]:
-        """Run the solver for ascending sizes; see `solve_paths`."""
-        return self.solve_paths(sizes, [self.data.id_accuracy], path=path, progress=progress)[0]
+    def select_all(self, sizes: Sequence[int], accuracies: Sequence[Accuracies]) -> list[list[Places]]:
+        """Per in-distribution accuracies the selection of each size."""
+        return [[found.indices for found in row] for row in self.solve(sizes, accuracies)]
 
-    def solve_paths(
-        self,
-        sizes: Sequence[int],
-        accuracies: Sequence[Accuracies],
-        *,
-        path: str = "independent",
-        progress: Progress | None = None,
-    ) -> list[list[Found]]:
-        """Run the solver for ascending sizes under each of several in-distribution accuracies, side by side.
+    def accuracy(self, examples: Places) -> Float64[np.ndarray, " n"]:
+        """Accuracy of the test models on examples."""
+        return np.asarray(self.test.count(examples), dtype=np.float64) / len(examples)
 
-        Args:
-            sizes: Examples to select.
-            accuracies: Of all models of the data: the data's, or permutations of them.
-            path: `independent`: each size by itself; `warm`: also from the previous set, and the better of
-                the two by validation kept; `nested`: the previous set stays.
-            progress: Called with the stage, the sizes done and all sizes.
+    def tested(self, sets: Sequence[Places], id_accuracy: Accuracies) -> list[float]:
+        """R of the test models on each of some sets, under in-distribution accuracies of all models."""
+        y = id_accuracy[self.split.test]
+        return [line_correlation(y, self.accuracy(each)) for each in sets]
 
-        Returns:
-            Per accuracy, one set per size; the same as alone.
-        """
-        told = progress or (lambda stage, done, total: None)
-        solved: list[list[Found]] = [[] for _ in accuracies]
-        together = len(sizes) if path == "independent" and self.settings.solver == "swap" else 1
-        for place in range(0, len(sizes), together):
-            told("select", place, len(sizes))
-            tasks: list[tuple[int, Accuracies, dict[str, Any]]] = []
-            for y, before in zip(accuracies, solved, strict=True):
-                kept = {"fixed": before[-1].indices} if before and path == "nested" else {}
-                tasks += [(size, y, kept) for size in sizes[place : place + together]]
-                if before and path == "warm":
-                    tasks.append((sizes[place], y, {"start": before[-1].indices}))
-            found, each = self._solve_together(tasks), len(tasks) // len(solved)
-            for row, sets in enumerate(solved):
-                new = found[row * each : (row + 1) * each]
-                sets += [min(new, key=self._validated)] if sets and path == "warm" else new
-        told("select", len(sizes), len(sizes))
-        return solved
-
-    def _validated(self, found: Found) -> float:
-        """What is compared: lower is better, and an undefined correlation loses to any."""
-        if math.isnan(found.r_validation):
-            return math.inf
-        return found.r_validation**2 if self.settings.objective == "r2" else found.r_validation
+    def correlate(self, examples: Places | None = None, part: str = "test") -> Correlation:
+        """The correlation of a part of the models on examples (default: all) with its intervals."""
+        data, models = self.data, self.split.part(part)
+        units = data.units(interval_unit_kind(data, self.split))[models]
+        accuracy = data.accuracy(examples)[models]
+        return correlate(data.id_accuracy[models], accuracy, units, seed=self.settings.seed)
 
 
 def make_problem(
-    correct: "np.ndarray | PackedMatrix | CorrectnessData | pd.DataFrame",
+    correct: Correct,
     id_accuracy: PerModel | None = None,
-    **options: Unpack[SelectionOptions],
+    *,
+    groups: PerModel | None = None,
+    families: PerModel | None = None,
+    split: str | ModelSplit | None = None,
+    compat: bool = False,
+    **settings: Any,
 ) -> Problem:
     """Data, split and settings from the arguments of `oodselect`, all but the size."""
-    own: dict[str, Any] = dict(options)
-    units = {name: own.pop(name, None) for name in ("groups", "families")}
-    data = CorrectnessData.of(correct, id_accuracy, **units)
+    data = CorrectnessData.of(correct, id_accuracy, groups=groups, families=families)
     if data.unrated:
         raise InputError(f"{UNRATED}, which a selection needs; give id_accuracy")
-    parts = split_models(
-        data.n_models,
-        split=own.pop("split", None),
-        compat=own.pop("compat", False),
-        seed=own.get("seed", 0),
-        groups=data.groups,
-        families=data.families,
-        copies=data.copies,
-    )
-    return Problem(data, parts, make_settings(data, **own))
+    chosen = Settings.of(data, **settings)
+    return Problem(data, split_models(data, split, seed=chosen.seed, compat=compat), chosen)
 
 
-def check_size(size: Any, n_examples: int) -> int:
-    """A size as an integer.
+def default_sizes(problem: Problem) -> tuple[int, ...]:
+    """The usual grid of the examples that may be selected.
+
+    10 to 7500, then every 5000 to 50,000, then every 10,000, and all; with strata none below their number.
+    """
+    n, strata = len(problem.pool), problem.settings.strata
+    grid = {*_FIRST_SIZES, *range(10_000, 50_000, 5000), *range(50_000, n, 10_000), n}
+    fewest = 1 if strata is None else len(np.unique(strata[problem.pool]))
+    return tuple(sorted(size for size in grid if fewest <= size <= n))
+
+
+def checked_sizes(sizes: Sequence[Any] | np.ndarray, problem: Problem) -> tuple[int, ...]:
+    """Ascending sizes.
 
     Raises:
-        InputError: If it is not a whole number between 1 and `n_examples`.
+        InputError: For no size, one given twice, or one that is not a whole number that can be selected.
     """
     try:
-        number = operator.index(size)
+        checked = tuple(sorted(operator.index(size) for size in sizes))
     except TypeError:
-        raise InputError(f"size is {size!r}; expected a whole number of examples") from None
-    if not 1 <= number <= n_examples:
-        raise InputError(f"size is {number}; expected 1 to {n_examples}, the number of examples given")
-    return number
-
-
-def check_sizes(sizes: Sequence[int] | np.ndarray, n_examples: int) -> tuple[int, ...]:
-    """Sizes as integers, in the order given.
-
-    Raises:
-        InputError: For no size, one given twice, or one that is not between 1 and `n_examples`.
-    """
-    checked = tuple(check_size(size, n_examples) for size in sizes)
-    if not checked:
-        raise InputError("sizes is empty; give at least one subset size")
-    if len(set(checked)) < len(checked):
-        raise InputError(f"size {max(checked, key=checked.count)} is given more than once")
+        raise InputError(f"sizes are {list(sizes)}; expected whole numbers of examples") from None
+    if not checked or len(set(checked)) < len(checked):
+        raise InputError(f"sizes are {list(checked)}; give at least one, each once")
+    for size in checked:
+        Pool(problem.data.n_examples, size, problem.settings.strata, problem.settings.allowed)
     return checked
-
-
-def default_sizes(n_examples: int) -> tuple[int, ...]:
-    """The usual grid: 10 to 7500, then every 5000 to 50,000, then every 10,000, cut at N, and N itself."""
-    grid = [*_FIRST_SIZES, *range(10_000, 50_000, 5000), *range(50_000, n_examples, 10_000)]
-    return tuple(sorted({size for size in grid if size < n_examples} | {n_examples}))

@@ -1,164 +1,186 @@
-"""Select the examples on which better in-distribution accuracy means worse accuracy; keep and read them."""
+"""A subset of the examples on which better models do worse: selected, judged, kept; other models on it."""
 
+import functools
 import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float64, Int64
 
-from assay.analyses.subsets.baselines import baseline_rows
-from assay.analyses.subsets.composition import ClassComposition, class_composition
-from assay.analyses.subsets.crossfit import plan_folds
-from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.document import subset_document
-from assay.analyses.subsets.file_kinds import kind_of_file
-from assay.analyses.subsets.header import PerModel
-from assay.analyses.subsets.layouts import PackedMatrix
-from assay.analyses.subsets.line import Correlation, FittedLine, clip_of, fitted_line
-from assay.analyses.subsets.members import KIND, SelectedExamples, SubsetProvenance
-from assay.analyses.subsets.objective import Found, check_inverse
-from assay.analyses.subsets.problem import Problem, check_size, make_problem
-from assay.analyses.subsets.settings import SelectionOptions, Settings
-from assay.analyses.subsets.splits import PARTS
-from assay.analyses.subsets.verdict import WEAKEST, JudgeOptions, SubsetVerdict, judge_sizes, untested
+from assay.analyses.subsets.data import CorrectnessData, PerModel
+from assay.analyses.subsets.line import Correlation, Places, correlate
+from assay.analyses.subsets.problem import Correct, Problem, Settings, checked_sizes, make_problem
+from assay.analyses.subsets.splits import PARTS, ModelSplit, interval_unit_kind
+from assay.analyses.subsets.swap import Found
+from assay.analyses.subsets.verdict import Progress, SubsetVerdict, judge
 from assay.circuits import write_atomically
-from assay.core.errors import FileFormatError, InputError, writing
+from assay.core.errors import FileFormatError, InputError, check_name, writing
 from assay.core.plotted import Plotted
-from assay.core.record import BRIEF, Record, library_version, same
+from assay.core.record import HIDDEN, Record, library_version, named, record_id
 from assay.core.untrusted import MALFORMED, parse_json
+from assay.stats import bounded_mean, clopper_pearson
 
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-SCHEMA, DOCUMENT_SCHEMA = "assay-selection/1", "assay-subset/1"
-_MEMBERS = ("indices", "scores", "example_ids", "correlation", "full", "trace", "lines", "model_ids", "cells")
+LEAST_MATCHED = 0.5  # share of a subset that must be among the examples of other models
+_FIRST_SCHEMA = "assay-selection/1"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SubsetFile(Record):
-    """A subset in a file: everything but the data.
+class Evaluation(Record):
+    """Other models on a subset. The verdict is the subset's.
 
     Attributes:
-        id: Hash of the provenance.
-        size: Examples selected.
-        indices: Their places, most harmful first.
-        example_ids: Their names.
-        scores: What they are ordered by.
-        correlation: On the subset, for each part of the models.
-        full: On all examples.
-        trace: What the solver passed through.
-        arrays: Strata, and places of allowed and included examples.
-        verdict: None where it was not asked for.
-        provenance: How the subset came to be.
-        lines: Of the test models on the subset and on all examples; None in older files.
-        model_ids: Names of the models of the data; None in older files, and where the data do not name them.
-        cells: As `CorrectnessData.cells`; None in older files.
+        model_ids: `[m]` the models.
+        part: Of each model in the selection, by name: models of `train` and `validation` selected the subset,
+            so they do worse on it than new ones would; `test` models tested it; others are `new`, or
+            `unknown` where either side does not name its models.
+        accuracy: `[m]` on the subset, in [0, 1].
+        low: Lower end of its 95 % interval: Clopper and Pearson for shares, `stats.bounded_mean` for scores.
+        high: Its upper end.
+        accuracy_all: `[m]` on all examples given.
+        correlation: Over the models, of accuracy on the subset with in-distribution accuracy; NaN where that
+            is not known.
+        with_all: Of accuracy on the subset with accuracy on all examples: the paper's check of models that
+            have no in-distribution data, such as zero-shot ones. Both sides are out of distribution, so a
+            high correlation does not show that a model is robust.
+        size: Examples of the subset.
+        n_matched: Of these, among the examples given.
     """
 
-    record_kind = KIND
-    record_schema = SCHEMA
+    record_kind = "subset-evaluation"
+    record_schema = "assay-subset-evaluation/2"
 
-    id: str
+    model_ids: tuple[str, ...]
+    part: tuple[str, ...]
+    accuracy: Float64[np.ndarray, " m"]
+    low: Float64[np.ndarray, " m"]
+    high: Float64[np.ndarray, " m"]
+    accuracy_all: Float64[np.ndarray, " m"]
+    correlation: Correlation
+    with_all: Correlation
     size: int
-    indices: Int64[np.ndarray, " size"]
-    example_ids: tuple[str, ...]
-    scores: Float64[np.ndarray, " size"]
-    correlation: Mapping[str, Correlation]
-    full: Mapping[str, Correlation]
-    trace: tuple[Mapping[str, Any], ...]
-    arrays: Mapping[str, Int64[np.ndarray, " _"]]
-    verdict: SubsetVerdict | None
-    provenance: SubsetProvenance
-    lines: Mapping[str, FittedLine] | None = field(default=None, metadata=BRIEF)
-    model_ids: tuple[str, ...] | None = field(default=None, metadata=BRIEF)
-    cells: Mapping[str, Any] | None = field(default=None, metadata=BRIEF)
+    n_matched: int
 
-    def check(self) -> None:
-        """Raises `FileFormatError` unless indices and ids name one set of the examples."""
-        n, n_ids, n_examples = len(self.indices), len(self.example_ids), self.provenance.data["n_examples"]
-        if not n or n_ids != n or len(np.unique(self.indices)) != n:
-            raise FileFormatError(f"{n} indices and {n_ids} example ids do not describe one set")
-        if self.indices.min() < 0 or self.indices.max() >= n_examples:
-            raise FileFormatError(f"an index lies outside the {n_examples} examples")
-        if self.cells is not None and not _are_cells(**self.cells):
-            raise FileFormatError(f"'cells' is {self.cells}; expected the kind of the answers and their ends")
-
-
-def _are_cells(kind: object = None, ends: object = (), **_: object) -> bool:
-    """Whether a file says of answers what `CorrectnessData.cells` does."""
-    pair = isinstance(ends, list | tuple) and len(ends) == 2 and all(isinstance(e, int | float) for e in ends)
-    return kind in ("bits", "scores") and (pair or ends is None)
+    def to_frame(self) -> pd.DataFrame:
+        """One row per model: model, part, accuracy, low, high, accuracy_all."""
+        names = ("part", "accuracy", "low", "high", "accuracy_all")
+        return pd.DataFrame({"model": self.model_ids, **{name: getattr(self, name) for name in names}})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Subset(Plotted, SelectedExamples, Record):
-    """A subset of the examples, its verdict, its composition, and other models on it.
+class Subset(Plotted, Record):
+    """A subset of the examples, with the correlation on each part of the models.
 
-    `indices`, `scores`, `correlation` and `full` are those of `SelectedExamples`.
+    Attributes:
+        id: Hash of how it came to be.
+        indices: Selected examples, most harmful first, `[size]`.
+        scores: What they are ordered by, ascending: the derivative of the solver's objective by the weight of
+            each; of `adam` minus its logits.
+        example_ids: Their names.
+        has_ids: Whether these are names of their own, not the numbers of columns.
+        correlation: Of `train`, `validation` and `test` models on the subset. Only `test` is a result: the
+            subset was optimised on `train` and stopped by `validation`.
+        full: The same on all examples.
+        trace: What the solver passed through.
+        known_verdict: The verdict, once it was asked for.
+        library: Version that selected it.
+        facts: Of the data: `hash`, `n_models`, `n_examples`, `interval_units`, `source`.
+        model_ids: Names of the models, in the order that `split` counts; empty where not known.
+        split: The parts of the models.
+        settings: How it was selected.
+        sweep: All sizes that were looked at together with this one; the verdict is corrected for them.
+        answers: `right and wrong`, or `scores`; empty where not known.
+        data: The data; None after loading without them.
+        together: The subsets of the sweep.
     """
 
     drawn_by = "assay.analyses.subsets.plots:plot_subset"
-    record_kind = KIND
-    record_schema = SCHEMA
-    record_layout = {
-        **same("id", "size", "indices", "example_ids", "scores", "correlation", "full", "trace"),
-        "arrays": "settings.arrays",
-        "verdict": "known_verdict",
-        "provenance": "made",
-        "optional": "**_optional_entries",
-    }
+    record_kind = "subset"
+    record_schema = "assay-selection/2"
+    derived = ("size",)
 
-    _kept: dict[str, Any] = field(default_factory=dict, repr=False)
+    id: str = ""
+    indices: Int64[np.ndarray, " size"]
+    scores: Float64[np.ndarray, " size"]
+    example_ids: tuple[str, ...]
+    has_ids: bool
+    correlation: Mapping[str, Correlation]
+    full: Mapping[str, Correlation]
+    trace: tuple[Mapping[str, Any], ...]
+    known_verdict: SubsetVerdict | None = field(default=None, metadata=named("verdict"))
+    library: str
+    facts: Mapping[str, Any]
+    model_ids: tuple[str, ...]
+    split: ModelSplit
+    settings: Settings
+    sweep: tuple[int, ...]
+    answers: str
+    data: CorrectnessData | None = field(default=None, metadata=HIDDEN)
+    together: tuple["Subset", ...] = field(default=(), metadata=HIDDEN, repr=False)
 
     def __repr__(self) -> str:
         test = self.correlation["test"]
         return f"Subset({self.size} examples, R {test.r:.2f} over {test.n} test models)"
 
-    def to_frame(self) -> "pd.DataFrame":
-        """One row per selected example, most harmful first: example, index, score."""
-        import pandas as pd
+    @property
+    def size(self) -> int:
+        """S."""
+        return len(self.indices)
 
-        return pd.DataFrame({"example": list(self.example_ids), "index": self.indices, "score": self.scores})
+    @property
+    def provenance(self) -> dict[str, Any]:
+        """How it came to be; its hash is the identity of the subset."""
+        return {
+            "library": self.library,
+            "data": dict(self.facts),
+            "split": self.split.to_dict(),
+            "size": self.size,
+            "sweep": list(self.sweep),
+            "settings": self.settings.identity,
+        }
+
+    @functools.cached_property
+    def problem(self) -> Problem:
+        """The problem that the subset solves."""
+        return Problem(self.require_data("a selection"), self.split, self.settings)
+
+    @property
+    def pool(self) -> Places:
+        """Examples that could have been selected, ascending: what the subset is compared with."""
+        allowed = self.settings.allowed
+        return np.arange(self.facts["n_examples"]) if allowed is None else np.flatnonzero(allowed)
+
+    def require_data(self, what: str) -> CorrectnessData:
+        """The data.
+
+        Raises:
+            InputError: After loading without data, with how to give them.
+        """
+        if self.data is None:
+            raise InputError(
+                f"{what} needs the data that the subset was selected on; give them to "
+                "`assay.load_subset(path, data)`"
+            )
+        return self.data
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per selected example, most harmful first: example, index, score."""
+        return pd.DataFrame({"example": self.example_ids, "index": self.indices, "score": self.scores})
 
     # ----------------------------------------------------------------------------------------- verdict
 
     @property
     def verdict(self) -> SubsetVerdict:
-        """Whether the subset is real; computed when first asked for, with the defaults of `judge`.
+        """Whether the subset is real; computed when first asked for, with the defaults of `judge`."""
+        return self.judge() if self.known_verdict is None else self.known_verdict
 
-        With the objective `r2`: inconclusive, because nothing is tested.
-        """
-        if "verdict" not in self._kept:
-            if self.settings.objective == "r2":
-                data = self.require_data("a verdict")
-                self.keep_verdict(untested(data, self, plan_folds(data), self.sweep, (WEAKEST,)))
-            else:
-                self.judge()
-        verdict: SubsetVerdict = self._kept["verdict"]
-        return verdict
-
-    @property
-    def known_verdict(self) -> SubsetVerdict | None:
-        """The verdict where it is known already."""
-        return self._kept.get("verdict")
-
-    @property
-    def judged(self) -> bool:
-        """Whether the verdict is known already."""
-        return "verdict" in self._kept
-
-    def _optional_entries(self) -> dict[str, Any]:
-        """Entries that older files lack, and a subset that was read from one."""
-        entries = {"lines": self.lines, "model_ids": self.model_ids, "cells": self.cells}
-        return {name: value for name, value in entries.items() if value is not None}
-
-    def judge(self, **options: Unpack[JudgeOptions]) -> SubsetVerdict:
-        """Cross-fit the selection and compare with permuted accuracies; see `judge_sizes`.
+    def judge(self, **options: Any) -> SubsetVerdict:
+        """Cross-fit the selection and compare with permuted accuracies.
 
         A subset of a sweep is judged with all sizes of the sweep, and p is corrected for them. The others
         keep their verdicts too.
@@ -166,65 +188,31 @@ class Subset(Plotted, SelectedExamples, Record):
         Args:
             options: `n_permutations` of the accuracies (99), each a selection per fold and size: seconds with
                 `swap`, hours with `adam`; 19 is the least that can reach p = 0.05. `folds` of the cross-fit
-                (5). `workers`: threads, one per CPU by default; the result does not depend on it.
-                `progress`: called with the stage, the runs done and all runs.
+                (5). `workers`: threads, one per CPU by default; the result does not depend on it. `keep`:
+                file of finished permutations, from which a killed verdict goes on. `progress`: called with
+                the stage, the runs done and all runs.
 
         Raises:
-            InputError: After loading without data, for the objective `r2`, and as `judge_sizes`.
+            InputError: After loading without data, and as `verdict.judge`.
         """
-        check_inverse(self.settings.objective, "a verdict")
-        data, swept = self.require_data("a verdict"), self._swept()
-        for subset, verdict in zip(swept, judge_sizes(data, swept, path=self.path, **options), strict=True):
-            subset.keep_verdict(verdict)
-        return self.verdict
+        together = self.together or subsets_of(self.problem, self.sweep)
+        verdicts = judge(self.problem, together, **options)
+        for subset, verdict in zip(together, verdicts, strict=True):
+            subset._keep(verdict)
+        own = verdicts[self.sweep.index(self.size)]
+        self._keep(own)
+        return own
 
-    def _swept(self) -> "tuple[Subset, ...]":
-        """This subset among those of the other sizes of its sweep, which are selected again where unknown."""
-        if "swept" not in self._kept:
-            others = self.problem.solve_path(self.sweep, path=self.path) if len(self.sweep) > 1 else ()
-            subsets = {len(each.indices): make_selection(self.problem, each) for each in others}
-            subsets[self.size] = self
-            self._kept["swept"] = tuple(subsets[size] for size in self.sweep)
-        swept: tuple[Subset, ...] = self._kept["swept"]
-        return swept
-
-    def keep_verdict(self, verdict: SubsetVerdict) -> None:
-        """Take a verdict reached elsewhere, as that of a sweep over sizes."""
-        self._kept["verdict"] = verdict
-
-    # ------------------------------------------------------------------------------------ what it holds
-
-    def composition(self) -> ClassComposition:
-        """Shares of the classes in the subset and in the pool; see `class_composition`."""
-        return class_composition(self)
-
-    # ------------------------------------------------------------------------------------------- files
+    def _keep(self, verdict: SubsetVerdict) -> None:
+        object.__setattr__(self, "known_verdict", verdict)
 
     @property
     def document(self) -> Mapping[str, Any]:
-        """Everything a report shows, the verdict included; see `assay.save_report`."""
-        return self.to_document()
+        """What its page shows, the verdict included; see `assay.save_report`."""
+        from assay.analyses.subsets.path import path_of
 
-    def to_document(self, *, n_halves: int | None = None) -> dict[str, Any]:
-        """Everything a report shows: finite JSON, undefined numbers null.
-
-        What the data do not tell (labels, facts, images, families) is null or empty.
-
-        Args:
-            n_halves: Permutations behind the overlap of halves; 0 leaves it out. Default: 19.
-
-        Raises:
-            InputError: After loading without data.
-        """
-        self.require_data("a report")
-        header = {"kind": KIND, "schema": DOCUMENT_SCHEMA, "id": self.id, "path": None}
-        return subset_document(
-            header | {"largest": None, "consistency": None, "provenance": self.provenance},
-            self,
-            {self: self.verdict},
-            baseline_rows(self.problem, [self.size]),
-            n_halves=n_halves,
-        )
+        _ = self.verdict
+        return path_of(self.problem, (self,)).to_dict()
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the subset as JSON: example ids, correlations, how it was made, and its verdict if known.
@@ -237,12 +225,151 @@ class Subset(Plotted, SelectedExamples, Record):
             path.parent.mkdir(parents=True, exist_ok=True)
         return write_atomically(path, json.dumps(self.to_dict(), allow_nan=False).encode())
 
+    # -------------------------------------------------------------------------------------- other models
+
+    def evaluate(
+        self,
+        correct: Correct,
+        id_accuracy: float | PerModel | None = None,
+        *,
+        order: str | None = None,
+        **facts: Any,
+    ) -> Evaluation:
+        """Other models on the same subset, or one of them.
+
+        Args:
+            correct: Answers of the other models, on any examples among which is at least half of the subset:
+                models by examples, `[n_examples]` for one model, a frame as `from_frame` reads it, or data.
+            id_accuracy: In-distribution accuracy of each of them; a number for one model; None if not known.
+            order: `"data"`: the columns are the examples that the subset was selected from, in their order.
+                Needed where no names say which column is which example.
+            facts: Further arguments of `CorrectnessData.of`: `example_ids`, `model_ids`, `groups`,
+                `families`.
+
+        Raises:
+            InputError: If nothing says which column is which example, more than half of the subset is
+                missing, or the answers are of another kind than those selected from.
+        """
+        if isinstance(correct, np.ndarray):
+            correct = np.atleast_2d(correct)
+        y: Any = [id_accuracy] if isinstance(id_accuracy, int | float) else id_accuracy
+        data = CorrectnessData.of(correct, y, for_selection=False, **facts)
+        columns = self._columns_in(data, order)
+        accuracy, everything = data.accuracy(columns), data.accuracy()
+        if data.scores:
+            intervals: list[Any] = [bounded_mean(row[columns].astype(np.float64)) for row in data.correct]
+        else:
+            n = len(columns)
+            intervals = [clopper_pearson(round(each * n), n) for each in accuracy]
+        named_parts, names = PARTS if self.model_ids else (), _model_names(data)
+        parts = {self.model_ids[at]: part for part in named_parts for at in self.split.part(part).tolist()}
+        unknown = "new" if self.model_ids and names else "unknown"
+        units = data.units(interval_unit_kind(data, self.split))
+        seed = self.settings.seed
+        return Evaluation(
+            model_ids=tuple(data.model_ids.tolist()),
+            part=tuple(parts.get(name, unknown) for name in names or [""] * data.n_models),
+            accuracy=accuracy,
+            low=np.array([each.low for each in intervals]),
+            high=np.array([each.high for each in intervals]),
+            accuracy_all=everything,
+            correlation=correlate(data.id_accuracy, accuracy, units, seed=seed),
+            with_all=correlate(everything, accuracy, units, seed=seed),
+            size=self.size,
+            n_matched=len(columns),
+        )
+
+    def _columns_in(self, data: CorrectnessData, order: str | None) -> Places:
+        """Places of the subset among the examples of other models."""
+        if self.answers and self.answers != _answers(data):
+            raise InputError(
+                f"the subset was selected from {self.answers} answers, but these are {_answers(data)}; give "
+                "the same kind (cells=, --cells)"
+            )
+        if order is not None:
+            check_name("order of the examples", order, ("data",))
+            if data.n_examples != self.facts["n_examples"]:
+                raise InputError(
+                    f"order='data' (--order data) means the {self.facts['n_examples']} examples that the "
+                    f"subset was selected from, but the models answered {data.n_examples}"
+                )
+            return self.indices
+        if not (data.has_ids and self.has_ids):
+            unnamed = "examples of the subset" if data.has_ids else "examples given"
+            raise InputError(
+                f"the {unnamed} have no names of their own, so the two cannot be matched. Give example_ids= "
+                "or a table that names its examples (as must that of the selection), or order='data' "
+                "(--order data) if these are the original examples in the original order"
+            )
+        places = pd.Index(data.example_ids).get_indexer(pd.Index(self.example_ids))
+        if (matched := int((places >= 0).sum())) < LEAST_MATCHED * self.size:
+            missing = self.example_ids[int(np.argmin(places))]
+            raise InputError(
+                f"{self.size - matched} of the {self.size} examples of the subset are missing from the "
+                f"{data.n_examples} given, e.g. {missing!r}; the first given is "
+                f"{data.example_ids[0]!s:.80}. Give the same example ids"
+            )
+        return np.asarray(places[places >= 0], dtype=np.int64)
+
+
+def _model_names(data: CorrectnessData) -> tuple[str, ...]:
+    """Names of the models; empty where they are only numbered."""
+    names = tuple(data.model_ids.tolist())
+    return () if names == tuple(f"model_{place}" for place in range(len(names))) else names
+
+
+def _answers(data: CorrectnessData) -> str:
+    return "scores" if data.scores else "right and wrong"
+
+
+def subsets_of(
+    problem: Problem, sizes: Sequence[int], progress: Progress | None = None
+) -> tuple[Subset, ...]:
+    """Subsets of ascending sizes, evaluated on every part of the models; they are judged together."""
+    data, y = problem.data, problem.data.id_accuracy
+    # swap takes the sizes side by side, adam one by one.
+    blocks = [sizes] if problem.settings.solver == "swap" else [[size] for size in sizes]
+    solutions: list[Found] = []
+    for block in blocks:
+        if progress is not None:
+            progress("select", len(solutions), len(sizes))
+        solutions += problem.solve(block, [y])[0]
+    full = {part: problem.correlate(None, part) for part in PARTS}
+    facts = {
+        "hash": data.hash,
+        "n_models": data.n_models,
+        "n_examples": data.n_examples,
+        "interval_units": interval_unit_kind(data, problem.split),
+        "source": data.origin,
+    }
+    subsets = []
+    for found in solutions:
+        subset = Subset(
+            indices=found.indices,
+            scores=found.scores,
+            example_ids=tuple(data.example_ids[found.indices].tolist()),
+            has_ids=data.has_ids,
+            correlation={part: problem.correlate(found.indices, part) for part in PARTS},
+            full=full,
+            trace=tuple(found.trace),
+            library=library_version(),
+            facts=facts,
+            model_ids=_model_names(data),
+            split=problem.split,
+            settings=problem.settings,
+            sweep=tuple(sizes),
+            answers=_answers(data),
+            data=data,
+        )
+        subsets.append(replace(subset, id=record_id("subset", subset.provenance)))
+    for subset in subsets:
+        object.__setattr__(subset, "together", tuple(subsets))
+        subset.__dict__["problem"] = problem
+    return tuple(subsets)
+
 
 def oodselect(
-    correct: "np.ndarray | PackedMatrix | CorrectnessData | pd.DataFrame",
-    id_accuracy: PerModel | None = None,
-    size: int | None = None,
-    **options: Unpack[SelectionOptions],
+    correct: Correct, id_accuracy: PerModel | None = None, size: int | None = None, **settings: Any
 ) -> Subset:
     """Select the examples on which models with better in-distribution accuracy do worse (OODSelect).
 
@@ -254,7 +381,7 @@ def oodselect(
         correct: X, models by examples: 1 where a model is right; a frame, which `from_frame` reads; or data.
         id_accuracy: y: in-distribution accuracy of each model, a share; None with data.
         size: S: examples to select, 1 to N.
-        options: The settings below, and options of the solver, e.g. `trials=20` of `adam`.
+        settings: The settings below, and options of the solver, e.g. `trials=20` of `adam`.
 
     Settings:
         solver: `swap` (default) or `adam` (the paper's).
@@ -265,12 +392,7 @@ def oodselect(
         families: Architecture family of each model, likewise.
         strata: Keep the share of each stratum: `label`, a column of the data's `meta`, or one per example.
         allowed: Examples that may be selected: a mask, or their places.
-        must_include: Places of examples that are selected in any case.
-        objective: `r` (most negative) or `r2` (weakest correlation).
-        layout: `auto`, `dense`, `packed` (32 times smaller) or `accelerator`.
-        device: Of the accelerator, e.g. `cuda`.
-        clip: Clip of the reported accuracies: `eps`, or `half` an example.
-        eps: Clip of accuracies before the probit.
+        device: Torch device that holds the answers, e.g. `cuda`.
 
     Returns:
         The selection: `indices` (most harmful first), `correlation["test"]`, `verdict`, `evaluate`, `save`.
@@ -291,70 +413,12 @@ def oodselect(
         >>> bool(inverse[sub.indices].all()), round(sub.correlation["test"].r, 2)
         (True, -0.76)
     """
-    problem = make_problem(correct, id_accuracy, **options)
+    problem = make_problem(correct, id_accuracy, **settings)
     if size is None:
         raise InputError(
-            f"size is missing: give the number of examples to select, of {problem.data.n_examples}"
+            f"size is missing: give the number of examples to select ({problem.data.n_examples})"
         )
-    return make_selection(problem, problem.solve(check_size(size, problem.data.n_examples)))
-
-
-def make_selection(problem: Problem, found: Found, *, path: str = "independent") -> Subset:
-    """What a solver found, evaluated on every part of the models.
-
-    Args:
-        problem: Where it was found.
-        found: What the solver returned.
-        path: How one size led to the next.
-    """
-    data, size = problem.data, len(found.indices)
-    models, eps = problem.split.test, problem.settings.eps
-    units = data.unit_codes(problem.interval_units)[models]
-    tested = {
-        "selected": (data.accuracy_on(found.indices, models), clip_of(problem.settings.clip, size, eps)),
-        "all": (data.accuracy(models), eps),
-    }
-    facts = {
-        "hash": data.hash,
-        "n_models": data.n_models,
-        "n_examples": data.n_examples,
-        "interval_units": problem.interval_units,
-        "source": data.origin,
-    }
-    return Subset(
-        indices=found.indices,
-        scores=found.scores,
-        example_ids=tuple(data.example_ids[found.indices].tolist()),
-        correlation={part: problem.correlate(found.indices, part) for part in PARTS},
-        full={part: problem.correlate(None, part) for part in PARTS},
-        settings=problem.settings,
-        trace=tuple(found.trace),
-        lines={
-            name: fitted_line(data.id_accuracy[models], accuracy, units, eps=clip, id_eps=eps)
-            for name, (accuracy, clip) in tested.items()
-        },
-        model_ids=data.own_model_ids,
-        cells=data.cells,
-        made=SubsetProvenance(
-            library=library_version(),
-            data=facts,
-            split=problem.split,
-            size=size,
-            sweep=(size,),
-            path=path,
-            settings=problem.settings.record(),
-        ),
-        data=data,
-    )
-
-
-def swept(subsets: Sequence[Subset]) -> tuple[Subset, ...]:
-    """Subsets of ascending sizes, each of which knows the others: they are judged together, and anew."""
-    sweep = tuple(each.size for each in subsets)
-    together = tuple(replace(each, made=replace(each.made, sweep=sweep), _kept={}) for each in subsets)
-    for subset in together:
-        subset._kept["swept"] = together
-    return together
+    return subsets_of(problem, checked_sizes([size], problem))[0]
 
 
 def load_subset(path: str | os.PathLike[str], data: CorrectnessData | None = None) -> Subset:
@@ -362,8 +426,8 @@ def load_subset(path: str | os.PathLike[str], data: CorrectnessData | None = Non
 
     Args:
         path: The file.
-        data: The data it was selected on, needed for a verdict, a report or the accuracies of the models.
-            Other models are evaluated without them, by `Subset.evaluate`.
+        data: The data it was selected on, needed for a verdict or a report. Other models are evaluated
+            without them, by `Subset.evaluate`.
 
     Raises:
         FileFormatError: If the file is not a subset, is cut off, or of a newer version.
@@ -379,31 +443,67 @@ def load_subset(path: str | os.PathLike[str], data: CorrectnessData | None = Non
     return read_subset(document, path, data)
 
 
-def read_subset(document: object, path: object, data: CorrectnessData | None = None) -> Subset:
+def read_subset(document: Any, path: object, data: CorrectnessData | None = None) -> Subset:
     """A subset from what `Subset.to_dict` gave, as `load_subset`; `path` is what errors call it."""
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise FileFormatError(
-            f"{path} is not a subset but {kind_of_file(Path(str(path)), document)}; this version reads "
-            f"{SCHEMA!r}, the file of `Subset.save` or --subset"
-        )
     try:
-        saved = SubsetFile.from_dict(document)
-        saved.check()
-        facts = saved.provenance.data
-        settings = Settings.of_record(saved.provenance.settings, saved.arrays, facts["n_examples"])
+        if isinstance(document, dict) and document.get("schema") == _FIRST_SCHEMA:
+            document = _of_first_schema(document)
+        subset = Subset.from_dict(document)
+        n = subset.facts["n_examples"]
+        distinct = len(np.unique(subset.indices)) == len(subset.indices) == len(subset.example_ids)
+        if not distinct or not subset.size or subset.indices.min() < 0 or subset.indices.max() >= n:
+            raise FileFormatError(f"indices and example ids do not describe one set of the {n} examples")
+        for part in PARTS:
+            _ = subset.correlation[part], subset.full[part]
+    except KeyError as error:
+        raise FileFormatError(f"{path} is not a complete subset: {error} is missing") from error
     except MALFORMED as error:
         raise FileFormatError(f"{path} is not a complete subset: {error}") from error
-    if data is not None and data.hash != facts["hash"]:
+    if data is None:
+        return subset
+    if data.hash != subset.facts["hash"]:
         raise InputError(
-            f"{path} was selected on other data (hash {facts['hash']}, these have {data.hash}); evaluate "
-            "other models with `Subset.evaluate`"
+            f"{path} was selected on other data (hash {subset.facts['hash']}, these have {data.hash}); "
+            "evaluate other models with `Subset.evaluate`"
         )
-    if data is not None and tuple(data.example_ids[saved.indices].tolist()) != saved.example_ids:
+    if tuple(data.example_ids[subset.indices].tolist()) != subset.example_ids:
         raise FileFormatError(f"{path}: its indices and its example ids name different examples")
-    return Subset(
-        **{name: getattr(saved, name) for name in _MEMBERS},
-        settings=settings,
-        made=saved.provenance,
-        data=data,
-        _kept={} if saved.verdict is None else {"verdict": saved.verdict},
-    )
+    return replace(subset, data=data)
+
+
+def _of_first_schema(document: Mapping[str, Any]) -> dict[str, Any]:
+    """A file of the first version, whose settings were in its provenance and its arrays apart.
+
+    What this version cannot select by (another objective, clip or path, examples that were to be included)
+    becomes an option of the solver, which a further selection refuses by name.
+    """
+    provenance, arrays, cells = document["provenance"], document["arrays"], document.get("cells") or {}
+    earlier, n = provenance["settings"], provenance["data"]["n_examples"]
+    usual = {"objective": "r", "clip": "eps", "eps": 1e-6, "must_include": None}
+    other = {name: earlier[name] for name, value in usual.items() if earlier.get(name) not in (None, value)}
+    other |= {"path": provenance["path"]} if provenance["path"] != "independent" else {}
+    allowed = arrays.get("allowed")
+    if allowed is not None:
+        allowed = np.isin(np.arange(n), allowed).tolist()
+    names = document.get("model_ids") or ()
+    rows = (f"row_{place}" for place in document["indices"])
+    same = ("kind", "id", "indices", "scores", "example_ids", "correlation", "full", "trace", "verdict")
+    return {
+        **{name: document[name] for name in same},
+        "schema": Subset.record_schema,
+        "has_ids": cells.get("named", list(rows) != list(document["example_ids"])),
+        "library": provenance["library"],
+        "facts": provenance["data"],
+        "model_ids": list(names),
+        "split": provenance["split"],
+        "settings": {
+            "solver": earlier["solver"],
+            "seed": earlier["seed"],
+            "strata": arrays.get("strata"),
+            "strata_name": earlier["strata_name"],
+            "allowed": allowed,
+            "options": {**earlier["options"], **other},
+        },
+        "sweep": provenance["sweep"],
+        "answers": {"bits": "right and wrong", "scores": "scores"}.get(cells.get("kind", ""), ""),
+    }

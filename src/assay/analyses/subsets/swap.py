@@ -1,4 +1,4 @@
-"""The default solver: exchange examples along the gradient, from covariance to correlation, in whole counts.
+"""The default solver: exchange examples along the gradient, from covariance to correlation.
 
 The objective of a set of S examples over the training models, with c_i the correct answers of model i on it,
 is
@@ -11,372 +11,421 @@ exchanges blocks of members for outsiders at every step, and keeps the set with 
 models.
 """
 
-import warnings
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Integer, Num
+from jaxtyping import Bool, Float32, Float64, Int64, Num, Real
 
-from assay.analyses.subsets._arrays import Accuracies
-from assay.analyses.subsets._exchange import Pairs, Pool
-from assay.analyses.subsets.layouts import AnswerTable, whole_weights
-from assay.analyses.subsets.line import DEGENERATE, EPS, probit
-from assay.analyses.subsets.objective import (
-    FLOOR,
-    Found,
-    centred,
-    line_gradient,
-    marginal_scores,
-    unit_probit,
-)
-from assay.analyses.subsets.placement import fewest_products, for_many
-from assay.core.errors import AssayWarning
-
-
-T = TypeVar("T")
-_Asking = Generator[np.ndarray, np.ndarray, T]  # yields whole weights of models, is sent weights @ X
+from assay.analyses.subsets.line import DEGENERATE, EPS, Accuracies, Places, probit
+from assay.analyses.subsets.matrix import Answers, whole_weights
+from assay.core.errors import InputError
+from assay.core.record import Record
 
 
 KAPPAS = (10.0, 3.0, 1.0, 0.3, 0.1, 0.03, 0.01, 0.0)  # rho in units of ||u||^2 at the start
-LAST_KAPPA_WITHOUT_VALIDATION = 0.1
 MAX_ITERATIONS = 200  # gradients per kappa
 PATIENCE = 40  # accepted steps without a lower validation R before the next kappa
 MIN_GAIN = 1e-9
+FLOOR = 0.25  # the objective clips accuracies at this share of an example
+_RECOUNTED = 1 / 64  # share of the examples from which counting a set costs less than counting its change
+
+# Size, in-distribution accuracy of the training models, and of the validation models.
+Task = tuple[int, Float64[np.ndarray, " m"], Float64[np.ndarray, " v"]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class SwapTask:
-    """One set to select.
+class Found(Record):
+    """What a solver returns.
 
     Attributes:
-        size: S, examples to select.
-        id_train: In-distribution accuracy of the training models, in [0, 1].
-        id_validation: That of the validation models; None without any.
-        start: Members to start from instead of the lowest marginal scores. Fewer than S are extended by
-            the lowest entries of the gradient of R at that set.
-        fixed: Members of a smaller set that may not leave, for nested sets.
+        indices: The S examples in rank order, most harmful first.
+        scores: One per example, ascending. For `swap`: the derivative of the objective with respect to the
+            weight of the example; negative ones lower R. For `adam`: the logit with the sign turned.
+        r_train: R of the set on the models it was selected on: optimistic, not a result to report.
+        r_validation: R on the validation models, slightly optimistic, being the stopping rule. NaN where
+            undefined.
+        trace: One entry per stage of the solver.
     """
 
-    size: int
-    id_train: Accuracies
-    id_validation: Float64[np.ndarray, " v"] | None = None
-    start: Integer[np.ndarray, " s"] | None = None
-    fixed: Integer[np.ndarray, " f"] | None = None
+    indices: Int64[np.ndarray, " size"]
+    scores: Float64[np.ndarray, " size"]
+    r_train: float
+    r_validation: float
+    trace: tuple[dict[str, Any], ...] = ()
+
+
+# ------------------------------------------------------------------------------- what may be selected
+
+
+def stratum_quota(strata: Int64[np.ndarray, " n"], size: int) -> Int64[np.ndarray, " strata"]:
+    """Members per stratum in proportion to its share, by largest remainder; ties to the lower stratum.
+
+    Args:
+        strata: Stratum of every example of the pool, codes >= 0.
+        size: Members in all, at most the pool.
+
+    Returns:
+        One number per code up to the largest; they sum to `size` and none exceeds its stratum.
+
+    Example:
+        >>> stratum_quota(np.array([0, 0, 0, 1, 1, 2]), 4).tolist()
+        [2, 1, 1]
+    """
+    quota, remainder = np.divmod(np.bincount(strata).astype(np.int64) * size, max(1, len(strata)))
+    quota[np.argsort(-remainder, kind="stable")[: size - int(quota.sum())]] += 1
+    return quota
+
+
+class Pool:
+    """The examples that a selection of `size` may come from.
+
+    Args:
+        n_examples: N.
+        size: S.
+        strata: Stratum code (>= 0) of every example: each keeps its share of the allowed. Default: no quotas.
+        allowed: Which examples may be selected. Default: all.
+
+    Raises:
+        InputError: If no selection meets all of them.
+    """
+
+    def __init__(
+        self,
+        n_examples: int,
+        size: int,
+        strata: Int64[np.ndarray, " n"] | None = None,
+        allowed: Bool[np.ndarray, " n"] | None = None,
+    ):
+        self.size, self.strata = size, strata
+        self.allowed = np.ones(n_examples, dtype=bool) if allowed is None else allowed
+        n_allowed = int(self.allowed.sum())
+        if not 1 <= size <= n_allowed:
+            raise InputError(
+                f"size is {size}; choose between 1 and {n_allowed}, the number of "
+                f"{'examples' if allowed is None else 'allowed examples'}"
+            )
+        if strata is not None:
+            n_strata = len(np.unique(strata[self.allowed]))
+            if n_strata > size:
+                raise InputError(
+                    f"size is {size}, but strata has {n_strata} values: some strata would get no example. "
+                    "Merge values, or choose a larger size"
+                )
+            quota = stratum_quota(strata[self.allowed], size)
+            self.quota = np.pad(quota, (0, int(strata.max()) + 1 - len(quota)))
+        # A sort by this many bits of index below a whole gradient is the stable sort by gradient.
+        self._bits = n_examples.bit_length()
+
+    def lowest(self, scores: Real[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
+        """The selection of lowest scores, by quota; ties to the lower index."""
+        inside = np.zeros(len(self.allowed), dtype=bool)
+        places = np.flatnonzero(self.allowed)
+        values = scores[places]
+        if self.strata is None:  # several times as fast as a sort
+            limit = np.partition(values, self.size - 1)[self.size - 1]
+            below = values < limit
+            inside[places[below]] = True
+            inside[places[values == limit][: self.size - int(below.sum())]] = True
+            return inside
+        order, stratum, rank = self._by_stratum(places[np.argsort(values, kind="stable")])
+        inside[order[rank < self.quota[stratum]]] = True
+        return inside
+
+    def pairs(
+        self, gradient: Float32[np.ndarray, " n"], inside: Bool[np.ndarray, " n"], block: int
+    ) -> tuple[Places, Places]:
+        """At most `block` exchanges that lower the linearised objective, the largest gain first.
+
+        The members of largest and the outsiders of smallest gradient, paired by rank, inside strata; ties go
+        to the lower index, between strata to the lower stratum.
+
+        Args:
+            gradient: Whole numbers up to 2**24.
+            inside: The members.
+            block: Largest number of pairs.
+
+        Returns:
+            Members and outsiders, position by position.
+        """
+        whole = gradient.astype(np.int64)
+        most = block if self.strata is None else len(whole)
+        leaving, entering = (
+            self._ascending(-whole, inside, most),
+            self._ascending(whole, self.allowed & ~inside, most),
+        )
+        if self.strata is None:
+            k = min(len(leaving), len(entering))
+            leaving, entering = leaving[:k], entering[:k]
+        else:  # by rank inside every stratum
+            sides = [self._by_stratum(leaving), self._by_stratum(entering)]
+            shared = np.minimum(*(np.bincount(stratum, minlength=len(self.quota)) for _, stratum, _ in sides))
+            leaving, entering = (side[rank < shared[stratum]] for side, stratum, rank in sides)
+        gain = whole[leaving] - whole[entering]
+        order = np.argsort(-gain, kind="stable")[:block]
+        order = order[gain[order] > 0]
+        return leaving[order], entering[order]
+
+    def _ascending(self, whole: Int64[np.ndarray, " n"], among: Bool[np.ndarray, " n"], most: int) -> Places:
+        candidates = np.flatnonzero(among)
+        key = (whole[candidates] << self._bits) | candidates
+        if most < len(key):
+            key = np.partition(key, most)[:most]
+        key.sort()
+        return key & ((1 << self._bits) - 1)
+
+    def _by_stratum(self, ordered: Places) -> tuple[Places, Places, Places]:
+        """A stable sort by stratum, the stratum of each, and the rank of each inside it."""
+        assert self.strata is not None
+        grouped = ordered[np.argsort(self.strata[ordered], kind="stable")]
+        stratum = self.strata[grouped]
+        sizes = np.bincount(stratum, minlength=len(self.quota))
+        return grouped, stratum, np.arange(len(grouped)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+
+
+# ----------------------------------------------------------------------------------------- objective
+
+
+def centred(t: Accuracies, z: Accuracies, ridge: float = 0.0) -> tuple[float, Accuracies, float]:
+    """F_rho = u.z / d, u = t - mean(t) of probits t and d = sqrt(u.u + ridge); 0, u and 1 where undefined."""
+    u = t - t.mean()
+    squares = float(u @ u)
+    norm = float(np.sqrt((squares if squares > DEGENERATE else 0.0) + ridge))
+    return (float(u @ z) / norm, u, norm) if norm else (0.0, u, 1.0)
+
+
+def line_gradient(
+    accuracy: Accuracies, z: Accuracies, ridge: float, clip: float
+) -> tuple[float, Float64[np.ndarray, " m"]]:
+    """F_rho and q_i = (z_i - F u_i / d) / d * sqrt(2 pi) exp(t_i^2 / 2), with d = sqrt(u.u + rho).
+
+    The derivative of F_rho with respect to the weight of example j is sum_i q_i (X_ij - a_i) / S.
+
+    Args:
+        accuracy: Selected accuracy a of every model, in [0, 1].
+        z: Centred, unit-norm probit of in-distribution accuracy (`unit_probit`).
+        ridge: rho >= 0.
+        clip: Accuracies are clipped to [clip, 1 - clip]; a clipped model has the slope at the clip
+            (straight-through), so that it can be moved.
+
+    Notes:
+        Where d = 0 the correlation is undefined; value 0 and the direction of the covariance (d = 1) come
+        back, so that a solver can leave such a set.
+
+    References:
+        Salaudeen et al. (2025), arXiv:2510.24884, Eq. 4; the ridge is not in it.
+    """
+    t = probit(accuracy, eps=clip)
+    value, u, norm = centred(t, z, ridge)
+    return value, (z - value * u / norm) / norm * np.sqrt(2 * np.pi) * np.exp(t * t / 2)
+
+
+def unit_probit(id_accuracy: Accuracies, name: str) -> Accuracies:
+    """Centred probit accuracies of unit Euclidean norm.
+
+    Raises:
+        InputError: If all are the same; the message calls them `name`.
+    """
+    z = probit(id_accuracy)
+    z = z - z.mean()
+    squares = float(z @ z)
+    if not squares > DEGENERATE:
+        raise InputError(
+            f"{name}: all accuracies are equal. A correlation over models needs at least two different "
+            "accuracies"
+        )
+    return np.asarray(z / np.sqrt(squares))
+
+
+def marginal_scores(train: Answers, id_train: Accuracies) -> Float64[np.ndarray, " n"]:
+    """Covariance over models of each example's correctness with in-distribution accuracy: sum_i z_i X_ij.
+
+    z is the centred probit of in-distribution accuracy, of unit norm. The S lowest are the start of `swap`
+    and the baseline "marginal". An example that every model gets right, or none, scores 0.
+
+    Args:
+        train: Answers of the training models.
+        id_train: Their in-distribution accuracy, in [0, 1].
+
+    Raises:
+        InputError: If all models have the same accuracy.
+    """
+    z = unit_probit(id_train, "id_train")
+    # Two exact passes, the rounding of the first being the weights of the second: about 14 digits.
+    coarse, scale = whole_weights(z)
+    fine, fine_scale = whole_weights(z - coarse / scale)
+    sums = train.weigh(np.stack([coarse, fine])).astype(np.float64)
+    return np.asarray(sums[0] / scale + sums[1] / fine_scale)
+
+
+# -------------------------------------------------------------------------------------------- solver
 
 
 def swap(
-    train: AnswerTable,
-    id_train: Accuracies,
-    size: int,
+    train: Answers,
+    tasks: Sequence[Task],
     *,
-    id_validation: Float64[np.ndarray, " v"] | None = None,
-    start: Integer[np.ndarray, " s"] | None = None,
-    fixed: Integer[np.ndarray, " f"] | None = None,
-    **options: Any,
-) -> Found:
-    """The S examples on which the correlation of out- with in-distribution accuracy is lowest.
+    validation: Answers,
+    strata: Int64[np.ndarray, " n"] | None = None,
+    allowed: Bool[np.ndarray, " n"] | None = None,
+) -> list[Found]:
+    """For each task the S examples on which the correlation of out- with in-distribution accuracy is lowest.
 
     For every kappa of `KAPPAS`, each from where the last one ended: take the gradient at rho = kappa
     ||u_start||^2, pair the members of largest with the outsiders of smallest gradient, exchange a block of
     pairs if the objective falls, else halve the block. Deterministic: no learning rate, no restarts. Ties go
     to the lower index, and gradients are sums of whole numbers (`whole_weights`), so that the set does not
-    depend on the layout of the matrices, on threads or on the device.
+    depend on how answers are held, on threads, on the device or on the other tasks.
 
     Args:
-        train: Correctness of the training models, m models x N examples.
-        id_train: Their held-out in-distribution accuracy, in [0, 1].
-        size: S, examples to select.
-        id_validation: As of `SwapTask`.
-        start: As of `SwapTask`.
-        fixed: As of `SwapTask`.
-        options: All others of `swap_together`.
+        train: Answers of the training models, m models x N examples.
+        tasks: Sets to select, side by side: one pass over the matrix serves all.
+        validation: Answers of the validation models. The set of lowest validation R on the whole way is
+            kept, the start included.
+        strata: Stratum code (>= 0) of every example. The set has every stratum's share of the allowed
+            examples (`stratum_quota`), and exchanges stay inside strata.
+        allowed: Which examples may be selected. Default: all.
 
     Returns:
-        The best set by validation. Its trace has per kappa: `iterations` (gradients), `accepted` (steps),
-        `block` (at the end), `r_train`, `r_validation` (at the end) and `best_r_validation` (so far).
+        The best set of each task by validation. Its trace has per kappa: `iterations` (gradients),
+        `accepted` (steps), `block` (at the end), `r_train`, `r_validation` (at the end) and
+        `best_r_validation` (so far).
 
     Raises:
-        InputError: If size, strata and constraints cannot all be met, or the accuracies of a side do not
-        vary.
+        InputError: If size and strata cannot be met, or the accuracies of a side do not vary.
 
     Notes:
-        Shapes and names are checked by `assay.oodselect`, which calls it.
-        One pass over the matrix per iteration, 30 to 600 of them. Without validation models the last kappa is
-        0.1, where overfitting is still mild; the last set is kept, with a warning.
+        One pass over the matrix per iteration, 30 to 600 of them.
 
     References:
         Salaudeen et al. (2025), arXiv:2510.24884, Eq. 4 for the objective; the solver is not in it.
     """
-    task = SwapTask(size=size, id_train=id_train, id_validation=id_validation, start=start, fixed=fixed)
-    return swap_together(train, [task], **options)[0]
-
-
-def swap_together(
-    train: AnswerTable,
-    tasks: Sequence[SwapTask],
-    *,
-    validation: AnswerTable | None = None,
-    strata: Integer[np.ndarray, " strata"] | None = None,
-    allowed: Bool[np.ndarray, " mask"] | None = None,
-    must_include: Integer[np.ndarray, " k"] | None = None,
-    objective: str = "r",
-    eps: float | int = EPS,
-    keep_path: bool = False,
-) -> list[Found]:
-    """`swap` for each of several tasks, side by side: the same sets, with a pass over the matrix for all.
-
-    Args:
-        train: As of `swap`.
-        tasks: Sets to select, none of which leads to another.
-        validation: Correctness of the validation models on the same examples. The set of lowest validation R
-            on the whole way is kept, the start included.
-        strata: Stratum code (>= 0) of every example. The set has every stratum's share of the allowed
-            examples (`stratum_quota`), and exchanges stay inside strata.
-        allowed: Which examples may be selected; default all.
-        must_include: Examples that are always selected.
-        objective: `r` minimises R; `r2` minimises R^2, for sets on which the two accuracies are unrelated,
-            and starts from the examples whose marginal score is nearest 0.
-        eps: Clip of accuracies before the probit; the objective clips at max(eps, 0.25 / S).
-        keep_path: Give the start and the set after every accepted step in `extras["path"]`, a tuple of dicts
-            with `kappa` (None at the start), `r_train`, `r_validation` and ascending `indices`.
-    """
-    kappas = [each for each in KAPPAS if validation is not None or each >= LAST_KAPPA_WITHOUT_VALIDATION]
-    trajectories = []
-    for task in tasks:
-        pool = Pool(
-            train.n_examples,
-            task.size,
-            strata=strata,
-            allowed=allowed,
-            locked={"must_include": must_include, "fixed": task.fixed},
-        )
-        held_out = None
-        if validation is not None and task.id_validation is not None:
-            held_out = _ModelPart(validation, task.id_validation, task.size, eps, "id_validation")
-        trajectory = _Trajectory(
-            training=_ModelPart(train, task.id_train, task.size, eps, "id_train"),
-            held_out=held_out,
-            pool=pool,
-            square=objective == "r2",
-            keep_path=keep_path,
-        )
-        trajectories.append(trajectory)
-    # Sizes share their accuracies, and with them the marginal scores.
-    accuracies = {id(task.id_train): task.id_train for task in tasks}
-    scores = {key: marginal_scores(train, each, eps=eps) for key, each in accuracies.items()}
-    runs = [
-        each.solve(scores[id(task.id_train)], task.start, kappas)
-        for each, task in zip(trajectories, tasks, strict=True)
-    ]
-    found = _side_by_side(runs, train)
-    if validation is None:
-        warnings.warn(
-            f"validation models are missing: swap stopped after kappa = {LAST_KAPPA_WITHOUT_VALIDATION} and "
-            "kept the last set. Give validation= and id_validation=, which choose when to stop",
-            AssayWarning,
-            stacklevel=3,
-        )
-    return found
-
-
-def _side_by_side(runs: Sequence[_Asking[Found]], matrix: AnswerTable) -> list[Found]:
-    """What runs return that ask for products with the matrix: at each turn one product for all that ask."""
-    found: dict[int, Found] = {}
-    many, fewest = for_many(matrix, len(runs)), fewest_products()
-    asked = {place: next(run) for place, run in enumerate(runs)}
-    while asked:
-        products = (many if len(asked) >= fewest else matrix).weigh_many(np.stack(list(asked.values())))
-        for place, product in zip(list(asked), products, strict=True):
+    accuracies = {id(y): y for _, y, _ in tasks}  # sizes share their accuracies, and with them these scores
+    scores = {key: marginal_scores(train, y) for key, y in accuracies.items()}
+    solves = []
+    for size, y, y_validation in tasks:
+        sides = _Side(train, y, size, "id_train"), _Side(validation, y_validation, size, "id_validation")
+        solves.append(_solve(*sides, Pool(train.n_examples, size, strata, allowed), scores[id(y)]))
+    sets: dict[int, Found] = {}
+    weights = {place: next(solve) for place, solve in enumerate(solves)}
+    while weights:
+        products = train.weigh(np.stack(list(weights.values())))
+        for place, product in zip(list(weights), products, strict=True):
             try:
-                asked[place] = runs[place].send(product)
+                weights[place] = solves[place].send(product)
             except StopIteration as end:
-                found[place] = end.value
-                del asked[place]
-    return [found[place] for place in range(len(runs))]
+                sets[place] = end.value
+                del weights[place]
+    return [sets[place] for place in range(len(solves))]
 
 
-class _ModelPart:
+class _Side:
     """One part of the models, with its counts on the current set."""
 
-    def __init__(self, matrix: AnswerTable, id_accuracy: np.ndarray, size: int, eps: float | int, name: str):
-        self.matrix, self.size, self.eps = matrix, size, eps
-        self.z = unit_probit(id_accuracy, eps=eps, name=name)
-        self.counts = np.zeros(matrix.n_models, dtype=np.int64)
+    def __init__(self, answers: Answers, id_accuracy: Accuracies, size: int, name: str):
+        self.answers, self.size, self.z = answers, size, unit_probit(id_accuracy, name)
+        self.counts: np.ndarray = np.zeros(answers.n_models)
 
-    def after(self, pairs: Pairs, inside: Bool[np.ndarray, " n"]) -> Num[np.ndarray, " m"]:
-        """Counts once the pairs are exchanged."""
-        if len(pairs.leaving) > self.matrix.few * self.matrix.n_examples:
-            members = inside.copy()
-            members[pairs.leaving], members[pairs.entering] = False, True
-            return self.matrix.count(np.flatnonzero(members))
-        return np.asarray(self.counts + self.matrix.gained(pairs.entering, pairs.leaving))
+    def after(
+        self, leaving: Places, entering: Places, inside: Bool[np.ndarray, " n"]
+    ) -> Num[np.ndarray, " m"]:
+        """Counts once members are exchanged for outsiders."""
+        if len(leaving) <= _RECOUNTED * len(inside):
+            return np.asarray(self.counts + (self.answers.count(entering) - self.answers.count(leaving)))
+        members = inside.copy()
+        members[leaving], members[entering] = False, True
+        return self.answers.count(np.flatnonzero(members))
 
-    def r(self, counts: np.ndarray | None = None) -> float:
-        """R as it is reported: no ridge, clipped at eps; NaN where undefined."""
-        counts = self.counts if counts is None else counts
-        line = centred(probit(counts / self.size, eps=self.eps), self.z)
-        return float("nan") if line.constant else line.value
+    def r(self, counts: np.ndarray) -> float:
+        """R as it is reported, without ridge; NaN where undefined."""
+        value, u, _ = centred(probit(counts / self.size), self.z)
+        return value if float(u @ u) > DEGENERATE else math.nan
 
 
 class _Best(NamedTuple):
-    """The set kept so far, with what is needed to order its members."""
+    """The set of lowest validation R, with what is needed to order its members."""
 
+    judged: float
     inside: np.ndarray
     counts: np.ndarray
     ridge: float
-    r_validation: float
 
 
-class _Linearised(NamedTuple):
-    """The objective at a set and its gradient, without the parts that are the same for every example.
+def _solve(
+    training: _Side, held_out: _Side, pool: Pool, scores: Float64[np.ndarray, " n"]
+) -> Generator[np.ndarray, np.ndarray, Found]:
+    """One task: yields whole weights of the training models, is sent `weights @ X`, returns its set."""
+    size, clip = pool.size, max(EPS, FLOOR / pool.size)
+    inside = pool.lowest(scores)
+    for side in (training, held_out):
+        side.counts = side.answers.count(np.flatnonzero(inside))
+    t = probit(training.counts / size, eps=clip)
+    spread = float(np.sum((t - t.mean()) ** 2))
+    # A start without spread sets no unit; then it is that of models one standard deviation apart.
+    spread = spread if spread > DEGENERATE else float(len(t))
 
-    The derivative with respect to the weight of example j is (gradient_j / scale - weights.a) / S.
-    """
+    def judged() -> float:
+        """Validation R; an undefined one is never better."""
+        r = held_out.r(held_out.counts)
+        return math.inf if math.isnan(r) else r
 
-    value: float
-    gradient: Float[np.ndarray, " n"]  # whole numbers
-    scale: float
-    weights: Float64[np.ndarray, " m"]
+    def defined(r: float) -> float:
+        return math.nan if math.isinf(r) else r
 
-
-class _Trajectory:
-    """State of one solve: the set, the counts of both sides, the best set and the trace."""
-
-    def __init__(
-        self, *, training: _ModelPart, held_out: _ModelPart | None, pool: Pool, square: bool, keep_path: bool
-    ):
-        self.training, self.held_out, self.pool, self.square = training, held_out, pool, square
-        self.clip = max(training.eps, FLOOR / pool.size)
-        self.trace: list[dict[str, Any]] = []
-        self.path: list[dict[str, Any]] | None = [] if keep_path else None
-
-    def solve(self, scores: np.ndarray, start: np.ndarray | None, kappas: Sequence[float]) -> _Asking[Found]:
-        """The whole way, from the members of `start`, else from the lowest marginal scores."""
-        yield from self.begin(scores, start)
-        for kappa in kappas:
-            yield from self.descend(kappa)
-        return (yield from self.found())
-
-    def begin(self, scores: np.ndarray, start: np.ndarray | None) -> _Asking[None]:
-        """Takes the start; its spread is the unit of the ridge."""
-        training, size = self.training, self.pool.size
-        if self.square:
-            scores = np.abs(scores)
-        if start is not None:
-            start = self.pool.checked(start, "start")
-            if len(start) < size:
-                accuracy = training.matrix.count(start) / max(1, len(start))
-                scores = (yield from self.linearised(accuracy, 0.0)).gradient.astype(np.float64)
-            scores = scores.copy()  # other runs start from them
-            scores[start] = -np.inf
-        self.inside = self.pool.lowest(scores)
-        members = np.flatnonzero(self.inside)
-        for side in (training, self.held_out):
-            if side is not None:
-                side.counts = side.matrix.count(members)
-        t = probit(training.counts / size, eps=self.clip)
-        spread = float(np.sum((t - t.mean()) ** 2))
-        # A start without spread sets no unit; then it is that of models one standard deviation apart.
-        self.spread = spread if spread > DEGENERATE else float(len(t))
-        self.keep(KAPPAS[0] * self.spread)
-        self.record(None)
-
-    def linearised(self, accuracy: np.ndarray, ridge: float) -> _Asking[_Linearised]:
-        """One pass over the training matrix."""
-        value, weights = line_gradient(accuracy, self.training.z, ridge=ridge, clip=self.clip)
-        if self.square:
-            value, weights = value * value, 2 * value * weights
-        whole, scale = whole_weights(weights)
-        return _Linearised(value, (yield whole), scale, weights)
-
-    def objective(self, counts: np.ndarray, ridge: float) -> float:
-        value = centred(probit(counts / self.pool.size, eps=self.clip), self.training.z, ridge).value
-        return value * value if self.square else value
-
-    def r_validation(self) -> float:
-        return float("nan") if self.held_out is None else self.held_out.r()
-
-    def judged(self) -> float:
-        """What is kept low on the validation models; an undefined R is never better."""
-        r = self.r_validation()
-        return float("inf") if np.isnan(r) else r * r if self.square else r
-
-    def descend(self, kappa: float) -> _Asking[None]:
-        """One stage: exchanges at a fixed ridge until none helps, or validation has not improved for long."""
-        ridge = kappa * self.spread
-        block = max(1, self.pool.size // 2)
+    best = _Best(judged(), inside.copy(), training.counts, KAPPAS[0] * spread)
+    trace: list[dict[str, Any]] = []
+    for kappa in KAPPAS:
+        ridge, block = kappa * spread, max(1, size // 2)
         iterations = accepted = stale = 0
-        lowest = self.judged()
+        lowest = judged()
         while block and iterations < MAX_ITERATIONS and stale < PATIENCE:
-            here = yield from self.linearised(self.training.counts / self.pool.size, ridge)
+            value, weights = line_gradient(training.counts / size, training.z, ridge, clip)
+            gradient = yield whole_weights(weights)[0]
             iterations += 1
-            # A smaller block takes the first of these pairs, so that a rejected step costs no pass and no
-            # sort.
-            pairs = self.pool.pairs(here.gradient, self.inside, block)
-            if not len(pairs.leaving):
+            # A smaller block takes the first of these pairs: a rejected step costs neither pass nor sort.
+            leaving, entering = pool.pairs(gradient, inside, block)
+            if not len(leaving):
                 break
             while block:
-                step = Pairs(pairs.leaving[:block], pairs.entering[:block])
-                counts = self.training.after(step, self.inside)
-                if self.objective(counts, ridge) < here.value - MIN_GAIN:
+                leaving, entering = leaving[:block], entering[:block]
+                counts = training.after(leaving, entering, inside)
+                if centred(probit(counts / size, eps=clip), training.z, ridge)[0] < value - MIN_GAIN:
                     break
-                block = len(step.leaving) // 2
+                block = len(leaving) // 2
             if not block:
                 break
             accepted += 1
-            self.exchange(step, counts)
-            if self.held_out is None:
-                self.keep(ridge)
-            else:
-                now = self.judged()
-                stale = 0 if now < lowest else stale + 1
-                lowest = min(now, lowest)
-                if now < self.lowest:
-                    self.keep(ridge)
-            self.record(kappa)
-        self.trace.append(
+            held_out.counts = held_out.after(leaving, entering, inside)
+            training.counts = counts
+            inside[leaving], inside[entering] = False, True
+            now = judged()
+            stale = 0 if now < lowest else stale + 1
+            lowest = min(now, lowest)
+            if now < best.judged:
+                best = _Best(now, inside.copy(), counts, ridge)
+        trace.append(
             {
                 "kappa": kappa,
                 "iterations": iterations,
                 "accepted": accepted,
                 "block": block,
-                "r_train": self.training.r(),
-                "r_validation": self.r_validation(),
-                "best_r_validation": self.best.r_validation,
+                "r_train": training.r(training.counts),
+                "r_validation": defined(judged()),
+                "best_r_validation": defined(best.judged),
             }
         )
-
-    def exchange(self, pairs: Pairs, counts: np.ndarray) -> None:
-        if self.held_out is not None:
-            self.held_out.counts = self.held_out.after(pairs, self.inside)
-        self.training.counts = counts
-        self.inside[pairs.leaving], self.inside[pairs.entering] = False, True
-
-    def keep(self, ridge: float) -> None:
-        """Makes the current set the best one."""
-        self.lowest = self.judged()
-        self.best = _Best(self.inside.copy(), self.training.counts, ridge, self.r_validation())
-
-    def record(self, kappa: float | None) -> None:
-        if self.path is not None:
-            r = {"r_train": self.training.r(), "r_validation": self.r_validation()}
-            self.path.append({"kappa": kappa, **r, "indices": np.flatnonzero(self.inside)})
-
-    def found(self) -> _Asking[Found]:
-        """The best set, its members ordered by the gradient at it."""
-        best, size = self.best, self.pool.size
-        accuracy = best.counts / size
-        there = yield from self.linearised(accuracy, best.ridge)
-        members = np.flatnonzero(best.inside)
-        members = members[np.argsort(there.gradient[members], kind="stable")]
-        gradient = there.gradient[members].astype(np.float64) / there.scale
-        return Found(
-            indices=members,
-            scores=(gradient - float(there.weights @ accuracy)) / size,
-            r_train=self.training.r(best.counts),
-            r_validation=best.r_validation,
-            trace=tuple(self.trace),
-            extras={} if self.path is None else {"path": tuple(self.path)},
-        )
+    accuracy = best.counts / size
+    _, weights = line_gradient(accuracy, training.z, best.ridge, clip)
+    whole, scale = whole_weights(weights)
+    gradient = yield whole
+    members = np.flatnonzero(best.inside)
+    members = members[np.argsort(gradient[members], kind="stable")]
+    return Found(
+        indices=members,
+        scores=(gradient[members].astype(np.float64) / scale - float(weights @ accuracy)) / size,
+        r_train=training.r(best.counts),
+        r_validation=defined(best.judged),
+        trace=tuple(trace),
+    )

@@ -20,7 +20,6 @@ import assay.app.cli.results
 import assay.app.cli.select
 import assay.app.cli.serve
 import assay.app.cli.store
-import assay.app.cli.subset
 import assay.app.cli.sweep
 import assay.app.cli.zoo  # noqa: F401 - each registers its commands
 from assay.app.cli.parsing import app, main, run

@@ -169,27 +169,12 @@ def verify(settings: StoreSettings) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class CleanSettings(Talking, Storing):
-    """Which store is cleared.
-
-    Attributes:
-        older_than: Also remove parts of interrupted selections of at least this age, e.g. 12h, 30d.
-    """
-
-    older_than: Annotated[str, RUNNING] = "30d"
+    """Which store is cleared."""
 
 
-@command(parent=store_app, example="assay store clean --older-than 7d")
+@command(parent=store_app, example="assay store clean")
 def clean(settings: CleanSettings) -> None:
     """Remove what killed runs left and no result needs."""
-    from assay.pipeline.plan import seconds_of
-    from assay.pipeline.subsets import abandoned_parts, remove_parts
-
-    age, store = seconds_of(settings.older_than), settings.existing_store()
-    parts = abandoned_parts(store, older_than=age)
-    remove_parts(store, parts)
-    files = list(map(str, store.clean()))
-    lines = [*files, *(f"{each.id}  {each.kind}" for each in parts)]
-    lines.append(f"{len(files):,} files and {len(parts):,} parts of selections removed")
-    settings.deliver(
-        {"files": files, "parts": [each.id for each in parts]}, show=lambda: echo("\n".join(lines))
-    )
+    files = list(map(str, settings.existing_store().clean()))
+    lines = [*files, f"{len(files):,} files removed"]
+    settings.deliver({"files": files}, show=lambda: echo("\n".join(lines)))

@@ -1,0 +1,296 @@
+"""Answers of models on examples, held once, with the exact products that a solver asks for.
+
+Right and wrong answers are held as bits, 32 times smaller than float32. Weights of a product are whole
+numbers whose absolute values sum to at most 2**24 (`whole_weights`): every partial sum is exact in
+float32, so a product has the same bits whichever way it is computed, on any number of threads and on any
+device.
+"""
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from jaxtyping import Float32, Float64, Int8, Int64, Num, UInt8
+
+from assay.core.errors import InputError
+
+
+if TYPE_CHECKING:
+    import torch
+
+Binary = UInt8[np.ndarray, "m n"]
+Weights = Float64[np.ndarray, "k m"]
+Products = Float32[np.ndarray, "k n"]
+Places = Int64[np.ndarray, " _"]
+
+EXACT_WEIGHTS = 2**24  # whole weights whose absolute values sum to at most this are summed exactly in float32
+_SMALLEST_WEIGHTS = 1e-290  # sums below this have no finite scale and count as zero
+_CHUNK = 4096  # examples packed at a time; a multiple of 64
+_ENTRIES = 2**19  # numbers of four bytes that a product on the CPU makes at a time: 2 MB
+_DEVICE_ENTRIES = 2**24  # the same on a device: 64 MB
+_COLUMNS = 16384  # examples per block of a product by table: index, gathered values and sums stay in cache
+_FEW_PRODUCTS = 6  # below this many products at a time, tables of sums cost less than numbers made from bits
+_BITS_OF_BYTE = ((np.arange(256)[:, None] >> np.arange(8)) & 1).astype(np.float64)  # [byte, bit], LSB first
+
+
+class Answers(ABC):
+    """X[i, j]: 1 where model i answers example j correctly, else 0; or its score in [0, 1].
+
+    Attributes:
+        n_models: m.
+        n_examples: N.
+    """
+
+    n_models: int
+    n_examples: int
+
+    @staticmethod
+    def of(
+        correct: Binary | Float32[np.ndarray, "m n"], models: Places | None = None, device: str | None = None
+    ) -> "Answers":
+        """The answers of some models.
+
+        Args:
+            correct: 0 and 1 as uint8, or scores in [0, 1] as float32.
+            models: Rows, in the order wanted. Default: all.
+            device: Torch device. Default: the CPU.
+
+        Raises:
+            InputError: For a device that PyTorch cannot use, or scores on any but the CPU.
+        """
+        rows = np.arange(len(correct)) if models is None else models
+        if correct.dtype == np.uint8:
+            return _Bits(correct, rows) if device in (None, "cpu") else _OnDevice(correct, rows, device)
+        if device not in (None, "cpu"):
+            raise InputError(f"device is {device!r}, but scores are computed with on the CPU; remove it")
+        return _Scores(correct, rows)
+
+    @abstractmethod
+    def weigh(self, weights: Weights) -> Products:
+        """`weights @ X` for rows of whole weights."""
+
+    @abstractmethod
+    def count(self, examples: Places) -> Num[np.ndarray, " m"]:
+        """Right answers of every model on different examples; of scores, their sum in float64."""
+
+    @abstractmethod
+    def columns(self, examples: Places) -> "torch.Tensor":
+        """The columns of some examples as float32 `[m, k]`, where the answers are held."""
+
+
+class _Bits(Answers):
+    """Packed along models for products and, on first use, along examples for counts."""
+
+    def __init__(self, correct: Binary, rows: Places):
+        self.n_models, self.n_examples = len(rows), correct.shape[1]
+        # Bit b of bits[r, j] is X[8 r + b, j]. Rows come in pairs, filled with zeros.
+        self.bits = np.zeros((2 * -(-self.n_models // 16), self.n_examples), dtype=np.uint8)
+        for row in range(-(-self.n_models // 8)):  # eight models at a time, so that no copy of all is made
+            eight = correct[rows[8 * row : 8 * row + 8]]
+            self.bits[row] = np.packbits(eight, axis=0, bitorder="little")[0]
+
+    @cached_property
+    def _words(self) -> np.ndarray:
+        """Pairs of rows of bits as uint16, the lower row in the lower byte."""
+        words = self.bits[1::2].astype(np.uint16)
+        words <<= 8
+        words |= self.bits[::2]
+        return words
+
+    @cached_property
+    def _by_example(self) -> np.ndarray:
+        """64 examples per word, a row of m words for each: a small set of examples touches few rows."""
+        words = np.empty((-(-self.n_examples // 64), self.n_models), dtype=np.uint64)
+        for start in range(0, self.n_examples, _CHUNK):
+            answers = _unpacked(self.bits[:, start : start + _CHUNK])[:, : self.n_models]
+            row, part = start // 64, np.packbits(answers, axis=0, bitorder="little")
+            packed = np.zeros((8 * -(-len(part) // 8), self.n_models), dtype=np.uint8)
+            packed[: len(part)] = part
+            turned = np.ascontiguousarray(packed.T).view("<u8").T
+            words[row : row + len(turned)] = turned
+        return words
+
+    def weigh(self, weights: Weights) -> Products:
+        large = self.n_examples >= _COLUMNS
+        if large and len(weights) < _FEW_PRODUCTS:
+            return np.stack([self._weigh_by_table(each) for each in weights])
+        small = large and bytes_are_fast()
+        parts = _digits(weights) if small else [weights]
+        padded = np.zeros((len(parts) * len(weights), 8 * len(self.bits)), np.int8 if small else np.float32)
+        padded[:, : self.n_models] = np.concatenate(parts)
+        products = np.empty((len(weights), self.n_examples), dtype=np.float32)
+        step = max(1, _ENTRIES // padded.shape[1])
+        for start in range(0, self.n_examples, step):
+            answers = _unpacked(self.bits[:, start : start + step])
+            sums = _bytes_product(padded, answers) if small else padded @ answers.astype(np.float32).T
+            products[:, start : start + step] = _joined(sums, len(parts))
+        return products
+
+    def _weigh_by_table(self, weights: Float64[np.ndarray, " m"]) -> Float32[np.ndarray, " n"]:
+        """For each 16 models and each example, one of the 65,536 sums of their weights."""
+        padded = np.zeros(8 * len(self.bits))
+        padded[: self.n_models] = weights
+        by_byte = (padded.reshape(-1, 8) @ _BITS_OF_BYTE.T).astype(np.float32)
+        total = np.zeros(self.n_examples, dtype=np.float32)
+        index, gathered = np.empty(_COLUMNS, dtype=np.intp), np.empty(_COLUMNS, dtype=np.float32)
+        # Sums of every high with every low entry: as a product of rank two, a third of the time of a
+        # broadcast sum.
+        table = np.empty((256, 256), dtype=np.float32)
+        high, low = np.ones((256, 2), dtype=np.float32), np.ones((2, 256), dtype=np.float32)
+        for row, words in enumerate(self._words):
+            low[1], high[:, 0] = by_byte[2 * row], by_byte[2 * row + 1]
+            np.matmul(high, low, out=table)
+            for start in range(0, self.n_examples, _COLUMNS):
+                codes = words[start : start + _COLUMNS]
+                at, values = index[: len(codes)], gathered[: len(codes)]
+                at[...] = codes
+                table.take(at, out=values, mode="wrap")  # never out of range; "raise" would buffer the output
+                total[start : start + _COLUMNS] += values
+        return total
+
+    def count(self, examples: Places) -> Int64[np.ndarray, " m"]:
+        chosen = np.zeros(64 * len(self._by_example), dtype=bool)
+        chosen[examples] = True
+        mask = np.packbits(chosen, bitorder="little").view("<u8")
+        touched = np.flatnonzero(mask)
+        total = np.zeros(self.n_models, dtype=np.int64)
+        step = max(1, 2**16 // self.n_models)  # words at a time, in cache; at most 64 * step fits uint32
+        for start in range(0, len(touched), step):
+            rows = touched[start : start + step]
+            adjacent = rows[-1] - rows[0] + 1 == len(rows)  # these need no copy
+            words = self._by_example[slice(rows[0], rows[-1] + 1) if adjacent else rows] & mask[rows, None]
+            total += np.add.reduce(np.bitwise_count(words), axis=0, dtype=np.uint32)
+        return total
+
+    def columns(self, examples: Places) -> "torch.Tensor":
+        import torch
+
+        answers = _unpacked(self.bits[:, examples])[:, : self.n_models].T
+        # In order of models, as wherever answers are held: products sum otherwise, with other bits.
+        return torch.from_numpy(answers.astype(np.float32, order="C"))
+
+
+def _unpacked(bits: UInt8[np.ndarray, "rows k"]) -> UInt8[np.ndarray, "k m"]:
+    """Examples as rows of 0 and 1: bytes are turned, not answers."""
+    return np.unpackbits(np.ascontiguousarray(bits.T), axis=1, bitorder="little")
+
+
+def bytes_are_fast() -> bool:
+    """Whether this processor multiplies bytes four at a time (VNNI); without, float32 is faster."""
+    import torch
+
+    supported = getattr(torch.cpu, "_is_vnni_supported", None)
+    return bool(supported and supported()) and torch.backends.mkldnn.is_available()
+
+
+def _bytes_product(weights: Int8[np.ndarray, "k m"], answers: UInt8[np.ndarray, "n m"]) -> np.ndarray:
+    import torch
+
+    return torch._int_mm(torch.from_numpy(weights), torch.from_numpy(answers.view(np.int8)).T).numpy()
+
+
+def _digits(whole: Weights) -> list[Int8[np.ndarray, "k m"]]:
+    """Whole numbers as digits to the base 256 in [-128, 127], the lowest first: four up to 2**24."""
+    rest = whole.astype(np.int64)
+    digits: list[Int8[np.ndarray, "k m"]] = []
+    while rest.any() or not digits:
+        digit = (rest + 128) % 256 - 128
+        digits.append(digit.astype(np.int8))
+        rest = (rest - digit) // 256
+    return digits
+
+
+def _joined(sums: Any, n_digits: int) -> Any:
+    """Sums of digits, an array or a tensor, as sums of the numbers."""
+    *lower, total = sums.reshape(n_digits, -1, sums.shape[1])
+    for digit in reversed(lower):
+        total = total * 256 + digit
+    return total
+
+
+class _Scores(Answers):
+    """Float32 with examples as rows, a product at a time: sums of scores are rounded, in one order only."""
+
+    def __init__(self, scores: Float32[np.ndarray, "m n"], rows: Places):
+        self.n_models, self.n_examples = len(rows), scores.shape[1]
+        self._rows = np.ascontiguousarray(scores[rows].T)
+
+    def weigh(self, weights: Weights) -> Products:
+        return np.stack([self._rows @ each for each in weights.astype(np.float32)])
+
+    def count(self, examples: Places) -> Float64[np.ndarray, " m"]:
+        return np.asarray(self._rows[examples].sum(axis=0, dtype=np.float64))
+
+    def columns(self, examples: Places) -> "torch.Tensor":
+        import torch
+
+        return torch.from_numpy(np.ascontiguousarray(self._rows[examples].T))
+
+
+class _OnDevice(Answers):
+    """Int8 with examples as rows, multiplied as float32 in chunks.
+
+    Weights are cut into digits to the base 256, in [-128, 127], whose products are exact also where float32
+    is rounded to 11 bits on the way (TF32).
+    """
+
+    def __init__(self, correct: Binary, rows: Places, device: str):
+        import torch
+
+        self.n_models, self.n_examples = len(rows), correct.shape[1]
+        try:
+            self._rows = torch.empty((self.n_examples, self.n_models), dtype=torch.int8, device=device)
+        except (RuntimeError, AssertionError) as error:  # an unknown name, no driver, or no memory
+            reason = str(error).splitlines()[0]
+            raise InputError(f"PyTorch cannot use device {device!r} here: {reason}") from error
+        for start in range(0, self.n_examples, _CHUNK):
+            part = np.ascontiguousarray(correct[rows, start : start + _CHUNK].T).view(np.int8)
+            self._rows[start : start + _CHUNK] = torch.from_numpy(part).to(device)
+
+    def weigh(self, weights: Weights) -> Products:
+        import torch
+
+        digits = _digits(weights)
+        on_device = torch.from_numpy(np.concatenate(digits).astype(np.float32)).to(self._rows.device)
+        products = np.empty((len(weights), self.n_examples), dtype=np.float32)
+        step = max(1, _DEVICE_ENTRIES // self.n_models)
+        for start in range(0, self.n_examples, step):
+            sums = (on_device @ self._rows[start : start + step].to(torch.float32).T).to(torch.int32)
+            products[:, start : start + step] = _joined(sums, len(digits)).cpu().numpy()
+        return products
+
+    def count(self, examples: Places) -> Int64[np.ndarray, " m"]:
+        import torch
+
+        total = torch.zeros(self.n_models, dtype=torch.int64, device=self._rows.device)
+        step = max(1, _DEVICE_ENTRIES // self.n_models)
+        for start in range(0, len(examples), step):
+            places = torch.from_numpy(examples[start : start + step]).to(self._rows.device)
+            total += self._rows.index_select(0, places).sum(dim=0, dtype=torch.int64)
+        return np.asarray(total.cpu().numpy())
+
+    def columns(self, examples: Places) -> "torch.Tensor":
+        import torch
+
+        places = torch.from_numpy(examples).to(self._rows.device)
+        return self._rows.index_select(0, places).T.to(torch.float32).contiguous()
+
+
+def whole_weights(weights: Float64[np.ndarray, " m"]) -> tuple[Float64[np.ndarray, " m"], float]:
+    """Weights rounded to whole numbers that every product sums exactly, and the scale that was applied.
+
+    round(weights * scale), with absolute values that sum to at most 2**24. Examples with equal columns then
+    have equal sums on every machine, and ties are ties. The rounding error of a sum over m models, about
+    sqrt(m/24) units, is some 1e-4 of the spread of the sums for thousands of models.
+
+    Returns:
+        Whole numbers as float64, and the scale; weights that are whole already come back unchanged, scale 1.
+    """
+    total = float(np.abs(weights).sum())
+    if total <= EXACT_WEIGHTS and np.array_equal(weights, np.rint(weights)):
+        return weights, 1.0
+    if total < _SMALLEST_WEIGHTS:
+        return np.zeros_like(weights), 1.0
+    scale = (EXACT_WEIGHTS - len(weights)) / total
+    return np.rint(weights * scale), scale

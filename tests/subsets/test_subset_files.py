@@ -1,0 +1,338 @@
+"""Files of answers as programs write them: separators, encodings, limits, a file per model, sample logs."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from assay.analyses.subsets import files
+from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.files import read_data, read_table
+from assay.core.errors import AlignmentError, AssayError, FileFormatError, InputError
+
+
+CORRECT = np.array([[1, 0, 1], [0, 0, 1], [1, 1, 1], [0, 1, 0]], dtype=np.uint8)
+MODELS, ACCURACY = list("abcd"), [0.9, 0.8, 0.7, 0.6]
+LINES = ["model,id_accuracy,x,y,z", "a,0.9,1,0,1", "b,0.8,0,0,1", "c,0.7,1,1,1", "d,0.6,0,1,0"]
+SEPARATORS = pytest.mark.parametrize("separator", [",", ";", "\t"])
+
+
+@pytest.fixture
+def expected() -> CorrectnessData:
+    return CorrectnessData.of(CORRECT, ACCURACY, model_ids=MODELS, example_ids=list("xyz"))
+
+
+def write(path: Path, lines: list[str], separator: str = ",") -> Path:
+    path.write_text("".join(line.replace(",", separator) + "\n" for line in lines))
+    return path
+
+
+# ------------------------------------------------------------------------------ tables of programs
+
+
+@SEPARATORS
+def test_delimiters_behind_the_last_value_do_not_shift_columns(
+    tmp_path: Path, expected: CorrectnessData, separator: str
+) -> None:
+    header, *rows = LINES
+    for lines in (
+        [header, *(f"{row}," for row in rows)],  # behind the values alone: the header is one shorter
+        [f"{header},,", *(f"{row},," for row in rows)],
+        [header, rows[0], f"{rows[1]},", *rows[2:]],
+        [header, "", *rows, ""],
+    ):
+        data = read_data(write(tmp_path / "t.csv", lines, separator))
+        assert data.hash == expected.hash
+        assert data.id_accuracy.tolist() == ACCURACY
+
+
+@SEPARATORS
+@pytest.mark.parametrize("longer", [range(1, 5), range(3, 4)])
+def test_more_values_than_columns_are_refused_with_the_line(
+    tmp_path: Path, separator: str, longer: range
+) -> None:
+    lines = [f"{line},1" if place in longer else line for place, line in enumerate(LINES)]
+    path = write(tmp_path / "t.csv", lines, separator)
+    with pytest.raises(
+        FileFormatError, match=rf"line {longer[0] + 1} of .*t.csv has 6 values, the header 5 "
+    ):
+        read_data(path)
+    accuracies = write(
+        tmp_path / "acc.csv", ["model,accuracy", "a,.9,1", "b,.8,1", "c,.7,1", "d,.6,1"], separator
+    )
+    with pytest.raises(FileFormatError, match="line 2 of .*acc.csv has 3 values, the header 2"):
+        read_data(write(tmp_path / "t.csv", LINES, separator), id_accuracy=str(accuracies))
+
+
+def test_a_first_line_that_is_not_the_header_is_read_or_named(
+    tmp_path: Path, expected: CorrectnessData
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("sep=;\n" + "\n".join(LINES).replace(",", ";"))  # as Excel writes it
+    assert read_data(path).hash == expected.hash
+    path.write_text("Results of June\n" + "\n".join(LINES))
+    with pytest.raises(FileFormatError, match="line 1 of .*t.csv has 1 value, the next 5"):
+        read_data(path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_other_encodings_are_read_or_the_line_is_named(
+    tmp_path: Path, expected: CorrectnessData, encoding: str
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("\n".join(LINES), encoding=encoding)
+    assert read_data(path).hash == expected.hash
+    path.write_bytes("\n".join(LINES).replace("b,", "é,").encode("latin-1"))
+    with pytest.raises(FileFormatError, match=r"line 3 of .*t.csv is not UTF-8 \(byte 0xe9\). Save"):
+        read_data(path)
+
+
+def test_compressed_tables_are_read_up_to_a_limit(
+    tmp_path: Path, expected: CorrectnessData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.csv.gz"
+    path.write_bytes(gzip.compress("\n".join(LINES).encode()))
+    assert read_data(path).hash == expected.hash
+    monkeypatch.setattr(files, "_MOST", 1_000_000)
+    path.write_bytes(gzip.compress(b"model,x\n" + b"0" * 2_000_000))
+    with pytest.raises(FileFormatError, match="holds more than 0.0 GB"):
+        read_data(path)
+
+
+def test_a_parquet_table_that_decodes_to_more_than_the_limit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text that all cells repeat is in the file once: some kB become 200 MB."""
+    pa = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    note = pa.DictionaryArray.from_arrays(pa.array(np.zeros(50_000, dtype=np.int32)), ["x" * 4_000])
+    path = tmp_path / "t.parquet"
+    parquet.write_table(pa.table({"note": note, "correct": np.ones(50_000)}), path)
+    assert path.stat().st_size < 50_000
+    assert len(read_table(path)) == 50_000
+    monkeypatch.setattr(files, "_MOST", 100_000_000)
+    with pytest.raises(FileFormatError, match=r"t.parquet takes 0\.\d GB or more decoded.*at most 0.1 GB"):
+        read_table(path)
+
+
+def test_names_are_text_and_only_an_empty_one_is_missing(tmp_path: Path) -> None:
+    lines = [
+        "model,id_accuracy,group,007,NA",
+        *(f"{m},.{k + 5},{m},1,{k % 2}" for k, m in enumerate(["01", "NA", "None", "1e3"])),
+    ]
+    data = read_data(write(tmp_path / "t.csv", lines))
+    assert data.model_ids.tolist() == ["01", "NA", "None", "1e3"]
+    assert data.example_ids.tolist() == ["007", "NA"]
+    assert data.groups is not None
+    assert data.groups.tolist() == data.model_ids.tolist()
+    with pytest.raises(InputError, match="name of the model in row 0 is missing"):
+        read_data(write(tmp_path / "t.csv", [lines[0], ",.5,g,1,1", *lines[2:]]))
+
+
+def test_a_decimal_comma_goes_with_a_semicolon(tmp_path: Path) -> None:
+    lines = ["model;id_accuracy;x;y", *(f"m{k};0,{5 + k};1;{k % 2}" for k in range(4))]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    assert read_data(tmp_path / "t.csv").id_accuracy.tolist() == [0.5, 0.6, 0.7, 0.8]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (["a,b,a", "1,2,3"], "two columns of .* are named 'a'"),
+        (["a,,c", "1,2,3"], "column 2 of .* has no name"),
+        ([], "t.csv is empty"),
+    ],
+)
+def test_a_header_that_does_not_name_its_columns_is_refused(
+    tmp_path: Path, lines: list[str], message: str
+) -> None:
+    with pytest.raises(FileFormatError, match=message):
+        read_data(write(tmp_path / "t.csv", lines))
+
+
+# ------------------------------------------------------------------------- other files, other sources
+
+
+def test_runs_families_and_facts_come_from_files(tmp_path: Path, expected: CorrectnessData) -> None:
+    table = write(tmp_path / "t.csv", LINES)
+    runs = write(tmp_path / "runs.csv", ["model,run", "d,1", "c,1", "b,02", "a,02"])
+    facts = write(tmp_path / "facts.csv", ["image,label,hour", "z,dog,3", "y,cat,2", "x,cat,1"])
+    data = read_data(table, families=str(runs), groups="model", examples=facts)
+    assert data.families is not None
+    assert data.families.tolist() == ["02", "02", "1", "1"]
+    assert data.groups is not None
+    assert data.groups.tolist() == MODELS
+    assert data.label_names == ("cat", "dog")
+    assert data.meta["hour"].tolist() == [1, 2, 3]
+    archive = expected.save(tmp_path / "t.npz")
+    assert read_data(archive).hash == expected.hash
+    assert read_data(archive, families=str(runs), groups="model").hash == data.hash
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("none.csv", {}, "does not exist. Pass a correctness archive"),
+        ("t.npz", {"columns": {"model": "m"}}, "--columns has no effect for an archive"),
+        ("t.csv", {"checkpoints": "all"}, "--checkpoints has no effect for a table"),
+        ("t.csv", {"log_filter": "first"}, "--filter.* is for sample logs"),
+        ("t.csv", {"groups": "runs"}, "--groups is 'runs', neither a file nor a column"),
+        ("empty", {}, "empty holds no answers. Pass tables"),
+    ],
+)
+def test_an_option_without_effect_and_a_missing_file_are_named(
+    tmp_path: Path, expected: CorrectnessData, source: str, options: dict[str, Any], message: str
+) -> None:
+    write(tmp_path / "t.csv", LINES)
+    expected.save(tmp_path / "t.npz")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(AssayError, match=message):
+        read_data(tmp_path / source, **options)
+
+
+def test_files_of_models_without_names_of_examples_must_agree(tmp_path: Path) -> None:
+    folder = tmp_path / "v1.0"
+    (folder / "deep").mkdir(parents=True)
+    for name, row in zip(["a", "b", "deep/c.1", "d"], CORRECT, strict=True):
+        pd.DataFrame({"question": list("pqr"), "correct": row}).to_csv(folder / f"{name}.csv", index=False)
+    rated = write(tmp_path / "rated.csv", ["model,y", "a,.9", "b,.8", "d,.6", "deep/c.1,.7"])
+    data = read_data(folder, id_accuracy=str(rated))
+    assert data.model_ids.tolist() == ["a", "b", "d", "deep/c.1"]
+    assert data.correct.tolist() == CORRECT[[0, 1, 3, 2]].tolist()
+    pd.DataFrame({"question": list("qpr"), "correct": [1, 0, 1]}).to_csv(folder / "b.csv", index=False)
+    with pytest.raises(AlignmentError, match="b has 3 rows, a has 3, and no column names the examples"):
+        read_data(folder, id_accuracy=str(rated))
+    pd.DataFrame({"correct": [1, 0]}).to_csv(folder / "b.csv", index=False)
+    with pytest.raises(AlignmentError, match="b has 2 rows, a has 3"):
+        read_data(folder, id_accuracy=str(rated))
+
+
+# ------------------------------------------------------------------------------------------ sample logs
+
+
+def sample(task: str, number: int, **metrics: Any) -> dict[str, Any]:
+    return {"doc_id": number, "doc_hash": f"{task}{number}", "metrics": list(metrics), **metrics}
+
+
+def write_logs(folder: Path) -> None:
+    """Two tasks: `inside`, of which the models have 2, 2, 1, 0 right, and `outside`, which is CORRECT."""
+    for place, name in enumerate(MODELS):
+        (folder / name).mkdir(parents=True)
+        inside = [sample("inside", k, acc=float(k < (2, 2, 1, 0)[place])) for k in range(2)]
+        outside = [
+            sample("outside", k, acc=float(value), acc_norm=1.0) for k, value in enumerate(CORRECT[place])
+        ]
+        for task, samples in (("inside", inside), ("outside", outside)):
+            rows = [{"filter": kept, **each} for kept in ("none", "strict") for each in samples]
+            rows = [row | ({"acc": 0.0} if row["filter"] == "strict" else {}) for row in rows]
+            write_log(folder / name / f"samples_{task}_2026-01-02T03-04-05.678.jsonl", rows)
+            old = [row | {"acc": 0.5} for row in rows]
+            write_log(folder / name / f"samples_{task}_2025-01-02T03-04-05.678.jsonl", old)
+
+
+def write_log(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def read_logs(folder: Path, **options: Any) -> CorrectnessData:
+    return read_data(folder, id_envs=["inside"], ood_env=["outside"], **options)
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    write_logs(tmp_path / "logs")
+    return tmp_path / "logs"
+
+
+def edit(logs: Path, change: Any, task: str = "outside", models: str = "abcd") -> None:
+    """Change the samples of a task in the newest logs of some models."""
+    for name in models:
+        path = logs / name / f"samples_{task}_2026-01-02T03-04-05.678.jsonl"
+        write_log(path, change([json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]))
+
+
+def test_sample_logs_are_a_table(logs: Path) -> None:
+    data = read_logs(logs)
+    assert data.correct.tolist() == CORRECT.tolist()
+    assert data.model_ids.tolist() == MODELS
+    assert data.example_ids.tolist() == ["outside/0", "outside/1", "outside/2"]
+    assert data.id_accuracy.tolist() == [1, 1, 0.5, 0]
+    notes = data.describe()["notes"]
+    assert "inside: metric acc" in notes
+    assert "8 older files" in notes
+    with pytest.raises(InputError, match="which of inside, outside are in and out"):
+        read_data(logs)
+
+
+def test_null_in_a_log_is_a_missing_answer(logs: Path) -> None:
+    edit(logs, lambda rows: [row | ({"acc": None} if row["doc_id"] == 1 else {}) for row in rows], models="b")
+    with pytest.raises(InputError, match="model 'b' on example 'outside/1' is missing"):
+        read_logs(logs)
+    assert read_logs(logs, missing="drop-examples").correct.tolist() == CORRECT[:, [0, 2]].tolist()
+
+
+def test_a_metric_that_a_task_lacks_is_chosen_per_task(logs: Path) -> None:
+    with pytest.raises(
+        InputError, match="'inside' has no metric 'acc_norm'; it has acc. Tasks with it: outside"
+    ):
+        read_logs(logs, columns={"correct": "acc_norm"})
+    data = read_logs(logs, columns={"correct": "outside:acc_norm,inside:acc"})
+    assert data.correct.tolist() == np.ones((4, 3)).tolist()
+    assert data.id_accuracy.tolist() == [1, 1, 0.5, 0]
+    assert read_logs(logs, columns={"correct": "outside:acc_norm"}).hash == data.hash
+    with pytest.raises(InputError, match="unknown task 'outsid'; did you mean 'outside'"):
+        read_logs(logs, columns={"correct": "outsid:acc_norm"})
+
+
+def test_two_rows_a_sample_need_a_choice(logs: Path) -> None:
+    edit(logs, lambda rows: [{k: v for k, v in row.items() if k != "filter"} for row in rows])
+    with pytest.raises(InputError, match="has 6 rows for 3 samples, and no field 'filter'.*--filter first"):
+        read_logs(logs)
+    first, last = (read_logs(logs, log_filter=each) for each in ("first", "last"))
+    assert first.correct.tolist() == CORRECT.tolist()
+    assert last.correct.tolist() == np.zeros((4, 3)).tolist()
+    assert last.id_accuracy.tolist() == [0] * 4
+
+
+def test_one_filter_of_a_task_is_read_of_all_models(logs: Path) -> None:
+    edit(logs, lambda rows: rows[::-1], models="b")  # the filter where nothing is right comes first
+    assert read_logs(logs).correct.tolist() == CORRECT.tolist()
+    edit(logs, lambda rows: [row for row in rows if row["filter"] == "strict"], models="b")
+    with pytest.raises(InputError, match="no sample of the filter 'none', which is read of the other models"):
+        read_logs(logs)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (
+            lambda rows: [row | {"doc_hash": "g"} for row in rows],
+            AlignmentError,
+            "'outside/0' of 'b' is not that",
+        ),
+        (
+            lambda rows: [row | {"acc": [1, 2]} for row in rows],
+            InputError,
+            r"the metric 'acc' of a sample is '\[1",
+        ),
+        (lambda rows: [{"acc": 1}], FileFormatError, "is not a sample log of lm-eval"),
+        (lambda rows: [], InputError, "has no samples. Evaluate again with --log_samples"),
+    ],
+)
+def test_logs_that_cannot_be_compared_are_refused(
+    logs: Path, change: Any, error: type[Exception], message: str
+) -> None:
+    edit(logs, change, models="b")
+    with pytest.raises(error, match=message):
+        read_logs(logs)
+
+
+def test_models_with_results_and_no_samples_are_named(logs: Path) -> None:
+    (logs / "e").mkdir()
+    (logs / "e" / "results_2026-01-02T03-04-05.678.json").write_text("{}")
+    with pytest.raises(InputError, match="e has results without samples"):
+        read_logs(logs)
