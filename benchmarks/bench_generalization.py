@@ -74,11 +74,6 @@ def metrics() -> dict[str, object]:
     for key in DISTANCES:
         limit = 0.05 if key in ("spearman", "cosine", "l2") else 1.0
         calls[f"shift, {key}"] = (lambda key=key: circuit_shift(a, b, distance=key), limit)
-        if limit == 1.0:
-            calls[f"shift, {key}, as the authors' code"] = (
-                lambda key=key: circuit_shift(a, b, distance=key, compat="reference"),
-                1.0,
-            )
     calls["rank-shift map"] = (lambda: rank_shift_map(a, b), None)
     calls[f"interval of the depth bias, {EXAMPLES} examples"] = (
         lambda: resampled_depth_bias(outputs).interval(),

@@ -87,9 +87,6 @@ def test_a_row_per_batch_and_everything_is_kept(made: Path) -> None:
     assert len(kept["calibration"]["shifts"]) == 4
     assert [f"{each['shift']:.3f}" for each in kept["readings"]] == [row[3] for row in shown]
     assert kept["rule"] == "conformal"
-    reason = "the reference holds 1 batches of 8 inputs"
-    assert f"shifts are not corrected for noise: {reason}" in found.stderr
-    assert f"none: {reason}" in (out / "monitor.html").read_text()
 
 
 def test_the_same_command_goes_on_with_what_is_new(made: Path, tmp_path: Path) -> None:
@@ -200,8 +197,7 @@ def test_without_arguments_it_watches_the_embedded_zoo() -> None:
     found = run("monitor", *small, "--n", "12", "--quiet")
     assert [row[1] for row in rows(found)] == ["flat", "sketch", "neon"]
     kept = json.loads(Path("assay-monitor/monitor.json").read_text())
-    assert (kept["statistic"], len(kept["calibration"]["excess"])) == ("excess", 4)
-    assert all(each["excess"]["interval"]["low"] is not None for each in kept["readings"])
+    assert len(kept["calibration"]["shifts"]) == 4
 
 
 # ---- monitor evaluate ---------------------------------------------------------------------------
@@ -349,27 +345,12 @@ def test_several_zoos_and_domains_share_one_table(made: Path) -> None:
     assert found["rankings"][0]["provenance"]["settings"]["quadrature"] == "left"
 
 
-def test_a_pick_stops_when_it_is_stable(made: Path) -> None:
-    given = ("rank", "--zoo", made / "models", "--images", made / "pictures" / "neon", *DRAWN)
-    found = document(*given, "--until", "stable", "--metrics", "average-confidence")
-    assert (found["kind"], found["metric"]["key"], found["n"]) == ("stable-pick", "average-confidence", 18)
-    for metrics, message in (
-        ("atc", "needs labelled images of the models' own"),
-        ("ddb-output,rankme", "picks by one metric"),
-    ):
-        assert message in run(*given, "--until", "stable", "--metrics", metrics, code=2).stderr
-
-
 def test_without_labels_there_is_no_regret_but_that_of_labelled_domains(made: Path, tmp_path: Path) -> None:
     rank = ("rank", "--zoo", made / "models", "--metrics", "average-confidence")
     neon = ("--images", made / "pictures" / "neon")
     found = document(*rank, *neon, "--no-labels", *DRAWN)
     assert (found["performance"], found["target"]["labelled"]) == (None, False)
     assert found["metrics"][0]["regret"] is None
-    draw_files(tmp_path / "loose", "relief", 12)
-    first, second = document(*rank, "--images", "loose", *neon, *DRAWN)["rankings"]
-    assert first["target"]["domain"] == "loose"
-    assert first["metrics"][0]["elsewhere"] == second["metrics"][0]["regret"]["expected"]
 
 
 def test_unreadable_images_and_unknown_classes_are_named(made: Path, tmp_path: Path) -> None:

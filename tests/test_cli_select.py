@@ -98,12 +98,10 @@ def test_every_shape_of_a_table_is_one_selection(archive: Path, tmp_path: Path) 
     words = rows.replace({"correct": {1: "yes", 0: "no"}})
     words.to_csv(tmp_path / "long.csv", index=False)
     hashes = set()
-    for name, options in (
-        ("wide.csv.gz", []),
-        ("transposed.tsv", []),
-        ("long.csv", ["--right", "yes", "--wrong", "no"]),
-    ):
-        given = (tmp_path / name, "--id-accuracy", tmp_path / "rated.csv", *options)
+    spelling: tuple[str, ...] = ("--right", "yes", "--wrong", "no")
+    tables: dict[str, tuple[str, ...]] = {"wide.csv.gz": (), "transposed.tsv": (), "long.csv": spelling}
+    for name, options in tables.items():
+        given: tuple[str | Path, ...] = (tmp_path / name, "--id-accuracy", tmp_path / "rated.csv", *options)
         found = document(
             *given, "--sizes", "30", *UNTESTED, "--store", tmp_path / "store", "--groups", "model"
         )
@@ -130,7 +128,7 @@ def test_a_filter_and_a_metric_per_task_are_chosen_on_the_command_line(tmp_path:
             samples = [{"doc_id": k, "metrics": [metric], metric: row} for row in (1, 0) for k in range(3)]
             text = "\n".join(map(json.dumps, samples))
             (tmp_path / "logs" / model / f"samples_{task}.jsonl").write_text(text)
-    given = ("data", tmp_path / "logs", "--id-envs", "inside", "--ood-env", "outside")
+    given: tuple[str | Path, ...] = ("data", tmp_path / "logs", "--id-envs", "inside", "--ood-env", "outside")
     unsaid = run(*given)
     assert unsaid.exit_code == 2
     assert "--filter first" in unsaid.stderr
@@ -142,7 +140,15 @@ def test_a_filter_and_a_metric_per_task_are_chosen_on_the_command_line(tmp_path:
 
 def test_unknown_training_runs_keep_a_verdict_from_being_supported(tmp_path: Path) -> None:
     planted(groups=False).save(tmp_path / "answers.npz")
-    given = (tmp_path / "answers.npz", "--sizes", "30", *QUICK, "--store", tmp_path / "store", "--gate")
+    given: tuple[str | Path, ...] = (
+        tmp_path / "answers.npz",
+        "--sizes",
+        "30",
+        *QUICK,
+        "--store",
+        tmp_path / "store",
+        "--gate",
+    )
     unknown = run(*given)
     assert unknown.exit_code == 3, unknown.output
     assert "gate: failed, since no verdict was possible" in unknown.stderr

@@ -107,30 +107,3 @@ def test_the_patterns_over_domains_are_of_the_monitored_model_and_as_the_page_sa
     for kind in ("new", "known"):
         srcc = found[kind]["depth_bias"]["ddb-output"]["srcc"]
         assert f"{srcc:.2f}".replace("-", "\N{MINUS SIGN}") in page
-
-
-def test_the_answers_on_left_out_domains_follow_from_the_models() -> None:
-    content = results("left_out")
-    models, found = content["models"], content["summary"]
-    assert {model["left_out"] for model in models} == {"art_painting", "cartoon", "photo", "sketch"}
-    new = [(model, each) for model in models for each in model["domains"] if each["kind"] == "new"]
-    wrong = [abs(model["id_accuracy"] - each["batch_accuracy"]) for model, each in new]
-    errors = found["error on left-out domains"]
-    assert errors["id"]["value"] == pytest.approx(np.mean(wrong), abs=TOLERANCE)
-    spoken = [(model, each) for model, each in new if each["estimate"]["value"] is not None]
-    stack = found["stack"]["new"]
-    assert stack["silent"]["value"] == pytest.approx(1 - len(spoken) / len(new), abs=TOLERANCE)
-    off = [abs(each["estimate"]["value"] - each["batch_accuracy"]) for _, each in spoken]
-    assert stack["error"]["value"] == pytest.approx(np.mean(off), abs=TOLERANCE)
-    inside = [
-        each["estimate"]["interval"][0] <= each["batch_accuracy"] <= each["estimate"]["interval"][1]
-        for _, each in spoken
-    ]
-    assert stack["coverage"]["value"] == pytest.approx(np.mean(inside), abs=TOLERANCE)
-    for name, row in found["order"].items():
-        for model in models:
-            corrupted = [each for each in model["domains"] if each["kind"] == "corrupted"]
-            value = correlate([each[name] for each in corrupted], [each["accuracy"] for each in corrupted])
-            assert model["order"][name]["corrupted"] == pytest.approx(value.srcc, abs=1e-3)
-        mean = np.mean([model["order"][name]["corrupted"] for model in models])
-        assert row["corrupted"]["value"] == pytest.approx(mean, abs=TOLERANCE)

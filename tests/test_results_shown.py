@@ -12,7 +12,6 @@ import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
-from generalization.small_vits import untrained_vit
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from planted_subsets import planted_matrix
@@ -31,16 +30,12 @@ from assay.analyses.benchmark import (
 )
 from assay.analyses.generalization.comparison import compare_rankings
 from assay.analyses.generalization.dynamics import DepthReading, Dynamics
-from assay.analyses.generalization.inspection import InspectionSettings
 from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.monitoring import Monitor
 from assay.analyses.generalization.ranking import rank_inspections
-from assay.analyses.generalization.stable_pick import StablePick, pick_until_stable
 from assay.core.errors import InputError
 from assay.core.measurement import Measurement
 from assay.core.plotted import Plotted
-from assay.core.verdict import Interval
-from assay.tasks import draw_shapes
 
 
 @functools.cache
@@ -76,10 +71,7 @@ def calibration() -> Any:
 def monitor() -> Monitor:
     watched = Monitor(mini().model, mini().scores, threshold=0.3, rule="threshold", baselines=False)
     for index, shift in enumerate((0.1, 0.2, 0.6)):
-        interval = Interval(low=shift - 0.05, high=shift + 0.1, level=0.95, method="bca")
-        watched.readings.append(
-            Reading(index=index, time="2026-01-01", n=9, shift=shift, interval=interval, alarm=shift > 0.3)
-        )
+        watched.readings.append(Reading(index=index, time="2026-01-01", n=9, shift=shift, alarm=shift > 0.3))
     return watched
 
 
@@ -120,17 +112,6 @@ def dynamics() -> Dynamics:
     return Dynamics(readings=tuple(readings), facts=facts)
 
 
-def pick() -> StablePick:
-    models = {f"m{seed}": assay.load_model(untrained_vit(seed)) for seed in range(2)}
-    for model in models.values():
-        model.preprocessing = {
-            "image_processor_type": "ViTImageProcessor",
-            "size": {"height": 32, "width": 32},
-        }
-    few = InspectionSettings(draws=60, steps=2)
-    return pick_until_stable(models, draw_shapes("sketch", 24, size=32), settings=few, first=12)
-
-
 def measurement() -> Measurement:
     return assay.measure(mini().circuit, mini().model, mini().task, "kl")
 
@@ -162,7 +143,6 @@ MADE: dict[str, tuple[Callable[[], Any], Callable[[Any], int]]] = {
         lambda each: len(each.metrics),
     ),
     "SelectionPath": (path, lambda each: len(each.sizes) + len(each.baselines)),
-    "StablePick": (pick, lambda each: sum(len(look.models) for look in each.looks)),
     "Subset": (lambda: path()[20], lambda each: each.size),
     "TruthTable": (truth, lambda each: len(each.cells)),
     "WorstCase": (worst, lambda each: each.divergence.size),

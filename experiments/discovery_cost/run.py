@@ -9,6 +9,7 @@ this file and `docs/images/cost-breakdown.svg`.
 
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,10 @@ import matplotlib as mpl
 import torch
 from classifier import classifier, images
 
-from assay.analyses.generalization.depth_bias import dependency_depth_bias
-from assay.analyses.generalization.inspection import InspectionSettings
+from assay.analyses.generalization import dependency_depth_bias
 from assay.analyses.generalization.rank_plots import plot_cost
 from assay.discovery.edges import discover
 from assay.execution import run_model
-from assay.execution.batches import choose_batch_size
 from assay.models import Model
 from assay.tasks import ImageTask
 
@@ -32,27 +31,28 @@ IMAGES, TURNS = 64, 5
 PARTS = ("forward", "backward", "contraction")
 
 
-def discovery_cost(model: Model, task: ImageTask) -> dict[str, dict[str, Any]]:
-    """Seconds and passes per image of the parts of discovering one circuit and reading its depth bias.
-
-    Plain passes are timed by themselves and multiplied by their number in the discovery; what that leaves of
-    its time is the contraction of gradients with activations, hooks and copies.
-
-    Returns:
-        `plain-forward` (one pass over all images, for scale), `forward`, `backward`, `contraction`, `metrics`
-        (the three depth biases of one circuit): each with `seconds` and `passes`. The contraction is an
-        estimate by difference, and below 0 where passes inside the discovery were faster than alone.
-
-    References:
-        Peng et al. (2026), arXiv:2604.08192, appendix K.
-    """
-    settings = InspectionSettings()
-    size = choose_batch_size(model, model.bind(task), asked=settings.batch_size)
-    run_model(model, task, batch_size=size)  # the first pass pays for what later ones find ready
-    forward = _timed(lambda: run_model(model, task, batch_size=size))
-    both = _timed(lambda: _forward_and_backward(model, task, size))
+def seconds_of(call: Callable[[], object]) -> float:
     started = time.perf_counter()
-    scores = discover(model, task, "eap-ig-inputs", **settings.of_discovery)
+    call()
+    return time.perf_counter() - started
+
+
+def forward_and_backward(model: Model, task: ImageTask) -> None:
+    """A pass of every image and its gradient at the pixels, nothing else."""
+    with model.frozen():
+        for batch in task.batches(IMAGES):
+            pixels = batch.images.to(model.dtype).requires_grad_()
+            logits = model.vision.logits(model.module, model.forward(pixels))
+            torch.autograd.grad(logits.sum(), pixels)
+
+
+def discovery_cost(model: Model, task: ImageTask) -> dict[str, dict[str, Any]]:
+    """Seconds and passes per image of each part: plain passes times their number, and what that leaves."""
+    run_model(model, task, batch_size=IMAGES)  # the first pass pays for what later ones find ready
+    forward = seconds_of(lambda: run_model(model, task, batch_size=IMAGES))
+    both = seconds_of(lambda: forward_and_backward(model, task))
+    started = time.perf_counter()
+    scores = discover(model, task, "eap-ig-inputs", steps=5)
     total = time.perf_counter() - started
     passes = scores.details["passes"]
     spent = {
@@ -60,35 +60,13 @@ def discovery_cost(model: Model, task: ImageTask) -> dict[str, dict[str, Any]]:
         "forward": (forward * passes["forward"], {"forward": passes["forward"]}),
         "backward": ((both - forward) * passes["backward"], {"backward": passes["backward"]}),
     }
-    rest = total - spent["forward"][0] - spent["backward"][0]
-    spent["contraction"] = (rest, {})
+    spent["contraction"] = (total - spent["forward"][0] - spent["backward"][0], {})
+    biases = ("output", "deep", "global")
     spent["metrics"] = (
-        _timed(
-            lambda: [dependency_depth_bias(scores, targets=each) for each in ("output", "deep", "global")]
-        ),
+        seconds_of(lambda: [dependency_depth_bias(scores, targets=each) for each in biases]),
         {},
     )
     return {name: {"seconds": seconds, "passes": counts} for name, (seconds, counts) in spent.items()}
-
-
-def _forward_and_backward(model: Model, task: ImageTask, size: int) -> None:
-    """A pass of every image and its gradient at the pixels, nothing else."""
-    vision = model.vision
-    assert vision is not None  # `bind` refused other models
-    with model.frozen():
-        for batch in task.batches(size):
-            images = batch.images.to(model.device, model.dtype).requires_grad_()
-            logits = vision.logits(model.module, model.forward(images))
-            torch.autograd.grad(logits.sum(), images)
-
-
-def _timed(run: Any) -> float:
-    """Seconds of a call, until the device is done."""
-    started = time.perf_counter()
-    run()
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter() - started
 
 
 def main() -> None:

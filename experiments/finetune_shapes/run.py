@@ -71,7 +71,7 @@ def main(folder: Path, base: Path | None) -> None:
                 watch=watch,
             )
             rows.append({"arm": arm, "seed": seed, "seconds": found.run.record["seconds"], **found.to_dict()})
-            print(arm, seed, f"{found.score:.3f}", dict(found.watched), found.verdict.text, flush=True)
+            print(arm, seed, f"{found.score:.3f}", dict(found.watched), flush=True)
     document = {
         "base": {"key": BASE, "weights": model.weight_hash},
         "recipe": RECIPE.to_dict(),
@@ -96,8 +96,8 @@ def rounded(value: Any) -> Any:
 
 
 def compact(row: dict[str, Any]) -> dict[str, Any]:
-    """What is committed of a run: selection, verdict and readings."""
-    kept = ("arm", "seed", "seconds", "weights", "selected", "leaking", "verdict", "guarded", "undefined")
+    """What is committed of a run: selection and readings."""
+    kept = ("arm", "seed", "seconds", "weights", "selected")
     readings = [{name: rounded(v) for name, v in each.items()} for each in row["dynamics"]["readings"]]
     return {name: row[name] for name in kept} | {"readings": readings}
 
@@ -129,7 +129,6 @@ def summary(rows: list[dict[str, Any]], everything: list[dict[str, Any]]) -> dic
             "minus_plain": round(float(differences.mean()), 4),
             "half_width_95": round(float(half), 4),
         }
-    found["verdicts"] = [row["verdict"]["kind"] for row in rows]
     return found
 
 

@@ -99,14 +99,13 @@ def zoo(work: Path, images: Mapping[str, Any], domain: str) -> list[dict[str, An
         rows.append(row)
         predicted.append(classes)
     for target in targets:
-        line = baselines.agreement_on_the_line(
+        estimates = baselines.agreement_on_the_line(
             np.stack([each["validation"] for each in predicted]),
             labels,
             np.stack([each[target] for each in predicted]),
         )
-        for row, estimate in zip(rows, line.estimates, strict=True):
+        for row, estimate in zip(rows, estimates, strict=True):
             row["targets"][target]["ALine-D"] = float(estimate)
-            row["targets"][target]["ALine-D line r2"] = line.r2
     return rows
 
 

@@ -17,9 +17,7 @@ from monitor import IMAGES, best_model, domains
 from pacs import DOMAINS, RESULTS, SEED, arguments
 from scipy.stats import spearmanr
 
-from assay.analyses.generalization import dependency_matrix
-from assay.analyses.generalization.comparison import motif_over_domains
-from assay.analyses.generalization.inspection import Inspection, answers_of
+from assay.analyses.generalization import correlate, dependency_depth_bias, dependency_matrix, motif
 from assay.circuits import load_scores
 
 
@@ -49,30 +47,29 @@ def main() -> None:
         scores = load_scores(place / f"{name}.safetensors")
         with np.load(place / f"{name}.npz", allow_pickle=False) as arrays:
             logits = arrays["logits"].astype(np.float64)
-        shown[name] = Inspection(
-            graph=scores.graph,
-            n_classes=logits.shape[1],
-            **answers_of(logits),
-            labels=drawn.labels,
-            ids=drawn.ids,
-            classes=drawn.classes,
-            dependency=dependency_matrix(scores).numpy(),
-        )
+        accuracy = float((logits.argmax(1) == drawn.labels).mean())
+        shown[name] = (dependency_matrix(scores), accuracy)
     before = json.loads((RESULTS / "motifs.json").read_text(encoding="utf-8"))["tasks"]
     found: dict[str, Any] = {"model": folder.name, "id_domain": id_domain, "images": IMAGES}
     patterns = {
         "before": np.mean([before[f"{id_domain}-{each}"] for each in DOMAINS if each != id_domain], axis=0)
     }
     for kind, prefix in KINDS.items():
-        over = motif_over_domains({name: each for name, each in shown.items() if name.startswith(prefix)})
-        patterns[kind] = over.motif.loadings.numpy()
+        names = [name for name in shown if name.startswith(prefix)]
+        matrices, accuracy = zip(*(shown[name] for name in names), strict=True)
+        over = motif(matrices, accuracy)
+        biases = {
+            targets: [dependency_depth_bias(each, targets=targets) for each in matrices]
+            for targets in ("output", "deep", "global")
+        }
+        patterns[kind] = over.loadings.numpy()
         found[kind] = {
-            "domains": list(over.domains),
-            "accuracy": list(over.performance),
-            "loadings": over.motif.loadings.tolist(),
-            "canonical_correlation": over.motif.correlation,
-            "varying_cells": int(over.motif.used.sum()),
-            "depth_bias": {name: vars(each) for name, each in over.correlations.items()},
+            "domains": names,
+            "accuracy": list(accuracy),
+            "loadings": over.loadings.tolist(),
+            "canonical_correlation": over.correlation,
+            "varying_cells": int(over.used.sum()),
+            "depth_bias": {f"ddb-{name}": vars(correlate(each, accuracy)) for name, each in biases.items()},
         }
     found["agreement"] = agreement(patterns)
     write("motif_domains", found)

@@ -131,68 +131,12 @@ def monitoring() -> Iterator[str]:
     yield line("an alarm always", "", "", "", "", "", number(found["always"]), "")
 
 
-def measured(found: dict[str, Any]) -> str:
-    """A value with its interval; a dash where undefined."""
-    if found["value"] is None:
-        return "–"
-    return f"{number(found['value'])} {ranged(found['interval'])}"
-
-
-def left_out_models() -> Iterator[str]:
-    """Accuracy of each model on what it knows and on the domain that was left out."""
-    yield line("left out", "seed", "ID accuracy", "accuracy on the left-out domain", "stack on its parts")
-    yield line(*["---"] * 5)
-    for model in load("left_out")["models"]:
-        parts = [each for each in model["domains"] if each["kind"] == "new"]
-        said = [each["estimate"]["value"] for each in parts]
-        yield line(
-            model["left_out"],
-            str(model["seed"]),
-            number(model["id_accuracy"]),
-            ", ".join(number(each["accuracy"]) for each in parts),
-            ", ".join("silent" if value is None else number(value) for value in said),
-        )
-
-
-def left_out_order() -> Iterator[str]:
-    """Rank correlations with accuracy within each model; over models, with the loss on a left-out domain."""
-    found = load("left_out")["summary"]["order"]
-    columns = list(next(iter(found.values())))
-    yield line("reading", *columns)
-    yield line(*["---"] * (len(columns) + 1))
-    for name, row in found.items():
-        yield line(name, *(measured(row[column]) for column in columns))
-
-
-def left_out_errors() -> Iterator[str]:
-    """The stack and in-distribution accuracy on known and left-out domains."""
-    found = load("left_out")["summary"]["stack"]
-    yield line("domains", "silent", "error of the stack", "error of ID accuracy", "coverage at 90 %")
-    yield line(*["---"] * 5)
-    for kind, words in {"source": "known, one by one", "new": "left out"}.items():
-        row = found[kind]
-        yield line(words, *(measured(row[name]) for name in ("silent", "error", "id error", "coverage")))
-
-
-def left_out_baselines() -> Iterator[str]:
-    """Mean error of what estimates accuracy without a fit, on left-out domains."""
-    found = load("left_out")["summary"]["error on left-out domains"]
-    yield line("estimate", "mean error on left-out domains")
-    yield line(*["---"] * 2)
-    for name, row in found.items():
-        yield line("ID accuracy" if name == "id" else name, measured(row))
-
-
 TABLES = {
     "zoo": zoo,
     "predictors": predictors,
     "tasks": tasks,
     "tau": tau,
     "monitoring": monitoring,
-    "left_out_models": left_out_models,
-    "left_out_order": left_out_order,
-    "left_out_errors": left_out_errors,
-    "left_out_baselines": left_out_baselines,
 }
 
 

@@ -28,7 +28,7 @@ from scipy import stats as scipy_stats
 
 from assay.analyses.generalization.baselines import matched
 from assay.analyses.generalization.batches import outputs_of
-from assay.analyses.generalization.depth_bias import layer_sets
+from assay.analyses.generalization.dependency import DepthRule
 from assay.analyses.generalization.predictor import group_shifts, pulls_of, weighted_means
 from assay.analyses.generalization.spectra import image_groups
 from assay.core.random import stream
@@ -67,7 +67,7 @@ def depth_biases(model: Any, images: Any) -> tuple[np.ndarray, Callable[[np.ndar
     scores = output_scores(model, task, steps=5, per_example=True).per_example.double().numpy()
     layers = model.graph.source_layer.numpy()
     deep, shallow = (
-        (layers >= first) & (layers <= last) for first, last in layer_sets(model.graph.n_layers, 0.3)[::-1]
+        (layers >= first) & (layers <= last) for first, last in DepthRule().layers(model.graph.n_layers)[::-1]
     )
     return scores, lambda means: np.log(np.abs(means)[:, deep].sum(1) / np.abs(means)[:, shallow].sum(1))
 

@@ -1,8 +1,8 @@
 """How often intervals from resamples hold what they are for; writes coverage.json beside this file.
 
 Two worlds. In the first, scores of single images are a mean plus noise: normal, or with a scale of its own
-per image, factors that all edges share and heavy tails (`shared`). The second model of a pair, and the
-reference of a shift, differ from the mean by an effect of 0, 5 or 50 % per edge. In the second, logits and
+per image, factors that all edges share and heavy tails (`shared`). The second model of a pair
+differs from the mean by an effect of 0, 5 or 50 % per edge. In the second, logits and
 features of images come from classes, and the metrics of `assay rank` that read no circuit are computed of
 them.
 
@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from scipy import special
 
-from assay.analyses.generalization import resampled_depth_bias, resampled_shift
-from assay.analyses.generalization.depth_bias import DepthRule
+from assay.analyses.generalization import resampled_depth_bias
+from assay.analyses.generalization.dependency import DepthRule
 from assay.analyses.generalization.inspection import Inspection, answers_of
 from assay.analyses.generalization.picking import interval_of
 from assay.analyses.generalization.predictor import PREDICTORS, MetricEvidence, performance
@@ -38,17 +38,17 @@ from assay.stats import ResampledValue, poisson_weights
 GRAPH = build_graph(4, 3)
 EDGES, RESAMPLES, SIZES = GRAPH.n_edges, 200, (30, 100, 300, 1000)
 RATIOS, EFFECTS, KINDS = (1.0, 3.0, 10.0), (0.0, 0.05, 0.5), ("normal", "shared")
-TARGETS, DISTANCES = ("output", "deep", "global"), ("spearman", "cosine", "l2")
+TARGETS = ("output", "deep", "global")
 CLASSES, WIDTH = 5, 32
 METRICS = ("average-confidence", "negative-entropy", "energy", "rankme", "alpha-req", "atc", "doc")
 OUT = Path(__file__).with_name("coverage.json")
 
 
 class Tally:
-    """What a number was in each set of images, and its intervals; `settled` draws have no percentiles."""
+    """What a number was in each set of images, and its intervals."""
 
-    def __init__(self, limit: float = np.nan, *, settled: bool = False) -> None:
-        self.limit, self.settled = limit, settled
+    def __init__(self, limit: float = np.nan) -> None:
+        self.limit = limit
         self.rows: list[list[float]] = []
 
     def add(self, value: float, low: float, high: float, draws: np.ndarray) -> None:
@@ -65,9 +65,8 @@ class Tally:
             "coverage": np.mean((low <= mean) & (mean <= high)),
             "error": np.sqrt((error**2).mean()) / value.std(ddof=1),
         }
-        if not self.settled:
-            found["percentile"] = np.mean((percentiles[0] <= mean) & (mean <= percentiles[1]))
-            found["bc"] = np.mean((corrected_low <= mean) & (mean <= corrected_high))
+        found["percentile"] = np.mean((percentiles[0] <= mean) & (mean <= percentiles[1]))
+        found["bc"] = np.mean((corrected_low <= mean) & (mean <= corrected_high))
         if np.isfinite(self.limit):
             found["limit"] = np.mean((low <= self.limit) & (self.limit <= high))
             found["bc limit"] = np.mean((corrected_low <= self.limit) & (self.limit <= corrected_high))
@@ -101,17 +100,15 @@ def of_circuits(n: int, kind: str, sets: int) -> list[dict[str, object]]:
     rng = np.random.default_rng([n, len(kind)])
     mean = np.exp(rng.standard_normal(EDGES)) * rng.choice([-1, 1], EDGES)
     mean /= np.abs(mean).mean()
-    others, known = (
+    others, _ = (  # the second draw keeps the committed numbers
         [mean * np.exp(effect * rng.standard_normal(EDGES)) for effect in EFFECTS] for _ in range(2)
     )
-    references = [scores(each) for each in known]
     factors = rng.standard_normal((4, EDGES)) / 2
     tallies: dict[tuple[float, str], Tally] = {}
 
-    def note(ratio: float, name: str, found: ResampledValue, exact: ResampledValue | None) -> None:
+    def note(ratio: float, name: str, found: ResampledValue, exact: ResampledValue) -> None:
         ends = found.interval()
-        new = Tally(settled=True) if exact is None else Tally(exact.value)
-        tally = tallies.setdefault((ratio, name), new)
+        tally = tallies.setdefault((ratio, name), Tally(exact.value))
         tally.add(found.value, ends.low, ends.high, found.draws)
 
     def biases(values: np.ndarray, drawn: torch.Tensor) -> dict[str, ResampledValue]:
@@ -139,10 +136,6 @@ def of_circuits(n: int, kind: str, sets: int) -> list[dict[str, object]]:
                     note(
                         ratio, f"ddb {targets}, pair {effect:g}", found[targets] - other[targets], difference
                     )
-                made = scores(values, drawn, n)
-                for distance in DISTANCES:
-                    shift = resampled_shift(references[at], made, distance=distance)
-                    note(ratio, f"css {distance}, shift {effect:g}", shift, None)
     facts = {"n": n, "noise": kind, "sets": sets}
     return [{**facts, "ratio": r, "number": name, **each.facts()} for (r, name), each in tallies.items()]
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 import assay
 from assay.analyses.generalization import output_depth_bias
 from assay.analyses.generalization.circuit_loss import CircuitLoss, CircuitSettings, depth_loss
-from assay.analyses.generalization.depth_bias import LayerSets
+from assay.analyses.generalization.dependency import LayerSets
 from assay.analyses.generalization.live_scores import VARIANTS, live_scores
 from assay.core.errors import FileFormatError, InputError, NonFiniteError, UnknownNameError
 from assay.models import Model
@@ -142,45 +142,13 @@ def test_scores_and_their_gradients_equal_the_slow_definition(
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-14)
 
 
-def test_target_logit_takes_the_gradient_of_the_right_class(model: Model, images: Tensor) -> None:
-    found = live_scores(model, images, LABELS, variant="target_logit")
-    streams: list[Tensor] = []
-    hook = model.module.vit.layernorm.register_forward_pre_hook(lambda module, args: streams.append(args[0]))
-    logits = model.module(images).logits
-    hook.remove()
-    (expected,) = torch.autograd.grad(logits[torch.arange(6), LABELS].mean(), streams[0])
-    torch.testing.assert_close(found.gradient, expected[:, :1])
-    assert float(expected[:, 1:].abs().max()) == 0
-    other = live_scores(model, images, LABELS.flip(0), variant="target_logit")
-    assert not torch.allclose(found.values, other.values)
-
-
-def test_accumulated_averages_the_gradient_with_that_of_earlier_batches(model: Model, images: Tensor) -> None:
-    alone = live_scores(model, images)
-    doubled = live_scores(model, images, variant="accumulated", past=[3 * alone.gradient])
-    torch.testing.assert_close(doubled.values, 2 * alone.values)
-    torch.testing.assert_close(doubled.gradient, alone.gradient)
-    # The gradients of a batch of another size belong to no row of this one.
-    other = live_scores(model, images, variant="accumulated", past=[alone.gradient[:2]])
-    torch.testing.assert_close(other.values, alone.values)
-
-
-def test_a_gradient_equal_for_all_images_scores_nothing(model: Model, images: Tensor) -> None:
-    """Why `accumulated` keeps rows apart: outputs differ from their batch mean by nothing on average."""
-    found = live_scores(model, images)
-    constant = found.gradient.mean(0, keepdim=True).expand_as(found.gradient)
-    past = [2 * constant - found.gradient]  # averaged with the gradient itself: the constant
-    averaged = live_scores(model, images, variant="accumulated", past=past)
-    assert float(averaged.values.detach().abs().max()) < 1e-12 * float(found.values.detach().abs().max())
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_dropout_and_training_mode_do_not_enter_the_scores(variant: str, images: Tensor) -> None:
     module = tiny_vit(dropout=0.5)
-    expected = live_scores(assay.load_model(module), images, LABELS, variant=variant).values
+    expected = live_scores(assay.load_model(module), images, variant=variant).values
     module.train()
     module.vit.layers[0].eval()
-    found = live_scores(assay.load_model(module), images, LABELS, variant=variant).values
+    found = live_scores(assay.load_model(module), images, variant=variant).values
     assert torch.equal(found, expected)
     assert module.training
     assert module.vit.layers[1].mlp.training
@@ -224,19 +192,6 @@ def test_a_model_with_a_zero_classifier_is_left_alone(images: Tensor) -> None:
     assert term.item() == 0
     term.backward()
     assert all(p.grad is None or not p.grad.any() for p in module.parameters())
-    assert (loss.undefined, loss.readings()["undefined"]) == (1, 1.0)
-
-
-def test_gradients_that_are_not_finite_are_counted(images: Tensor) -> None:
-    """A logit that overflows has no gradient; the entries count as 0, and are reported."""
-    module = tiny_vit(dtype=torch.float32)
-    with torch.no_grad():
-        module.classifier.weight[0] = 3e38
-    loss = CircuitLoss(CircuitSettings(variant="target_logit"))
-    term = loss(module, images.float(), torch.zeros(6, dtype=torch.long), torch.zeros(6, 5))
-    assert loss.guarded > 0
-    assert loss.readings()["guarded"] == loss.guarded
-    assert math.isfinite(term.item())
 
 
 def test_descending_the_loss_raises_the_depth_bias(images: Tensor) -> None:
@@ -251,21 +206,6 @@ def test_descending_the_loss_raises_the_depth_bias(images: Tensor) -> None:
         optimiser.step()
         values.append(value.item())
     assert values[-1] < values[0] - 0.05
-
-
-def test_the_memory_of_accumulated_survives_a_restart(images: Tensor) -> None:
-    module = tiny_vit()
-    settings = CircuitSettings(variant="accumulated", memory=3)
-    whole, first, second = (CircuitLoss(settings) for _ in range(3))
-    batches = [images + shift for shift in (0.0, 0.1, 0.2, 0.3, 0.4)]
-    logits = torch.zeros(6, 5, dtype=torch.float64)
-    expected = [whole(module, batch, LABELS, logits).item() for batch in batches]
-    for batch in batches[:3]:
-        first(module, batch, LABELS, logits)
-    state = first.state()
-    assert sorted(state) == ["counts", "past.0", "past.1"]
-    second.restore(state)
-    assert [second(module, batch, LABELS, logits).item() for batch in batches[3:]] == expected[3:]
 
 
 def test_weight_zero_measures_and_trains_nothing(images: Tensor) -> None:
@@ -283,7 +223,7 @@ def test_weight_zero_measures_and_trains_nothing(images: Tensor) -> None:
 def test_explicit_sets_and_the_share_of_blocks() -> None:
     assert CircuitSettings().sets(12) == LayerSets((1, 3), (10, 12))
     assert CircuitSettings(shallow=(0, 3), deep=(9, 11)).sets(12) == LayerSets((1, 4), (10, 12))
-    settings = CircuitSettings(weight=0.05, variant="accumulated", shallow=(0, 0), deep=(1, 1), memory=8)
+    settings = CircuitSettings(weight=0.05, shallow=(0, 0), deep=(1, 1))
     assert CircuitSettings.from_dict(settings.to_dict()) == settings
     with pytest.raises(InputError, match=r"deep blocks end at 11, but the model has 4 blocks: 0 to 3"):
         CircuitSettings(shallow=(0, 3), deep=(9, 11)).sets(4)
@@ -295,7 +235,6 @@ def test_explicit_sets_and_the_share_of_blocks() -> None:
         ({"weight": -0.1}, r"weight \(lambda\) of the circuit loss is -0.1; give 0 or more"),
         ({"weight": math.inf}, r"weight \(lambda\) of the circuit loss is inf"),
         ({"steps": 1}, r"steps \(m\) is 1; give 2 or more"),
-        ({"memory": 0}, "memory is 0 batches"),
         ({"ratio": 0.6}, r"fraction of the blocks in \(0, 0.5\]"),
         ({"shallow": (0, 1)}, "give both sets or neither"),
         ({"shallow": (0, 3), "deep": (3, 5)}, "0 to 3 and deep blocks 3 to 5 overlap"),
@@ -315,19 +254,15 @@ def test_unknown_names_list_the_near_ones(model: Model, images: Tensor) -> None:
         CircuitSettings(loss="lag")
     with pytest.raises(FileFormatError, match="weight"):
         CircuitSettings.from_dict({"wight": 0.1})
-    with pytest.raises(UnknownNameError, match="accumulated"):
-        live_scores(model, images, variant="accumulate")
     with pytest.raises(UnknownNameError, match="ratio"):
         depth_loss(model.graph, torch.ones(model.graph.n_sources), LayerSets((1, 1), (2, 2)), loss="ratios")
 
 
-def test_a_batch_of_one_too_few_points_and_missing_labels_are_refused(model: Model, images: Tensor) -> None:
+def test_a_batch_of_one_too_few_points_are_refused(model: Model, images: Tensor) -> None:
     with pytest.raises(InputError, match=r"a batch of 1 image equals its mean.* batches of 2 or more"):
         live_scores(model, images[:1])
     with pytest.raises(InputError, match=r"steps \(m\) is 1"):
         live_scores(model, images, steps=1)
-    with pytest.raises(InputError, match="target_logit needs labels"):
-        live_scores(model, images, variant="target_logit")
 
 
 def test_a_language_model_is_refused() -> None:

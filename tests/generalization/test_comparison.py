@@ -1,16 +1,15 @@
-"""Rankings of several targets: means as in the published tables, regret, motifs over tasks and domains."""
+"""Rankings of several targets: means as in the published tables, regret, motifs over tasks."""
 
 import functools
 import json
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
 from planted_zoo import SETTINGS, planted
 
-from assay.analyses.generalization import motif, summarize_correlations, universal_motif
-from assay.analyses.generalization.comparison import compare_rankings, motif_over_domains
+from assay.analyses.generalization import summarize_correlations, universal_motif
+from assay.analyses.generalization.comparison import compare_rankings
 from assay.analyses.generalization.predictors import ORDER
 from assay.analyses.generalization.ranking import rank_inspections
 from assay.analyses.generalization.ranking_table import Ranking
@@ -88,41 +87,6 @@ def test_tau_is_ablated_over_all_targets_with_three_measures() -> None:
     assert (entry["ratio"], entry["average"]) == (0.2, table[0.2].average)
 
 
-def test_performance_is_told_by_what_models_started_from() -> None:
-    families = ("a", "b", "a", "b", "b")
-    found = compare_rankings([replace(ranked(seed), families=families) for seed in (0, 1)])
-    accuracy = np.stack([ranked(seed).performance.values for seed in (0, 1)])
-    first, second = found.by_family().to_dict("records")
-    assert (first["family"], first["n"], second["n"]) == ("a", 4, 6)
-    assert first["ood"] == pytest.approx(accuracy[:, [0, 2]].mean())
-    assert second["ood_std"] == pytest.approx(accuracy[:, [1, 3, 4]].std())
-    assert math.isnan(first["id"])
-    assert found.to_dict()["families"][0]["id"] is None
-    assert compare_rankings([ranked(0)]).to_dict()["families"] == []
-
-
 def test_no_ranking_is_nothing_to_compare() -> None:
     with pytest.raises(InputError, match="rankings are missing"):
         compare_rankings({"empty": []})
-
-
-def test_the_motif_over_domains_regresses_the_matrices_of_one_model() -> None:
-    shown = {f"domain {q:g}": planted(q, n=80) for q in (0.1, 0.4, 0.6, 0.9)}
-    found = motif_over_domains(shown)
-    matrices = np.stack([each.dependency for each in shown.values()])
-    accuracy = [float((each.predictions == each.labels).mean()) for each in shown.values()]
-    np.testing.assert_allclose(found.motif.values, motif(matrices, accuracy).values)
-    assert found.performance == pytest.approx(accuracy)
-    assert found.domains == tuple(shown)
-    assert set(found.correlations) == {"ddb-output", "ddb-deep", "ddb-global"}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [({"labels": None}, "without labels"), ({"dependency": None}, "without scores of all edges")],
-)
-def test_domains_that_lack_something_are_named(change: dict, message: str) -> None:
-    shown = {f"{q:g}": planted(q) for q in (0.1, 0.4, 0.9)}
-    shown["0.4"] = replace(shown["0.4"], **change)
-    with pytest.raises(InputError, match=rf"domain '0\.4' was inspected {message}"):
-        motif_over_domains(shown)

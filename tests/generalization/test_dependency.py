@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from assay.analyses.generalization import (
     dependency_depth_bias,
     dependency_matrix,
-    layer_sets,
     output_depth_bias,
 )
+from assay.analyses.generalization.dependency import DepthRule
 from assay.circuits import EdgeScores
 from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError, ShapeError, UnknownNameError
 from assay.graph import Graph, build_graph
@@ -227,25 +227,25 @@ def test_no_deep_edge_is_the_floor_and_no_edge_is_undefined() -> None:
     [(12, 0.3, 3), (10, 0.3, 3), (12, 0.1, 1), (12, 0.5, 6), (3, 0.5, 1), (2, 0.01, 1)],
 )
 def test_sets_hold_a_fraction_of_the_blocks(n_layers: int, ratio: float, size: int) -> None:
-    assert layer_sets(n_layers, ratio) == ((1, size), (n_layers + 1 - size, n_layers))
+    assert DepthRule(ratio=ratio).layers(n_layers) == ((1, size), (n_layers + 1 - size, n_layers))
 
 
 @pytest.mark.parametrize("ratio", [0.0, -0.1, 0.51, math.nan])
 def test_ratios_outside_the_range_are_refused(ratio: float) -> None:
     with pytest.raises(InputError, match=r"ratio is .*\(0, 0.5\]"):
-        layer_sets(12, ratio)
+        DepthRule(ratio=ratio).layers(12)
 
 
 def test_one_block_has_no_two_sides() -> None:
     with pytest.raises(InputError, match="1 block.* two separate sets of 1; use a model with 2"):
-        layer_sets(1, 0.3)
+        DepthRule().layers(1)
 
 
 def test_reference_sets_are_for_twelve_blocks() -> None:
     with pytest.raises(InputError, match="12 blocks and ratios"):
-        layer_sets(6, 0.3, sets="reference")
+        DepthRule(sets="reference").layers(6)
     with pytest.raises(InputError, match="use sets='symmetric'"):
-        layer_sets(12, 0.25, sets="reference")
+        DepthRule(ratio=0.25, sets="reference").layers(12)
 
 
 def test_unknown_choices_list_the_known_ones() -> None:

@@ -10,7 +10,7 @@ from small_vits import untrained_vit
 
 from assay.analyses.generalization import baselines, circuit_shifts, rank_shift_map
 from assay.analyses.generalization.batches import labelled_outputs
-from assay.analyses.generalization.depth_bias import dependency_depth_bias, dependency_matrix
+from assay.analyses.generalization.dependency import dependency_depth_bias, dependency_matrix
 from assay.analyses.generalization.domain_evaluation import (
     DomainEvaluation,
     DomainProbe,
@@ -77,8 +77,6 @@ def test_published_options_change_what_is_measured(model: Model, reference: Edge
     scores = discover(model, images.task(TRANSFORM), steps=2)
     signed = probe(model, reference, view=ShiftView(weights="signed", top_k=9)).measure(images)
     assert signed.shifts == pytest.approx(circuit_shifts(reference, scores, weights="signed", top_k=9))
-    published = probe(model, reference, view=ShiftView(compat="reference", top_k=9)).measure(images)
-    assert published.shifts == pytest.approx(circuit_shifts(reference, scores, compat="reference", top_k=9))
     plain = probe(model, reference).measure(images)
     assert signed.shifts["spearman"] != plain.shifts["spearman"]
     fine = probe(model, reference, granularity="sublayer", include_input=True).measure(images)
@@ -93,8 +91,6 @@ def test_published_options_change_what_is_measured(model: Model, reference: Edge
 def test_a_view_that_does_not_fit_is_refused(model: Model) -> None:
     with pytest.raises(InputError, match="top_k is 100000; expected 1 to"):
         ShiftView(top_k=100_000).check(model.graph)
-    with pytest.raises(InputError, match="prunes and scales in its own way"):
-        ShiftView(compat="reference", normalized=False).check(model.graph)
     with pytest.raises(UnknownNameError, match="signed"):
         ShiftView(weights="sign").check(model.graph)
 
@@ -110,7 +106,6 @@ def domain(
         n=10,
         n_labelled=20,
         performance=performance,
-        batch_performance=performance,
         accuracy=performance,
         macro_f1=performance,
         shifts={"spearman": shift},

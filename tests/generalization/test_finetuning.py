@@ -1,8 +1,7 @@
-"""Fine-tuning with a circuit loss: what is written, resuming after a kill, the verdict, and bad input."""
+"""Fine-tuning with a circuit loss: what is written, resuming after a kill, and bad input."""
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +13,6 @@ import assay
 from assay.analyses.generalization import dependency_depth_bias
 from assay.analyses.generalization.circuit_loss import CircuitSettings
 from assay.analyses.generalization.dynamics import (
-    DepthReading,
-    judge_depth,
     training_dynamics,
 )
 from assay.analyses.generalization.finetuning import DEFAULT_RECIPE, FineTuning, finetune
@@ -102,14 +99,11 @@ def test_readings_are_the_depth_bias_of_the_full_circuit(finished: FineTuning) -
     assert reading.low < reading.depth_bias < reading.high
 
 
-def test_the_step_is_chosen_in_distribution_and_the_leaking_choice_is_named(finished: FineTuning) -> None:
+def test_the_step_is_chosen_in_distribution_and_watched_sets_choose_nothing(finished: FineTuning) -> None:
     curve = finished.run.curve
     best = max(curve, key=lambda row: row["score"])
     assert (finished.step, finished.score) == (best["step"], best["score"])
     assert finished.watched == {"sketch": best["watch"]["sketch"]}
-    leaking = finished.leaking["sketch"]
-    assert leaking.score == max(row["watch"]["sketch"] for row in curve)
-    assert leaking.validation == next(row["score"] for row in curve if row["step"] == leaking.step)
     # Scores come from the training run where it has them, and are computed at step 0.
     assert finished.dynamics.at(best["step"]).scores["sketch"] == best["watch"]["sketch"]
     assert set(finished.dynamics.at(0).scores) == {"validation", "sketch"}
@@ -125,9 +119,9 @@ def test_the_loss_changes_the_weights_and_weight_zero_is_plain_training(
     assert plain.dynamics.readings[0].depth_bias == finished.dynamics.readings[0].depth_bias
 
 
-@pytest.mark.parametrize("variant", ["eap_ig_detach_actdiff", "target_logit", "accumulated"])
+@pytest.mark.parametrize("variant", ["eap_ig_detach_g", "eap_ig_detach_actdiff"])
 def test_a_run_that_was_killed_goes_on_to_identical_results(variant: str, tmp_path: Path) -> None:
-    settings = CircuitSettings(variant=variant, memory=3, loss="ratio")
+    settings = CircuitSettings(variant=variant, loss="ratio")
     whole = tuned(tmp_path / "whole", settings)
 
     class Killed(Exception):  # noqa: N818 - stands for a signal
@@ -179,68 +173,6 @@ def test_the_model_that_is_given_stays_as_it_is(tmp_path: Path) -> None:
 def test_the_default_recipe_has_the_published_numbers() -> None:
     assert (DEFAULT_RECIPE.lr, DEFAULT_RECIPE.batch_size) == (1e-4, 32)
     assert (DEFAULT_RECIPE.weight_decay, DEFAULT_RECIPE.clip) == (5e-7, None)
-
-
-# ----------------------------------------------------------------------------------------------- the verdict
-
-
-def reading(step: int, deep: float, shallow: float) -> DepthReading:
-    bias = math.log(deep / shallow) if deep and shallow else math.nan
-    return DepthReading(step=step, deep=deep, shallow=shallow, depth_bias=bias, scores={})
-
-
-@pytest.mark.parametrize(
-    ("sides", "kind"),
-    [
-        ((2.0, 1.0), "inflated"),
-        ((2.0, 1.09), "inflated"),
-        ((2.0, 0.92), "inflated"),
-        ((2.0, 0.8), "shifted"),
-        ((1.0, 0.5), "shifted"),
-        ((0.5, 0.1), "shifted"),
-        ((3.0, 1.5), "rescaled"),
-        ((1.0, 1.0), "no rise"),
-        ((2.0, 2.0), "no rise"),
-        ((1.05, 1.0), "no rise"),
-        ((0.5, 1.0), "no rise"),
-        ((0.0, 1.0), "undefined"),
-        ((1.0, 0.0), "undefined"),
-    ],
-)
-def test_each_way_the_ratio_can_move_has_its_verdict(sides: Sequence[float], kind: str) -> None:
-    verdict = judge_depth(reading(0, 1.0, 1.0), reading(9, *sides))
-    assert verdict.kind == kind
-    assert (verdict.first, verdict.last) == (0, 9)
-    if kind != "undefined":
-        assert "step 0 to 9" in verdict.text
-        assert verdict.deep_growth == pytest.approx(math.log(sides[0]))
-    json.dumps(verdict.to_dict(), allow_nan=False)
-
-
-def test_the_verdict_of_a_scaled_head_is_that_all_scores_grew() -> None:
-    """A classifier with larger weights writes larger logits: every score grows, the bias hardly moves."""
-    small, large = shapes_vit(), shapes_vit()
-    with torch.no_grad():
-        large.classifier.weight.mul_(1.5)
-    found = training_dynamics(
-        {0: assay.load_model(small), 1: assay.load_model(large)}, images(), transform=TRANSFORM
-    )
-    verdict = judge_depth(*found.readings)
-    assert verdict.deep_growth > 0.3
-    assert verdict.shallow_growth > 0.3
-    assert verdict.kind == "no rise"
-
-
-def test_deep_blocks_that_only_write_louder_are_called_inflated() -> None:
-    """Longer writes of the last block with the shallow ones kept as they are, which the monitor is for."""
-    plain, louder = shapes_vit(), shapes_vit()
-    with torch.no_grad():
-        louder.vit.layers[1].mlp.fc2.weight.mul_(1.4)
-    found = training_dynamics(
-        {0: assay.load_model(plain), 1: assay.load_model(louder)}, images(), transform=TRANSFORM
-    )
-    assert found.readings[1].deep > 1.1 * found.readings[0].deep
-    assert judge_depth(*found.readings).kind == "inflated"
 
 
 # ---------------------------------------------------------------------------------------------- dynamics

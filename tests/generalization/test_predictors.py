@@ -10,7 +10,7 @@ from jaxtyping import Float64
 from planted_zoo import GRAPH, features_of, planted
 
 from assay.analyses.generalization import baselines
-from assay.analyses.generalization.depth_bias import DepthRule, dependency_depth_bias, output_depth_bias
+from assay.analyses.generalization.dependency import DepthRule, dependency_depth_bias, output_depth_bias
 from assay.analyses.generalization.inspection import Inspection, answers_of
 from assay.analyses.generalization.predictor import (
     PREDICTORS,
@@ -215,14 +215,14 @@ def test_agreement_line_looks_at_all_models_together() -> None:
         everyone[0].known.labels,
         np.stack([each.target.predictions for each in everyone]),
     )
-    np.testing.assert_allclose([each.value for each in found], line.estimates)
+    np.testing.assert_allclose([each.value for each in found], line)
     rows, kept = rows_of(everyone[0].counts[7]), rows_of(everyone[0].known_counts[7])
     again = baselines.agreement_on_the_line(
         np.stack([each.known.predictions[kept] for each in everyone]),
         everyone[0].known.labels[kept],
         np.stack([each.target.predictions[rows] for each in everyone]),
     )
-    np.testing.assert_allclose([each.draws[7] for each in found], again.estimates)
+    np.testing.assert_allclose([each.draws[7] for each in found], again)
 
 
 def test_two_models_have_no_agreement_line_and_the_reason_is_said() -> None:

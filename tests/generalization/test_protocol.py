@@ -63,16 +63,6 @@ def test_correlations_worked_by_hand() -> None:
     assert found.r2 == pytest.approx(1.15**2 / (5 * 0.3875))
 
 
-def test_a_probit_straightens_rates() -> None:
-    x = np.linspace(-3, 3, 9)
-    rates = [0.5 * (1 + math.erf(each / math.sqrt(2))) for each in x]
-    assert correlate(x, rates).r2 < 0.98
-    assert correlate(x, rates, probit=True).r2 == pytest.approx(1)
-    assert correlate([0.0, 1.0, 2.0], [0.0, 0.5, 1.0], probit=True).r2 == pytest.approx(1)
-    with pytest.raises(InputError, match="ranges from 0.0 to 1.5"):
-        correlate([0.0, 1.0, 2.0], [0.0, 0.5, 1.5], probit=True)
-
-
 @given(st.integers(0, 1000), st.floats(0.1, 10))
 def test_turning_a_metric_around_turns_ranks_around(seed: int, scale: float) -> None:
     generator = np.random.default_rng(seed)

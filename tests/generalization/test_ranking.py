@@ -116,14 +116,6 @@ def test_without_labels_there_is_neither_performance_nor_regret() -> None:
         found.ratios()
 
 
-def test_rankings_elsewhere_tell_the_regret_of_picking_there() -> None:
-    labelled = ranked()
-    found = rank_inspections(zoo(labelled=False), settings=SETTINGS, elsewhere=[labelled, labelled])
-    column = found.column("ddb-output")
-    assert column.regret is None
-    assert column.elsewhere == pytest.approx(labelled.column("ddb-output").regret.expected)
-
-
 def test_metrics_without_their_data_are_absent_with_the_reason() -> None:
     found = rank_inspections(zoo(), metrics=ORDER, settings=SETTINGS)
     assert set(found.absent) == {"id-accuracy", "sharpness", "atc", "doc", "cot", "agreement-line"}

@@ -1,4 +1,4 @@
-"""Depth bias, shift, matrix and motif from resamples, against literal loops and exact variances."""
+"""The depth bias from resamples, against literal loops and exact variances."""
 
 from dataclasses import replace
 from typing import Any
@@ -9,18 +9,11 @@ import torch
 from scipy import stats as scipy_stats
 
 from assay.analyses.generalization import (
-    circuit_shift,
     dependency_depth_bias,
-    dependency_matrix,
-    motif,
-    resampled_dependency,
     resampled_depth_bias,
-    resampled_motif,
-    resampled_shift,
 )
-from assay.analyses.generalization.shift import DISTANCES, ShiftView
 from assay.circuits import EdgeScores
-from assay.core.errors import GraphMismatchError, InputError, ShapeError, UnknownNameError
+from assay.core.errors import InputError, ShapeError, UnknownNameError
 from assay.discovery.edges import OutputScores
 from assay.discovery.edges.sums import WeightedSums
 from assay.graph import build_graph
@@ -71,50 +64,6 @@ def test_depth_bias_of_each_resample(options: dict[str, Any]) -> None:
         assert found.draws[b] == pytest.approx(drawn, rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("distance", "view"),
-    [
-        *((distance, ShiftView()) for distance in DISTANCES),
-        ("spearman", ShiftView(weights="signed")),
-        ("jaccard", ShiftView(top_k=9)),
-    ],
-)
-def test_shift_of_each_resample(distance: str, view: ShiftView) -> None:
-    known, new = sample(40, 2), sample(12, 1)
-    options = {"distance": distance, **vars(view)}
-    found = resampled_shift(known, new, distance=distance, view=view)
-    assert found.value == pytest.approx(circuit_shift(known, new, **options), rel=1e-9)
-    reference, mean = (each.values[GRAPH.valid].numpy() for each in (known, new))
-    away = np.abs(mean) - np.abs(reference)
-    if distance != "l2":
-        scale = np.abs(mean) @ np.abs(reference) / (reference @ reference)
-        away = np.abs(mean) - scale * np.abs(reference)
-    departures = new.resampled.double().numpy() - mean
-    noise = (departures**2).mean(0).sum() - (departures.mean(0) ** 2).sum()
-    kept = np.sqrt(max(1 - noise / (away @ away), 0))
-    centre = np.sign(mean) * (np.abs(mean) - (1 - kept) * away)
-    drawn = circuit_shift(known, at(new, torch.from_numpy(centre + departures[3])), **options)
-    assert found.draws[3] == pytest.approx(drawn, rel=1e-5, abs=1e-9)
-    interval = found.interval()
-    assert DISTANCES[distance].bounds[0] <= interval.low <= found.value
-    assert found.value <= interval.high <= DISTANCES[distance].bounds[1]
-
-
-def test_matrix_and_motif_of_each_resample() -> None:
-    models = [sample(15, seed, noise=0.5) for seed in range(5)]
-    rows = [resampled_dependency(each) for each in models]
-    for row, scores in zip(rows, models, strict=True):
-        torch.testing.assert_close(torch.from_numpy(row.value), dependency_matrix(scores))
-        expected = dependency_matrix(at(scores, scores.resampled[4]))
-        torch.testing.assert_close(torch.from_numpy(row.draws[4]), expected, rtol=1e-9, atol=1e-9)
-    performance = [0.1, 0.5, 0.4, 0.8, 0.6]
-    found = resampled_motif(rows, performance)
-    expected = motif([torch.from_numpy(each.draws[4]) for each in rows], performance).loadings
-    torch.testing.assert_close(torch.from_numpy(found.draws[4]), expected)
-    interval = found.entry(1, 5).interval()
-    assert -1 <= interval.low < found.entry(1, 5).value < interval.high <= 1
-
-
 def test_scores_into_the_logits_alone_give_the_same() -> None:
     scores = sample(20, 1)
     drawn = torch.zeros(B, *GRAPH.valid.shape)
@@ -136,7 +85,7 @@ def test_scores_into_the_logits_alone_give_the_same() -> None:
 
 def test_errors_are_those_of_a_literal_bootstrap() -> None:
     """Drawing images with replacement, a resample after the other; each side has 1.6 % Monte Carlo error."""
-    known, new = sample(40, 2), sample(40, 1, resamples=2000)
+    new = sample(40, 1, resamples=2000)
     rng = np.random.default_rng(5)
     apart = new.per_example
     literal = []
@@ -151,26 +100,6 @@ def test_errors_are_those_of_a_literal_bootstrap() -> None:
     drawn = resampled_depth_bias(alone, targets="global")
     assert (drawn.value, drawn.n, len(drawn.draws)) == (found.value, 40, 200)
     assert drawn.error == pytest.approx(found.error, rel=0.2)
-    shifts = [resampled_shift(known, each).error for each in (new, alone)]
-    assert shifts[0] == pytest.approx(shifts[1], rel=0.2)
-
-
-def test_the_error_of_a_sum_of_scores_is_exact() -> None:
-    """An entry of the matrix is linear where no score changes its sign: variance k sigma^2 / n of k edges.
-
-    Each of 200 samples of 25 images has the variance of its own scores, whose mean is exact.
-    """
-    rng = np.random.default_rng(3)
-    count = int(dependency_matrix(EdgeScores(GRAPH, torch.ones(GRAPH.valid.shape)))[1, 5])
-    squares = []
-    for seed in range(200):
-        apart = torch.from_numpy(5 + rng.standard_normal((25, *GRAPH.valid.shape))) * GRAPH.valid
-        drawn = drawn_means(apart, 100, seed)
-        scores = EdgeScores(GRAPH, apart.mean(0), resampled=drawn, details={"n": 25})
-        squares.append(resampled_dependency(scores).entry(1, 5).error ** 2)
-    exact = count / 25
-    # Relative error of one: sqrt(2 / 24 + 2 / 99) = 0.32; of the mean of 200: 2.3 %.
-    assert np.mean(squares) == pytest.approx(exact, rel=0.07)
 
 
 def test_a_paired_difference_is_surer_than_its_parts() -> None:
@@ -208,13 +137,9 @@ def test_draws_of_other_images_or_seeds_do_not_pair_up() -> None:
     for other in others:
         with pytest.raises(InputError, match="same resamples=, seed and data"):
             one - resampled_depth_bias(other)
-    with pytest.raises(InputError, match="score all on the same images"):
-        resampled_motif(
-            [resampled_dependency(each) for each in (keyed([*range(10)]), *others)], [0.1, 0.2, 0.3]
-        )
 
     def of(data: str) -> ResampledValue:
-        return resampled_shift(keyed([*range(10)]), replace(rows, provenance={"task": {"data_hash": data}}))
+        return resampled_depth_bias(replace(rows, provenance={"task": {"data_hash": data}}))
 
     assert (of("a") - of("a")).key == "rows a"
     with pytest.raises(InputError, match="rows a"):
@@ -249,33 +174,13 @@ def test_empty_resamples_do_not_count() -> None:
     found = resampled_depth_bias(with_holes)
     assert np.isnan(found.draws[5])
     assert found.error == pytest.approx(resampled_depth_bias(scores).error, rel=0.2)
-    assert np.isfinite(resampled_shift(sample(30, 2), with_holes).interval().low)
 
 
 def test_errors_are_the_spread_of_samples() -> None:
-    """Of 300 samples of 30 images: noise as large as the scores, no shift, a large one.
-
-    A standard deviation of 300 has 4 % error. Resamples around the noisy mean itself would give the shift
-    from nearly the same circuit an error 1.3 times the spread; a jackknife one of 1.5 times.
-    """
-    quiet = sample(2000, 500, noise=0.1)
-    far = EdgeScores(GRAPH, quiet.values * torch.from_numpy(np.exp(GRAPH.valid.numpy() * _moved())))
-    readings: dict[str, list[tuple[float, float]]] = {}
-    for seed in range(300):
-        new = sample(30, seed)
-        for name, found in (
-            ("depth bias", resampled_depth_bias(new, targets="global")),
-            ("no shift", resampled_shift(quiet, new)),
-            ("shift", resampled_shift(far, new)),
-        ):
-            readings.setdefault(name, []).append((found.value, found.error))
-    for name, listed in readings.items():
-        values, errors = np.array(listed).T
-        assert np.sqrt((errors**2).mean()) / values.std(ddof=1) == pytest.approx(1, abs=0.12), name
-
-
-def _moved() -> np.ndarray:
-    return 0.7 * np.random.default_rng(8).standard_normal(GRAPH.valid.shape)
+    """Of 300 samples of 30 images, noise as large as the scores; their standard deviation has 4 % error."""
+    found = [resampled_depth_bias(sample(30, seed), targets="global") for seed in range(300)]
+    values, errors = np.array([[each.value, each.error] for each in found]).T
+    assert np.sqrt((errors**2).mean()) / values.std(ddof=1) == pytest.approx(1, abs=0.12)
 
 
 def test_what_cannot_be_resampled() -> None:
@@ -284,24 +189,13 @@ def test_what_cannot_be_resampled() -> None:
         resampled_depth_bias(plain)
     with pytest.raises(UnknownNameError, match="targets"):
         resampled_depth_bias(sample(5, 1), targets="logits")
-    with pytest.raises(UnknownNameError, match="distance"):
-        resampled_shift(plain, sample(5, 1), distance="euclid")
-    other = build_graph(2, 2)
-    with pytest.raises(GraphMismatchError):
-        resampled_shift(EdgeScores(other, torch.ones(other.n_sources, other.n_targets)), sample(5, 1))
     with pytest.raises(InputError, match="ratio is 0.7"):
         resampled_depth_bias(sample(5, 1), ratio=0.7)
-    with pytest.raises(InputError, match="score all on the same images"):
-        resampled_motif([resampled_dependency(sample(n, 1)) for n in (5, 6, 7)], [0.1, 0.2, 0.3])
 
 
 def test_equal_images_leave_no_doubt_and_nothing_has_no_interval() -> None:
-    same, reference = sample(4, 1, noise=0.0), sample(9, 2)
-    for found in (resampled_depth_bias(same), resampled_shift(reference, same)):
-        interval = found.interval()
-        assert interval.low == pytest.approx(interval.high, abs=1e-5)
+    interval = resampled_depth_bias(sample(4, 1, noise=0.0)).interval()
+    assert interval.low == pytest.approx(interval.high, abs=1e-5)
     zeros = torch.zeros(6, *GRAPH.valid.shape)
     nothing = EdgeScores(GRAPH, zeros[0], per_example=zeros)
     assert resampled_depth_bias(nothing).interval().reason == "undefined"
-    flat = EdgeScores(GRAPH, torch.ones(GRAPH.valid.shape))
-    assert resampled_shift(flat, sample(6, 1)).interval().reason == "undefined"

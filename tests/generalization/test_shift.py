@@ -14,7 +14,6 @@ from scipy import linalg
 
 from assay.analyses.generalization import (
     DISTANCES,
-    WeightedCircuit,
     circuit_shift,
     circuit_shifts,
     dependency_matrix,
@@ -102,59 +101,6 @@ def test_spectral_distances_equal_the_golden_values(pair: str, normalized: bool)
 
 
 @pytest.mark.parametrize("pair", GOLDEN)
-@pytest.mark.parametrize("weights", ["abs", "signed"])
-def test_agreements_equal_those_of_the_authors_code(pair: str, weights: str) -> None:
-    got = circuit_shifts(*golden_pair(pair), extra=True, weights=weights)
-    prefix = "ref|abs_" if weights == "abs" else "ref|"
-    # their correlations run in float32
-    assert 1 - got["spearman"] == pytest.approx(GOLDEN[pair][f"{prefix}srcc"], rel=1e-6)
-    assert 1 - got["cosine"] == pytest.approx(GOLDEN[pair][f"{prefix}cosine"], rel=1e-5)
-    assert got["pearson"] == pytest.approx(GOLDEN[pair][f"{prefix}pearson"], rel=1e-5)
-    assert got["kendall_tau"] == pytest.approx(GOLDEN[pair][f"{prefix}kendall_tau_b"], rel=1e-6)
-    assert got["l2"] == pytest.approx(GOLDEN[pair][f"{prefix}residual_norm_L2"], rel=1e-6)
-
-
-@pytest.mark.parametrize("pair", GOLDEN)
-@pytest.mark.parametrize("weights", ["abs", "signed"])
-def test_every_number_of_the_authors_code_can_be_had(pair: str, weights: str) -> None:
-    got = circuit_shifts(
-        *golden_pair(pair), extra=True, weights=weights, compat="reference", top_k=GOLDEN[pair]["k"]
-    )
-    prefix = "abs_" if weights == "abs" else ""
-    names = {
-        "binary_jaccard": 1 - got["jaccard"],
-        "weighted_jaccard": got["weighted_jaccard"],
-        "laplacian_spectral_dist_k50": got["laplacian"],
-        "netlsd_dist": got["netlsd"],
-        "spec_L2_k10": got["laplacian_10"],
-        f"{prefix}srcc": 1 - got["spearman"],
-        f"{prefix}cosine": 1 - got["cosine"],
-        f"{prefix}pearson": got["pearson"],
-        f"{prefix}kendall_tau_b": got["kendall_tau"],
-        f"{prefix}kendall_tau_c": got["kendall_tau_c"],
-        f"{prefix}residual_norm_L2": got["l2"],
-        f"{prefix}residual_norm_Linf": got["largest_difference"],
-    }
-    assert set(got) - {"laplacian_10", "largest_difference", "kendall_tau_c"} == set(DISTANCES) | {
-        "kendall_tau",
-        "pearson",
-        "weighted_jaccard",
-    }
-    for name, value in names.items():
-        # the vectors' numbers run in float32 there, and 1e-12 is added to some denominators
-        assert value == pytest.approx(GOLDEN[pair][f"ref|{name}"], rel=2e-5, abs=1e-9), name
-    graphs = {
-        "binary_jaccard",
-        "weighted_jaccard",
-        "laplacian_spectral_dist_k50",
-        "netlsd_dist",
-        "spec_L2_k10",
-    }
-    for name in graphs:
-        assert names[name] == pytest.approx(GOLDEN[pair][f"ref|{name}"], rel=1e-8, abs=1e-12), name
-
-
-@pytest.mark.parametrize("pair", GOLDEN)
 @pytest.mark.parametrize("absolute", [True, False])
 def test_rank_shift_maps_equal_the_golden_ones(pair: str, absolute: bool) -> None:
     got = rank_shift_map(*golden_pair(pair), absolute=absolute)
@@ -172,14 +118,6 @@ def test_vectors_worked_by_hand() -> None:
     assert circuit_shift(before, after, distance="l2", weights="signed") == pytest.approx(math.sqrt(50))
     assert circuit_shift(before, after, distance="cosine") == pytest.approx(1 - 24 / 25)
     assert circuit_shift(before, after, distance="cosine", weights="signed") == pytest.approx(1)
-
-
-def test_weighted_overlap_worked_by_hand() -> None:
-    before, after = tiny_scores(input_q=3.0, mlp_logits=-4.0), tiny_scores(input_q=4.0, mlp_logits=3.0)
-    for weights in ("abs", "signed"):
-        extras = circuit_shifts(before, after, extra=True, weights=weights)
-        assert extras["weighted_jaccard"] == pytest.approx((3 + 3) / (4 + 4))
-    assert "weighted_jaccard" not in circuit_shifts(before, after)
 
 
 def test_overlap_worked_by_hand() -> None:
@@ -225,34 +163,6 @@ def test_rank_shifts_worked_by_hand() -> None:
     expected[0, 1], expected[1, 2] = 1 / n / 4, -1 / n / 2
     torch.testing.assert_close(rank_shift_map(before, after), expected)
     torch.testing.assert_close(rank_shift_map(before, after, absolute=True), expected.abs())
-
-
-def test_one_round_of_pruning_leaves_edges_that_dangle() -> None:
-    """What a dropped node fed keeps its other edges, although nothing leads to it any more."""
-    graph = build_graph(2, 1)
-    values = torch.zeros(graph.n_sources, graph.n_targets)
-    chosen = {"input->a0.h0.q": 4.0, "a1.h0->m1": 3.0, "m1->logits": 2.0, "m0->a1.h0.k": 1.0}
-    for edge, score in chosen.items():
-        values[graph.edge_index(edge)] = score
-    a = EdgeScores(graph, values)
-    views = [
-        WeightedCircuit(scores=a, top_k=4, prune=True),
-        WeightedCircuit(scores=a, top_k=4, reference=True),
-    ]
-    # no path from input to logits; the one round drops a0.h0 (nothing behind) and m0 (nothing before)
-    left = [{graph.edge_name(*cell) for cell in view.selected.nonzero().tolist()} for view in views]
-    assert left == [set(), {"a1.h0->m1", "m1->logits"}]
-
-
-def test_reference_graphs_worked_by_hand() -> None:
-    """Two joined nodes against a path of four: the MLP that reads is not the MLP that writes."""
-    before = tiny_scores(input_logits=1.0)  # two edges of score 0 are chosen, too, and end at the head
-    after = tiny_scores(input_mlp=1.0, input_logits=1.0, mlp_logits=1.0)
-    got = circuit_shift(before, after, distance="laplacian", compat="reference", top_k=3)
-    assert got == pytest.approx(math.dist([0, 2, 0, 0], [0, 0.5, 1.5, 2]))
-    assert circuit_shift(before, after, distance="jaccard", compat="reference", top_k=3) == pytest.approx(
-        2 / 3
-    )
 
 
 # ------------------------------------------------------------------------------------ literal versions
@@ -307,9 +217,9 @@ def test_signatures_equal_those_of_a_graph_built_edge_by_edge(graph: Graph) -> N
 @given(seeds=st.tuples(st.integers(0, 500), st.integers(0, 500)))
 def test_distances_are_symmetric_bounded_and_0_for_equals(distance: str, seeds: tuple[int, int]) -> None:
     a, b = (random_scores(VIT, seed) for seed in seeds)
-    low, high = DISTANCES[distance].bounds
+    high = {"spearman": 2.0, "cosine": 2.0, "jaccard": 1.0}.get(distance, math.inf)
     forth = circuit_shift(a, b, distance=distance, top_k=20)
-    assert low - 1e-12 <= forth <= high + 1e-12
+    assert -1e-12 <= forth <= high + 1e-12
     assert circuit_shift(b, a, distance=distance, top_k=20) == pytest.approx(forth, abs=1e-12)
     assert circuit_shift(a, a, distance=distance, top_k=20) == pytest.approx(0, abs=1e-12)
 
@@ -358,7 +268,7 @@ def test_all_distances_at_once_are_the_single_ones() -> None:
 
 def test_undefined_distances_are_nan_with_a_warning() -> None:
     constant = EdgeScores(VIT, torch.ones(VIT.n_sources, VIT.n_targets))
-    with pytest.warns(DegenerateDataWarning, match="one vector is constant"):
+    with pytest.warns(DegenerateDataWarning, match="scores are constant"):
         assert math.isnan(circuit_shift(constant, random_scores(VIT, 0)))
     nowhere = tiny_scores(input_q=1.0)
     with pytest.warns(DegenerateDataWarning, match="NetLSD is undefined.*raise top_k"):
@@ -367,9 +277,9 @@ def test_undefined_distances_are_nan_with_a_warning() -> None:
 
 
 def test_a_zero_vector_has_no_cosine() -> None:
-    with pytest.raises(InputError, match="every shifted score is 0"):
+    with pytest.raises(InputError, match="every score is 0"):
         circuit_shift(tiny_scores(input_q=1.0), tiny_scores(), distance="cosine")
-    with pytest.raises(InputError, match="every reference score is 0"):
+    with pytest.raises(InputError, match="every score is 0"):
         circuit_shift(tiny_scores(), tiny_scores(input_q=1.0), distance="cosine")
 
 
@@ -423,10 +333,5 @@ def test_unknown_choices_list_the_known_ones() -> None:
     pair = random_scores(VIT, 0), random_scores(VIT, 1)
     with pytest.raises(UnknownNameError, match="unknown distance 'spearmn'; did you mean 'spearman'"):
         circuit_shift(*pair, distance="spearmn")
-    with pytest.raises(UnknownNameError, match="unknown compat 'refrence'; did you mean 'reference'"):
-        circuit_shift(*pair, compat="refrence")
-    for options in ({"prune": True}, {"normalized": False}):
-        with pytest.raises(InputError, match="prunes and scales in its own way"):
-            circuit_shift(*pair, compat="reference", **options)
     with pytest.raises(UnknownNameError, match="unknown weights 'both'; known: abs, signed"):
         circuit_shift(*pair, weights="both")

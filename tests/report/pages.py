@@ -23,12 +23,10 @@ from assay.analyses.generalization.domain_evaluation import (
     DomainProbe,
     EvaluationSettings,
 )
-from assay.analyses.generalization.inspection import InspectionSettings
 from assay.analyses.generalization.monitoring import Monitor
 from assay.analyses.generalization.predictors import ORDER
 from assay.analyses.generalization.ranking import rank_inspections
 from assay.analyses.generalization.ranking_table import Ranking
-from assay.analyses.generalization.stable_pick import pick_until_stable
 from assay.circuits import EdgeScores
 from assay.graph import build_graph
 from assay.pipeline.compare import compare_page
@@ -102,15 +100,6 @@ def ranked(*, labelled: bool = True, seed: int = 0) -> Ranking:
     return rank_inspections(shown, known, metrics=metrics, settings=SETTINGS)
 
 
-def _pick() -> Document:
-    models = {f"m{seed}": assay.load_model(untrained_vit(seed)) for seed in range(2)}
-    size = {"height": 32, "width": 32}
-    for model in models.values():
-        model.preprocessing = {"image_processor_type": "ViTImageProcessor", "size": size}
-    few = InspectionSettings(draws=60, steps=2)
-    return pick_until_stable(models, draw_shapes("sketch", 24, size=32), settings=few, first=12).to_dict()
-
-
 @cache
 def _planted_subsets() -> SimpleNamespace:
     data = planted_matrix(60, 120, planted=0.3, slope=0.6, n_families=12, seed=5)
@@ -175,7 +164,6 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "circuit-view": _circuit,
     "ranking": lambda: ranked().to_dict(),
     "ranking-comparison": lambda: compare_rankings([ranked(), ranked(seed=1)]).to_dict(),
-    "stable-pick": _pick,
     "subset": lambda: _planted_subsets().path[20].document,
     "subset-path": lambda: _planted_subsets().path.document,
     "monitor": _monitor,
@@ -187,8 +175,8 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "some gates": _some_gates,
     "whole audit": _whole_audit,
 }
-KINDS = tuple(MAKERS)[:14]
-DOCUMENTS = KINDS[:11]
+KINDS = tuple(MAKERS)[:13]
+DOCUMENTS = KINDS[:10]
 
 
 @cache

@@ -214,7 +214,7 @@ def test_planted_examples_come_back_one_by_one(subset: Subset) -> None:
     assert len(chosen) == subset.size
     np.testing.assert_array_equal(chosen["q_value"], benjamini_hochberg(chosen["p_value"].to_numpy()))
     t = 0.3 * math.sqrt(7 / (1 - 0.09))
-    np.testing.assert_allclose(slope_p_values(np.array([0.3, np.nan]), 7), [scipy_stats.t.cdf(t, 7), 1.0])
+    np.testing.assert_allclose(slope_p_values(np.array([0.3, np.nan]), 7.0), [scipy_stats.t.cdf(t, 7), 1.0])
 
 
 def test_features_that_tell_planted_examples_predict_the_subset(subset: Subset) -> None:

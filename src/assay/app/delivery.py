@@ -37,7 +37,6 @@ KINDS = (
     "ranking",
     "ranking-comparison",
     "scores",
-    "stable-pick",
     "subset-path",
     "sweep",
     "worst_case",

@@ -420,12 +420,10 @@ class ComparingCircuits:
         distance: Distance: spearman, cosine, l2, laplacian, netlsd or jaccard.
         weights: abs (magnitudes) or signed scores.
         top_k: Strongest edges that graph distances compare. Default: 200; all for laplacian.
-        compat: reference: graphs as the authors' code makes them, to compare with published numbers.
         normalized: Scale Laplacians by the degrees.
     """
 
     distance: Annotated[str, COMPARING] = "spearman"
     weights: Annotated[str, RARE] = "abs"
     top_k: Annotated[Count | None, RARE] = None
-    compat: Annotated[str | None, RARE] = None
     normalized: Annotated[bool, RARE, Parameter(negative="--no-normalized")] = True

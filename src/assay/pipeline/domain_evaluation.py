@@ -6,9 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from assay.analyses.generalization.accuracy_estimate import WINDOWS
-from assay.analyses.generalization.batches import check_reference, image_task, labelled_outputs
-from assay.analyses.generalization.depth_bias import layer_sets, node_layers
+from assay.analyses.generalization.batches import check_reference, decoded_once, image_task, labelled_outputs
+from assay.analyses.generalization.dependency import DepthRule, node_layers
 from assay.analyses.generalization.domain_evaluation import (
     DomainEvaluation,
     DomainProbe,
@@ -16,8 +15,7 @@ from assay.analyses.generalization.domain_evaluation import (
     EvaluationSettings,
     LeftOutDomain,
 )
-from assay.analyses.generalization.domain_shifts import decoded_once
-from assay.analyses.generalization.known_parts import MOST_LABELLED, split_known
+from assay.analyses.generalization.known_parts import MOST_LABELLED, WINDOWS, split_known
 from assay.circuits import load_scores, write_atomically
 from assay.core.errors import FileFormatError, InputError
 from assay.core.record import library_version, plain, record_id
@@ -79,7 +77,7 @@ class EvaluationPlan:
 
     @property
     def changed(self) -> int:
-        """Images in distribution that are corrupted, at most: four batches, which an estimate needs."""
+        """Images in distribution that are corrupted, at most."""
         return max(self.rated, WINDOWS * self.settings.n)
 
     @property
@@ -164,7 +162,7 @@ def check_domains(model: Model, plan: EvaluationPlan) -> list[DomainSource]:
         raise InputError(f"{model.id} reads text; assay monitor evaluate needs an image classifier")
     plan.settings.view.check(model.graph)
     how = plan.settings
-    layer_sets(model.graph.n_layers, how.ratio, include_input=how.include_input, sets=how.sets)
+    DepthRule(ratio=how.ratio, sets=how.sets).layers(model.graph.n_layers)
     node_layers(model.graph, how.granularity)
     if max(plan.rated, how.n) < model.n_classes:
         raise InputError(
@@ -286,7 +284,7 @@ def _joined(
     left_out: Sequence[LeftOutDomain],
 ) -> DomainEvaluation:
     probe, plan = keep.probe, keep.plan
-    described, record = probe.model.describe(), plain(dict(probe.batches.known_scores.provenance))
+    described, record = probe.model.describe(), plain(dict(probe.reference.provenance))
     return DomainEvaluation(
         model=described,
         graph=probe.model.graph.describe(),
@@ -373,7 +371,7 @@ class _KeptDomains:
         record: dict[str, Any] = {
             "library": library_version(),
             "model": self.probe.model.describe(),
-            "reference": plain(dict(self.probe.batches.known_scores.provenance)),
+            "reference": plain(dict(self.probe.reference.provenance)),
             "images": images_hash(images),
             "domain": [images.domain, group],
             "learnt": self.learnt,

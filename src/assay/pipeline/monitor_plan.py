@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.analyses.generalization.alarms import batches_for
-from assay.analyses.generalization.noise_floor import LEAST_BATCHES
 from assay.analyses.generalization.shift import USUAL_VIEW, ShiftView
 from assay.core.errors import InputError
 from assay.tasks import is_shapes
@@ -13,6 +12,7 @@ from assay.tasks.image_tables import is_table
 
 METHOD, STEPS, QUADRATURE = "eap-ig-inputs", 5, "midpoint"
 USUAL_BATCHES = 39  # known ones drawn from `shapes:`: two of them lie above the limit of alpha 0.05
+LEAST_BATCHES = 4  # of a reference, where images suffice
 USUAL_REFERENCE = 1024  # images of a reference, unless calibration needs them
 
 

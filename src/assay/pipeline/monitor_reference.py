@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.analyses.generalization.batches import batch_task
-from assay.analyses.generalization.reference import Reference, discover_reference, load_reference
-from assay.circuits import EdgeScores
+from assay.analyses.generalization.reference import discover_reference
+from assay.circuits import EdgeScores, load_scores
 from assay.core.errors import InputError
 from assay.core.random import stream
 from assay.models import Model
@@ -34,12 +34,12 @@ def known_inputs(plan: MonitorPlan, source: str, model: Model, transform: EvalTr
 
 def reference_of(
     model: Model, plan: MonitorPlan, transform: EvalTransform, out: Path, progress: Progress
-) -> tuple[Reference, ImageStream | None]:
+) -> tuple[EdgeScores, ImageStream | None]:
     """The reference circuit, and images in distribution that it does not rest on."""
     pool = None if plan.known is None else known_inputs(plan, plan.known, model, transform)
     if plan.given:
-        reference = load_reference(plan.reference, model)
-        _check_settings(plan, reference.scores)
+        reference = load_scores(plan.reference, graph=model.graph)
+        _check_settings(plan, reference)
         return reference, pool
     if plan.known is not None and plan.known == plan.reference:
         raise InputError(
@@ -64,8 +64,8 @@ def reference_of(
     }
     stored = out / REFERENCE
     if stored.is_file():
-        reference = load_reference(stored, model)
-        record = reference.scores.provenance
+        reference = load_scores(stored, graph=model.graph)
+        record = reference.provenance
         same = {name: record.get(name) for name in settings} == settings
         same &= record.get("steps") in (steps, None) and record.get("quadrature") in (quadrature, None)
         if same and _of_these(record, model, task, plan.window if size > plan.window else size):

@@ -1,27 +1,21 @@
 """A monitor as a job: started from a plan, observing, everything kept and taken up again."""
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from assay.analyses.generalization.alarms import batches_for
-from assay.analyses.generalization.detectable_drop import DetectableDrop, detectable_drops
 from assay.analyses.generalization.domain_shifts import DomainCalibration, calibrate_on_corruptions
 from assay.analyses.generalization.journal import Reading
 from assay.analyses.generalization.known_parts import MOST_LABELLED, KnownParts, split_known
 from assay.analyses.generalization.monitoring import Monitor
-from assay.analyses.generalization.noise_floor import LEAST_BATCHES
-from assay.analyses.generalization.reference import Reference
 from assay.analyses.generalization.shift import USUAL_VIEW
-from assay.circuits import write_atomically
+from assay.circuits import EdgeScores, write_atomically
 from assay.core.errors import FileFormatError, InputError
 from assay.core.untrusted import malformed, parse_json
 from assay.models import Model
-from assay.pipeline.batch_pictures import BatchPictures
 from assay.pipeline.image_stream import Batch
 from assay.pipeline.monitor_directory import DOCUMENT, DOMAINS, PAGE, READINGS
 from assay.pipeline.monitor_plan import MonitorPlan
@@ -41,14 +35,12 @@ class StartedMonitor:
         domains: The calibration on corrupted domains; None without a target.
         out: Where everything is kept.
         passed: Names of files that could not be read since the last reading.
-        without_floor: Why shifts are not corrected for a noise floor; empty where they are.
     """
 
     monitor: Monitor
     domains: DomainCalibration | None
     out: Path
     passed: list[str] = field(default_factory=list)
-    without_floor: str = ""
 
     @cached_property
     def _shown(self) -> list[dict[str, Any]]:
@@ -61,26 +53,7 @@ class StartedMonitor:
         self._shown.extend(head.pop("readings"))
         if self.domains is None:
             return head
-        drops = [{**each.to_dict(), "statement": each.statement} for each in self.drops]
-        return {**head, "domains": self.domains.to_dict(), "detectable": drops}
-
-    @cached_property
-    def drops(self) -> tuple[DetectableDrop, ...]:
-        """The smallest drops that one batch detects by the rule in force.
-
-        Empty without domains, with too few known batches, and under the sequential rule, which decides over
-        many batches.
-        """
-        monitor, known = self.monitor, self.monitor.calibration
-        if self.domains is None or known is None or monitor.rule == "sequential":
-            return ()
-        threshold = monitor.threshold if monitor.rule == "threshold" else None
-        least = batches_for(monitor.alpha) if threshold is None else LEAST_BATCHES
-        if len(known.shifts) < least or {each.n for each in self.domains.known} != {known.n}:
-            return ()
-        return detectable_drops(
-            self.domains, known, metric=monitor.distance, threshold=threshold, alpha=monitor.alpha
-        )
+        return {**head, "domains": self.domains.to_dict()}
 
     @property
     def document(self) -> dict[str, Any]:
@@ -92,20 +65,11 @@ class StartedMonitor:
             **head,
             "readings": list(self._shown),
             "passed": list(self.passed),
-            "without_floor": self.without_floor,
-            "pictures": self._pictures.to_dict(),
         }
 
-    @cached_property
-    def _pictures(self) -> BatchPictures:
-        return BatchPictures(self.out / DOCUMENT)
-
     def observe(self, batch: Batch) -> Reading:
-        """Observe a batch and keep pictures of it; errors as `Monitor.observe`."""
-        reading = self.monitor.observe(batch.inputs, sources=batch.sources, skipped=batch.skipped)
-        alarmed = frozenset(each.index for each in self.monitor.readings if each.alarm)
-        self._pictures.add(batch, reading, alarmed)
-        return reading
+        """Observe a batch; errors as `Monitor.observe`."""
+        return self.monitor.observe(batch.inputs, sources=batch.sources, skipped=batch.skipped)
 
     @property
     def done(self) -> frozenset[str]:
@@ -167,13 +131,6 @@ def start_monitor(
                 "folder with more images than the window"
             )
         parts = split_known(pool, plan.window, seed=plan.seed)
-        n = min(plan.window, parts.corrupt.n)
-        if reference.blocks is not None and plan.view == USUAL_VIEW and n != reference.batch:
-            raise InputError(
-                f"corrupted domains would hold {n} images (window {plan.window}, {pool.n} known images), but "
-                f"the noise floor of the reference is that of {reference.batch}; give a window of "
-                f"{reference.batch} and as many labelled images or more (--known)"
-            )
         learn = parts.learn or learn
         domains = _domains(model, plan, reference, parts, transform, out, progress)
         threshold = domains.threshold(plan.target, metric=plan.distance)
@@ -186,24 +143,19 @@ def start_monitor(
         rule=plan.rule,
         alpha=plan.alpha,
         labelled=learn,
-        estimator=None if domains is None else domains.accuracy_estimator(),
-        drift=pool,
         transform=transform,
         batch_size=plan.batch_size,
         log=out / READINGS,
         seed=plan.seed,
     )
     _calibrate(monitor, plan, pool, progress)
-    without = "only the usual comparison of circuits has a noise floor"
-    if plan.view == USUAL_VIEW:
-        without = reference.without_floor(plan.distance)
-    return StartedMonitor(monitor=monitor, domains=domains, out=out, without_floor=without)
+    return StartedMonitor(monitor=monitor, domains=domains, out=out)
 
 
 def _domains(
     model: Model,
     plan: MonitorPlan,
-    reference: Reference,
+    reference: EdgeScores,
     parts: KnownParts,
     transform: EvalTransform,
     out: Path,
@@ -213,7 +165,7 @@ def _domains(
     images = parts.corrupt
     stored = out / DOMAINS
     wanted = {
-        "reference": json.loads(json.dumps(dict(reference.scores.provenance))),
+        "reference": json.loads(json.dumps(dict(reference.provenance))),
         "domain": images.domain,
         "hash": images_hash(images),
         "learnt": None if parts.learn is None else images_hash(parts.learn),
@@ -223,17 +175,12 @@ def _domains(
     }
     if stored.is_file():
         calibration = _read_domains(stored)
-        earlier, clean = calibration.provenance["images"], calibration.clean_domain
-        if (
-            clean is not None
-            and math.isfinite(clean.batch_performance)
-            and wanted
-            == {
-                "reference": calibration.provenance["reference"],
-                **{name: earlier.get(name) for name in ("domain", "hash", "learnt", "n", "seed")},
-                "view": calibration.provenance.get("view", {}),
-            }
-        ):
+        earlier = calibration.provenance["images"]
+        if wanted == {
+            "reference": calibration.provenance["reference"],
+            **{name: earlier.get(name) for name in ("domain", "hash", "learnt", "n", "seed")},
+            "view": calibration.provenance.get("view", {}),
+        }:
             return calibration
     calibration = calibrate_on_corruptions(
         model,
@@ -244,7 +191,7 @@ def _domains(
         view=plan.view,
         transform=transform,
         batch_size=plan.batch_size,
-        progress=lambda _, done, __: progress("corrupted domains", done, 40),
+        progress=lambda _, done, __: progress("corrupted domains", done, 39),
         seed=plan.seed,
     )
     out.mkdir(parents=True, exist_ok=True)

@@ -58,7 +58,6 @@ _MODULES = {
     "monitor": "assay.analyses.generalization.monitor_page",
     "ranking": "assay.analyses.generalization.page",
     "ranking-comparison": "assay.analyses.generalization.comparison_page",
-    "stable-pick": "assay.analyses.generalization.pick_page",
     "subset": "assay.analyses.subsets.page",
     "subset-path": "assay.analyses.subsets.page",
     "worst_case": "assay.analyses.worst_case.page",

@@ -1,26 +1,170 @@
-"""False alarms under control: conformal p-values of a batch, and a test that may be looked at for ever.
+"""When an alarm goes off: at a threshold that corresponds to a performance, or at a rate that is kept.
 
 A batch of n images has a positive shift by sampling alone. What is unusual is therefore learnt from batches
-of the same size that are known to be in distribution. Both rules here need nothing but exchangeability: the
-known batches and the watched ones, while nothing has changed, must be as likely in any other order.
+of the same size that are known to be in distribution. The conformal and the sequential rule need nothing but
+exchangeability: the known batches and the watched ones, while nothing has changed, must be as likely in any
+other order.
 """
 
 import bisect
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
+import numpy as np
 import scipy
 
-from assay.analyses.generalization.thresholds import Threshold
-from assay.core.errors import InputError, NonFiniteError
+from assay.core.errors import InputError, NonFiniteError, check_name
+from assay.core.random import stream
 from assay.core.record import Record, same
 from assay.core.verdict import Interval
 from assay.stats import clopper_pearson
 
 
+RULES = ("threshold", "conformal", "sequential")
 POWERS = (1.0, 0.5, 0.25)  # of the bets: 1 does not bet, 0.25 puts most on small p-values
 JUMP = 0.01  # share of the capital dealt out anew before each bet
+MOST_BATCHES = 100  # known ones, unless more are asked for
+
+
+def _finite(what: str, values: Mapping[object, float]) -> None:
+    for name, value in values.items():
+        if not math.isfinite(value):
+            raise NonFiniteError(f"the {what} of {name} is {value}; give finite numbers, or leave it out")
+
+
+def check_alpha(alpha: float, name: str = "alpha") -> None:
+    """Refuse what is not a probability strictly between 0 and 1."""
+    if not 0 < alpha < 1:
+        raise InputError(f"{name} is {alpha}; expected a probability above 0 and below 1")
+
+
+# --------------------------------------------------------------------------------------------- thresholds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threshold(Record):
+    """Where the alarm goes off.
+
+    Attributes:
+        value: delta': the score that corresponds to `performance`.
+        domain: The calibration domain whose performance is closest to the target.
+        target: delta: performance below it should raise the alarm.
+        performance: What the value corresponds to: the target, or the nearest that the domains reach; under
+            `nearest` the performance of `domain`.
+        higher_is_shift: True where a score above `value` is the alarm.
+        method: `isotonic` or `nearest`, see `calibrate_threshold`.
+    """
+
+    value: float
+    domain: str = ""
+    target: float = math.nan
+    performance: float = math.nan
+    higher_is_shift: bool = True
+    method: str = "nearest"
+
+    def alarm(self, score: float) -> bool:
+        """Whether a score raises the alarm; one that equals the threshold does not."""
+        return score > self.value if self.higher_is_shift else score < self.value
+
+
+def calibrate_threshold(
+    scores_by_domain: Mapping[str, float],
+    performance_by_domain: Mapping[str, float],
+    target: float,
+    *,
+    higher_is_shift: bool = True,
+    method: str = "isotonic",
+) -> Threshold:
+    """The threshold of a score that corresponds to a performance, read off domains where both are known.
+
+    - `"isotonic"`: the score as a monotone function of performance, by isotonic regression over the domains
+      and straight lines between them, at the target; beyond their performances, the value at the nearest.
+    - `"nearest"`, as published: j = argmin |performance_j - target|, the first of equals; the threshold is
+      the score of domain j.
+
+    Args:
+        scores_by_domain: Calibration domain -> score, such as the circuit shift on it.
+        performance_by_domain: The same domains -> performance.
+        target: delta: performance below it should raise the alarm.
+        higher_is_shift: True for shifts; False for scores that fall with performance, such as confidence.
+        method: One of the two.
+
+    Raises:
+        InputError: For no domain, domains that only one side has, or a target that is not finite.
+        NonFiniteError: For NaN or infinite numbers; the message names the domain.
+        UnknownNameError: For another method.
+
+    Notes:
+        If no domain comes near the target, the threshold corresponds to the performance it has: compare
+        `Threshold.performance` with `target`.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, Eqs. 5 and 6; Barlow et al. (1972), on isotonic regression.
+
+    Example:
+        >>> shifts, accuracy = {"fog": 0.2, "snow": 0.5}, {"fog": 0.9, "snow": 0.6}
+        >>> round(calibrate_threshold(shifts, accuracy, 0.7).value, 6)
+        0.4
+        >>> calibrate_threshold(shifts, accuracy, 0.7, method="nearest").domain
+        'snow'
+    """
+    check_name("method of a threshold", method, ("isotonic", "nearest"))
+    odd = sorted(set(scores_by_domain) ^ set(performance_by_domain))
+    if odd or not scores_by_domain:
+        raise InputError(
+            "every domain needs a score and a performance; one is missing for: "
+            f"{', '.join(odd) or 'no domain at all'}"
+        )
+    if not math.isfinite(target):
+        raise InputError(f"target is {target}; give the performance below which to raise the alarm")
+    _finite("score", {f"domain {name!r}": value for name, value in scores_by_domain.items()})
+    _finite("performance", {f"domain {name!r}": value for name, value in performance_by_domain.items()})
+    nearest = min(scores_by_domain, key=lambda domain: abs(performance_by_domain[domain] - target))
+    value, performance = float(scores_by_domain[nearest]), float(performance_by_domain[nearest])
+    if method == "isotonic":
+        x, y = np.array([(performance_by_domain[name], each) for name, each in scores_by_domain.items()]).T
+        places, group, counts = np.unique(x, return_inverse=True, return_counts=True)
+        means = np.bincount(group, weights=y) / counts  # of domains with equal performance
+        fit = scipy.optimize.isotonic_regression(means, weights=counts, increasing=not higher_is_shift).x
+        value, performance = float(np.interp(target, places, fit)), float(np.clip(target, x.min(), x.max()))
+    return Threshold(
+        value=value,
+        domain=nearest,
+        target=target,
+        performance=performance,
+        higher_is_shift=higher_is_shift,
+        method=method,
+    )
+
+
+def threshold_of(threshold: Threshold | float | None, *, needed: bool) -> Threshold | None:
+    """The threshold of a monitor, from a threshold, a number or nothing.
+
+    Raises:
+        InputError: If it is needed and missing, not finite, or of a score that falls with shift.
+    """
+    if threshold is None:
+        if needed:
+            raise InputError(
+                "the rule is 'threshold', but the threshold is missing; give one, or use another rule"
+            )
+        return None
+    if not isinstance(threshold, Threshold):
+        value = float(threshold)
+        if not math.isfinite(value):
+            raise InputError(f"threshold is {value}; pass a shift, or the result of calibrate_threshold")
+        return Threshold(value=value)
+    if not threshold.higher_is_shift:
+        raise InputError(
+            f"the threshold {threshold.value:g} was calibrated on a score that falls with shift, such as "
+            "confidence, but a monitor compares circuit shifts; calibrate it on those"
+        )
+    return threshold
+
+
+# ------------------------------------------------------------------------------- rules with a known rate
 
 
 def conformal_p_value(known: Sequence[float], score: float) -> float:
@@ -44,9 +188,10 @@ def conformal_p_value(known: Sequence[float], score: float) -> float:
         >>> conformal_p_value([0.1, 0.2, 0.3], 0.25)
         0.5
     """
-    values = _finite(known, least=1)
-    _finite([score])
-    return (1 + sum(each >= score for each in values)) / (len(values) + 1)
+    if not known:
+        raise InputError("got 0 known batches; expected at least 1")
+    _finite("shift", {**{f"batch {place}": each for place, each in enumerate(known)}, "the new batch": score})
+    return (1 + sum(each >= score for each in known)) / (len(known) + 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +218,7 @@ class ConformalAlarm(Record):
 
     def __post_init__(self) -> None:
         check_alpha(self.alpha)
-        _finite(self.known, least=1)
+        _finite("shift", {f"batch {place}": each for place, each in enumerate(self.known)})
         if self.alpha < self.smallest_alpha * (1 - 1e-12):
             raise InputError(
                 f"alpha is {self.alpha:g}, but {len(self.known)} batch(es) support no less than "
@@ -142,8 +287,6 @@ class SequentialTest:
         scores: All scores so far, ascending.
         log_shares: Log of the capital on each bet of `POWERS`.
         log_peak: Log of the largest capital so far.
-        n: Batches bet on; the known ones do not count.
-        p_value: Of the last of them; NaN before the first.
 
     Notes:
         What breaks exchangeability raises the alarm, wanted or not: batches by class or by day, known images
@@ -162,8 +305,6 @@ class SequentialTest:
         default_factory=lambda: tuple(-math.log(len(POWERS)) for _ in POWERS)
     )
     log_peak: float = 0.0
-    n: int = 0
-    p_value: float = math.nan
 
     @classmethod
     def start(cls, known: Sequence[float]) -> "SequentialTest":
@@ -175,7 +316,8 @@ class SequentialTest:
         Raises:
             NonFiniteError: For NaN or infinite scores.
         """
-        return cls(scores=tuple(sorted(_finite(known))))
+        _finite("shift", {f"batch {place}": each for place, each in enumerate(known)})
+        return cls(scores=tuple(sorted(known)))
 
     def observe(self, score: float, u: float) -> "SequentialTest":
         """The test after one more batch.
@@ -188,7 +330,7 @@ class SequentialTest:
             NonFiniteError: For a score that is not finite.
             InputError: For `u` outside (0, 1].
         """
-        _finite([score])
+        _finite("shift", {"the batch": score})
         if not 0 < u <= 1:
             raise InputError(f"u is {u}; expected a uniform number above 0 and at most 1")
         bag = list(self.scores)
@@ -202,13 +344,8 @@ class SequentialTest:
             _log_sum((math.log1p(-JUMP) + share, dealt)) + math.log(power) + (power - 1) * math.log(p)
             for share, power in zip(self.log_shares, POWERS, strict=True)
         )
-        return SequentialTest(
-            scores=tuple(bag),
-            log_shares=shares,
-            log_peak=max(self.log_peak, _log_sum(shares)),
-            n=self.n + 1,
-            p_value=p,
-        )
+        peak = max(self.log_peak, _log_sum(shares))
+        return replace(self, scores=tuple(bag), log_shares=shares, log_peak=peak)
 
     @property
     def log_capital(self) -> float:
@@ -221,28 +358,10 @@ class SequentialTest:
         return self.log_peak >= -math.log(alpha)
 
 
-def check_alpha(alpha: float, name: str = "alpha") -> None:
-    """Refuse what is not a probability strictly between 0 and 1."""
-    if not 0 < alpha < 1:
-        raise InputError(f"{name} is {alpha}; expected a probability above 0 and below 1")
-
-
 def _log_sum(logs: Sequence[float]) -> float:
     """log(sum(exp(logs)))."""
     largest = max(logs)
     return largest + math.log(math.fsum(math.exp(each - largest) for each in logs))
-
-
-def _finite(scores: Sequence[float], *, least: int = 0) -> list[float]:
-    values = [float(each) for each in scores]
-    if len(values) < least:
-        raise InputError(f"got {len(values)} known batches; expected at least {least}")
-    for place, each in enumerate(values):
-        if not math.isfinite(each):
-            raise NonFiniteError(
-                f"the shift of batch {place} is {each}; constant scores have no rank distance"
-            )
-    return values
 
 
 # -------------------------------------------------------------------------------------- guarantees
@@ -254,7 +373,6 @@ class Calibration(Record):
 
     Attributes:
         shifts: One per batch.
-        excess: The same beyond the noise floor; empty where the reference has none.
         n: Images of a batch.
         domain: Where they come from.
     """
@@ -262,12 +380,6 @@ class Calibration(Record):
     shifts: tuple[float, ...]
     n: int
     domain: str = ""
-    excess: tuple[float, ...] = ()
-
-    @property
-    def statistics(self) -> tuple[float, ...]:
-        """What the rules compare batches by: the excess where there is one, else the shift."""
-        return self.excess or self.shifts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,7 +430,7 @@ def guarantee(
     elif rule == "conformal":
         assert calibration is not None
         rate = alpha
-        bound = ConformalAlarm(known=calibration.statistics, alpha=alpha).rate_bound()
+        bound = ConformalAlarm(known=calibration.shifts, alpha=alpha).rate_bound()
         statement = (
             f"A batch of {calibration.n} images raises a false alarm with probability at most "
             f"{alpha:g}, if it is exchangeable with the {m} known batches; for these "
@@ -337,10 +449,129 @@ def guarantee(
         )
     else:
         assert threshold is not None
-        raised = sum(threshold.alarm(each) for each in calibration.statistics)
+        raised = sum(threshold.alarm(each) for each in calibration.shifts)
         rate, interval = raised / m, clopper_pearson(raised, m)
         statement = (
             f"{raised} of {m} batches of {calibration.n} images in distribution exceed the threshold: "
             f"{rate:.2g} false alarms per batch, 95 % interval {interval.low:.2g} to {interval.high:.2g}."
         )
     return Guarantee(rule=rule, rate=rate, over=over, interval=interval, statement=statement)
+
+
+# -------------------------------------------------------------------------------------- all rules
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuleVerdict:
+    """What the rules say of a batch; attributes as in `Reading`."""
+
+    alarm: bool | None
+    alarms: Mapping[str, bool]
+    p_value: float | None
+    e_value: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlarmRules:
+    """The rules of a monitor at some point of its stream.
+
+    Attributes:
+        asked: The rule that is to decide; None: the threshold if there is one, else conformal.
+        threshold: Of the threshold rule, if there is one.
+        alpha: Level of the other two, in (0, 1).
+        seed: Of the draws that break ties.
+        calibration: Known batches, if any.
+        sequential: The test after the batches so far.
+
+    Raises:
+        InputError: For an `alpha` that is not a probability.
+        UnknownNameError: For another rule.
+    """
+
+    asked: str | None
+    threshold: Threshold | None
+    alpha: float
+    seed: int
+    calibration: Calibration | None = None
+    sequential: SequentialTest = field(default_factory=lambda: SequentialTest.start(()))
+
+    def __post_init__(self) -> None:
+        check_alpha(self.alpha)
+        if self.asked is not None:
+            check_name("rule of an alarm", self.asked, RULES)
+
+    @property
+    def rule(self) -> str | None:
+        """The rule that decides; None where there is nothing to decide by."""
+        if self.asked is not None:
+            return self.asked
+        if self.threshold is not None:
+            return "threshold"
+        return None if self.conformal is None else "conformal"
+
+    @cached_property
+    def conformal(self) -> ConformalAlarm | None:
+        """The conformal alarm; None without known batches, or with too few for `alpha`."""
+        if self.calibration is None or len(self.calibration.shifts) < batches_for(self.alpha):
+            return None
+        return ConformalAlarm(known=self.calibration.shifts, alpha=self.alpha)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """How often the rule in force raises a false alarm, and what that rests on."""
+        return guarantee(self.rule, self.threshold, self.calibration, self.alpha)
+
+    def batches_of(self, n: int, size: int, asked: int | None) -> int:
+        """Known batches of a size to measure when so many inputs are at hand.
+
+        Raises:
+            InputError: If they do not give the batches that the rule needs, or those asked for.
+        """
+        most = n // size
+        m = min(most, MOST_BATCHES) if asked is None else asked
+        conformal = self.asked == "conformal" or (self.asked is None and self.threshold is None)
+        needed = batches_for(self.alpha) if conformal else 1
+        if not needed <= m <= most:
+            wanted = "" if asked is None else f", {asked} asked for"
+            why = f"alpha {self.alpha:g} needs" if conformal else "calibration needs"
+            raise InputError(
+                f"{n} images in distribution give {most} batches of {size}{wanted}; {why} at "
+                f"least {needed}. Give {max(needed, m) * size} images or more besides those of the "
+                f"reference circuit, smaller batches, or {'a larger alpha' if conformal else 'fewer of them'}"
+            )
+        return m
+
+    def calibrated(self, calibration: Calibration) -> "AlarmRules":
+        """The rules once known batches were measured."""
+        start = SequentialTest.start(calibration.shifts)
+        return replace(self, calibration=calibration, sequential=start)
+
+    def after(self, statistic: float, index: int) -> "AlarmRules":
+        """The rules after one more batch, whose number is `index`."""
+        # In (0, 1]: exactly 0 would make a p-value of 0.
+        tie = 1 - float(stream(self.seed, f"monitor/tie/{index}").random())
+        return replace(self, sequential=self.sequential.observe(statistic, tie))
+
+    def verdict(self, statistic: float) -> RuleVerdict:
+        """What the rules say of the batch that was the last to be taken.
+
+        Raises:
+            InputError: For the conformal rule without known batches.
+        """
+        alarms, conformal = {}, self.conformal
+        if self.threshold is not None:
+            alarms["threshold"] = self.threshold.alarm(statistic)
+        if conformal is not None:
+            alarms["conformal"] = conformal.alarm(statistic)
+        elif self.asked == "conformal":
+            raise InputError("the conformal rule needs known batches; call calibrate() first")
+        e_value = None
+        if self.calibration is not None or self.asked == "sequential":
+            alarms["sequential"] = self.sequential.alarm(self.alpha)
+            e_value = math.exp(min(self.sequential.log_capital, 700.0))
+        return RuleVerdict(
+            alarm=None if self.rule is None else alarms[self.rule],
+            alarms=alarms,
+            p_value=None if conformal is None else conformal.p_value(statistic),
+            e_value=e_value,
+        )

@@ -1,7 +1,7 @@
 """What predicts performance without circuits: confidence, energy, features, sharpness, agreement.
 
-Logits in, numbers out, in float64. Each function says whether it needs labels and which way it is expected
-to go with performance. Sharpness, the one that runs a model, has a module of its own.
+Each number is computed once, for resamples of the images: `w[draws, n]` says how often each image counts in
+each of them, and a row of ones gives the number itself. Functions of logits take such a row for granted.
 """
 
 import math
@@ -10,17 +10,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy
-from jaxtyping import Bool, Float64, Int64, Real
+from jaxtyping import Bool, Float64, Int64
 from scipy.special import log_softmax, logsumexp
 
-from assay.analyses.generalization.agreement import AgreementLine, agreement_on_the_line
-from assay.analyses.generalization.confidence import cbpe, m_cbpe, mano
-from assay.analyses.generalization.feature_closeness import feature_closeness
 from assay.analyses.generalization.sharpness import sharpness
 from assay.analyses.generalization.tables import (
     Labels,
+    NewPredictions,
     NewTable,
+    Predictions,
     Table,
+    array_of,
     label_array,
     labels_of_rows,
     table_of,
@@ -30,33 +30,130 @@ from assay.core.errors import (
     InconsistentRunError,
     InputError,
     ShapeError,
-    unknown_name,
+    check_name,
 )
 
 
 __all__ = [
-    "AgreementLine",
     "agreement_on_the_line",
     "alpha_req",
     "atc",
-    "atc_threshold",
     "average_confidence",
     "average_negative_entropy",
-    "cbpe",
     "cot",
     "doc",
     "energy",
-    "feature_closeness",
-    "fit_temperature",
     "id_accuracy",
-    "m_cbpe",
-    "mano",
     "rankme",
     "sharpness",
 ]
 
 MEASURES = ("accuracy", "macro-f1")
-ATC_SCORES = ("maxconf", "negentropy")
+PROBIT_MARGIN = 1e-6  # keeps the probit of accuracies 0 and 1 finite
+
+Draws = Float64[np.ndarray, " draws"]
+Weights = Float64[np.ndarray, "draws n"]
+NewWeights = Float64[np.ndarray, "draws m"]
+
+
+# ------------------------------------------------------------------------------------- of resamples
+
+
+def once(n: int) -> Weights:
+    """Every image as often as it is there."""
+    return np.ones((1, n))
+
+
+def scaled(w: Weights) -> Weights:
+    """Weights of each resample that add up to n; NaN for one without any image."""
+    totals = w.sum(1, keepdims=True)
+    return np.asarray(w * (w.shape[1] / np.where(totals > 0, totals, np.nan)))
+
+
+def mean_of(values: Float64[np.ndarray, " n"], w: Weights) -> Draws:
+    """The mean of a number per image."""
+    return np.asarray(scaled(w) @ values / len(values))
+
+
+def spread_of_energies(energies: Float64[np.ndarray, " n"], w: Weights, *, log: bool = True) -> Draws:
+    """`energy` of examples whose energies Z_i are known; a resample counts as one of n images."""
+    counts, top = scaled(w), energies.max()
+    inner = np.log(counts @ np.exp(energies - top)) + top - counts @ energies / len(energies)
+    if not log:
+        return np.asarray(inner)
+    with np.errstate(divide="ignore", invalid="ignore"):  # equal energies have no logarithm
+        return np.where(inner > 1e-15, np.log(inner), np.nan)
+
+
+def performance_of(
+    predicted: Int64[np.ndarray, " n"],
+    truth: Int64[np.ndarray, " n"],
+    w: Weights | None = None,
+    *,
+    measure: str = "accuracy",
+) -> Draws:
+    """Accuracy, or the mean F1 of the classes that occur in the labels (as WILDS)."""
+    check_name("measure", measure, MEASURES)
+    w = once(len(truth)) if w is None else w
+    if measure == "accuracy":
+        return mean_of((predicted == truth).astype(np.float64), w)
+    classes = np.union1d(predicted, truth)
+    true, said = ((each[:, None] == classes).astype(np.float64) for each in (truth, predicted))
+    present, named, hits = w @ true, w @ said, w @ (true * said)
+    f1 = np.divide(2 * hits, present + named, out=np.zeros_like(hits), where=present + named > 0)
+    occurring = (present > 0).sum(1)
+    return np.asarray((f1 * (present > 0)).sum(1) / np.where(occurring > 0, occurring, np.nan))
+
+
+def passing(
+    known: Float64[np.ndarray, " n"],
+    correct: Bool[np.ndarray, " n"],
+    scores: Float64[np.ndarray, " m"],
+    v: Weights,
+    w: NewWeights,
+) -> Draws:
+    """`atc` from scores: the share that reaches the score above which as many known images lie as are right.
+
+    Scanning the known scores in ascending order, wrong answers above the i-th minus right ones up to it are
+    n_wrong - i; the threshold is the score where this is 0, the n_wrong-th. With no wrong answer it stays at
+    the 0 that the scan starts from.
+    """
+    order, ranked = np.argsort(known, kind="stable"), np.argsort(scores, kind="stable")
+    wrong = v @ (~correct).astype(np.float64)
+    place = (np.cumsum(v[:, order], axis=1) < wrong[:, None]).sum(1)
+    thresholds = np.where(wrong > 0, known[order][np.minimum(place, len(known) - 1)], 0.0)
+    below = np.searchsorted(scores[ranked], thresholds, side="left")
+    left = np.concatenate([np.zeros((len(w), 1)), np.cumsum(scaled(w)[:, ranked], axis=1)], axis=1)
+    return np.asarray(1 - left[np.arange(len(w)), below] / len(scores))
+
+
+def agreement_line(
+    known: Int64[np.ndarray, "models n"],
+    labels: Int64[np.ndarray, " n"],
+    new: Int64[np.ndarray, "models m"],
+    v: Weights,
+    w: NewWeights,
+) -> Float64[np.ndarray, "draws models"]:
+    """`agreement_on_the_line` of predictions; NaN where every pair agrees equally often."""
+    if len(known) < 3:
+        raise InputError(f"a line through agreements needs at least 3 models; got {len(known)}")
+    first, second = np.triu_indices(len(known), k=1)
+
+    def probits(
+        right: Bool[np.ndarray, "k images"], weights: Float64[np.ndarray, "draws images"]
+    ) -> Float64[np.ndarray, "draws k"]:
+        rates = scaled(weights) @ right.T.astype(np.float64) / right.shape[1]
+        return np.asarray(scipy.stats.norm.ppf(np.clip(rates, PROBIT_MARGIN, 1 - PROBIT_MARGIN)))
+
+    before, after = probits(known[first] == known[second], v), probits(new[first] == new[second], w)
+    accuracy = probits(known == labels, v)
+    x, y = before - before.mean(1, keepdims=True), after - after.mean(1, keepdims=True)
+    varies = (np.ptp(before, axis=1) > 0) & (np.ptp(after, axis=1) > 0)
+    slope = np.divide((x * y).sum(1), (x * x).sum(1), out=np.full(len(x), np.nan), where=varies)[:, None]
+    design = np.zeros((len(first), len(known)))
+    design[np.arange(len(first)), first] = design[np.arange(len(first)), second] = 0.5
+    sides = after + slope * ((accuracy[:, first] + accuracy[:, second]) / 2 - before)
+    return np.asarray(scipy.stats.norm.cdf(sides @ np.linalg.pinv(design).T))
 
 
 # ------------------------------------------------------------------------------------ outputs alone
@@ -99,55 +196,34 @@ def average_negative_entropy(logits: Table) -> float:
     return float(negative_entropies(_log_probabilities(logits)).mean())
 
 
-def energy(logits: Table, *, log: bool = True, center: bool = False, temperature: float = 1.0) -> float:
+def energy(logits: Table, *, log: bool = True) -> float:
     """Meta-distribution energy (MDE): how unevenly the energies of the examples are spread.
 
-    Z_i = -T logsumexp(l_i / T); MDE = log(-mean_i log softmax_i(Z)), softmax over the examples.
+    Z_i = -logsumexp(l_i); MDE = log(-mean_i log softmax_i(Z)), softmax over the examples.
 
     Args:
         logits: `[n_examples, n_classes]` on the target data.
         log: Take the outer logarithm.
-        center: Subtract log n_examples, the value of equal energies, first: for sets of different sizes.
-        temperature: T, > 0.
 
     Returns:
-        Real; the inner value is >= log n_examples, so uncentred values compare only between sets of one size.
-        Needs no labels.
+        Real; the inner value is >= log n_examples, so values compare only between sets of one size. Needs no
+        labels. NaN with a `DegenerateDataWarning` for a single example, whose inner value is 0.
 
     Raises:
-        InputError: For a temperature that is not above 0.
         ShapeError, NonFiniteError: For what is not a table of finite logits.
-
-    Notes:
-        Equal energies (one example, too) have centred inner value 0, whose logarithm is NaN with a
-        `DegenerateDataWarning`.
 
     References:
         Peng et al. (2024), "Energy-based automated model evaluation", arXiv:2401.12689.
     """
-    if not temperature > 0:
-        raise InputError(f"temperature is {temperature}; expected a number above 0")
-    values = table_of(logits, "logits")
-    return spread_of_energies(-temperature * logsumexp(values / temperature, axis=1), log=log, center=center)
-
-
-def spread_of_energies(
-    energies: Float64[np.ndarray, " n"], *, log: bool = True, center: bool = False
-) -> float:
-    """`energy` of examples whose energies Z_i are known; arguments and result as there."""
-    inner = -float(log_softmax(energies).mean())
-    if center:
-        inner = max(inner - math.log(len(energies)), 0.0)
-    if not log:
-        return inner
-    if inner <= 1e-15:
+    energies = -logsumexp(table_of(logits, "logits"), axis=1)
+    (value,) = spread_of_energies(energies, once(len(energies)), log=log)
+    if math.isnan(value):
         warnings.warn(
-            "the logarithm of the energy is undefined: all examples have the same energy",
+            "the logarithm of the energy is undefined: there is one example",
             DegenerateDataWarning,
             stacklevel=2,
         )
-        return math.nan
-    return math.log(inner)
+    return float(value)
 
 
 # ----------------------------------------------------------------------------------------- features
@@ -175,8 +251,7 @@ def rankme(features: Table, *, center: bool = False, variant: str = "published")
     References:
         Garrido et al. (2023), arXiv:2210.02885, Eq. 1.
     """
-    if variant not in ("published", "eigenvalue_ratio"):
-        raise unknown_name("variant", variant, ("published", "eigenvalue_ratio"))
+    check_name("variant", variant, ("published", "eigenvalue_ratio"))
     values = table_of(features, "features")
     squared = variant == "eigenvalue_ratio"
     if center or squared:
@@ -262,36 +337,11 @@ def id_accuracy(logits: Table, labels: Labels, *, measure: str = "accuracy") -> 
         0.5
     """
     values = table_of(logits, "logits")
-    return performance_of(values.argmax(1), labels_of_rows(labels, values), measure=measure)
+    (value,) = performance_of(values.argmax(1), labels_of_rows(labels, values), measure=measure)
+    return float(value)
 
 
-def performance_of(
-    predicted: Int64[np.ndarray, " n"], truth: Int64[np.ndarray, " n"], *, measure: str = "accuracy"
-) -> float:
-    """`id_accuracy` of predictions that are known; `measure` and result as there."""
-    if measure not in MEASURES:
-        raise unknown_name("measure", measure, MEASURES)
-    if measure == "accuracy":
-        return float((predicted == truth).mean())
-    from sklearn.metrics import f1_score
-
-    return float(f1_score(truth, predicted, labels=np.unique(truth), average="macro", zero_division=0))
-
-
-def atc_threshold(scores: Real[np.ndarray, " n"], correct: Bool[np.ndarray, " n"]) -> float:
-    """The score above which, on labelled data, as many examples lie as are correct.
-
-    Scanning the scores in ascending order, wrong answers above the i-th minus right ones up to it are
-    n_wrong - i; the threshold is the score where this is 0, the n_wrong-th. With no wrong answer it stays at
-    the 0 that the scan starts from.
-    """
-    wrong = int((~correct).sum())
-    return float(np.sort(scores)[wrong - 1]) if wrong else 0.0
-
-
-def atc(
-    id_logits: Table, id_labels: Labels, logits: NewTable, *, score: str = "maxconf", calibrate: bool = False
-) -> float:
+def atc(id_logits: Table, id_labels: Labels, logits: NewTable, *, score: str = "maxconf") -> float:
     """Accuracy on unlabelled data from a confidence threshold learned on labelled data (ATC).
 
     Args:
@@ -299,7 +349,6 @@ def atc(
         id_labels: `[n]`.
         logits: `[m, n_classes]` on the target data.
         score: `"maxconf"`: largest probability; `"negentropy"`: sum_c p_c log p_c.
-        calibrate: Scale all logits first by the temperature that fits the labelled data best.
 
     Returns:
         Share of target examples whose score reaches the threshold, in [0, 1]; estimates accuracy.
@@ -316,42 +365,16 @@ def atc(
     References:
         Garg et al. (2022), arXiv:2201.04234.
     """
-    if score not in ATC_SCORES:
-        raise unknown_name("score", score, ATC_SCORES)
+    check_name("score", score, ("maxconf", "negentropy"))
     known, new = table_of(id_logits, "id_logits"), table_of(logits, "logits")
     if known.shape[1] != new.shape[1]:
         raise ShapeError(
             f"logits have {new.shape[1]} classes, but id_logits {known.shape[1]}; give logits of one model"
         )
     truth = labels_of_rows(id_labels, known)
-    scale = 1 / fit_temperature(known, truth) if calibrate else 1.0
-    known_scores, new_scores = (_confidence(_log_probabilities(each * scale), score) for each in (known, new))
-    threshold = atc_threshold(known_scores, known.argmax(1) == truth)
-    return float((new_scores >= threshold).mean())
-
-
-def fit_temperature(logits: Table, labels: Labels) -> float:
-    """The temperature T under which softmax(logits / T) has the least negative log-likelihood.
-
-    Args:
-        logits: `[n, n_classes]`.
-        labels: `[n]`.
-
-    Returns:
-        T in [0.01, 100].
-
-    References:
-        Guo et al. (2017), arXiv:1706.04599.
-    """
-    values = table_of(logits, "logits")
-    truth = labels_of_rows(labels, values)
-    rows = np.arange(len(truth))
-
-    def loss(log_temperature: float) -> float:
-        return -float(log_softmax(values / math.exp(log_temperature), axis=1)[rows, truth].mean())
-
-    optimum = scipy.optimize.minimize_scalar(loss, bounds=(math.log(0.01), math.log(100)), method="bounded")
-    return math.exp(float(optimum.x))
+    before, after = (_confidence(_log_probabilities(each), score) for each in (known, new))
+    (value,) = passing(before, known.argmax(1) == truth, after, once(len(known)), once(len(new)))
+    return float(value)
 
 
 def doc(id_logits: Table, id_labels: Labels, logits: NewTable) -> float:
@@ -374,6 +397,43 @@ def doc(id_logits: Table, id_labels: Labels, logits: NewTable) -> float:
     """
     drop = average_confidence(id_logits) - average_confidence(logits)
     return min(max(id_accuracy(id_logits, id_labels) - drop, 0.0), 1.0)
+
+
+def agreement_on_the_line(
+    id_predictions: Predictions, id_labels: Labels, predictions: NewPredictions
+) -> Float64[np.ndarray, " models"]:
+    """Accuracies on unlabelled data from how often pairs of models agree there (ALine-D).
+
+    Where the probits of agreement of pairs on target data lie on a line over those on known data, so do the
+    accuracies, on the same line: the accuracies are those whose pair means differ from the agreements as on
+    known data.
+
+    Args:
+        id_predictions: Class that each model predicts on labelled data, `[n_models, n]`.
+        id_labels: `[n]`.
+        predictions: Of the same models on the target data, `[n_models, m]`.
+
+    Returns:
+        Estimated target accuracy of each model, in (0, 1).
+
+    Raises:
+        InputError: For fewer than 3 models, or agreement that does not vary.
+        ShapeError: For predictions of other models, or labels of another length.
+
+    References:
+        Baek et al. (2022), "Agreement-on-the-line: predicting the performance of neural networks under
+        distribution shift", arXiv:2206.13089, algorithm ALine-D.
+    """
+    known, truth, new = (array_of(each).astype(np.int64) for each in (id_predictions, id_labels, predictions))
+    if known.ndim != 2 or new.ndim != 2 or len(known) != len(new) or truth.shape != known.shape[1:]:
+        raise ShapeError(
+            f"predictions have shapes {known.shape} and {new.shape}, labels {truth.shape}; expected "
+            "[models, n], [models, m] and [n]"
+        )
+    (estimates,) = agreement_line(known, truth, new, once(known.shape[1]), once(new.shape[1]))
+    if np.isnan(estimates).all():
+        raise InputError("every pair of models agrees equally often; give models that differ")
+    return np.asarray(estimates)
 
 
 def cot(id_labels: Labels, logits: NewTable) -> float:

@@ -1,7 +1,8 @@
 """Batches as a monitor treats them: circuits found like the reference's, baselines beside them."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,6 @@ from assay.analyses.generalization import baselines
 from assay.analyses.generalization.shift import OPTIONS, SETTINGS, check_comparable, settings_of
 from assay.circuits import EdgeScores
 from assay.core.errors import GraphMismatchError, InputError, NonFiniteError
-from assay.core.random import stream
 from assay.discovery.edges import EdgeMethod, discover, get_method
 from assay.execution.batches import choose_batch_size
 from assay.models import Model
@@ -22,6 +22,7 @@ from assay.tasks.image_stream import DecodedBatch
 
 
 Images = ImageTask | ImageStream | ImageSet | Tensor
+HELD = 1 << 28  # bytes of pixels, at most, that are held
 
 
 def image_task(
@@ -46,6 +47,13 @@ def batch_task(model: Model, images: Images, transform: EvalTransform | None = N
     """A batch as `image_task` gives it; images of a stream then lie in memory."""
     task = image_task(model, images, transform)
     return task.loaded() if isinstance(task, ImageStream) else task
+
+
+def decoded_once(images: ImageSet | ImageStream) -> ImageSet | ImageStream:
+    """Images that are read many times: those of a stream are decoded now, up to 256 MiB of pixels."""
+    if not isinstance(images, ImageStream) or 3 * images.n * math.prod(images.image_size) > HELD:
+        return images
+    return replace(images.held(), workers=images.workers)  # which corrupt them
 
 
 def check_reference(model: Model, reference_scores: EdgeScores) -> Mapping[str, Any]:
@@ -103,7 +111,6 @@ def circuit_like(
     task: ImageTask | ImageStream,
     reference_scores: EdgeScores,
     *,
-    per_example: bool = False,
     batch_size: int | None = None,
 ) -> EdgeScores:
     """The circuit of new images, found with the settings of the reference: one discovery.
@@ -113,7 +120,6 @@ def circuit_like(
         task: The images, two or more under a mean ablation. Those of a stream are decoded once, and held in
             8 bits meanwhile.
         reference_scores: What gives the settings.
-        per_example: Keep the scores of each image.
         batch_size: Images per pass.
 
     Raises:
@@ -130,7 +136,6 @@ def circuit_like(
         _method(settings),
         **options,
         batch_size=batch_size,
-        per_example=per_example,
         seed=settings["seed"],
     )
     check_comparable(reference_scores, scores)
@@ -148,11 +153,6 @@ class Outputs:
 
     logits: Float64[Tensor, "n c"]
     features: Float64[np.ndarray, "n f"]
-
-    @property
-    def confidence(self) -> Float64[np.ndarray, " n"]:
-        """Largest probability of each image."""
-        return np.asarray(self.logits.softmax(1).amax(1).numpy())
 
     def of(self, rows: Int64[np.ndarray, " rows"]) -> "Outputs":
         """Those of some of the images."""
@@ -306,41 +306,13 @@ def labels_of(task: ImageTask | ImageStream) -> Int64[np.ndarray, " n"]:
     return np.asarray(task.labels.numpy(), dtype=np.int64)
 
 
-COMPARED = 512  # known images, at most, that drift tests compare a batch with
-
-
-def drift_tests(known: Outputs, new: Outputs, *, seed: int = 0) -> dict[str, float]:
-    """p-values of three tests that the outputs on new images are those on known ones.
-
-    `ks`: Kolmogorov-Smirnov on the confidences; `mmd`: maximum mean discrepancy of the features; `c2st`: a
-    classifier that tells the features apart. Each batch is tested alone: looked at again and again, each of
-    them goes off sooner or later.
-
-    Args:
-        known: Of images in distribution, which no batch to be watched holds.
-        new: Of a batch.
-        seed: Of permutations and halves.
-    """
-    from assay.stats.drift import classifier_p_value, ks_p_value, mmd_p_value  # scikit-learn takes a second
-
-    return {
-        "ks": ks_p_value(known.confidence, new.confidence),
-        "mmd": mmd_p_value(known.features, new.features, rng=stream(seed, "drift/mmd")),
-        "c2st": classifier_p_value(known.features, new.features, rng=stream(seed, "drift/c2st")),
-    }
-
-
-# What the page and the table call them; all rise with performance. From `closeness` on, with known images.
+# What the page and the table call them; all rise with performance. From `atc` on, with known images.
 BASELINES: Mapping[str, str] = {
     "ac": "average confidence",
     "ane": "average negative entropy",
-    "mano": "norm of normalised outputs",
-    "closeness": "closeness of features",
     "atc": "average thresholded confidence",
     "doc": "difference of confidences",
     "cot": "transport to known label shares",
-    "cbpe": "calibrated confidence",
-    "m-cbpe": "confidence calibrated for the batch",
 }
 
 
@@ -349,22 +321,18 @@ def label_free(outputs: Outputs, known: Labelled | None) -> dict[str, float]:
 
     Args:
         outputs: On the new images.
-        known: Outputs on labelled images in distribution; without them `ac`, `ane` and `mano` alone.
+        known: Outputs on labelled images in distribution; without them `ac` and `ane` alone.
     """
     logits = outputs.logits
     estimates = {
         "ac": baselines.average_confidence(logits),
         "ane": baselines.average_negative_entropy(logits),
-        "mano": baselines.mano(logits),
     }
     if known is None:
         return estimates
     here, labels = known.outputs, known.labels
     return estimates | {
-        "closeness": baselines.feature_closeness(here.features, outputs.features),
         "atc": baselines.atc(here.logits, labels, logits),
         "doc": baselines.doc(here.logits, labels, logits),
         "cot": baselines.cot(labels, logits),
-        "cbpe": baselines.cbpe(here.logits, labels, logits),
-        "m-cbpe": baselines.m_cbpe(here.logits, labels, logits),
     }

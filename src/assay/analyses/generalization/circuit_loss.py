@@ -1,7 +1,6 @@
 """The depth bias as a loss: its settings, its value on a batch, and the term of a training."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -9,7 +8,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from assay.analyses.generalization.depth_bias import FLOOR, LayerSets, layer_sets
+from assay.analyses.generalization.dependency import FLOOR, DepthRule, LayerSets
 from assay.analyses.generalization.live_scores import VARIANTS, live_scores
 from assay.core.errors import InputError, unknown_name
 from assay.core.record import Record
@@ -31,17 +30,14 @@ class CircuitSettings(Record):
         variant: Which part of a score, <replacement - output, gradient>, the training signal flows through:
 
             - `eap_ig_detach_g`: the outputs of the nodes; gradients are constants (first order, the default);
-            - `eap_ig_detach_actdiff`: the gradients; outputs are constants (second order);
-            - `target_logit`: the outputs, with the constant gradient of the mean logit of the labelled class
-              at the clean input;
-            - `accumulated`: the outputs, with the gradient averaged over the last `memory` batches.
+            - `eap_ig_detach_actdiff`: the gradients; outputs are constants (second order).
+
         loss: `log`: -log(deep / shallow), the negative depth bias; `ratio`: shallow / deep.
         steps: m: the gradient is (1/m) times its sum over the m - 1 points k/m between mean and image; 2 or
             more.
         ratio: Fraction of the blocks that count as shallow, and as deep, in (0, 0.5].
         shallow: First and last block (0-based, both included) instead of the share `ratio`; give both sets.
         deep: The same for the deep blocks.
-        memory: Batches that `accumulated` averages over, the current one included; published: 4 and 8.
 
     Raises:
         InputError: If a value is out of range, one set is given without the other, or the sets overlap.
@@ -62,7 +58,6 @@ class CircuitSettings(Record):
     ratio: float | int = 0.3
     shallow: tuple[int, int] | None = None
     deep: tuple[int, int] | None = None
-    memory: int = 4
 
     def __post_init__(self) -> None:
         for kind, value, known in (
@@ -81,8 +76,6 @@ class CircuitSettings(Record):
                 f"steps (m) is {self.steps}; give 2 or more, because the points k/m with 0 < k < m are "
                 "evaluated"
             )
-        if self.memory < 1:
-            raise InputError(f"memory is {self.memory} batches; give 1 or more")
         if not 0 < self.ratio <= 0.5:
             raise InputError(f"ratio is {self.ratio}; expected a fraction of the blocks in (0, 0.5]")
         if (self.shallow is None) != (self.deep is None):
@@ -107,7 +100,7 @@ class CircuitSettings(Record):
             InputError: If the model has too few blocks.
         """
         if self.shallow is None or self.deep is None:
-            return layer_sets(n_layers, self.ratio)
+            return DepthRule(ratio=self.ratio).layers(n_layers)
         if self.deep[1] >= n_layers:
             raise InputError(
                 f"deep blocks end at {self.deep[1]}, but the model has {n_layers} blocks: 0 to {n_layers - 1}"
@@ -179,19 +172,13 @@ class CircuitLoss(LossTerm):
     Args:
         settings: Variant, sets, weight and the rest; a weight of 0 measures without training on it.
 
-    Attributes:
-        guarded: Entries of gradients so far that were NaN or infinite and counted as 0.
-        undefined: Batches so far on which every score was 0, so that the term was left out.
-
     Notes:
         The scores are those of the module in evaluation mode, without dropout, so the logits of the training
-        pass are not used. Only the variant `accumulated` has a memory from batch to batch.
+        pass are not used.
     """
 
     def __init__(self, settings: CircuitSettings) -> None:
         self.settings = settings
-        self.guarded = self.undefined = 0
-        self._past: list[Tensor] = []
         self._model: Model | None = None
         self._readings: dict[str, float] = {}
 
@@ -207,7 +194,7 @@ class CircuitLoss(LossTerm):
         Args:
             module: An image classifier that `load_model` accepts.
             images: Normalised images, 2 or more.
-            labels: Their classes.
+            labels: Not used.
             logits: Not used.
 
         Raises:
@@ -215,30 +202,16 @@ class CircuitLoss(LossTerm):
                 image.
             UnsupportedModelError: If `load_model` does not accept the module.
         """
-        del logits
+        del labels, logits
         model = self._seen(module)
         settings = self.settings
         with torch.set_grad_enabled(settings.weight > 0):
-            scores = live_scores(
-                model,
-                images,
-                labels,
-                variant=settings.variant,
-                steps=settings.steps,
-                past=self._past,
-            )
+            scores = live_scores(model, images, variant=settings.variant, steps=settings.steps)
             sets = settings.sets(model.n_layers)
             term = depth_loss(model.graph, scores.values, sets, loss=settings.loss)
-        if settings.variant == "accumulated":
-            # The batch of the next step is the last of its `memory`.
-            self._past = [*self._past, scores.gradient][max(0, len(self._past) + 2 - settings.memory) :]
-        self.guarded += scores.guarded
-        self.undefined += not term.defined
         self._readings = {
             "deep": float(term.deep.detach()),
             "shallow": float(term.shallow.detach()),
-            "guarded": float(scores.guarded),
-            "undefined": float(not term.defined),
         }
         return settings.weight * term.value
 
@@ -252,13 +225,5 @@ class CircuitLoss(LossTerm):
         return {"kind": "circuit", **self.settings.to_dict()}
 
     def readings(self) -> dict[str, float]:
-        """`deep` (Num) and `shallow` (Den) of the last batch, and what was guarded or left out on it."""
+        """`deep` (Num) and `shallow` (Den) of the last batch."""
         return dict(self._readings)
-
-    def state(self) -> dict[str, Tensor]:
-        counts = torch.tensor([self.guarded, self.undefined])
-        return {"counts": counts} | {f"past.{i}": each for i, each in enumerate(self._past)}
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        self.guarded, self.undefined = (int(each) for each in state["counts"])
-        self._past = [state[f"past.{i}"] for i in range(len(state) - 1)]

@@ -1,7 +1,6 @@
 """Metrics over many targets: the table of the paper, what picking by each costs, the universal motif."""
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,19 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from assay.analyses.generalization.dependency import Motif, universal_motif
 from assay.analyses.generalization.evaluation import (
     CorrelationSummary,
     TaskCorrelation,
-    correlate,
     summarize_correlations,
 )
-from assay.analyses.generalization.inspection import Inspection
-from assay.analyses.generalization.motifs import Motif, motif, universal_motif
 from assay.analyses.generalization.picking import METRIC_FACTS
 from assay.analyses.generalization.predictor import PREDICTORS, Predictor
 from assay.analyses.generalization.predictors import ORDER
 from assay.analyses.generalization.ranking_table import Ranking, layer_names
-from assay.core.errors import DegenerateDataWarning, InputError
+from assay.core.errors import InputError
 from assay.core.plotted import Plotted
 from assay.core.record import Record, library_version, record_id, same
 
@@ -99,7 +96,6 @@ class RankingComparison(Plotted, Record):
         "random": "random",
         "motif": "_motif_entry",
         "ratios": "_ratios_entry",
-        "families": "_families_entry",
         "rankings": "_listed",
         "provenance": "provenance",
     }
@@ -188,41 +184,6 @@ class RankingComparison(Plotted, Record):
             for targets, table in found.items()
         }
 
-    def by_family(self) -> "pd.DataFrame":
-        """One row per initialisation: models (times targets), performance on the own domain and on targets.
-
-        Columns: family, n, id, id_std, ood, ood_std, gap (ID less OOD); population standard deviations over
-        models and labelled targets. Empty where models do not tell what they started from; `id` is NaN
-        without labelled images of the own domain.
-
-        References:
-            Peng et al. (2026), arXiv:2604.08192, Table 9.
-        """
-        import pandas as pd
-
-        rows = []
-        for ranking in self._listed:
-            if ranking.performance is None or not ranking.families:
-                continue
-            known = ranking.columns.get("id-accuracy")
-            before = np.full(len(ranking.names), math.nan) if known is None else known.values
-            rows += list(zip(ranking.families, before, ranking.performance.values, strict=True))
-        frame = pd.DataFrame(rows, columns=["family", "id", "ood"])
-        groups = frame.groupby("family", sort=True)
-        means, spreads = groups.mean(), groups.std(ddof=0)
-        return pd.DataFrame(
-            {
-                "family": means.index,
-                "n": groups.size().to_numpy(),
-                **{
-                    name: values.to_numpy()
-                    for each in ("id", "ood")
-                    for name, values in ((each, means[each]), (f"{each}_std", spreads[each]))
-                },
-                "gap": (means["id"] - means["ood"]).to_numpy(),
-            }
-        )
-
     def _ratios_entry(self) -> dict[str, list[dict[str, Any]]]:
         return {
             targets: [
@@ -231,11 +192,6 @@ class RankingComparison(Plotted, Record):
             ]
             for targets, table in self.ratio_summaries().items()
         }
-
-    def _families_entry(self) -> list[dict[str, Any]]:
-        return [
-            {str(name): value for name, value in row.items()} for row in self.by_family().to_dict("records")
-        ]
 
     @property
     def _listed(self) -> list[Ranking]:
@@ -331,61 +287,3 @@ def _named(rankings: Mapping[str, Sequence[Ranking]]) -> list[tuple[str, Ranking
                 name = f"{dataset}: {each.known['domain']} to {each.target['domain'] or place}"
             found[f"{name} ({place})" if name in found else name] = each
     return list(found.items())
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DomainMotif:
-    """How the circuit of one model goes with its performance from domain to domain.
-
-    Attributes:
-        motif: Rows of the regression are the domains' dependency matrices.
-        domains: Names, in order.
-        performance: True performance on each.
-        correlations: Depth bias (`ddb-output`, `ddb-deep`, `ddb-global`) against performance.
-    """
-
-    motif: Motif
-    domains: tuple[str, ...]
-    performance: tuple[float, ...]
-    correlations: Mapping[str, TaskCorrelation]
-
-
-def motif_over_domains(
-    inspections: Mapping[str, Inspection], *, measure: str = "accuracy", ratio: float = 0.3
-) -> DomainMotif:
-    """The motif of one model over domains: the pattern after deployment, which contradicts that before it.
-
-    Args:
-        inspections: Domain -> what the model showed on it, with labels and scores of all edges; at least 3.
-        measure: `"accuracy"` or `"macro-f1"`.
-        ratio: tau of the depth bias.
-
-    Raises:
-        InputError: For fewer than 3 domains, missing labels or scores, or performance that does not vary.
-
-    References:
-        Peng et al. (2026), arXiv:2604.08192, section 5.
-    """
-    from assay.analyses.generalization.baselines import performance_of
-    from assay.analyses.generalization.depth_bias import TARGETS, dependency_depth_bias
-
-    matrices, performance = [], []
-    for domain, each in inspections.items():
-        if each.labels is None or each.dependency is None:
-            lacking = "labels" if each.labels is None else "scores of all edges"
-            raise InputError(f"domain {domain!r} was inspected without {lacking}, which a motif needs")
-        matrices.append(torch.from_numpy(each.dependency))
-        performance.append(performance_of(each.predictions, each.labels, measure=measure))
-    correlations = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DegenerateDataWarning)  # NaN says the same to a reader of the result
-        for targets in TARGETS:
-            bias = [dependency_depth_bias(each, targets=targets, ratio=ratio) for each in matrices]
-            if np.isfinite(bias).all():
-                correlations[f"ddb-{targets}"] = correlate(bias, performance)
-    return DomainMotif(
-        motif=motif(matrices, performance),
-        domains=tuple(inspections),
-        performance=tuple(performance),
-        correlations=correlations,
-    )

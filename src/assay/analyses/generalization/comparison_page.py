@@ -27,10 +27,7 @@ def ranking_comparison_page(document: Document) -> Page:
             f"{best['name']} correlates best with performance on average: {words.fixed(best['average'], 3)}."
         )
     blocks = [_comparison_table(document), *_universal_motif(document["motif"])]
-    more = [
-        Section(title="Share of the blocks that count as deep", blocks=_ratio_summaries(document)),
-        Section(title="By initialisation", blocks=_families(document.get("families") or [])),
-    ]
+    ratios = _ratio_summaries(document)
     return Page(
         kind="comparison of rankings",
         title=f"Metrics over {len(document['rankings'])} targets",
@@ -42,7 +39,7 @@ def ranking_comparison_page(document: Document) -> Page:
         ],
         sections=[
             Section(title="Correlation of metrics with performance", blocks=blocks),
-            *(section for section in more if section.blocks),
+            *([Section(title="Share of the blocks that count as deep", blocks=ratios)] if ratios else []),
         ],
         facts=[("result", code(document["id"]))],
         records=[provenance(document)],
@@ -101,36 +98,6 @@ def _ratio_summaries(document: Document) -> list[Block]:
         columns=columns("metric") + columns("ratio", *heads, "average ± SEM", numeric=True),
         rows=rows,
         caption="Magnitudes of correlations of the depth bias with performance for each share of the blocks.",
-        style="gate-table",
-    )
-    return [table]
-
-
-def _families(families: Sequence[Document]) -> list[Block]:
-    """Performance on the own domain and on the targets, by what models started from."""
-    if not families:
-        return []
-
-    def spread(row: Document, name: str) -> str:
-        if row[name] is None:
-            return ""
-        return f"{words.fixed(row[name], 3)} ± {words.fixed(row[f'{name}_std'], 3)}"
-
-    table = Table(
-        columns=columns("initialisation")
-        + columns("models × targets", "own domain", "targets", "gap", numeric=True),
-        rows=[
-            [
-                row["family"],
-                number(row["n"]),
-                spread(row, "id"),
-                spread(row, "ood"),
-                words.fixed(row["gap"], 3),
-            ]
-            for row in families
-        ],
-        caption="Mean performance ± standard deviation over models and labelled targets; the gap is own "
-        "domain less targets.",
         style="gate-table",
     )
     return [table]

@@ -3,7 +3,7 @@
 import math
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -12,14 +12,16 @@ import torch
 from jaxtyping import Float64
 
 from assay.analyses.generalization import baselines
-from assay.analyses.generalization.accuracy_estimate import AccuracyEstimator
-from assay.analyses.generalization.batches import COMPARED, Labelled, Outputs, drift_tests
-from assay.analyses.generalization.depth_bias import TARGETS, dependency_depth_bias, dependency_matrix
+from assay.analyses.generalization.batches import Labelled, Outputs
+from assay.analyses.generalization.dependency import (
+    TARGETS,
+    dependency_depth_bias,
+    dependency_matrix,
+    motif,
+)
 from assay.analyses.generalization.domain_measurement import BatchProbe, DomainShift
 from assay.analyses.generalization.domain_shifts import DomainCalibration
 from assay.analyses.generalization.evaluation import DELTAS, AlarmCurve, correlate
-from assay.analyses.generalization.motifs import motif
-from assay.analyses.generalization.reference import Reference
 from assay.analyses.generalization.shift import ShiftView, rank_shift_map
 from assay.circuits import EdgeScores
 from assay.core.errors import DegenerateDataWarning, InputError
@@ -78,7 +80,6 @@ class EvaluatedDomain(DomainShift):
         depth_bias: Depth bias by its targets: `output`, `deep`, `global`.
         dependency: Dependency matrix, `[layers][layers]`.
         layers: Rank-shift map against the reference, `[layers][layers]`, in (-1, 1).
-        drift: p-values of the drift tests of the batch, see `drift_tests`; empty without known images.
         absent: Baseline -> why it is undefined here.
     """
 
@@ -88,13 +89,7 @@ class EvaluatedDomain(DomainShift):
     depth_bias: Mapping[str, float]
     dependency: Rows
     layers: Rows
-    drift: Mapping[str, float] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict, metadata=BRIEF)
-
-    @property
-    def scores(self) -> dict[str, float]:
-        """Shifts, excesses, baselines and p-values of drift tests."""
-        return {**super().scores, **self.drift}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,9 +113,9 @@ class DomainProbe:
 
     Attributes:
         model: The deployed model.
-        reference: Its circuit on known data, with or without a noise floor; gives the settings of discovery.
+        reference: Its circuit on known data, gives the settings of discovery.
         labelled: Outputs on labelled images in distribution, which no domain is made of: for the baselines
-            that learn from them, and for drift tests.
+            that learn from them.
         settings: What is measured.
         unlearnt: Why there are no such images; empty where there are.
         transform: For 8-bit images; None: the model's own.
@@ -128,7 +123,7 @@ class DomainProbe:
     """
 
     model: Model
-    reference: EdgeScores | Reference
+    reference: EdgeScores
     labelled: Labelled | None
     settings: EvaluationSettings
     unlearnt: str = ""
@@ -155,8 +150,7 @@ class DomainProbe:
         """Performance on all of the images, circuit and baselines on a sample of them.
 
         Args:
-            images: Labelled images of one domain; circuits and baselines take `settings.n` of them. Fewer
-                have no excess, because noise depends on the size.
+            images: Labelled images of one domain; circuits and baselines take `settings.n` of them.
             group: The domain that these are a part of.
 
         Returns:
@@ -166,8 +160,6 @@ class DomainProbe:
             InputError: If the images have no labels, or a label is outside the classes.
         """
         how, probe = self.settings, self.batches
-        if images.n < how.n:
-            probe = replace(probe, reference=probe.known_scores)
         seen = probe.look(images.domain, images)
         further, absent = further_baselines(seen.outputs)
         if self.unlearnt:
@@ -182,13 +174,9 @@ class DomainProbe:
             )
             for targets in TARGETS
         }
-        drift = {}
-        if self.labelled is not None:
-            first = np.arange(min(COMPARED, len(self.labelled.labels)))
-            drift = drift_tests(self.labelled.outputs.of(first), seen.outputs, seed=how.seed)
-        moved = rank_shift_map(probe.known_scores, seen.scores, granularity=how.granularity)
+        moved = rank_shift_map(self.reference, seen.scores, granularity=how.granularity)
         rates = {
-            name: baselines.performance_of(seen.predictions, seen.labels, measure=name)
+            name: float(baselines.performance_of(seen.predictions, seen.labels, measure=name)[0])
             for name in baselines.MEASURES
         }
         shift = {each.name: getattr(seen.shift, each.name) for each in fields(seen.shift)}
@@ -200,7 +188,6 @@ class DomainProbe:
             depth_bias=biases,
             dependency=_rows(dependency_matrix(seen.scores, granularity=how.granularity)),
             layers=_rows(moved),
-            drift=drift,
             absent=absent,
         )
 
@@ -259,7 +246,7 @@ class DomainEvaluation(Record):
 
     record_kind = "domain-evaluation"
     record_schema = SCHEMA
-    derived = ("id", "metrics", "correlations", "curves", "estimator", "estimates", "motif")
+    derived = ("id", "metrics", "correlations", "curves", "motif")
 
     model: Mapping[str, Any]
     graph: Mapping[str, Any]
@@ -280,31 +267,7 @@ class DomainEvaluation(Record):
     @property
     def domains(self) -> DomainCalibration:
         """Calibration and test domains as thresholds and curves take them."""
-        return DomainCalibration(
-            known=self.known, test=self.test, measure=self.settings.measure, clean_domain=self.own
-        )
-
-    @cached_property
-    def estimator(self) -> AccuracyEstimator | None:
-        """What maps readings to performance, as a monitor with a target has it; None without calibration."""
-        return self.domains.accuracy_estimator() if self.own is not None and self.known else None
-
-    @cached_property
-    def estimates(self) -> dict[str, dict[str, Any]]:
-        """The estimate on the batch of each test domain, and its true `performance` there.
-
-        The fields of `AccuracyEstimate`; `covered`: whether the interval holds the performance, None where
-        the estimate is silent.
-        """
-        if self.estimator is None:
-            return {}
-        found = {}
-        for each in self.test:
-            estimate = self.estimator.estimate(each.scores, n=each.n)
-            held = None if estimate.interval is None else each.batch_performance in estimate.interval
-            truth = {"performance": each.batch_performance, "covered": held}
-            found[each.domain] = {**estimate.to_dict(), **truth}
-        return found
+        return DomainCalibration(known=self.known, test=self.test, measure=self.settings.measure)
 
     @property
     def metrics(self) -> tuple[str, ...]:

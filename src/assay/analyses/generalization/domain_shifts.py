@@ -1,19 +1,21 @@
 """Domains with known performance: what a threshold is calibrated on, and what an alarm is tested by."""
 
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
 
-from assay.analyses.generalization import baselines
-from assay.analyses.generalization.accuracy_estimate import AccuracyEstimator
-from assay.analyses.generalization.batches import BASELINES, Labelled, image_task, labelled_outputs
-from assay.analyses.generalization.domain_measurement import BEYOND, BatchProbe, DomainShift
+from assay.analyses.generalization.alarms import Threshold, calibrate_threshold
+from assay.analyses.generalization.batches import (
+    BASELINES,
+    Labelled,
+    decoded_once,
+    image_task,
+    labelled_outputs,
+)
+from assay.analyses.generalization.domain_measurement import BatchProbe, DomainShift
 from assay.analyses.generalization.evaluation import (
     DELTAS,
     AlarmCurve,
@@ -21,14 +23,10 @@ from assay.analyses.generalization.evaluation import (
     alarm_curve,
     correlate,
 )
-from assay.analyses.generalization.known_parts import check_apart
-from assay.analyses.generalization.reference import Reference
 from assay.analyses.generalization.shift import DISTANCES, USUAL_VIEW, ShiftView
-from assay.analyses.generalization.thresholds import Threshold, calibrate_threshold
 from assay.circuits import EdgeScores
 from assay.core.errors import InputError
-from assay.core.random import stream
-from assay.core.record import BRIEF, Record, plain
+from assay.core.record import Record, plain
 from assay.models import Model
 from assay.stats import spearman
 from assay.tasks import CORRUPTIONS, EvalTransform, ImageSet, ImageStream, ImageTask, corrupt
@@ -36,11 +34,7 @@ from assay.zoo.scoring import images_hash
 
 
 SCHEMA = "assay-domain-shifts/1"
-CLEAN = "clean"
-STACKED = ("spearman", "cosine", "l2")  # distances that accuracy is estimated from, beside all baselines
-DRAWS = 100  # resamples of the images
 UNDIRECTED = ("mde", "alpha-req")  # their sources do not say which way they go with performance
-HELD = 1 << 28  # bytes of pixels, at most, that are held for all corruptions
 LabelledImages = ImageSet | ImageTask | ImageStream
 Progress = Callable[[str, int, int], None]
 
@@ -54,8 +48,6 @@ class DomainCalibration(Record):
         test: Domains that the alarm is tried on.
         measure: `accuracy` or `macro-f1`.
         provenance: Model, reference and settings.
-        clean: Performance on the known images as they are; NaN where not measured.
-        clean_domain: The images that were corrupted, as they are; None where measured without.
     """
 
     record_kind = "domain-shifts"
@@ -65,12 +57,10 @@ class DomainCalibration(Record):
     test: tuple[DomainShift, ...] = ()
     measure: str = "accuracy"
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    clean: float = math.nan
-    clean_domain: DomainShift | None = field(default=None, metadata=BRIEF)
 
     @property
     def metrics(self) -> tuple[str, ...]:
-        """Everything that every domain was measured by: shifts first, then baselines, then excesses."""
+        """Everything that every domain was measured by: shifts first, then baselines."""
         scores = [each.scores for each in (*self.known, *self.test)]
         keys = dict.fromkeys((*DISTANCES, *BASELINES, *(key for each in scores for key in each)))
         return tuple(key for key in keys if all(key in each for each in scores))
@@ -82,7 +72,7 @@ class DomainCalibration(Record):
         rank correlation with performance over the calibration domains; all others fall with performance.
         """
         if metric not in UNDIRECTED or len(self.known) < 3:
-            return metric.removeprefix(BEYOND) in DISTANCES
+            return metric in DISTANCES
         scores, performance = (
             np.array(each)
             for each in zip(*((each.score(metric), each.performance) for each in self.known), strict=True)
@@ -94,59 +84,15 @@ class DomainCalibration(Record):
 
         Args:
             target: Performance below which the alarm is due.
-            metric: A distance, by its excess where that was measured, or a baseline.
+            metric: A distance or a baseline.
             method: `isotonic` or `nearest`.
         """
-        draws = {each.domain: each.performance_draws for each in self.known}
         return calibrate_threshold(
-            {each.domain: each.statistic(metric) for each in self.known},
+            {each.domain: each.score(metric) for each in self.known},
             {each.domain: each.performance for each in self.known},
             target,
             higher_is_shift=self.higher_is_shift(metric),
             method=method,
-            performance_draws=draws if all(draws.values()) else None,
-        )
-
-    def accuracy_estimator(self, *, level: float = 0.95) -> AccuracyEstimator:
-        """What maps the label-free readings of a batch to its performance, learnt on the calibration domains.
-
-        The readings are the distances `spearman`, `cosine` and `l2`, and all baselines, where they are
-        defined on every domain.
-        Each domain counts with its performance on the very images of its readings. Corruptions that differ in
-        severity are one family; the clean images, and every domain of another name, are one each.
-
-        Args:
-            level: Coverage asked for.
-
-        Raises:
-            InputError: Without clean images, for domains of different sizes, or if no reading is defined on
-                all of them.
-        """
-        if self.clean_domain is None or math.isnan(self.clean_domain.batch_performance):
-            raise InputError(
-                "the clean images were not measured, which an estimate of accuracy starts from; calibrate "
-                "again with calibrate_on_corruptions"
-            )
-        domains = (self.clean_domain, *self.known)
-        if len(sizes := {each.n for each in domains}) != 1:
-            raise InputError(
-                f"domains hold {', '.join(map(str, sorted(sizes)))} images, but readings by sampling alone "
-                "depend on the size; give domains of one size"
-            )
-        names = tuple(
-            key
-            for key in (*STACKED, *BASELINES)
-            if all(math.isfinite(each.scores.get(key, math.nan)) for each in domains)
-        )
-        return AccuracyEstimator(
-            names=names,
-            readings=tuple(tuple(each.score(name) for name in names) for each in domains),
-            performance=tuple(each.batch_performance for each in domains),
-            families=tuple(_family(each.domain) for each in domains),
-            id_performance=self.clean_domain.performance,
-            n=self.clean_domain.n,
-            pool=self.clean_domain.n_labelled,
-            level=level,
         )
 
     def correlations(self) -> dict[str, TaskCorrelation]:
@@ -216,15 +162,9 @@ class DomainCalibration(Record):
         return super().from_dict(document)
 
 
-def _family(domain: str) -> str:
-    """A corruption without its severity, alone or as `DOMAIN+KEY`; any other domain by itself."""
-    key = domain.rpartition("+")[2]
-    return CORRUPTIONS[key].family if key in CORRUPTIONS else domain
-
-
 def measure_domains(
     model: Model,
-    reference: EdgeScores | Reference,
+    reference: EdgeScores,
     domains: Mapping[str, LabelledImages] | Iterable[tuple[str, LabelledImages]],
     *,
     labelled: LabelledImages | Labelled | None = None,
@@ -240,15 +180,15 @@ def measure_domains(
 
     Args:
         model: The model of the reference.
-        reference: Its circuit on known data; gives the settings, and the noise floor if it has one.
+        reference: Its circuit on known data; gives the settings.
         domains: Name -> labelled images; pairs may be made one at a time. Sizes should equal each other and
             the reference's: noise is distance, too.
         labelled: Labelled images in distribution, for `atc` and what else learns from them; none of those
             that domains are made of.
         n: Images that shift and baselines are measured on, drawn anew for each domain, so that their errors
-            are independent; performance is that on all. Default: all, or as many as a noise floor asks for.
+            are independent; performance is that on all. Default: all.
         measure: `accuracy` or `macro-f1`.
-        view: What shifts compare; another than the usual one has no noise floor.
+        view: What shifts compare.
         transform: For 8-bit images; default: the model's own.
         batch_size: Images per pass.
         progress: Called with the domain, its number, and 0 as the total.
@@ -280,37 +220,15 @@ def measure_domains(
             raise InputError(f"domain {name!r} is given twice; give each domain its own name")
         if progress is not None:
             progress(name, len(shifts), 0)
-        found = probe.look(name, images)
-        draws = _resampled(found.predictions, found.labels, measure, seed)
-        shifts[name] = replace(found.shift, performance_draws=draws)
+        shifts[name] = probe.look(name, images).shift
     if not shifts:
         raise InputError("domains are missing; a threshold needs domains with known performance")
     return tuple(shifts.values())
 
 
-def decoded_once(images: ImageSet | ImageStream) -> ImageSet | ImageStream:
-    """Images that many domains are made of: those of a stream are decoded now, up to 256 MiB of pixels."""
-    if not isinstance(images, ImageStream) or 3 * images.n * math.prod(images.image_size) > HELD:
-        return images
-    return replace(images.held(), workers=images.workers)  # which corrupt them
-
-
-def _resampled(
-    predictions: Int64[np.ndarray, " n"], labels: Int64[np.ndarray, " n"], measure: str, seed: int
-) -> tuple[float, ...]:
-    """Performance on resamples of the images; equally many images are drawn alike."""
-    draws = stream(seed, "domains/resamples").integers(len(labels), size=(DRAWS, len(labels)))
-    if measure == "accuracy":
-        correct = (predictions == labels).astype(np.float64)
-        return tuple(correct[draws].mean(1).round(6).tolist())
-    return tuple(
-        round(baselines.performance_of(predictions[rows], labels[rows], measure=measure), 6) for rows in draws
-    )
-
-
 def calibrate_on_corruptions(
     model: Model,
-    reference: EdgeScores | Reference,
+    reference: EdgeScores,
     images: ImageSet | ImageStream,
     *,
     n: int | None = None,
@@ -328,10 +246,10 @@ def calibrate_on_corruptions(
 
     Args:
         model: The model to watch.
-        reference: Its circuit on known images, with or without a noise floor.
+        reference: Its circuit on known images.
         images: Labelled images in distribution at the size the model reads, not those of the reference, whose
             shift would be too small: the part `corrupt` of `split_known`. Performance on a domain is that on
-            all of them; an estimate of accuracy needs four batches of them or more. A stream of up to 256 MiB
+            all of them. A stream of up to 256 MiB
             of pixels is decoded once and held in 8 bits; a larger one is decoded anew for each domain.
         n: Images of each domain that the shift is measured on. Default: those of a batch of the reference.
         corruptions: Keys. Default: all that are registered.
@@ -349,12 +267,12 @@ def calibrate_on_corruptions(
         Domains named by their corruption. `threshold(target)` gives what a `Monitor` takes.
 
     Raises:
-        InputError: If the images have no labels, or are among those of `labelled`.
+        InputError: If the images have no labels.
         UnknownNameError: For another corruption.
         ShapeError: For images below 32 pixels a side.
 
     Notes:
-        Costs 40 discoveries of `n` images and 41 forward passes over all. A batch to watch should hold `n`
+        Costs 39 discoveries of `n` images and 40 forward passes over all. A batch to watch should hold `n`
         images: a smaller one has a larger shift on the same domain.
 
     References:
@@ -363,18 +281,15 @@ def calibrate_on_corruptions(
     keys = tuple(CORRUPTIONS) if corruptions is None else tuple(corruptions)
     for key in keys:
         CORRUPTIONS[key]
-    if isinstance(labelled, ImageSet | ImageStream):
-        check_apart(images, labelled)
-    scores = reference.scores if isinstance(reference, Reference) else reference
     if n is None:
-        task = scores.provenance.get("task") or {}
-        n = min(int(scores.provenance.get("batch") or task.get("n") or images.n), images.n)
+        task = reference.provenance.get("task") or {}
+        n = min(int(reference.provenance.get("batch") or task.get("n") or images.n), images.n)
     held = decoded_once(images)
     corrupted = ((key, corrupt(held, key, seed=seed, frost_textures=frost_textures)) for key in keys)
-    clean_domain, *shifts = measure_domains(
+    shifts = measure_domains(
         model,
         reference,
-        chain([(CLEAN, held)], corrupted),
+        corrupted,
         labelled=labelled,
         n=n,
         measure=measure,
@@ -385,13 +300,11 @@ def calibrate_on_corruptions(
         seed=seed,
     )
     return DomainCalibration(
-        known=tuple(shifts),
-        clean=clean_domain.performance,
-        clean_domain=clean_domain,
+        known=shifts,
         measure=measure,
         provenance={
             "model": model.describe(),
-            "reference": dict(scores.provenance),
+            "reference": dict(reference.provenance),
             "images": {
                 "domain": images.domain,
                 "hash": images_hash(images),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from assay.analyses.generalization.circuit_loss import CircuitSettings, depth_loss
-from assay.analyses.generalization.resampled import RESAMPLES, resampled_depth_bias
+from assay.analyses.generalization.dependency import RESAMPLES, resampled_depth_bias
 from assay.core.errors import InputError
 from assay.core.plotted import Plotted
 from assay.core.record import Record, same
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from assay.discovery.edges import OutputScores
 
 SCHEMA = "assay-dynamics/1"
-TOLERANCE = 0.1  # of a logarithm: a change of about 10 % either way counts as none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -226,77 +225,3 @@ def checkpoints_of(run: str | Path) -> dict[int, Path]:
             f"{folder} has no checkpoint; train with checkpoints=, or pass a mapping from step to directory"
         )
     return folders
-
-
-@dataclass(frozen=True, kw_only=True)
-class DepthVerdict(Record):
-    """What moved the depth bias between two checkpoints.
-
-    Attributes:
-        kind: With tolerance 0.1 of the logarithm (some 10 %), in this order:
-
-            - `undefined`: a side is 0 at either checkpoint;
-            - `no rise`: the bias did not grow by more than the tolerance;
-            - `shifted`: shallow scores fell by more than the tolerance;
-            - `rescaled`: shallow scores grew by more than the tolerance, deep ones more so;
-            - `inflated`: shallow scores stayed as they were, deep ones alone grew.
-        first, last: Steps of the two checkpoints.
-        deep_growth: log of deep scores, last over first; NaN if undefined.
-        shallow_growth: The same of the shallow ones.
-        text: The verdict as a sentence.
-    """
-
-    kind: str
-    first: int
-    last: int
-    deep_growth: float
-    shallow_growth: float
-    text: str
-
-
-def judge_depth(first: DepthReading, last: DepthReading) -> DepthVerdict:
-    """Say whether a depth bias rose because reliance moved to deep blocks or because their scores inflated.
-
-    A loss on log(deep / shallow) can be lowered by making deep writes larger while the shallow ones go on as
-    before, which changes the ratio and nothing that was meant by it.
-
-    Args:
-        first: The checkpoint to compare with, usually the first.
-        last: A later one, usually the selected.
-
-    Example:
-        >>> start = DepthReading(step=0, deep=1.0, shallow=2.0, depth_bias=-0.69, scores={})
-        >>> end = DepthReading(step=100, deep=3.0, shallow=2.0, depth_bias=0.41, scores={})
-        >>> judge_depth(start, end).kind
-        'inflated'
-    """
-    sides = (first.deep, first.shallow, last.deep, last.shallow)
-    if min(sides) <= 0:
-        return DepthVerdict(
-            kind="undefined",
-            first=first.step,
-            last=last.step,
-            deep_growth=math.nan,
-            shallow_growth=math.nan,
-            text="no verdict: at one of the two checkpoints, the scores of one side are all 0",
-        )
-    deep, shallow = math.log(last.deep / first.deep), math.log(last.shallow / first.shallow)
-    if deep - shallow <= TOLERANCE:
-        kind, words = "no rise", "the depth bias did not rise"
-    elif shallow < -TOLERANCE:
-        kind, words = "shifted", "the depth bias rose and shallow scores fell"
-    elif shallow > TOLERANCE:
-        kind, words = "rescaled", "all scores grew, the deep ones more: a larger scale and some shift"
-    else:
-        kind, words = "inflated", "only deep scores grew: the bias rose without less use of shallow blocks"
-    return DepthVerdict(
-        kind=kind,
-        first=first.step,
-        last=last.step,
-        deep_growth=deep,
-        shallow_growth=shallow,
-        text=(
-            f"{words} (step {first.step} to {last.step}: deep x {math.exp(deep):.3g}, "
-            f"shallow x {math.exp(shallow):.3g})"
-        ),
-    )

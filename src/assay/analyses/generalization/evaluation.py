@@ -8,10 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Real
 
-from assay.analyses.generalization.agreement import probits
-from assay.analyses.generalization.depth_bias import dependency_depth_bias, dependency_matrix
+from assay.analyses.generalization.alarms import Threshold
+from assay.analyses.generalization.dependency import dependency_depth_bias, dependency_matrix
 from assay.analyses.generalization.shift import check_comparable
-from assay.analyses.generalization.thresholds import Threshold
 from assay.circuits import EdgeScores
 from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError
 from assay.core.random import stream
@@ -45,20 +44,19 @@ class TaskCorrelation:
     n: int
 
 
-def correlate(metric: Values, performance: Values, *, probit: bool = False) -> TaskCorrelation:
+def correlate(metric: Values, performance: Values) -> TaskCorrelation:
     """The three correlations of a metric with true performance.
 
     Args:
         metric: One number per model (before deployment) or domain (after), finite.
         performance: Accuracy or macro-F1 of each, in the same order.
-        probit: Replace performance by its probit, from rates clipped to [1e-6, 1 - 1e-6].
 
     Returns:
         Signed correlations; those of a shift score are expected to be negative. All NaN, with a
         `DegenerateDataWarning`, for fewer than 3 pairs or where one side is constant.
 
     Raises:
-        InputError: For lists of different lengths, or rates outside [0, 1] under `probit`.
+        InputError: For lists of different lengths.
         NonFiniteError: For NaN or infinite numbers.
 
     References:
@@ -69,12 +67,6 @@ def correlate(metric: Values, performance: Values, *, probit: bool = False) -> T
         1.0
     """
     x, y = _pair(metric, performance)
-    if probit:
-        if ((y < 0) | (y > 1)).any():
-            raise InputError(
-                f"performance ranges from {y.min()} to {y.max()}; a probit needs rates in [0, 1]"
-            )
-        y = probits(y)
     reason = f"got {len(x)} pair(s); expected at least 3" if len(x) < 3 else ""
     if not reason and (np.ptp(x) == 0 or np.ptp(y) == 0):
         reason = "one side is constant"

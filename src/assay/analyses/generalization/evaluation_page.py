@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 from assay.analyses.generalization import evaluation_plots as plots
-from assay.analyses.generalization.monitor_page import estimate_cells
 from assay.core.record import plain
 from assay.page.blocks import Block, Details, Figure, Note, Page, Section, Table, columns
 from assay.page.form import PAGES, PageForm
@@ -27,7 +26,6 @@ def evaluation_page(document: Document) -> Page:
         Section(title="Shift and performance", blocks=_domains(document)),
         Section(title="What goes with performance", blocks=_correlations(document)),
         Section(title="What an alarm would have been worth", blocks=_alarms(document)),
-        Section(title="Accuracy without labels", blocks=_estimates(document)),
         Section(title="Where in the network", blocks=_layers(document)),
     ]
     record = plain({"reference": document["reference"], "settings": document["settings"]})
@@ -122,7 +120,7 @@ def _domains(document: Document) -> list[Block]:
 def _table(document: Document) -> Table:
     key = document["distance"]
     first = document["test"][0]
-    shown = [name for name in document["metrics"] if name in {**first["baselines"], **first["drift"]}]
+    shown = [name for name in document["metrics"] if name in first["baselines"]]
     uses = {
         "in distribution": [document["own"]] if document["own"] else [],
         "test": document["test"],
@@ -137,8 +135,7 @@ def _table(document: Document) -> Table:
             number(each["accuracy"]),
             number(each["macro_f1"]),
             number(each["shifts"][key], 3),
-            number(each["excess"][key], 3) if key in each["excess"] else "",
-            *(number({**each["baselines"], **each["drift"]}[name], 3) for name in shown),
+            *(number(each["baselines"][name], 3) for name in shown),
         ]
         for use, domains in uses.items()
         for each in domains
@@ -147,12 +144,11 @@ def _table(document: Document) -> Table:
         columns=[
             *columns("domain", "used for", sort=True),
             *columns("labelled", "of circuit", "accuracy", "macro-F1", numeric=True, sort=True),
-            *columns(f"shift ({key})", "excess", *shown, numeric=True, sort=True),
+            *columns(f"shift ({key})", *shown, numeric=True, sort=True),
         ],
         rows=rows,
         caption="Every domain: images that performance rests on, and images of the circuit, which all other "
-        "numbers rest on. A monitor decides by the excess, the shift beyond its noise floor, where there is "
-        "one. Of drift tests (ks, mmd, c2st) the p-value. The file of the evaluation has all six distances.",
+        "numbers rest on. The file of the evaluation has all six distances.",
         tall=True,
     )
 
@@ -232,44 +228,6 @@ def _alarms(document: Document) -> list[Block]:
 
 def _number(value: float | None) -> str:
     return "" if value is None else number(value, 2)
-
-
-def _estimates(document: Document) -> list[Block]:
-    """What a monitor would have said of the accuracy on each test domain, and whether it was right."""
-    found = document["estimates"]
-    if not found:
-        return []
-    spoke = [each for each in found.values() if each["interval"]]
-    caption = f"Estimated {plots.measure_of(document)} on the images of each circuit. "
-    if spoke:
-        held = sum(each["covered"] for each in spoke)
-        known = document["estimator"]["id_performance"]
-        errors = [abs(each["performance"] - each["value"]) for each in spoke]
-        of_known = [abs(each["performance"] - known) for each in spoke]
-        caption += (
-            f"It speaks on {len(spoke)} of {plural(len(found), 'test domain')}; {held} of {len(spoke)} "
-            f"intervals hold the truth. It is {number(sum(errors) / len(errors), 3)} off on average, "
-            f"performance in distribution {number(sum(of_known) / len(of_known), 3)}. "
-        )
-    rows: list[list[Text]] = [
-        [
-            name,
-            number(each["performance"]),
-            *(cells := estimate_cells(each))[:4],
-            "" if each["covered"] is None else ("yes" if each["covered"] else "no"),
-            cells[4],
-        ]
-        for name, each in found.items()
-    ]
-    table = Table(
-        columns=columns("domain")
-        + columns(plots.measure_of(document), "estimate", "interval", "level", "support p", numeric=True)
-        + columns("interval holds it", "cannot say, because"),
-        rows=rows,
-        caption=f"{caption}The estimate rests on {document['estimator']['source']}.",
-        tall=True,
-    )
-    return [table]
 
 
 def _layers(document: Document) -> list[Block]:

@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from assay.analyses.generalization.batches import BASELINES
-from assay.analyses.generalization.domain_measurement import BEYOND
 from assay.analyses.generalization.monitor_plots import plot_curves, plot_domains
 from assay.analyses.generalization.rank_plots import layer_matrix
 from assay.core.errors import OutputError
@@ -21,9 +20,6 @@ Document = Mapping[str, Any]
 CURVES = ("ac", "atc", "cot", "doc")  # baselines drawn beside the shift, where they were measured
 NAMES = {
     **BASELINES,
-    "ks": "test of confidences (KS)",
-    "mmd": "test of features (MMD)",
-    "c2st": "test of features (classifier)",
     "mde": "meta-distribution energy",
     "rankme": "RankMe",
     "alpha-req": "alpha-ReQ",
@@ -35,8 +31,6 @@ def metric_name(key: str, shifts: Mapping[str, Any]) -> str:
     """What a page calls a metric."""
     if key.startswith("ddb-"):
         return f"depth bias ({key.removeprefix('ddb-')})"
-    if key.startswith(BEYOND):
-        return f"excess ({key.removeprefix(BEYOND)})"
     return f"shift ({key})" if key in shifts else NAMES.get(key, key)
 
 
@@ -78,7 +72,7 @@ def drawn_curves(document: Document) -> dict[str, Document]:
     """The curves that are drawn, under their names: the shift first."""
     curves = document["curves"] or {}
     shifts = document["test"][0]["shifts"]
-    keys = [document["distance"], f"{BEYOND}{document['distance']}", *CURVES, "always"]
+    keys = [document["distance"], *CURVES, "always"]
     return {metric_name(key, shifts): curves[key] for key in keys if key in curves}
 
 

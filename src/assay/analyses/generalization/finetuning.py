@@ -1,4 +1,4 @@
-"""Fine-tuning with a circuit loss beside the cross-entropy, watched for deep scores that only inflate."""
+"""Fine-tuning with a circuit loss beside the cross-entropy."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from assay.analyses.generalization.circuit_loss import CircuitLoss, CircuitSettings
-from assay.analyses.generalization.dynamics import DepthVerdict, Dynamics, judge_depth, training_dynamics
+from assay.analyses.generalization.dynamics import Dynamics, training_dynamics
 from assay.analyses.generalization.live_scores import SECOND_ORDER
 from assay.circuits import write_atomically
 from assay.core.errors import InputError
@@ -36,21 +36,6 @@ DEFAULT_RECIPE = Recipe(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class LeakingChoice(Record):
-    """The step that a watched set would choose: labels of that set were used, so its score is optimistic.
-
-    Attributes:
-        step: Steps done at the best score on the set.
-        score: That score.
-        validation: Score on the validation set at this step.
-    """
-
-    step: int
-    score: float
-    validation: float
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FineTuning(Record):
     """A finished fine-tuning.
@@ -59,13 +44,9 @@ class FineTuning(Record):
         run: The training run; `run.folder` is a model directory, `run.curve` and `run.history` its course.
         circuit: Settings of the circuit loss; None for plain training.
         dynamics: Depth bias, Num and Den, and scores at every evaluation.
-        verdict: What moved the depth bias from the first evaluation to the selected model.
         step: Steps done by the selected model, chosen by the validation set (in distribution).
         score: Its validation score.
         watched: Its score on each watched set.
-        leaking: What choosing by each watched set would give; not the selected model.
-        guarded: Entries of gradients that were NaN or infinite in the circuit loss and counted as 0.
-        undefined: Batches without any score, on which the circuit loss was left out.
     """
 
     record_schema = SCHEMA
@@ -74,20 +55,16 @@ class FineTuning(Record):
         "recipe": "run.recipe",
         "weights": "weights",
         "selected": {"by": "chosen_by", **same("step", "score", "watched")},
-        **same("leaking", "verdict", "guarded", "undefined", "dynamics"),
+        "dynamics": "dynamics",
     }
     chosen_by = "validation"
 
     run: TrainingRun
     circuit: CircuitSettings | None
     dynamics: Dynamics
-    verdict: DepthVerdict
     step: int
     score: float
     watched: Mapping[str, float]
-    leaking: Mapping[str, LeakingChoice]
-    guarded: int
-    undefined: int
 
     @property
     def weights(self) -> Any:
@@ -140,7 +117,7 @@ def finetune(
         progress: Called with the stage, the steps done and all steps.
 
     Returns:
-        The run, the readings, a verdict, and what selecting by each watched set would have given.
+        The run and the readings.
 
     Raises:
         InputError: If the batches hold one image, `mode="linear"` is asked for with a circuit loss that does
@@ -196,13 +173,9 @@ def finetune(
         run=run,
         circuit=circuit if circuit.weight > 0 else None,
         dynamics=dynamics,
-        verdict=_verdict(dynamics, run.best_step),
         step=run.best_step,
         score=run.best_score,
         watched={name: dynamics.at(run.best_step).scores[name] for name in watch or {}},
-        leaking=_leaking(run),
-        guarded=int(sum(run.history.get("guarded", ()))),
-        undefined=int(sum(run.history.get("undefined", ()))),
     )
     content = json.dumps(result.to_dict(), indent=1, allow_nan=False)
     write_atomically(run.folder / "circuit.json", content.encode())
@@ -244,19 +217,3 @@ def _known(run: TrainingRun) -> dict[int, dict[str, float]]:
     return {
         int(row["step"]): {"validation": float(row["score"]), **row.get("watch", {})} for row in run.curve
     }
-
-
-def _verdict(dynamics: Dynamics, step: int) -> DepthVerdict:
-    """From the first checkpoint with scores on both sides: under a new head all scores are 0 at step 0."""
-    usable = [each for each in dynamics.readings if min(each.deep, each.shallow) > 0]
-    return judge_depth((usable or dynamics.readings)[0], dynamics.at(step))
-
-
-def _leaking(run: TrainingRun) -> dict[str, LeakingChoice]:
-    choices = {}
-    for name in run.curve[0].get("watch", {}):
-        row = max(run.curve, key=lambda each: float(each["watch"][name]))  # the first of equals
-        choices[name] = LeakingChoice(
-            step=int(row["step"]), score=float(row["watch"][name]), validation=float(row["score"])
-        )
-    return choices

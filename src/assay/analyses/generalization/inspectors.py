@@ -13,9 +13,8 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from assay.analyses.generalization.batches import batch_outputs, normalised
-from assay.analyses.generalization.depth_bias import dependency_matrix
+from assay.analyses.generalization.dependency import dependency_matrix, layer_sums
 from assay.analyses.generalization.inspection import Inspection, InspectionSettings, answers_of
-from assay.analyses.generalization.resampled import matrices
 from assay.analyses.generalization.sharpness import sharpness
 from assay.analyses.generalization.spectra import SpectrumSums
 from assay.circuits import EdgeScores
@@ -132,12 +131,13 @@ class Inspector:
         assert isinstance(found, EdgeScores)
         with self._timed("metrics"):
             graph = self.model.graph
+            drawn = found.resampled.abs().double().numpy()
             into_logits = graph.valid.nonzero()[:, 1] == graph.n_targets - 1
             return {
                 "output_scores": _double(found.values[:, -1]),
                 "output_draws": found.resampled[:, into_logits].contiguous().numpy(),
                 "dependency": dependency_matrix(found).numpy(),
-                "dependency_draws": matrices(graph, found.resampled.double().numpy()).astype(np.float32),
+                "dependency_draws": layer_sums(graph, drawn).astype(np.float32),
             }
 
     @property

@@ -7,12 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from assay.analyses.generalization.accuracy_estimate import AccuracyEstimate
-from assay.analyses.generalization.noise_floor import Excess
 from assay.core.errors import FileFormatError, InputError, OutputError
 from assay.core.record import Record, plain
 from assay.core.untrusted import parse_json
-from assay.core.verdict import Interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,50 +21,34 @@ class Reading(Record):
         time: When it was observed, ISO 8601 in UTC.
         n: Images.
         shift: Distance of the batch's circuit from the reference's; larger means more shift.
-        interval: Of the mean shift of batches of n images from this source, see `resampled_shift`.
-        excess: The shift beyond its noise floor, with an interval, see `NoiseFloor`; None for a reference
-            without one.
         alarm: What the monitor's rule says; None where it has no rule.
         alarms: The same for every rule that could be applied.
         p_value: Conformal p-value against the known batches; None without them.
         e_value: Capital of the sequential test, at most 1 on average while nothing changes; None without it.
         baselines: Keys of `BASELINES`, see `label_free`; they fall as the model is less sure.
-        drift: p-values of tests of the outputs against known ones: `ks`, `mmd`, `c2st`, see `drift_tests`;
-            empty without known images. No rule uses them.
         layers: Rank-shift map, `[L + 1][L + 1]`, rows write and columns read.
         domain: What the batch says of its origin.
         data_hash: Of the images.
         sources: Names of the files, where known.
         skipped: Files since the batch before that could not be read.
         seconds: Discovery took so long.
-        estimate: Accuracy without labels, or why there is none; None for a monitor that was not calibrated on
-            labelled domains.
     """
 
     index: int
     time: str
     n: int
     shift: float
-    interval: Interval
     alarm: bool | None
-    excess: Excess | None = None
     alarms: Mapping[str, bool] = field(default_factory=dict)
     p_value: float | None = None
     e_value: float | None = None
     baselines: Mapping[str, float] = field(default_factory=dict)
-    drift: Mapping[str, float] = field(default_factory=dict)
     layers: tuple[tuple[float, ...], ...] = ()
     domain: str = ""
     data_hash: str = ""
     sources: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     seconds: float = 0.0
-    estimate: AccuracyEstimate | None = None
-
-    @property
-    def statistic(self) -> float:
-        """What the rules compare: the excess where there is one, else the shift."""
-        return self.shift if self.excess is None else self.excess.value
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -175,17 +156,9 @@ class MonitorLog:
             raise InputError(
                 f"the readings in {self._journal.path} belong to another monitor (different: "
                 f"{', '.join(differs) or 'its record'}); choose another place for the readings of this one"
-                f"{self._remedy(first)}"
             )
         self._begun = True
         return entries[1:]
-
-    def _remedy(self, first: Mapping[str, Any]) -> str:
-        """How to go on with a monitor that has no noise floor yet, as earlier versions had none."""
-        n = ((first.get("reference") or {}).get("task") or {}).get("n")
-        if "statistic" not in self._header or "statistic" in first or n is None:
-            return ""
-        return f". Its reference holds {n} images; a reference of this size (--reference-n {n}) resumes it"
 
 
 def _cut_torn_line(file: BinaryIO) -> None:

@@ -1,19 +1,19 @@
 """Scores of the edges into the logits with the graph of their computation: what a circuit loss is made of."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from assay.core.errors import InputError, UnsupportedModelError, unknown_name
 from assay.models import Block, Model, Trace
 
 
-VARIANTS = ("eap_ig_detach_g", "eap_ig_detach_actdiff", "target_logit", "accumulated")
+VARIANTS = ("eap_ig_detach_g", "eap_ig_detach_actdiff")
 SECOND_ORDER = "eap_ig_detach_actdiff"
 
 
@@ -25,54 +25,44 @@ class LiveScores:
         values: Signed score of each source, in the order of `graph.sources`, `[n_sources]`.
         gradient: What the outputs were multiplied with, at the positions the classifier reads (one, unless it
             pools), without its graph.
-        guarded: Entries of that gradient that were NaN or infinite and count as 0.
     """
 
     values: Float[Tensor, " n_sources"]
     gradient: Float[Tensor, "batch read d_model"]
-    guarded: int
 
 
 def live_scores(
     model: Model,
     images: Float[Tensor, "batch 3 h w"],
-    labels: Int[Tensor, " batch"] | None = None,
     *,
     variant: str = "eap_ig_detach_g",
     steps: int = 4,
-    past: Sequence[Float[Tensor, "_ _ _"]] = (),
 ) -> LiveScores:
     """Scores of the edges from every source to the logits on one batch, differentiable in the weights.
 
     score(u) = sum over images and positions of <r_u - o_u, g>: o_u is what node u adds to the stream, r_u its
-    mean over the batch (a constant), g the gradient with respect to the stream leaving the last block. For
-    the variants of EAP-IG, g = (1/m) sum_{k=1}^{m-1} of the gradient of KL(clean || interpolated) /
+    mean over the batch (a constant), g the gradient with respect to the stream leaving the last block:
+    g = (1/m) sum_{k=1}^{m-1} of the gradient of KL(clean || interpolated) /
     n_classes, meant over the batch, with the stream entering block 0 at mean + (k/m) (image - mean).
 
     Args:
         model: An image classifier; parameters that should learn must ask for gradients. It is run in
             evaluation mode, whatever mode it is in, and put back.
         images: Normalised images, 2 or more: the mean of one image is the image, and every score 0.
-        labels: Class of each image; needed by `target_logit` alone.
         variant: One of `VARIANTS`, see `CircuitSettings`.
         steps: m, 2 or more.
-        past: For `accumulated`, `gradient` of earlier batches; those of batches of another size are left out.
 
     Returns:
-        Scores in the unit nats / n_classes (logits for `target_logit`); their scale is that of the public
+        Scores in the unit nats / n_classes; their scale is that of the public
         code, not that of `discover`, and cancels in the depth bias.
 
     Raises:
-        InputError: If the model reads no images, the batch holds one, labels are missing, or m < 2.
+        InputError: If the model reads no images, the batch holds one, or m < 2.
         UnknownNameError: If there is no such variant.
 
     Notes:
         Cost: one forward and one backward pass, and m - 1 forward passes that keep nothing (first order), or
         m - 1 forward and backward passes through everything (second order).
-        `accumulated` averages row by row, as the gradients of different images cannot be averaged before they
-        meet the outputs: with a gradient equal for all images every score is 0, since r_u is the mean of o_u.
-        Rows of different batches are unrelated images, so that earlier batches add noise of mean 0 and the
-        signal shrinks with the memory.
 
     References:
         Peng et al. (2026), arXiv:2604.08192, public code.
@@ -90,25 +80,12 @@ def live_scores(
         )
     if steps < 2:
         raise InputError(f"steps (m) is {steps}; give 2 or more")
-    if variant == "target_logit" and labels is None:
-        raise InputError(
-            "the variant target_logit needs labels, because it uses the logit of the correct class"
-        )
     with evaluating(model.module), torch.enable_grad():
         run = _record(model, images)
-        if variant == "target_logit":
-            assert labels is not None
-            gradient = _logit_gradient(model, _final(model, run), labels)
-        else:
-            gradient = _divergence_gradient(model, images, run, steps, second=variant == SECOND_ORDER)
-        bad = ~torch.isfinite(gradient.detach())
-        gradient = torch.where(bad, 0.0, gradient)
-        now = gradient.detach()
-        if variant == "accumulated":
-            same = [each.to(now) for each in past if each.shape == now.shape]
-            gradient = torch.stack([*same, now]).mean(0)
+        gradient = _divergence_gradient(model, images, run, steps, second=variant == SECOND_ORDER)
+        gradient = torch.where(torch.isfinite(gradient.detach()), gradient, 0.0)
         values = _contract(model, run, gradient, second=variant == SECOND_ORDER)
-    return LiveScores(values=values, gradient=now, guarded=int(bad.sum()))
+    return LiveScores(values=values, gradient=gradient.detach())
 
 
 @contextmanager
@@ -152,13 +129,6 @@ def _final(model: Model, run: Trace) -> Float[Tensor, "batch read d_model"]:
 
 def _logits(model: Model, final: Tensor) -> Float[Tensor, "batch n_classes"]:
     return model.finish(final if model.pools else final[:, 0])
-
-
-def _logit_gradient(model: Model, final: Tensor, labels: Tensor) -> Tensor:
-    """Gradient of the mean logit of the labelled class at the clean input."""
-    leaf = final.detach().requires_grad_()
-    label_logits = _logits(model, leaf).gather(1, labels.to(leaf.device).view(-1, 1))
-    return torch.autograd.grad(label_logits.mean(), leaf)[0]
 
 
 def _divergence_gradient(

@@ -9,16 +9,11 @@ from typing import Any
 import numpy as np
 
 from assay.analyses.generalization import monitor_plots as plots
-from assay.analyses.generalization.accuracy_estimate import WORTH
 from assay.analyses.generalization.batches import BASELINES
-from assay.analyses.generalization.monitor_batches import batch_details
 from assay.analyses.generalization.monitor_words import (
     DRAWN,
-    accuracy_words,
     alarm_reasons,
     caveats,
-    in_excess,
-    statistic,
     threshold_origin,
     verdict,
 )
@@ -33,10 +28,8 @@ from assay.page.text import (
     Text,
     bold,
     code,
-    interval,
     model_text,
     number,
-    p_value,
     plural,
     quiet,
     rounded,
@@ -45,11 +38,6 @@ from assay.page.text import (
 
 LISTED = 500  # readings of the table; the file beside the page has all
 MOVED = 6  # pairs of layers listed
-DRIFT = {
-    "ks": "confidences, Kolmogorov-Smirnov",
-    "mmd": "features, maximum mean discrepancy",
-    "c2st": "features, classifier two-sample test",
-}
 Document = Mapping[str, Any]
 
 
@@ -67,11 +55,8 @@ def monitor_page(document: Document) -> Page:
     if not readings:
         raise InputError("the monitor has no reading yet; observe a batch first")
     distance, reference = document["distance"], document["reference"].get("task") or {}
-    beyond = ": the noise floor, which the shift shown here does not include" if in_excess(document) else ""
     sections = [
-        Section(title="What it can detect", blocks=_detectable(document)),
         Section(title="Shift over time", blocks=_shift(document)),
-        Section(title="Accuracy without labels", blocks=_accuracy(document)),
         Section(title="Where in the network", blocks=_layers(document)),
         Section(title="What a shift means", blocks=_domains(document)),
     ]
@@ -81,12 +66,12 @@ def monitor_page(document: Document) -> Page:
         title=f"Circuit shift of {document['model'].get('id', 'a model')} on "
         f"{plural(len(readings), 'batch')} of images",
         verdict=verdict(document),
-        remark=" ".join(filter(None, (document["guarantee"]["statement"], accuracy_words(document)))),
+        remark=document["guarantee"]["statement"],
         reasons=alarm_reasons(document),
         caveats=caveats(document),
         lede=f"The shift is the distance ({distance['key']}: {distance['summary']}) between the circuit on "
         f"a batch and the circuit on {reference.get('n', 'known')} images in distribution. "
-        f"Sampling alone makes it positive, more so for smaller batches{beyond}. A shift means that the "
+        f"Sampling alone makes it positive, more so for smaller batches. A shift means that the "
         "model works differently, not that it works worse.",
         sections=[section for section in sections if section.blocks],
         facts=list(_facts(document, reference)),
@@ -100,18 +85,6 @@ def monitor_page(document: Document) -> Page:
     )
 
 
-def _detectable(document: Document) -> list[Block]:
-    """The smallest drops of performance that a batch detects, where corrupted domains were measured."""
-    if document.get("domains") and document.get("rule") == "sequential":
-        return [
-            Note(
-                text="The sequential rule decides over all batches together: no drop is stated that a single "
-                "batch detects."
-            )
-        ]
-    return [Note(text=each["statement"]) for each in document.get("detectable") or ()]
-
-
 # ------------------------------------------------------------------------------------------- shift over time
 
 
@@ -121,18 +94,14 @@ def _shift(document: Document) -> list[Block]:
     calibration = document.get("calibration")
     named = f" ({document['rule']} rule)" if document.get("rule") else ""
     known = f"; grey: {len(calibration['shifts'])} known batches of the same size" if calibration else ""
-    beyond = " beyond its noise floor" if in_excess(document) else ""
-    meant = "" if beyond else " of the mean shift of such batches (resampled over images)"
     blocks: list[Block] = [
         Figure(
             draw=partial(plots.plot_shift, drawn),
             label=f"Circuit shift of {len(drawn['readings'])} batches in order; the numbers are in the "
             "table.",
-            caption=f"Shift of each batch{beyond}{known}. Diamonds raised the alarm{named}. Band: "
-            f"{_level(document)} intervals{meant}.",
+            caption=f"Shift of each batch{known}. Diamonds raised the alarm{named}.",
             name="shift",
         ),
-        *batch_details(document),
     ]
     if any(each["e_value"] is not None for each in drawn["readings"]):
         alpha = document["alpha"]
@@ -148,21 +117,12 @@ def _shift(document: Document) -> list[Block]:
     return [*blocks, _readings(document)]
 
 
-def _level(document: Document) -> str:
-    return f"{round(100 * document['level'])}{NARROW}%"
-
-
 def _readings(document: Document) -> Table:
     readings = document["readings"]
     left = max(0, len(readings) - LISTED)
     baselines = _baselines(readings)
     without = f", without the first {left}" if left else ""
     caption = f"The readings{without}. p: conformal p-value against the known batches."
-    if in_excess(document):
-        caption += " Beyond the floor: the shift without what noise makes of it, with its interval."
-    if drift := _drift(readings):
-        tests = ", ".join(f"{name.upper()} on {DRIFT[name]}" for name in drift)
-        caption += f" p-values of single batches that no rule uses: {tests}."
     if baselines:
         caption += " On the right, label-free baselines; they fall as the model becomes less confident."
     return Table(
@@ -170,14 +130,11 @@ def _readings(document: Document) -> Table:
             *columns("batch", numeric=True, sort=True),
             *columns("time (UTC)", "origin", sort=True),
             *columns("images", "shift", numeric=True, sort=True),
-            *(columns("beyond the floor", numeric=True, sort=True) if in_excess(document) else ()),
-            *columns(f"{_level(document)} interval", numeric=True),
             *columns("p", "e-value", numeric=True, sort=True),
             *columns("alarm", sort=True),
-            *(Column(name=f"p {name.upper()}", title=DRIFT[name], numeric=True, sort=True) for name in drift),
             *_baseline_columns(baselines),
         ],
-        rows=[_reading(document, each, drift, baselines) for each in readings[left:]],
+        rows=[_reading(each, baselines) for each in readings[left:]],
         caption=caption,
         tall=True,
         named=False,
@@ -192,13 +149,7 @@ def _baseline_columns(names: Sequence[str]) -> list[Column]:
     return [Column(name=name.upper(), title=BASELINES[name], numeric=True, sort=True) for name in names]
 
 
-def _drift(readings: Sequence[Document]) -> list[str]:
-    return [name for name in DRIFT if any(name in (each.get("drift") or ()) for each in readings)]
-
-
-def _reading(
-    document: Document, reading: Document, drift: Sequence[str], baselines: Sequence[str]
-) -> list[Text]:
+def _reading(reading: Document, baselines: Sequence[str]) -> list[Text]:
     n: list[Text] = [str(reading["n"])]
     if skipped := reading["skipped"]:
         n += [" ", quiet(f"({len(skipped)} unreadable)", ", ".join(skipped))]
@@ -209,75 +160,16 @@ def _reading(
     if others:
         alarm.append(quiet(f" (but {', '.join(others)})"))
     p, e_value, values = reading["p_value"], reading["e_value"], reading["baselines"]
-    tests, (value, low, high) = reading.get("drift") or {}, statistic(document, reading)
     return [
         str(reading["index"] + 1),
         reading["time"][:19].replace("T", " "),
         str(reading["domain"]),
         n,
         number(reading["shift"], 3),
-        *([number(value, 3)] if in_excess(document) else ()),
-        interval(low, high, 3),
         "" if p is None else number(p, 3),
         "" if e_value is None else number(e_value),
         alarm,
-        *(number(tests[name], 3) if name in tests else "" for name in drift),
         *(number(values[name]) if name in values else "" for name in baselines),
-    ]
-
-
-# --------------------------------------------------------------------------------------------------- accuracy
-
-
-def _accuracy(document: Document) -> list[Block]:
-    """Estimated accuracy of the batches, and what it rests on; nothing without calibration domains."""
-    estimator = document.get("estimator")
-    readings = [each for each in document["readings"] if each.get("estimate")]
-    if not estimator or not readings:
-        return []
-    test = estimator["backtest"]
-    left = max(0, len(readings) - LISTED)
-    facts = Table(
-        columns=columns("estimate of families left out") + columns("mean absolute error", numeric=True),
-        rows=[
-            ["stack of the readings", number(test["error"], 3)],
-            ["accuracy in distribution", number(test["id_error"], 3)],
-            ["mean of the other families", number(test["mean_error"], 3)],
-        ],
-        caption=f"The estimate rests on {estimator['source']}. It is used only if it is better than both "
-        f"constants, and than accuracies dealt out at random (p {p_value(test['p_value'])}, at most "
-        f"{WORTH:g} is needed).",
-        named=False,
-    )
-    rows: list[list[Text]] = [
-        [str(each["index"] + 1), *estimate_cells(each["estimate"])] for each in readings[left:]
-    ]
-    table = Table(
-        columns=columns("batch", "accuracy", "interval", "level", "support p", numeric=True)
-        + columns("cannot say, because"),
-        rows=rows,
-        caption="Estimated accuracy on the images of each batch, with a conformal interval over families of "
-        "calibration domains. It assumes that a batch comes from a domain like these. It cannot see labels "
-        "that change while the images stay the same.",
-        tall=True,
-        named=False,
-    )
-    return [table, Details(summary="What the estimate rests on", blocks=[facts])]
-
-
-def estimate_cells(estimate: Document) -> list[Text]:
-    """Value, interval, level, p-value of the support test, and why it is silent."""
-    ends = estimate["interval"]
-    support = estimate["support"]
-    tested = "" if support is None else number(support, 3)
-    if ends is None:
-        return ["", "", "", tested, estimate["reason"]]
-    return [
-        number(estimate["value"]),
-        interval(ends["low"], ends["high"]),
-        f"{round(100 * ends['level'])}{NARROW}%",
-        tested,
-        "",
     ]
 
 
@@ -384,14 +276,10 @@ def _curves_table(curves: Mapping[str, Document]) -> Table:
 
 def _domains_table(domains: Document, distance: str) -> Table:
     baselines = _baselines(domains["known"])
-    beyond = all(
-        distance in (each.get("excess") or ()) for kind in ("known", "test") for each in domains[kind]
-    )
     return Table(
         columns=[
             *columns("domain", "used for", sort=True),
             *columns("images", "labelled", domains["measure"], "shift", numeric=True, sort=True),
-            *(columns("beyond the floor", numeric=True, sort=True) if beyond else ()),
             *_baseline_columns(baselines),
         ],
         rows=[
@@ -402,7 +290,6 @@ def _domains_table(domains: Document, distance: str) -> Table:
                 str(each.get("n_labelled") or each["n"]),
                 number(each["performance"]),
                 number(each["shifts"][distance], 3),
-                *([number(each["excess"][distance], 3)] if beyond else ()),
                 *(number(each["baselines"][name]) if name in each["baselines"] else "" for name in baselines),
             ]
             for kind, use in (("known", "calibration"), ("test", "test"))
@@ -420,20 +307,9 @@ def _facts(document: Document, reference: Document) -> Iterator[tuple[str, Text]
     estimator = "{objective}, {ablation}, {steps} steps, {quadrature}".format_map(settings)
     yield "estimator", (f"{settings['method']} ", quiet(estimator))
     yield "distance", (f"{distance['key']} ", quiet(distance["published"]))
-    batches, batch = document["reference"].get("batches", 1), document["reference"].get("batch")
-    yield (
-        "noise floor",
-        (
-            f"from {batches} batches of {batch} images"
-            if in_excess(document)
-            else quiet(": ".join(filter(None, ("none", document.get("without_floor")))))
-        ),
-    )
     if threshold := document.get("threshold"):
         origin = threshold_origin(threshold)
         value = number(threshold["value"], 3)
-        if ends := threshold.get("interval"):
-            value = f"{value} {interval(ends['low'], ends['high'], 3)}"
         if origin:
             origin = f" {origin}; the target is {rounded(threshold['target'])}"
         yield "threshold", (value, quiet(origin)) if origin else value

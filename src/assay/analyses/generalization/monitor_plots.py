@@ -9,9 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from assay.analyses.generalization.monitor_words import (
-    in_excess,
-    known_statistics,
-    statistic,
+    known_shifts,
     statistic_name,
 )
 from assay.core.errors import InputError
@@ -47,14 +45,14 @@ def plot_monitor(monitor: "Monitor", ax: Axes | None = None) -> Axes:
 
 
 def plot_shift(document: Document, ax: Axes | None = None) -> Axes:
-    """Draw the shift of every batch with its interval; known batches stand to the left of the first."""
+    """Draw the shift of every batch; known batches stand to the left of the first."""
     ax = axes_of(ax, 8.6, 3.9)
     readings = document["readings"]
     x = np.array([each["index"] + 1 for each in readings])
-    y, low, high = np.array([statistic(document, each) for each in readings], dtype=float).T
+    y = np.array([each["shift"] for each in readings])
     alarm = np.array([bool(each["alarm"]) for each in readings])
     start, room = int(x[0]) - 1, max(1.0, 0.05 * len(x))
-    known = known_statistics(document)
+    known = known_shifts(document)
     if known:
         places = start - room + 0.3 * room * np.resize([-1.0, 0.0, 1.0], len(known))
         ax.plot(places, known, "o", color=MUTED, markersize=3, alpha=0.7, linewidth=0)
@@ -64,19 +62,15 @@ def plot_shift(document: Document, ax: Axes | None = None) -> Axes:
             annotation_clip=False,
         )  # fmt: skip
     _draw_levels(ax, document)
-    ax.fill_between(x, low, high, color=SUPPORTS, alpha=0.15, linewidth=0, zorder=0)
     ax.plot(x, y, color=SUPPORTS, linewidth=1.2, zorder=2)
     ax.plot(x[~alarm], y[~alarm], "o", color=SUPPORTS, markersize=4.5, zorder=3)
     ax.plot(x[alarm], y[alarm], "D", color=OPPOSES, markersize=5.5, zorder=4)
     _name_runs(ax, readings)
     ax.set_xlim(start - 2 * room if known else start + 0.3, start + len(x) + 0.7)
     ax.set_xticks(_whole(start + 1, start + len(x)))
-    if in_excess(document):
-        ax.axhline(0, color=RULE, linewidth=0.8, zorder=0)
-    else:
-        ax.set_ylim(bottom=0)
+    ax.set_ylim(bottom=0)
     ax.set_xlabel("batch")
-    ax.set_ylabel(statistic_name(document).replace(" beyond", "\nbeyond"))
+    ax.set_ylabel(statistic_name(document))
     return ax
 
 
@@ -199,7 +193,7 @@ def plot_domains(document: Document, ax: Axes | None = None) -> Axes:
         if domains[kind]:
             ax.plot(
                 [each["performance"] for each in domains[kind]],
-                [(each.get("excess") or each["shifts"])[key] for each in domains[kind]],
+                [each["shifts"][key] for each in domains[kind]],
                 marker, color=colour, markerfacecolor=face, markersize=5, linewidth=0,
                 label=f"{len(domains[kind])} {name}",
             )  # fmt: skip
@@ -209,9 +203,7 @@ def plot_domains(document: Document, ax: Axes | None = None) -> Axes:
     if target is not None and math.isfinite(target):
         ax.axvline(target, color=INK, linewidth=0.9, linestyle=DASHED)
     ax.set_xlabel(domains["measure"])
-    if (interval := threshold.get("interval")) and interval["low"] is not None:
-        ax.axhspan(interval["low"], interval["high"], color=INK, alpha=0.08, linewidth=0)
-    ax.set_ylabel(statistic_name(document).replace(" beyond", "\nbeyond"))
+    ax.set_ylabel(statistic_name(document))
     _explain(ax)
     return ax
 

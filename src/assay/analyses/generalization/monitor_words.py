@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from assay.page.text import interval, number, plural, rounded
+from assay.page.text import number, plural, rounded
 
 
 DRAWN = 2_000  # readings of the pictures
@@ -11,39 +11,22 @@ FAR = 0.05  # distance of a threshold's performance from its target that is wort
 Document = Mapping[str, Any]
 
 
-def in_excess(document: Document) -> bool:
-    """Whether the rules compare batches by the excess over the noise floor, not by the shift."""
-    return document.get("statistic") == "excess"
-
-
 def statistic_name(document: Document) -> str:
     """What the rules compare, for an axis."""
-    name = f"circuit shift ({document['distance']['key']})"
-    return f"{name} beyond the noise floor" if in_excess(document) else name
+    return f"circuit shift ({document['distance']['key']})"
 
 
-def statistic(document: Document, reading: Document) -> tuple[float, float | None, float | None]:
-    """What the rules compare of a batch, with the ends of its interval."""
-    shown = reading["excess"] if in_excess(document) else reading
-    value = shown["value"] if in_excess(document) else shown["shift"]
-    return value, shown["interval"]["low"], shown["interval"]["high"]
-
-
-def known_statistics(document: Document) -> tuple[float, ...]:
-    """The same of the known batches."""
-    calibration = document.get("calibration") or {}
-    return tuple((calibration.get("excess") if in_excess(document) else calibration.get("shifts")) or ())
+def known_shifts(document: Document) -> tuple[float, ...]:
+    """Shifts of the known batches."""
+    return tuple((document.get("calibration") or {}).get("shifts") or ())
 
 
 def verdict(document: Document) -> str:
     """What the readings say, in a sentence or two."""
     readings = document["readings"]
     last, alarms = readings[-1], [each for each in readings if each["alarm"]]
-    value, low, high = statistic(document, last)
-    shift = f"The last batch has a shift of {number(value, 3)} {interval(low, high, 3)}".strip()
-    if in_excess(document):
-        shift += f" beyond its noise floor of {number(last['excess']['floor'], 3)}"
-    if known := known_statistics(document):
+    shift = f"The last batch has a shift of {number(last['shift'], 3)}"
+    if known := known_shifts(document):
         least, largest = number(min(known), 3), number(max(known), 3)
         shift += f"; {len(known)} batches in distribution have {least} to {largest}"
     if document.get("rule") is None:
@@ -55,21 +38,6 @@ def verdict(document: Document) -> str:
     return (
         f"{number(len(alarms))} of {batches} raised the alarm, the first at batch {alarms[0]['index'] + 1}, "
         f"{alarms[0]['time'][:16].replace('T', ' ')} UTC{stays}. {shift}."
-    )
-
-
-def accuracy_words(document: Document) -> str:
-    """The estimated accuracy of the last batch, or why there is none; empty where nothing was calibrated."""
-    estimate = document["readings"][-1].get("estimate")
-    if not estimate:
-        return ""
-    if estimate["interval"] is None:
-        return f"Accuracy of the last batch: cannot say, because {estimate['reason']}."
-    ends = estimate["interval"]
-    return (
-        f"Estimated accuracy on the images of the last batch: {number(estimate['value'])} "
-        f"{interval(ends['low'], ends['high'])} ({round(100 * ends['level'])} % interval, from "
-        f"{estimate['source']}). The level holds for domains like the calibration's, for no others."
     )
 
 
@@ -144,16 +112,14 @@ def reason(document: Document, reading: Document) -> str:
     if not reading["alarm"]:
         return ""
     batch, key = f"batch {reading['index'] + 1}", document["distance"]["key"]
-    shift = f"The circuit shift ({key}) of {batch} is {number(statistic(document, reading)[0], 3)}"
-    if in_excess(document):
-        shift += " beyond its noise floor"
+    shift = f"The circuit shift ({key}) of {batch} is {number(reading['shift'], 3)}"
     if document["rule"] == "threshold":
         threshold = document["threshold"]
         origin = f", which was {where}" if (where := threshold_origin(threshold)) else ""
         return f"{shift}, above the threshold of {number(threshold['value'], 3)}{origin}."
     if document["rule"] == "conformal":
         limit = (document.get("conformal") or {}).get("limit")
-        known = len(known_statistics(document))
+        known = len(known_shifts(document))
         above = "" if limit is None else f", above the limit of {number(limit, 3)}"
         p_value = reading["p_value"]
         alpha = f"the alarm is raised at {document['alpha']:g} or less"

@@ -1,4 +1,4 @@
-"""After deployment: batches of images in, shift of the circuit out, with an interval and an alarm."""
+"""After deployment: batches of images in, shift of the circuit out, and an alarm."""
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -7,26 +7,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from assay.analyses.generalization.accuracy_estimate import AccuracyEstimate, AccuracyEstimator
-from assay.analyses.generalization.alarm_rules import AlarmRules
-from assay.analyses.generalization.alarms import Calibration, ConformalAlarm, Guarantee, check_alpha
+from assay.analyses.generalization.alarms import (
+    AlarmRules,
+    Calibration,
+    ConformalAlarm,
+    Guarantee,
+    Threshold,
+    threshold_of,
+)
 from assay.analyses.generalization.batches import (
-    COMPARED,
     Images,
-    Outputs,
     batch_task,
     check_reference,
-    drift_tests,
     image_task,
     label_free,
     labelled_outputs,
     outputs_of,
 )
 from assay.analyses.generalization.journal import MonitorLog, Reading
-from assay.analyses.generalization.reference import Reference
 from assay.analyses.generalization.shift import DISTANCES, USUAL_VIEW, ShiftView, rank_shift_map
 from assay.analyses.generalization.shift_probe import ShiftProbe
-from assay.analyses.generalization.thresholds import Threshold, threshold_of
 from assay.circuits import EdgeScores
 from assay.core.errors import InputError
 from assay.core.plotted import Plotted
@@ -47,33 +47,25 @@ class Monitor(Plotted, Record):
     """Watches a deployed model: how far its circuit on new images is from its circuit on known ones.
 
     Every batch costs one discovery with the settings of the reference, and one forward pass more for the
-    baselines. The rules compare batches by the excess, the shift beyond its noise floor, where the reference
-    has one, else by the shift itself. Three rules can raise the alarm; all that apply are in each reading,
-    one decides:
+    baselines. Three rules can raise the alarm; all that apply are in each reading, one decides:
 
-    - `"threshold"`: the excess exceeds a threshold, from `calibrate_threshold` on domains with known
+    - `"threshold"`: the shift exceeds a threshold, from `calibrate_threshold` on domains with known
       performance: it corresponds to a performance. After `calibrate` its rate of false alarms is known, too.
-    - `"conformal"`: the excess is larger than those of known batches, at most `alpha` false alarms per batch.
+    - `"conformal"`: the shift is larger than those of known batches, at most `alpha` false alarms per batch.
     - `"sequential"`: a bet on all batches together, at most `alpha` for a false alarm ever; it says nothing
       about performance, and stays on once raised.
 
     Args:
         model: In evaluation mode.
-        reference: Its circuit on known images, which gives the settings: from `discover_reference`, with a
-            noise floor, or edge scores from `discover`, without.
-        threshold: From `calibrate_threshold`, or a number: of the excess where there is a noise floor, else
-            of the shift.
+        reference: Its circuit on known images, which gives the settings: from `discover_reference` or
+            `discover`.
+        threshold: From `calibrate_threshold`, or a number: of the shift.
         distance: Key of a distance, see `assay.list("distances")`.
-        view: What the distance compares. Another than the usual one has no noise floor.
+        view: What the distance compares.
         rule: One of the three. Default: the threshold if there is one, else conformal once calibrated.
         alpha: Level of the conformal and the sequential rule, in (0, 1).
-        level: Coverage of the intervals.
         labelled: Labelled images in distribution, which ATC and DoC learn from (one more run at the start).
-        drift: Images in distribution, labels not needed, that drift tests compare each batch with: at most
-            512 of them; two more runs per batch. Default: no such tests.
         baselines: Run the model once per batch for the label-free baselines.
-        estimator: From `DomainCalibration.accuracy_estimator`, learnt with the same `labelled` images:
-            readings then carry an estimate of the accuracy. Needs `baselines`.
         transform: For 8-bit images; default: the model's own.
         batch_size: Images per pass; results do not depend on it.
         log: File of readings, JSON lines. If it exists, the monitor goes on where it ended.
@@ -98,50 +90,39 @@ class Monitor(Plotted, Record):
 
     drawn_by = "assay.analyses.generalization.monitor_plots:plot_monitor"
     record_kind = "monitor"
-    record_layout = same(
-        "**_header", "id", "rule", "calibration", "conformal", "guarantee", "estimator", "readings"
-    )
+    record_layout = same("**_header", "id", "rule", "calibration", "conformal", "guarantee", "readings")
 
     def __init__(
         self,
         model: Model,
-        reference: EdgeScores | Reference,
+        reference: EdgeScores,
         threshold: Threshold | float | None = None,
         *,
         distance: str = "spearman",
         view: ShiftView = USUAL_VIEW,
         rule: str | None = None,
         alpha: float = 0.05,
-        level: float = 0.95,
         labelled: ImageTask | ImageStream | ImageSet | None = None,
-        drift: ImageTask | ImageStream | ImageSet | None = None,
         baselines: bool = True,
-        estimator: AccuracyEstimator | None = None,
         transform: EvalTransform | None = None,
         batch_size: int | None = None,
         log: str | Path | None = None,
         seed: int = 0,
     ) -> None:
-        check_alpha(level, "level")
         DISTANCES[distance]  # an unknown name is refused before anything runs
         self.threshold, self.alpha = threshold_of(threshold, needed=rule == "threshold"), alpha
         self._rules = AlarmRules(asked=rule, threshold=self.threshold, alpha=alpha, seed=seed)
-        scores = reference.scores if isinstance(reference, Reference) else reference
-        settings = check_reference(model, scores)
+        settings = check_reference(model, reference)
         view.check(model.graph)
         self._probe = ShiftProbe(
             model=model,
-            reference=scores,
-            floor=reference.floor(distance)
-            if isinstance(reference, Reference) and view == USUAL_VIEW
-            else None,
+            reference=reference,
             distance=distance,
             view=view,
-            level=level,
             batch_size=batch_size,
         )
-        self.model, self.reference_scores = model, scores
-        self.distance, self.level, self.view, self.estimator = distance, level, view, estimator
+        self.model, self.reference_scores = model, reference
+        self.distance, self.view = distance, view
         self.readings: list[Reading] = []
         self._baselines, self._seed = baselines, seed
         self._transform, self._batch_size = transform, batch_size
@@ -150,10 +131,6 @@ class Monitor(Plotted, Record):
             self._known = labelled_outputs(
                 model, image_task(model, labelled, transform), batch_size=batch_size
             )
-        self._outputs = None
-        if drift is not None:
-            rows = stream(seed, "monitor/drift").permutation(drift.n)[:COMPARED]
-            self._outputs = self._read_outputs(image_task(model, drift.subset(rows.tolist()), transform))
         self._header = self._described(settings)
         self._log = None if log is None else MonitorLog(Path(log), self._header, self.id)
         if self._log is not None:
@@ -175,14 +152,11 @@ class Monitor(Plotted, Record):
             "distance": {"key": entry.key, "summary": entry.summary, "published": entry.published},
             "rule": self._rules.asked,
             "alpha": self.alpha,
-            "level": self.level,
             "threshold": None if self.threshold is None else self.threshold.to_dict(),
             "seed": self._seed,
         }
         if self.view != USUAL_VIEW:  # the usual one has the identity that monitors always had
             header["view"] = self.view.to_dict()
-        if self._probe.floor is not None:  # monitors without one keep the identity they always had
-            header["statistic"] = "excess"
         if self._transform is not None:  # else the model's own, which its record stands for
             header["transform"] = self._transform.to_dict()
         return header
@@ -240,16 +214,12 @@ class Monitor(Plotted, Record):
             raise InputError(f"batch_size is {batch_size}; a batch needs at least 2 images")
         m = self._rules.batches_of(id_images.n, batch_size, n_batches)
         order = stream(self._seed, "monitor/calibration").permutation(id_images.n)
-        shifts, excess = [], []
+        shifts = []
         for rows in np.array_split(order[: m * batch_size], m):
             task = self.task(id_images.subset(rows.tolist()))
             self._probe.check(task)
-            measured = self._probe.measure(task, per_example=False)
-            shifts.append(measured.shift)
-            excess += [] if measured.excess is None else [measured.excess.value]
-        calibration = Calibration(
-            shifts=tuple(shifts), n=batch_size, domain=id_images.domain, excess=tuple(excess)
-        )
+            shifts.append(self._probe.measure(task)[1])
+        calibration = Calibration(shifts=tuple(shifts), n=batch_size, domain=id_images.domain)
         self._record("calibration", calibration)
         self._rules = self._rules.calibrated(calibration)
         return calibration
@@ -264,7 +234,7 @@ class Monitor(Plotted, Record):
         skipped: Sequence[str] = (),
         domain: str = "",
     ) -> Reading:
-        """The shift of one batch, with its interval and the alarm.
+        """The shift of one batch, and the alarm.
 
         Args:
             images: An image task, an image set, or normalised images `[N, 3, H, W]`; 2 or more.
@@ -279,56 +249,39 @@ class Monitor(Plotted, Record):
         """
         task = self.task(images)
         if task.n < 2:
-            raise InputError("the batch holds 1 image; a circuit and its interval need 2 or more")
+            raise InputError("the batch holds 1 image; a circuit needs 2 or more")
         if self.calibration is not None and task.n != self.calibration.n:
             raise InputError(
                 f"the batch holds {task.n} images, the known batches {self.calibration.n}, but "
                 "shifts by sampling alone depend on the size; give batches of the same size"
             )
         self._probe.check(task)
-        measured = self._probe.measure(task, per_example=True)
-        scores, statistic = measured.scores, measured.statistic
-        outputs = self._read_outputs(task) if self._baselines or self._outputs is not None else None
-        readings = label_free(outputs, self._known) if outputs is not None and self._baselines else {}
+        scores, shift = self._probe.measure(task)
+        readings = {}
+        if self._baselines:
+            outputs = outputs_of(self.model, task, batch_size=self._batch_size)
+            readings = label_free(outputs, self._known)
         moved = rank_shift_map(self.reference_scores, scores)
         index = len(self.readings)
-        rules = self._rules.after(statistic, index)
+        rules = self._rules.after(shift, index)
         reading = Reading(
             index=index,
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
             n=task.n,
-            shift=measured.shift,
-            interval=self._probe.interval(scores),
-            excess=measured.excess,
-            **vars(rules.verdict(statistic)),
+            shift=shift,
+            **vars(rules.verdict(shift)),
             baselines=readings,
-            drift={}
-            if self._outputs is None or outputs is None
-            else drift_tests(self._outputs, outputs, seed=self._seed),
             layers=tuple(map(tuple, moved.numpy().round(6).tolist())),
             domain=domain or task.domain,
             data_hash=task.data_hash,
             sources=tuple(sources),
             skipped=tuple(skipped),
             seconds=float(scores.details.get("seconds", 0.0)),
-            estimate=self._estimate(scores, readings, task.n),
         )
         self._record("reading", reading)
         self.readings.append(reading)
         self._rules = rules
         return reading
-
-    def _estimate(
-        self, scores: EdgeScores, baselines: Mapping[str, float], n: int
-    ) -> AccuracyEstimate | None:
-        """The accuracy of a batch, where domains with labels were calibrated on."""
-        if self.estimator is None:
-            return None
-        shifts = self._probe.shifts(scores, self.estimator.names)
-        return self.estimator.estimate({**shifts, **baselines}, n=n)
-
-    def _read_outputs(self, task: ImageTask | ImageStream) -> Outputs:
-        return outputs_of(self.model, task, batch_size=self._batch_size)
 
     # ------------------------------------------------------------------------------------- what it says
 
@@ -338,27 +291,13 @@ class Monitor(Plotted, Record):
         return self._rules.guarantee
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row per batch: index, time, n, shift, low, high, excess, alarm, p_value, e_value, domain."""
+        """One row per batch: index, time, n, shift, alarm, p_value, e_value, domain."""
         import pandas as pd
 
-        columns = [
-            "index",
-            "time",
-            "n",
-            "shift",
-            "low",
-            "high",
-            "excess",
-            "alarm",
-            "p_value",
-            "e_value",
-            "domain",
-        ]
-        rows = [
-            each.to_dict() | each.interval.to_dict() | {"excess": each.excess and each.excess.value}
-            for each in self.readings
-        ]
-        return pd.DataFrame([[row[name] for name in columns] for row in rows], columns=columns)
+        columns = ["index", "time", "n", "shift", "alarm", "p_value", "e_value", "domain"]
+        return pd.DataFrame(
+            [[getattr(each, name) for name in columns] for each in self.readings], columns=columns
+        )
 
     # ------------------------------------------------------------------------------------------- resume
 
@@ -373,5 +312,5 @@ class Monitor(Plotted, Record):
                 self._rules = self._rules.calibrated(Calibration.from_dict(content))
             elif kind == "reading":
                 reading = Reading.from_dict(content)
-                self._rules = self._rules.after(reading.statistic, reading.index)
+                self._rules = self._rules.after(reading.shift, reading.index)
                 self.readings.append(reading)

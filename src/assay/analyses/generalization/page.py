@@ -161,12 +161,9 @@ def _worth(document: Document) -> list[Block]:
 def _worth_table(document: Document) -> Table:
     """What picking by each metric is worth; the metrics that are absent below."""
     metrics, labelled = document["metrics"], document["performance"] is not None
-    elsewhere = any(each["elsewhere"] is not None for each in metrics)
     named = ["best by it"]
     if labelled:
         named += ["expected regret", "regret here", "R²", "rank corr.", "Kendall"]
-    if elsewhere:
-        named.append("regret elsewhere")
     caption = "Best by it: share of the resamples in which the picked model is first by that metric."
     if labelled:
         caption += (
@@ -180,7 +177,7 @@ def _worth_table(document: Document) -> Table:
     return Table(
         columns=columns("metric", "picks") + columns(*named, numeric=True),
         rows=[
-            *(_worth_row(document, each, elsewhere=elsewhere) for each in metrics),
+            *(_worth_row(document, each) for each in metrics),
             *(
                 Row(
                     cells=[
@@ -197,7 +194,7 @@ def _worth_table(document: Document) -> Table:
     )
 
 
-def _worth_row(document: Document, metric: Document, *, elsewhere: bool) -> list[Cell | Text]:
+def _worth_row(document: Document, metric: Document) -> list[Cell | Text]:
     places = words.picked(metric)
     chance = metric["rows"][places[0]]["chance"] if len(places) == 1 else None
     cells: list[Cell | Text] = [
@@ -209,7 +206,7 @@ def _worth_row(document: Document, metric: Document, *, elsewhere: bool) -> list
         regret, together = metric["regret"] or {}, metric["correlation"] or {}
         cells += [_estimate(regret, "expected", 3), words.fixed(regret.get("observed"), 3)]
         cells += [_estimate(together.get(name) or {}, "value", 2) for name in words.CORRELATIONS]
-    return [*cells, words.fixed(metric["elsewhere"], 3)] if elsewhere else cells
+    return cells
 
 
 def _estimate(record: Document, key: str, digits: int) -> Cell:

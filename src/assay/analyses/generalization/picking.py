@@ -221,11 +221,10 @@ class RankedMetric(Record):
             without replicates.
         regret: Of picking by it; None without labels or direction.
         correlation: With true performance; None without labels.
-        elsewhere: Mean expected regret of picking by it on other, labelled domains; None without any.
         draws: Replicates `[n_draws, n_models]`; None where there are none.
     """
 
-    record_layout = {**same(*METRIC_FACTS, of="metric"), **same("rows", "regret", "correlation", "elsewhere")}
+    record_layout = {**same(*METRIC_FACTS, of="metric"), **same("rows", "regret", "correlation")}
 
     metric: Predictor
     values: Float64[np.ndarray, " models"]
@@ -235,7 +234,6 @@ class RankedMetric(Record):
     chances: Float64[np.ndarray, " models"] | None = None
     regret: Regret | None = None
     correlation: MetricCorrelation | None = None
-    elsewhere: float | None = None
     draws: Float64[np.ndarray, "draws models"] | None = None
 
     def rows(self) -> list[dict[str, Any]]:
@@ -262,7 +260,6 @@ def column_of(
     *,
     level: float,
     seed: int,
-    elsewhere: Sequence[float] = (),
 ) -> RankedMetric:
     """A metric over all models, put together from its estimates.
 
@@ -273,7 +270,6 @@ def column_of(
         distinct: Models that correlations are over: not copies of one another. Default: all.
         level: Coverage of the intervals.
         seed: Of the resampled models of correlations.
-        elsewhere: Expected regrets of picking by it on other domains.
     """
     values = np.array([each.value for each in found], dtype=np.float64)
     have = [each.draws for each in found if each.draws is not None]
@@ -301,7 +297,6 @@ def column_of(
         chances=None if oriented_draws is None else best_chances(oriented_draws),
         regret=regret,
         correlation=correlation,
-        elsewhere=float(np.mean(elsewhere)) if elsewhere else None,
         draws=draws,
     )
 

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Float, Float64, Int64
 
 from assay.analyses.generalization import baselines
-from assay.analyses.generalization.depth_bias import DepthRule
+from assay.analyses.generalization.dependency import DepthRule
 from assay.analyses.generalization.inspection import Inspection
 from assay.analyses.generalization.spectra import image_groups
 from assay.analyses.generalization.tables import label_array
@@ -159,41 +159,26 @@ def _attempt(one: Estimator, evidence: MetricEvidence, reads_target: bool) -> Me
     return replace(estimate, n=estimate.n or (0 if read is None else read.n))
 
 
-# ------------------------------------------------------------------------------------- performance
+# ------------------------------------------------------------------------------------- of weights
+
+
+def weights_of(counts: Counts) -> Float64[np.ndarray, "rows n"]:
+    """All images once, then each resample."""
+    return np.concatenate([baselines.once(counts.shape[1]), counts])
+
+
+def estimate_of(rows: Float64[np.ndarray, " rows"], n: int = 0) -> MetricEstimate:
+    """From the metric of all images, and of each resample behind it."""
+    return MetricEstimate(value=float(rows[0]), draws=rows[1:], n=n)
 
 
 def performance(
     inspection: Inspection, labels: Int64[np.ndarray, " n"], counts: Counts, measure: str
 ) -> MetricEstimate:
     """Accuracy, or the mean F1 of the classes that occur in the labels, with its replicates."""
-    predicted, labels = inspection.predictions, label_array(labels, inspection.n_classes)
-    value = baselines.performance_of(predicted, labels, measure=measure)
-    if measure == "accuracy":
-        draws = weighted_means((predicted == labels).astype(np.float64), counts)
-        return MetricEstimate(value=value, draws=draws, n=len(labels))
-    classes = np.arange(inspection.n_classes)
-    true, said = ((each[:, None] == classes).astype(np.float64) for each in (labels, predicted))
-    present, named, hits = counts @ true, counts @ said, counts @ (true * said)
-    f1 = np.divide(2 * hits, present + named, out=np.zeros_like(hits), where=present + named > 0)
-    occurs = present > 0
-    n_occurring = np.where(occurs.any(1), occurs.sum(1), np.nan)
-    return MetricEstimate(value=value, draws=(f1 * occurs).sum(1) / n_occurring, n=len(labels))
-
-
-def mean_of(values: Float64[np.ndarray, " n"], counts: Counts) -> MetricEstimate:
-    """The mean of a number per image."""
-    return MetricEstimate(value=float(values.mean()), draws=weighted_means(values, counts))
-
-
-def weighted_means(values: Float64[np.ndarray, " n"], counts: Counts) -> Draws:
-    """The mean of a number per image in each resample; NaN in one without any image."""
-    return np.asarray(relative(counts) @ values / len(values))
-
-
-def relative(counts: Counts) -> Counts:
-    """Counts of each resample scaled to add up to n; NaN for one without any image."""
-    totals = counts.sum(1, keepdims=True)
-    return np.asarray(counts * (counts.shape[1] / np.where(totals > 0, totals, np.nan)))
+    truth = label_array(labels, inspection.n_classes)
+    rows = baselines.performance_of(inspection.predictions, truth, weights_of(counts), measure=measure)
+    return estimate_of(rows, len(truth))
 
 
 def known_of(evidence: MetricEvidence) -> tuple[Inspection, Counts]:
@@ -217,5 +202,5 @@ def pulls_of(without: Float64[np.ndarray, " groups"]) -> Float64[np.ndarray, " g
 def group_shifts(counts: Counts, seed: int) -> Float64[np.ndarray, "groups draws"]:
     """How far each group is over-drawn in each resample, with the variance that drawing whole groups has."""
     groups = image_groups(counts.shape[1], seed)
-    scaled = relative(counts)
+    scaled = baselines.scaled(counts)
     return np.stack([(scaled[:, group].mean(1) - 1) * math.sqrt(len(group)) for group in groups])

@@ -4,27 +4,24 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
 from assay.analyses.generalization import baselines
-from assay.analyses.generalization.depth_bias import dependency_depth_bias, depth_biases, output_depth_bias
+from assay.analyses.generalization.dependency import Matrices, depth_biases, layer_sums
 from assay.analyses.generalization.predictor import (
     PREDICTORS,
     SHARE,
     MetricEstimate,
     MetricEvidence,
     Predictor,
+    estimate_of,
     group_shifts,
     known_of,
-    mean_of,
     performance,
     predictor,
     pulls_of,
-    relative,
-    weighted_means,
+    weights_of,
 )
-from assay.analyses.generalization.resampled import matrices
 from assay.analyses.generalization.spectra import image_groups
 from assay.core.errors import InputError
 from assay.core.random import stream
@@ -35,36 +32,29 @@ COT_LIMIT = 200_000  # unknowns of the linear programme that is solved without b
 # ----------------------------------------------------------------------------------------- circuits
 
 
+def _ddb(evidence: MetricEvidence, matrices: Matrices, targets: str) -> MetricEstimate:
+    """Of the dependency matrix of all images, then of each resample."""
+    value, *draws = depth_biases(matrices, targets, evidence.rule.layers(evidence.target.graph.n_layers))
+    reason = None
+    if math.isnan(value):
+        reason = "depth bias is undefined: all scores of edges from deep or shallow layers are 0"
+    return MetricEstimate(value=float(value), draws=np.array(draws), reason=reason)
+
+
 @predictor("ddb-output", "DDB output", "depth bias of the edges into the logits", needs="output-scores")
 def _ddb_output(evidence: MetricEvidence) -> MetricEstimate:
     target = evidence.target
     assert target.output_scores is not None
     assert target.output_draws is not None
-    value = output_depth_bias(
-        target.graph,
-        torch.from_numpy(target.output_scores),
-        ratio=evidence.rule.ratio,
-        **evidence.rule.options,
-    )
-    drawn = matrices(target.graph, target.output_draws.astype(np.float64))
-    layers = evidence.rule.layers(target.graph.n_layers)
-    return MetricEstimate(value=value, draws=depth_biases(drawn, "output", layers))
+    rows = np.abs(np.concatenate([target.output_scores[None], target.output_draws]))
+    return _ddb(evidence, layer_sums(target.graph, rows), "output")
 
 
 def _ddb_of_matrix(evidence: MetricEvidence, targets: str) -> MetricEstimate:
     target = evidence.target
     assert target.dependency is not None
     assert target.dependency_draws is not None
-    layers = evidence.rule.layers(target.graph.n_layers)
-    return MetricEstimate(
-        value=dependency_depth_bias(
-            torch.from_numpy(target.dependency),
-            targets=targets,
-            ratio=evidence.rule.ratio,
-            **evidence.rule.options,
-        ),
-        draws=depth_biases(target.dependency_draws.astype(np.float64), targets, layers),
-    )
+    return _ddb(evidence, np.concatenate([target.dependency[None], target.dependency_draws]), targets)
 
 
 @predictor("ddb-deep", "DDB deep", "depth bias of the edges into deep layers and logits", needs="edge-scores")
@@ -123,23 +113,17 @@ def _sharpness(evidence: MetricEvidence) -> MetricEstimate:
 
 @predictor("average-confidence", "AC", "mean largest probability", bounds=SHARE)
 def _confidence(evidence: MetricEvidence) -> MetricEstimate:
-    return mean_of(evidence.target.confidence, evidence.counts)
+    return estimate_of(baselines.mean_of(evidence.target.confidence, weights_of(evidence.counts)))
 
 
 @predictor("negative-entropy", "ANE", "mean of sum p log p", bounds=(-math.inf, 0.0))
 def _negative_entropy(evidence: MetricEvidence) -> MetricEstimate:
-    return mean_of(evidence.target.negative_entropy, evidence.counts)
+    return estimate_of(baselines.mean_of(evidence.target.negative_entropy, weights_of(evidence.counts)))
 
 
 @predictor("energy", "MDE", "spread of the energies of the images", direction=0)
 def _energy(evidence: MetricEvidence) -> MetricEstimate:
-    energies = evidence.target.energies
-    counts, n = relative(evidence.counts), len(energies)
-    top = energies.max()
-    inner = np.log(counts @ np.exp(energies - top)) + top - counts @ energies / n
-    with np.errstate(divide="ignore", invalid="ignore"):  # equal energies have no logarithm
-        draws = np.where(inner > 1e-15, np.log(inner), np.nan)
-    return MetricEstimate(value=baselines.spread_of_energies(energies), draws=draws)
+    return estimate_of(baselines.spread_of_energies(evidence.target.energies, weights_of(evidence.counts)))
 
 
 @predictor(
@@ -206,21 +190,9 @@ def _of_spectra(evidence: MetricEvidence, values: Sequence[float]) -> MetricEsti
 def _atc(evidence: MetricEvidence) -> MetricEstimate:
     known, known_counts = known_of(evidence)
     assert known.labels is not None
-    before, scores = known.confidence, evidence.target.confidence
-    threshold = baselines.atc_threshold(before, known.predictions == known.labels)
-    order = np.argsort(before, kind="stable")
-    wrong = known_counts @ (known.predictions != known.labels).astype(np.float64)
-    passed = np.cumsum(known_counts[:, order], axis=1)
-    place = (passed < wrong[:, None]).sum(1)
-    thresholds = np.where(wrong > 0, before[order][np.minimum(place, len(before) - 1)], -np.inf)
-    ranked = np.argsort(scores, kind="stable")
-    below = np.searchsorted(scores[ranked], thresholds, side="left")
-    counts = relative(evidence.counts)
-    left = np.concatenate([np.zeros((len(below), 1)), np.cumsum(counts[:, ranked], axis=1)], axis=1)
-    return MetricEstimate(
-        value=float((scores >= threshold).mean()),
-        draws=1 - left[np.arange(len(below)), below] / len(scores),
-    )
+    v, w = weights_of(known_counts), weights_of(evidence.counts)
+    correct = known.predictions == known.labels
+    return estimate_of(baselines.passing(known.confidence, correct, evidence.target.confidence, v, w))
 
 
 @predictor(
@@ -229,16 +201,10 @@ def _atc(evidence: MetricEvidence) -> MetricEstimate:
 def _doc(evidence: MetricEvidence) -> MetricEstimate:
     known, known_counts = known_of(evidence)
     assert known.labels is not None
-    correct = mean_of((known.predictions == known.labels).astype(np.float64), known_counts)
-    before = mean_of(known.confidence, known_counts)
-    after = mean_of(evidence.target.confidence, evidence.counts)
-    assert correct.draws is not None
-    assert before.draws is not None
-    assert after.draws is not None
-    return MetricEstimate(
-        value=float(np.clip(correct.value - (before.value - after.value), 0.0, 1.0)),
-        draws=np.clip(correct.draws - before.draws + after.draws, 0.0, 1.0),
-    )
+    v, w = weights_of(known_counts), weights_of(evidence.counts)
+    correct = baselines.mean_of((known.predictions == known.labels).astype(np.float64), v)
+    drop = baselines.mean_of(known.confidence, v) - baselines.mean_of(evidence.target.confidence, w)
+    return estimate_of(np.clip(correct - drop, 0.0, 1.0))
 
 
 def affordable_transport(n: int, n_classes: int) -> bool:
@@ -261,8 +227,8 @@ def _cot(evidence: MetricEvidence) -> MetricEstimate:
     if target.logits is None:
         raise InputError("the models were inspected without logits")
     match = baselines.matched(labels, target.logits)
-    of_known = match.of_classes[labels]
-    draws = weighted_means(match.of_examples, evidence.counts) + weighted_means(of_known, known_counts)
+    of_known = baselines.mean_of(match.of_classes[labels], known_counts)
+    draws = baselines.mean_of(match.of_examples, evidence.counts) + of_known
     return MetricEstimate(value=float(np.clip(match.gain, 0.0, 1.0)), draws=np.clip(draws, 0.0, 1.0))
 
 
@@ -276,25 +242,14 @@ def _agreement(everyone: Sequence[MetricEvidence]) -> list[MetricEstimate]:
     labels = known[0].labels if known[0] is not None else None
     assert labels is not None
 
-    def estimates(rows: Int64[np.ndarray, " k"], known_rows: Int64[np.ndarray, " m"]) -> np.ndarray:
-        line = baselines.agreement_on_the_line(before[:, known_rows], labels[known_rows], after[:, rows])
-        return np.asarray(line.estimates)
-
     try:
-        values = estimates(np.arange(after.shape[1]), np.arange(before.shape[1]))
+        rows = baselines.agreement_line(before, labels, after, weights_of(known_counts), weights_of(counts))
     except InputError as error:
         return [MetricEstimate(value=math.nan, reason=str(error)) for _ in everyone]
-    draws = np.full((len(counts), len(everyone)), np.nan)
-    for draw, (row, known_row) in enumerate(zip(counts, known_counts, strict=True)):
-        drawn, known_drawn = (
-            np.repeat(np.arange(len(each)), each.astype(np.int64)) for each in (row, known_row)
-        )
-        try:
-            draws[draw] = estimates(drawn, known_drawn)
-        except InputError:  # no line through these resampled agreements: undefined, and counted as such
-            continue
-    n = after.shape[1]
-    return [MetricEstimate(value=float(each), draws=draws[:, at], n=n) for at, each in enumerate(values)]
+    if np.isnan(rows[0]).all():
+        reason = "every pair of models agrees equally often; give models that differ"
+        return [MetricEstimate(value=math.nan, reason=reason) for _ in everyone]
+    return [estimate_of(column, after.shape[1]) for column in rows.T]
 
 
 PREDICTORS.add(

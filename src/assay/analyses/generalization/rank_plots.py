@@ -19,9 +19,8 @@ from assay.page.text import MINUS
 
 if TYPE_CHECKING:
     from assay.analyses.generalization.comparison import RankingComparison
-    from assay.analyses.generalization.motifs import Motif
+    from assay.analyses.generalization.dependency import Motif
     from assay.analyses.generalization.ranking_table import Ranking
-    from assay.analyses.generalization.stable_pick import StablePick
 
 Document = Mapping[str, Any]
 LABELLED = 40  # models named on an axis; more are drawn without names
@@ -111,46 +110,6 @@ def plot_forest(document: Document, ax: Axes | None = None) -> Axes:
     axes[0].set_ylim(n - 0.5, -0.5)
     first: Axes = axes[0]
     return first
-
-
-def plot_pick(pick: "StablePick", ax: Axes | None = None) -> Axes:
-    """Draw the metric of each model over the number of images, until it was dropped."""
-    return plot_pick_document(pick.to_dict(), ax)
-
-
-def plot_pick_document(document: Document, ax: Axes | None = None) -> Axes:
-    """Draw the metric of each model over the number of images, until it was dropped.
-
-    Args:
-        document: Of a stable pick.
-        ax: Where to draw. Default: a new figure.
-    """
-    ax = axes_of(ax, 7.2, 3.8)
-    looks = document["looks"]
-    names = document["names"]
-    for place, name in enumerate(names):
-        seen = [(look["n"], look["models"][name]) for look in looks if name in look["models"]]
-        shift = 1 + 0.1 * (place / max(1, len(names) - 1) - 0.5)  # intervals beside each other
-        n = np.array([each for each, _ in seen]) * shift
-        values, low, high = _columns([row for _, row in seen])
-        picked, open_ = name == document["pick"], name in document["remaining"]
-        color = SUPPORTS if picked else INK if open_ else MUTED
-        ax.plot(n, values, "-", color=color, linewidth=2.2 if picked else 1.0, zorder=3 if picked else 2)
-        for at, *ends in zip(n, low, high, strict=True):
-            ax.plot([at, at], ends, color=color, linewidth=1.0, alpha=0.6, zorder=1)
-        ax.plot(n[-1:], values[-1:], "o" if open_ else "x", color=color, markersize=5, zorder=4)
-        if picked or len(names) <= PANELS:
-            ax.annotate(
-                name, (n[-1], values[-1]), xytext=(7, 0), textcoords="offset points", va="center",
-                color=color, fontsize=8.5,
-            )  # fmt: skip
-    ax.set_xscale("log", base=2)
-    ax.set_xticks([look["n"] for look in looks], [f"{look['n']:,}" for look in looks])
-    ax.minorticks_off()
-    ax.set_xlim(looks[0]["n"] * 0.85, looks[-1]["n"] * 1.7)
-    ax.set_xlabel("images; a cross: dropped")
-    ax.set_ylabel(document["metric"]["name"])
-    return ax
 
 
 def plot_scatter(document: Document) -> Axes:

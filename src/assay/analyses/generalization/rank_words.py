@@ -81,11 +81,7 @@ def caveats(document: Document) -> list[str]:
             f"over {n_distinct} models."
         )
     if document["performance"] is None:
-        told = any(metric.get("elsewhere") is not None for metric in document["metrics"])
-        notes.append(
-            "The images have no labels: the cost of picking by a metric is not known here"
-            + (", only on other domains." if told else ".")
-        )
+        notes.append("The images have no labels: the cost of picking by a metric is not known.")
     elif n_distinct < FEW_MODELS:
         notes.append(f"With only {n_distinct} models, correlations are uncertain; note their intervals.")
     depths = sorted({each["blocks"] for each in document["models"] if each.get("blocks")})

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float64, Int64
 
 from assay.analyses.generalization.baselines import MEASURES
-from assay.analyses.generalization.depth_bias import DepthRule
+from assay.analyses.generalization.dependency import DepthRule
 from assay.analyses.generalization.inspecting import inspect_models
 from assay.analyses.generalization.inspection import (
     STREAM,
@@ -20,7 +20,6 @@ from assay.analyses.generalization.inspection import (
     copied_from,
     resamples,
 )
-from assay.analyses.generalization.model_pool import model_groups
 from assay.analyses.generalization.picking import RankedMetric, column_of
 from assay.analyses.generalization.predictor import PREDICTORS, MetricEstimate, MetricEvidence, performance
 from assay.analyses.generalization.predictors import DEFAULT_METRICS, FAST_METRICS, affordable_transport
@@ -53,8 +52,6 @@ def rank_models(
     sets: str = "symmetric",
     settings: InspectionSettings | None = None,
     level: float = 0.95,
-    elsewhere: Sequence[Ranking] = (),
-    families: Mapping[str, str] | None = None,
     missing: Mapping[str, str] | None = None,
     cache: str | Path | None = None,
     progress: Progress | None = None,
@@ -63,8 +60,8 @@ def rank_models(
 
     Args:
         models: A zoo or its folder, named models or functions that load them, or a list of models; a model
-            may be what `load_model` takes. They are loaded as many at a time as there is room for, and let
-            go of, so a zoo need not fit in memory.
+            may be what `load_model` takes. They are loaded one at a time and let go of, so a zoo need not
+            fit in memory.
         target: Images of the domain to deploy on: 8-bit images, normalised for each model by its own
             transform; images as every model reads them; a function from a model to its images; or what
             `load_images` takes, e.g. a folder or "shapes:sketch".
@@ -79,12 +76,9 @@ def rank_models(
             may be ranked together; motifs then use relative positions of the layers.
         include_input: Count the input as a shallow source.
         sets: `"symmetric"`, or `"reference"` for the layers of the authors' code (12 blocks), see
-            `layer_sets`.
+            `DepthRule`.
         settings: How scores are measured and images drawn; equal for all models.
         level: Coverage of the intervals.
-        elsewhere: Rankings of the same models on other, labelled domains: they tell what picking by a metric
-            cost there, which is all that can be said about regret where the target has no labels.
-        families: Name of a model -> what it started from, e.g. its initialisation; for tables by that.
         missing: Name of a model that should be among them -> why it is not. Default: the models of the zoo
             whose training is not done.
         cache: Folder in which what each model showed is kept under the hash of weights, images and settings;
@@ -115,30 +109,19 @@ def rank_models(
         rule=DepthRule(ratio=ratio, include_input=include_input, sets=sets),
         level=level,
         settings=settings,
-        elsewhere=elsewhere,
     )
     loaders = named_loaders(models)
     target, id_data = shared(target), None if id_data is None else shared(id_data)
-    done = 0
-    for group in model_groups(loaders):
+    for done, (name, load) in enumerate(loaders):
         if progress is not None:
             progress("inspect models", done, len(loaders))
-        pairs = inspect_for_ranking(
-            list(group.values()),
-            target,
-            id_data,
-            judged.chosen,
-            labels=labels,
-            settings=settings,
-            cache=cache,
+        ((shown, known),) = inspect_for_ranking(
+            [load()], target, id_data, judged.chosen, labels=labels, settings=settings, cache=cache
         )
-        for name, (shown, known) in zip(group, pairs, strict=True):
-            judged.add(name, shown, known)
-        done += len(group)
+        judged.add(name, shown, known)
     if progress is not None:
         progress("inspect models", len(loaders), len(loaders))
-    ranking = replace(judged.ranking(), missing=missing_models(models) if missing is None else missing)
-    return replace(ranking, families=tuple(families[name] for name in ranking.names)) if families else ranking
+    return replace(judged.ranking(), missing=missing_models(models) if missing is None else missing)
 
 
 def inspect_for_ranking(
@@ -190,7 +173,6 @@ def rank_inspections(
     sets: str = "symmetric",
     settings: InspectionSettings | None = None,
     level: float = 0.95,
-    elsewhere: Sequence[Ranking] = (),
 ) -> Ranking:
     """Rank models by what they showed earlier; nothing is run.
 
@@ -204,7 +186,6 @@ def rank_inspections(
         sets: As in `rank_models`.
         settings: With which the inspections were made.
         level: Coverage of the intervals.
-        elsewhere: Rankings of the same models on other domains.
 
     Raises:
         InputError: As `rank_models`, and for inspections made with other settings or of other names.
@@ -221,7 +202,6 @@ def rank_inspections(
         rule=DepthRule(ratio=ratio, include_input=include_input, sets=sets),
         level=level,
         settings=settings,
-        elsewhere=elsewhere,
     )
     for name, shown in targets.items():
         judged.add(name, shown, None if known is None else known[name])
@@ -242,7 +222,6 @@ class _Builder:
         rule: DepthRule,
         level: float,
         settings: InspectionSettings,
-        elsewhere: Sequence[Ranking],
     ) -> None:
         self.chosen = _chosen(metrics)
         if measure not in MEASURES:
@@ -250,7 +229,7 @@ class _Builder:
         rule.check()
         self.asked = _asked(self.chosen)
         self.measure, self.rule, self.level = measure, rule, level
-        self.settings, self.elsewhere = settings, elsewhere
+        self.settings = settings
         self.names: list[str] = []
         self.shown: list[MetricEvidence] = []
         self.rows: list[dict[str, MetricEstimate]] = []
@@ -332,11 +311,6 @@ class _Builder:
             if all(math.isnan(each.value) for each in estimates):
                 absent[key] = estimates[0].reason or "undefined on these images"
                 continue
-            regrets = [
-                column.regret.expected
-                for each in self.elsewhere
-                if (column := each.columns.get(key)) is not None and column.regret is not None
-            ]
             columns[key] = column_of(
                 metric,
                 estimates,
@@ -344,7 +318,6 @@ class _Builder:
                 distinct,
                 level=self.level,
                 seed=self.settings.seed,
-                elsewhere=regrets,
             )
         first = self.shown[0]
         return Ranking(

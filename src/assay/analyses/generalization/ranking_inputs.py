@@ -8,6 +8,7 @@ from pathlib import Path
 
 from torch import nn
 
+from assay.analyses.generalization.batches import decoded_once
 from assay.analyses.generalization.inspectors import ARITHMETIC, geometry_of
 from assay.core.errors import InputError
 from assay.models import Model, load_model
@@ -104,7 +105,9 @@ class SharedStreams:
             images = self._stream(model)
             if images.skipped and not self._streams:
                 self._note(f"{len(images.skipped)} files of {images.domain} were skipped")
-            self._streams[key] = images
+            held = decoded_once(images)
+            assert isinstance(held, ImageStream)  # as it was given
+            self._streams[key] = held
         stream = self._streams[key]  # whose geometry is that of the model, or done already if it was drawn
         numbers = {name: getattr(transform, name) for name in ARITHMETIC}
         return stream.with_transform(replace(stream.transform, **numbers))

@@ -11,16 +11,17 @@ import numpy as np
 import torch
 from jaxtyping import Float64, Int64
 
-from assay.analyses.generalization.depth_bias import (
+from assay.analyses.generalization.dependency import (
     TARGETS,
     DepthRule,
+    Motif,
     at_relative_layers,
     dependency_depth_bias,
+    motif,
     output_depth_bias,
 )
 from assay.analyses.generalization.evaluation import RATIOS, TaskCorrelation, correlate
 from assay.analyses.generalization.inspection import Inspection, InspectionSettings, copied_from
-from assay.analyses.generalization.motifs import Motif, motif
 from assay.analyses.generalization.picking import RankedMetric
 from assay.analyses.generalization.predictor import PREDICTORS
 from assay.core.errors import InputError, unknown_name
@@ -55,7 +56,6 @@ class Ranking(Plotted, Record):
         rule: Layers that the depth bias compares.
         settings: How scores were measured and images drawn.
         level: Coverage of the intervals.
-        families: What each model started from, e.g. its initialisation; empty if not told.
         missing: Model that should be here -> why it is not, e.g. because its training is not done.
     """
 
@@ -88,7 +88,6 @@ class Ranking(Plotted, Record):
     settings: InspectionSettings
     level: float = 0.95
     costs: Mapping[str, Any] = field(default_factory=dict)
-    families: tuple[str, ...] = ()
     missing: Mapping[str, str] = field(default_factory=dict)
 
     def __repr__(self) -> str:

@@ -1,4 +1,7 @@
-"""How far the circuit of a model on new data is from its circuit on known data."""
+"""How far the circuit of a model on new data is from its circuit on known data (Eq. 7).
+
+Every distance is a function of one vector per circuit, so it is computed for many circuits at once.
+"""
 
 import math
 import warnings
@@ -12,44 +15,21 @@ import torch
 from jaxtyping import Float, Float64
 from torch import Tensor
 
-from assay.analyses.generalization.circuit_view import WeightedCircuit
-from assay.analyses.generalization.depth_bias import sum_by_layers
-from assay.circuits import EdgeScores
-from assay.core.errors import DegenerateDataWarning, GraphMismatchError, InputError, unknown_name
+from assay.analyses.generalization.dependency import Rows, edge_rows, layer_sums
+from assay.circuits import EdgeScores, prune
+from assay.core.errors import DegenerateDataWarning, GraphMismatchError, InputError, check_name
 from assay.core.record import Record, plain
 from assay.core.registry import Registry
 from assay.graph import Graph
-from assay.stats import kendall_tau, pearson, spearman
 
 
-REFERENCE_EIGENVALUES = 50  # of each Laplacian that the authors' code compares
-# Diffusion times of NetLSD, with which its signatures are published.
-TIMES = np.logspace(-2, 2, 250)
+TOP_K = 200  # edges of the selected graphs, as in the authors' code
+TIMES = np.logspace(-2, 2, 250)  # diffusion times of NetLSD, with which its signatures are published
 # Scores estimated in different ways differ by more than the data do.
 SETTINGS = ("method", "objective", "ablation", "steps", "quadrature")
 OPTIONS = "options"  # of the method
 
-
-Compare = Callable[[WeightedCircuit, WeightedCircuit], float]
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Distance:
-    """A way to compare two circuits of one model.
-
-    Attributes:
-        key: What `circuit_shift` calls it.
-        summary: One line.
-        published: Its name in the source.
-        bounds: Smallest and largest value.
-        compare: The distance of two views, >= 0, 0 for equal circuits.
-    """
-
-    key: str
-    summary: str
-    published: str
-    bounds: tuple[float, float]
-    compare: Compare
+Vectors = Float64[np.ndarray, "k n"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,135 +41,220 @@ class ShiftView(Record):
         top_k: Number of strongest edges; None leaves it to the distance.
         prune: Drop chosen edges off the paths from input to logits.
         normalized: Scale Laplacians by the degrees.
-        compat: None, or `"reference"` for graphs as the authors' code makes them.
     """
 
     weights: str = "abs"
     top_k: int | None = None
     prune: bool = False
     normalized: bool = True
-    compat: str | None = None
 
     def check(self, graph: Graph) -> None:
-        """Refuse what does not go together or does not fit a graph, before anything runs.
+        """Refuse what does not fit a graph, before anything runs.
 
         Raises:
-            InputError: For `top_k` outside the graph, or `prune` or unscaled Laplacians with `compat`.
-            UnknownNameError: For other `weights` or `compat`.
+            InputError: For `top_k` outside the graph.
+            UnknownNameError: For other `weights`.
         """
-        if self.compat not in (None, "reference"):
-            raise unknown_name("compat", self.compat, ("reference",))
-        if self.compat and (self.prune or not self.normalized):
-            raise InputError(
-                "compat='reference' prunes and scales in its own way; keep prune=False and normalized=True"
-            )
-        if self.weights not in ("abs", "signed"):
-            raise unknown_name("weights", self.weights, ("abs", "signed"))
+        check_name("weights", self.weights, ("abs", "signed"))
         if self.top_k is not None and not 1 <= self.top_k <= graph.n_edges:
             raise InputError(
                 f"top_k is {self.top_k}; expected 1 to {graph.n_edges}, the number of edges of this graph"
             )
 
-    def of(self, scores: EdgeScores) -> WeightedCircuit:
-        """What is compared of a circuit."""
-        return WeightedCircuit(
-            scores=scores,
-            signed=self.weights == "signed",
-            top_k=self.top_k,
-            prune=self.prune,
-            normalized=self.normalized,
-            reference=self.compat == "reference",
-        )
+    def of(self, rows: Rows) -> Rows:
+        """The compared number of each edge."""
+        return rows if self.weights == "signed" else np.abs(rows)
 
 
 USUAL_VIEW = ShiftView()
 
-DISTANCES: Registry[Distance] = Registry("distance", holds=Distance)
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Distance:
+    """A way to compare two circuits of one model.
+
+    Attributes:
+        key: What `circuit_shift` calls it.
+        summary: One line.
+        published: Its name in the source.
+        vectors: From signed scores `[k, n_edges]` of a graph to what is compared of them, `[k, n]`; NaN where
+            it is undefined.
+        between: The distance of pairs of vectors, rows against rows, >= 0, 0 for equal circuits.
+    """
+
+    key: str
+    summary: str
+    published: str
+    vectors: Callable[[Graph, Rows, ShiftView], Vectors]
+    between: Callable[[Vectors, Vectors], Float64[np.ndarray, " k"]]
 
 
-def _distance(key: str, **facts: Any) -> Callable[[Compare], Compare]:
-    def register(compare: Compare) -> Compare:
-        DISTANCES.add(key, Distance(key=key, compare=compare, **facts))
-        return compare
-
-    return register
+# ------------------------------------------------------------------------------------------------ vectors
 
 
-@_distance("spearman", summary="1 - rank correlation", published="CSS_v,SRCC", bounds=(0.0, 2.0))
-def _spearman(a: WeightedCircuit, b: WeightedCircuit) -> float:
-    return 1 - spearman(a.weights, b.weights)
+def _ranks(graph: Graph, rows: Rows, view: ShiftView) -> Vectors:
+    del graph
+    ranks = np.asarray(scipy.stats.rankdata(view.of(rows), axis=-1), dtype=np.float64)
+    return _units(ranks - (rows.shape[-1] + 1) / 2)
 
 
-@_distance("cosine", summary="1 - cosine of the weights", published="CSS_v,cos", bounds=(0.0, 2.0))
-def _cosine(a: WeightedCircuit, b: WeightedCircuit) -> float:
-    units = []
-    for name, view in (("reference", a), ("shifted", b)):
-        largest = np.abs(view.weights).max()
-        if largest == 0:
-            raise InputError(f"every {name} score is 0, so its direction is undefined; use another distance")
-        scaled = view.weights / largest  # squares of tiny scores would vanish
-        units.append(scaled / np.linalg.norm(scaled))
-    return 1 - float(np.clip(units[0] @ units[1], -1.0, 1.0))
+def _directions(graph: Graph, rows: Rows, view: ShiftView) -> Vectors:
+    del graph
+    largest = np.abs(rows).max(-1, keepdims=True)  # squares of tiny scores would vanish
+    if not largest.all():
+        raise InputError("every score is 0, so the direction is undefined; use another distance")
+    return _units(view.of(rows) / largest)
 
 
-@_distance("l2", summary="Euclidean distance of the weights", published="CSS_v,l2", bounds=(0.0, math.inf))
-def _l2(a: WeightedCircuit, b: WeightedCircuit) -> float:
-    return float(np.linalg.norm(a.weights - b.weights))
+def _units(rows: Vectors) -> Vectors:
+    size = np.linalg.norm(rows, axis=-1, keepdims=True)
+    return np.asarray(np.divide(rows, size, out=np.full_like(rows, np.nan), where=size > 0))
 
 
-@_distance(
-    "laplacian", summary="distance of the Laplacian spectra", published="CSS_g", bounds=(0.0, math.inf)
-)
-def _laplacian(a: WeightedCircuit, b: WeightedCircuit) -> float:
-    if a.reference:
-        return _distance_of_smallest(a, b, REFERENCE_EIGENVALUES)
-    spectra = [
-        view.spectrum(
-            view.graph.valid if view.top_k is None else view.selected,
-            touched=False,
-            normalized=view.normalized,
-        )
-        for view in (a, b)
-    ]
-    return float(np.linalg.norm(spectra[0] - spectra[1]))
+def _numbers(graph: Graph, rows: Rows, view: ShiftView) -> Vectors:
+    del graph
+    return view.of(rows)
 
 
-def _distance_of_smallest(a: WeightedCircuit, b: WeightedCircuit, n: int) -> float:
-    """Euclidean distance of the n smallest eigenvalues of the selected graphs; 0 replaces missing ones."""
-    padded = np.zeros((2, n))
-    for row, view in zip(padded, (a, b), strict=True):
-        smallest = view.selected_spectrum[:n]
-        row[: len(smallest)] = smallest
-    return float(np.linalg.norm(padded[0] - padded[1]))
+def _selected(graph: Graph, rows: Rows, view: ShiftView) -> Vectors:
+    """1 for the strongest edges of each row, the first of equals; 200, at most all, without a number."""
+    k = min(TOP_K, graph.n_edges) if view.top_k is None else view.top_k
+    chosen = np.zeros(rows.shape)
+    np.put_along_axis(chosen, np.argsort(-view.of(rows), axis=-1, kind="stable")[:, :k], 1.0, axis=-1)
+    if view.prune:
+        for row in chosen:
+            mask = torch.zeros(graph.valid.shape, dtype=torch.bool)
+            mask[graph.valid] = torch.from_numpy(row > 0)
+            row[:] = prune(graph, mask)[graph.valid].numpy()
+    return chosen
 
 
-@_distance("netlsd", summary="distance of the heat signatures", published="CSS_g", bounds=(0.0, math.inf))
-def _netlsd(a: WeightedCircuit, b: WeightedCircuit) -> float:
-    spectra = [view.selected_spectrum for view in (a, b)]
+def _laplacian(graph: Graph, rows: Rows, view: ShiftView) -> Vectors:
+    chosen = np.ones(rows.shape) if view.top_k is None else _selected(graph, rows, view)
+    return np.stack([_spectrum(graph, row, normalized=view.normalized) for row in rows * chosen])
+
+
+def _heat(graph: Graph, rows: Rows, view: ShiftView) -> Vectors:
+    """NetLSD: mean over the eigenvalues of exp(-t lambda), normalised by the empty graph.
+
+    References:
+        Tsitsulin et al. (2018), arXiv:1805.10712.
+    """
+    chosen = _selected(graph, rows, view)
+    spectra = [_spectrum(graph, row, edges) for row, edges in zip(rows * chosen, chosen, strict=True)]
     if not all(map(len, spectra)):
         warnings.warn(
             "NetLSD is undefined: no selected edge lies on a path from input to logits; raise top_k or "
             "remove prune",
             DegenerateDataWarning,
-            stacklevel=3,
+            stacklevel=4,
         )
-        return math.nan
-    return float(np.linalg.norm(heat_signature(spectra[0]) - heat_signature(spectra[1])))
+    nothing = np.full(len(TIMES), np.nan)
+    return np.stack([np.exp(-np.outer(TIMES, each)).mean(1) if len(each) else nothing for each in spectra])
 
 
-@_distance("jaccard", summary="1 - overlap of the strongest edges", published="CSS_g", bounds=(0.0, 1.0))
-def _jaccard(a: WeightedCircuit, b: WeightedCircuit) -> float:
-    union = int((a.selected | b.selected).sum())
-    return 1 - int((a.selected & b.selected).sum()) / union if union else 0.0
+def _spectrum(
+    graph: Graph,
+    row: Float64[np.ndarray, " n_edges"],
+    edges: Float64[np.ndarray, " n_edges"] | None = None,
+    *,
+    normalized: bool = True,
+) -> Float64[np.ndarray, " n"]:
+    """Eigenvalues of the Laplacian of the undirected graph of the nodes that write, and the logits.
 
-
-def heat_signature(eigenvalues: Float64[np.ndarray, " n"]) -> Float64[np.ndarray, " n_times"]:
-    """NetLSD: mean over the eigenvalues of exp(-t lambda), at 250 times from 0.01 to 100.
-
-    References:
-        Tsitsulin et al. (2018), arXiv:1805.10712; normalised by the empty graph.
+    Args:
+        graph: Of the model.
+        row: Scores of the edges; their magnitudes are the weights.
+        edges: Leave out the nodes without an edge that is above 0 here.
+        normalized: I - D^(-1/2) W D^(-1/2) rather than D - W; a node without edges has zeros in both.
     """
-    return np.asarray(np.exp(-np.outer(TIMES, eigenvalues)).mean(1))
+    weights = _between_nodes(graph, np.abs(row))
+    if edges is not None:
+        joined = _between_nodes(graph, edges).any(0)
+        weights = weights[np.ix_(joined, joined)]
+    if not len(weights):
+        return np.zeros(0)
+    degrees = weights.sum(1)
+    laplacian = np.diag(degrees) - weights
+    if normalized:
+        scale = np.divide(1.0, np.sqrt(degrees), out=np.zeros_like(degrees), where=degrees > 0)
+        laplacian = np.diag((degrees > 0).astype(np.float64)) - scale[:, None] * weights * scale
+    return np.asarray(scipy.linalg.eigvalsh(laplacian))
+
+
+def _between_nodes(graph: Graph, row: Float64[np.ndarray, " n_edges"]) -> Float64[np.ndarray, "n n"]:
+    """Numbers of the edges between two nodes added up; a shared key or value counts as equal parts."""
+    feeds = graph.feeds.double().numpy()
+    nodes = np.zeros((graph.n_targets, graph.n_sources + 1))  # share of each target in each node
+    nodes[:, :-1] = feeds / np.maximum(feeds.sum(1, keepdims=True), 1)
+    nodes[-1, -1] = 1
+    table = np.zeros(graph.valid.shape)
+    table[graph.valid.numpy()] = row
+    adjacency = np.zeros((graph.n_sources + 1,) * 2)
+    adjacency[:-1] = table @ nodes
+    return adjacency + adjacency.T
+
+
+def _angle(a: Vectors, b: Vectors) -> Float64[np.ndarray, " k"]:
+    return np.asarray(1 - np.clip((a * b).sum(-1), -1.0, 1.0))
+
+
+def _euclidean(a: Vectors, b: Vectors) -> Float64[np.ndarray, " k"]:
+    return np.asarray(np.linalg.norm(a - b, axis=-1))
+
+
+def _overlap(a: Vectors, b: Vectors) -> Float64[np.ndarray, " k"]:
+    either = np.maximum(a, b).sum(-1)
+    return np.asarray(
+        1 - np.divide(np.minimum(a, b).sum(-1), either, out=np.ones_like(either), where=either > 0)
+    )
+
+
+DISTANCES: Registry[Distance] = Registry("distance", holds=Distance)
+for _distance in (
+    Distance(
+        key="spearman", summary="1 - rank correlation", published="CSS_v,SRCC", vectors=_ranks, between=_angle
+    ),
+    Distance(
+        key="cosine",
+        summary="1 - cosine of the weights",
+        published="CSS_v,cos",
+        vectors=_directions,
+        between=_angle,
+    ),
+    Distance(
+        key="l2",
+        summary="Euclidean distance of the weights",
+        published="CSS_v,l2",
+        vectors=_numbers,
+        between=_euclidean,
+    ),
+    Distance(
+        key="laplacian",
+        summary="distance of the Laplacian spectra",
+        published="CSS_g",
+        vectors=_laplacian,
+        between=_euclidean,
+    ),
+    Distance(
+        key="netlsd",
+        summary="distance of the heat signatures",
+        published="CSS_g",
+        vectors=_heat,
+        between=_euclidean,
+    ),
+    Distance(
+        key="jaccard",
+        summary="1 - overlap of the strongest edges",
+        published="CSS_g",
+        vectors=_selected,
+        between=_overlap,
+    ),
+):
+    DISTANCES.add(_distance.key, _distance)
+
+
+# ------------------------------------------------------------------------------------------------- shifts
 
 
 def circuit_shift(
@@ -201,7 +266,6 @@ def circuit_shift(
     weights: str = "abs",
     prune: bool = False,
     normalized: bool = True,
-    compat: str | None = None,
 ) -> float:
     """Distance of a model's circuit on new data from its circuit on known data (CSS).
 
@@ -226,10 +290,6 @@ def circuit_shift(
         prune: Drop chosen edges that lie on no path from input to logits inside the choice.
         normalized: For `laplacian`, scale by the degrees: I - D^(-1/2) W D^(-1/2) rather than D - W. NetLSD
             is defined on the scaled one.
-        compat: `"reference"` makes the graphs of `"laplacian"`, `"netlsd"` and `"jaccard"` as the authors'
-            code does, to compare with published numbers: the strongest edges by sign, pruned in one round,
-            queries, keys and values as nodes of their own, and of the Laplacians the 50 smallest
-            eigenvalues, filled up with 0.
 
     Returns:
         >= 0; larger means more shift. 0 for equal circuits.
@@ -237,8 +297,8 @@ def circuit_shift(
     Raises:
         GraphMismatchError: For circuits of different graphs or models.
         InputError: For scores made in different ways, `top_k` outside the graph, or scores that are all 0
-            under `"cosine"`, or `prune` or unscaled Laplacians together with `compat`.
-        UnknownNameError: For another `distance`, `weights` or `compat`.
+            under `"cosine"`.
+        UnknownNameError: For another `distance` or `weights`.
 
     Notes:
         `"spearman"` is NaN with a `DegenerateDataWarning` where the scores are constant, `"netlsd"` where
@@ -256,84 +316,49 @@ def circuit_shift(
         >>> circuit_shift(before, after)
         2.0
     """
-    a, b = _views(
-        reference_scores,
-        shifted_scores,
-        weights=weights,
-        top_k=top_k,
-        prune=prune,
-        normalized=normalized,
-        compat=compat,
-    )
-    return DISTANCES[distance].compare(a, b)
+    view = ShiftView(weights=weights, top_k=top_k, prune=prune, normalized=normalized)
+    return _shift(reference_scores, shifted_scores, DISTANCES[distance], view)
 
 
 def circuit_shifts(
     reference_scores: EdgeScores,
     shifted_scores: EdgeScores,
     *,
-    extra: bool = False,
     top_k: int | None = None,
     weights: str = "abs",
     prune: bool = False,
     normalized: bool = True,
-    compat: str | None = None,
 ) -> dict[str, float]:
     """The shift under every registered distance.
 
     Args:
         reference_scores: As in `circuit_shift`, like all further arguments.
         shifted_scores: Scores on other data.
-        extra: Add three agreements, which fall as circuits differ: `"kendall_tau"` (tau-b), `"pearson"` and
-            `"weighted_jaccard"` (sum of the smaller over sum of the larger magnitudes, in [0, 1]; under
-            `compat` of the selected edges only). Under `compat` also what else the authors' code prints:
-            `"kendall_tau_c"`, `"largest_difference"` of two scores and `"laplacian_10"`, the distance of the
-            10 smallest eigenvalues.
         top_k: Number of strongest edges.
         weights: `"abs"` or `"signed"`.
         prune: Drop chosen edges off the paths from input to logits.
         normalized: Scale Laplacians by the degrees.
-        compat: None or `"reference"`.
 
     Returns:
-        Key of the distance (or agreement) -> value.
+        Key of the distance -> value.
 
     Raises:
         InputError: As `circuit_shift`.
     """
-    a, b = _views(
-        reference_scores,
-        shifted_scores,
-        weights=weights,
-        top_k=top_k,
-        prune=prune,
-        normalized=normalized,
-        compat=compat,
-    )
-    shifts = {key: each.compare(a, b) for key, each in DISTANCES.items()}
-    return shifts | _agreements(a, b) if extra else shifts
+    view = ShiftView(weights=weights, top_k=top_k, prune=prune, normalized=normalized)
+    return {key: _shift(reference_scores, shifted_scores, each, view) for key, each in DISTANCES.items()}
 
 
-def _agreements(a: WeightedCircuit, b: WeightedCircuit) -> dict[str, float]:
-    magnitudes = [np.abs(view.weights) for view in (a, b)]
-    if a.reference:
-        magnitudes = [
-            np.where(view.selected[view.graph.valid].numpy(), size, 0.0)
-            for view, size in zip((a, b), magnitudes, strict=True)
-        ]
-    larger = float(np.maximum(*magnitudes).sum())
-    agreements = {
-        "kendall_tau": kendall_tau(a.weights, b.weights),
-        "pearson": pearson(a.weights, b.weights),
-        "weighted_jaccard": float(np.minimum(*magnitudes).sum()) / larger if larger else math.nan,
-    }
-    if a.reference:
-        agreements |= {
-            "kendall_tau_c": float(scipy.stats.kendalltau(a.weights, b.weights, variant="c").statistic),
-            "largest_difference": float(np.abs(a.weights - b.weights).max()),
-            "laplacian_10": _distance_of_smallest(a, b, 10),
-        }
-    return agreements
+def _shift(known: EdgeScores, new: EdgeScores, distance: Distance, view: ShiftView) -> float:
+    check_comparable(known, new)
+    view.check(known.graph)
+    vectors = distance.vectors(known.graph, np.concatenate([edge_rows(known), edge_rows(new)]), view)
+    (value,) = distance.between(vectors[:1], vectors[1:])
+    if math.isnan(value) and distance.key == "spearman":
+        warnings.warn(
+            "the rank correlation is undefined: the scores are constant", DegenerateDataWarning, stacklevel=3
+        )
+    return float(value)
 
 
 def rank_shift_map(
@@ -364,13 +389,14 @@ def rank_shift_map(
     References:
         Peng et al. (2026), arXiv:2604.08192, Fig. 7.
     """
-    a, b = _views(reference_scores, shifted_scores)
-    delta = torch.from_numpy(
-        (scipy.stats.rankdata(b.weights) - scipy.stats.rankdata(a.weights)) / len(a.weights)
+    check_comparable(reference_scores, shifted_scores)
+    graph = reference_scores.graph
+    before, after = (
+        scipy.stats.rankdata(np.abs(edge_rows(each)), axis=-1) for each in (reference_scores, shifted_scores)
     )
-    counts = sum_by_layers(a.graph, torch.ones_like(delta), granularity)
-    moved = sum_by_layers(a.graph, delta.abs() if absolute else delta, granularity)
-    return moved / counts.clamp_min(1)
+    delta = (after - before) / graph.n_edges
+    moved = layer_sums(graph, np.abs(delta) if absolute else delta, granularity)[0]
+    return torch.from_numpy(moved / np.maximum(layer_sums(graph, np.ones_like(delta), granularity)[0], 1))
 
 
 def check_comparable(a: EdgeScores, b: EdgeScores, *, same_model: bool = True) -> None:
@@ -414,19 +440,3 @@ def settings_of(scores: EdgeScores) -> dict[str, Any]:
     record = scores.provenance
     settings = {name: record[name] for name in SETTINGS if name in record}
     return settings | ({OPTIONS: plain(record.get(OPTIONS, {}))} if "method" in record else {})
-
-
-def _views(
-    reference: EdgeScores,
-    shifted: EdgeScores,
-    *,
-    weights: str = "abs",
-    top_k: int | None = None,
-    prune: bool = False,
-    normalized: bool = True,
-    compat: str | None = None,
-) -> tuple[WeightedCircuit, WeightedCircuit]:
-    check_comparable(reference, shifted)
-    view = ShiftView(weights=weights, top_k=top_k, prune=prune, normalized=normalized, compat=compat)
-    view.check(reference.graph)
-    return view.of(reference), view.of(shifted)

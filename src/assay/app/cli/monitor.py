@@ -55,10 +55,6 @@ def _start(run: "MonitorRun") -> None:
     with progress_on_stderr() as progress:
         run.start(progress)
     remark(run.started.monitor.guarantee.statement)
-    if reason := run.started.without_floor:
-        remark(f"shifts are not corrected for noise: {reason}")
-    for drop in run.started.drops:
-        remark(drop.statement)
 
 
 def _observe(settings: MonitorSettings, run: "MonitorRun", stop: "Stop") -> "list[Reading]":
@@ -75,25 +71,18 @@ def _observe(settings: MonitorSettings, run: "MonitorRun", stop: "Stop") -> "lis
     return readings
 
 
-_HEAD = (
-    f"{'batch':>5}  {'origin':<14} {'n':>5} {'shift':>7} {'excess':>7}  {'interval':<16} {'p':>6} "
-    f"{'e-value':>8}  alarm"
-)
+_HEAD = f"{'batch':>5}  {'origin':<14} {'n':>5} {'shift':>7} {'p':>6} {'e-value':>8}  alarm"
 
 
 def _line(reading: "Reading") -> str:
     """A row of the table; printed as it comes, so of fixed width."""
-    ends = reading.interval if reading.excess is None else reading.excess.interval  # of what the rule reads
-    interval = f"[{ends.low:.3f}, {ends.high:.3f}]"
-    excess = "" if reading.excess is None else f"{reading.excess.value:.3f}"
     p = "" if reading.p_value is None else f"{reading.p_value:.3f}"
     e = "" if reading.e_value is None else f"{reading.e_value:.3g}"
     alarm = {None: "", False: "no", True: "ALARM"}[reading.alarm]
     skipped = f"  {len(reading.skipped)} unreadable" if reading.skipped else ""
-    accuracy = "" if reading.estimate is None else f"  accuracy: {reading.estimate}"
     return (
         f"{reading.index + 1:>5}  {reading.domain[:14]:<14} {reading.n:>5} {reading.shift:>7.3f} "
-        f"{excess:>7}  {interval:<16} {p:>6} {e:>8}  {alarm:<5}{skipped}{accuracy}".rstrip()
+        f"{p:>6} {e:>8}  {alarm:<5}{skipped}".rstrip()
     )
 
 

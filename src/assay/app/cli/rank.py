@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,12 +18,10 @@ from assay.core.errors import InputError
 
 if TYPE_CHECKING:
     from assay.analyses.generalization.ranking_table import Ranking
-    from assay.analyses.generalization.stable_pick import StablePick
-    from assay.pipeline.ranking import Lineup
     from assay.pipeline.targets import Domain
+    from assay.zoo import Zoo
 
 RANKING = own_group("Ranking")
-STOPPING = own_group("Stopping early", 41)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +47,6 @@ class RankSettings(RunningModels, Reporting, Typed, Ablating, Quadrature, SkipBa
         steps: Quadrature nodes of the attribution.
         draws: Bootstrap resamples of the images, at least 20.
         sharpness_batch: Images per sharpness batch.
-        until: stable: compare on 64, 128, 256, ... images, drop models that cannot win, stop at one.
-            By the metric of --metrics; default: DDB output.
-        error: Probability that --until stable drops the best model, at most.
     """
 
     zoo: Annotated[tuple[Path, ...], INPUTS] = ()
@@ -68,8 +64,6 @@ class RankSettings(RunningModels, Reporting, Typed, Ablating, Quadrature, SkipBa
     steps: Annotated[Count, RANKING] = 5
     draws: Annotated[int, RANKING, at_least(20)] = 200
     sharpness_batch: Annotated[Count, RARE] = 256
-    until: Annotated[str | None, STOPPING] = None
-    error: Annotated[float, STOPPING] = 0.05
 
 
 @command(IMAGES, example="assay rank --zoo zoo --images photos --report rank.html")
@@ -78,17 +72,29 @@ def rank(settings: RankSettings) -> None:
 
     By depth bias and by every baseline, before deployment; the images may have no labels.
     """
-    from assay.pipeline.ranking import keep_ranking
-
     lineups = _lineups(settings)
-    metric = None if settings.until is None else _picked_by(settings, lineups)
     check_outputs(settings)
-    if metric is not None:
-        document, name = _pick(settings, lineups[0], metric).to_dict(), "pick.json"
-    else:
-        document, name = _document(_rankings(settings, lineups)), "ranking.json"
-    keep_ranking(settings.open_store(), document)
-    settings.deliver(document, settings.files(document, name), identity=document["id"])
+    document = _document(_rankings(settings, lineups))
+    _keep(settings, document)
+    settings.deliver(document, settings.files(document, "ranking.json"), identity=document["id"])
+
+
+def _keep(settings: RankSettings, document: dict[str, Any]) -> None:
+    """Store the document of a ranking, or of several compared."""
+    from assay.store import About
+
+    about = About()
+    if target := document.get("target"):
+        task, domain = target["name"], target["domain"]
+        about = About(
+            task=f"{task}:{domain}" if task and domain and task != domain else task or domain,
+            metric=document["measure"],
+            n=target["n"],
+            seed=settings.seed,
+            name=f"{len(document['models'])} models",
+            ablation=settings.ablation,
+        )
+    settings.open_store().put(document["kind"], document["provenance"], document, about=about)
 
 
 def _document(rankings: "Sequence[tuple[str, Ranking]]") -> dict[str, Any]:
@@ -103,11 +109,18 @@ def _document(rankings: "Sequence[tuple[str, Ranking]]") -> dict[str, Any]:
     return compare_rankings(by_dataset).to_dict()
 
 
-def _lineups(settings: RankSettings) -> "list[Lineup]":
-    """Models, images and metrics, a line-up per zoo."""
-    from assay.analyses.generalization.inspection import InspectionSettings
-    from assay.analyses.generalization.predictors import DEFAULT_METRICS, FAST_METRICS
-    from assay.pipeline.ranking import Lineup
+@dataclass(frozen=True, kw_only=True)
+class Lineup:
+    """The models of a zoo, the images they are ranked on, and labelled images of their own domain."""
+
+    zoo: "Zoo"
+    targets: "Sequence[Domain]"
+    known: "Domain | None"
+    prefix: str
+
+
+def _lineups(settings: RankSettings) -> list[Lineup]:
+    """Models and images, a line-up per zoo."""
     from assay.pipeline.targets import known_target, targets
     from assay.zoo import Zoo
     from assay.zoo.archive import missing_text
@@ -117,27 +130,20 @@ def _lineups(settings: RankSettings) -> "list[Lineup]":
             f"--id-images is given {len(settings.id_images)} times for {max(1, len(settings.zoo))} zoo(s); "
             "give one per zoo, in their order, or none"
         )
-    device = settings.place()
     zoos = [Zoo.open(path) for path in settings.zoo] or [Zoo.embedded()]
     styles = settings.shapes or (() if settings.images else ("sketch",))
-    metrics = FAST_METRICS if settings.fast else DEFAULT_METRICS
-    if settings.metrics:
-        metrics = tuple(each.strip() for each in settings.metrics.split(","))
     domains = call(settings, targets, list(settings.images), list(styles), note=remark)
     found = []
     for zoo, known in zip(zoos, settings.id_images or [None] * len(zoos), strict=True):
+        zoo.check_done(2)
         others = [each for each in domains if len(zoos) == 1 or each.name != zoo.id_domain]
         if not others:
             raise InputError(f"no target is left for {zoo.name}, which was trained on {zoo.id_domain}")
         found.append(
             Lineup(
                 zoo=zoo,
-                targets=tuple(others),
+                targets=others,
                 known=call(settings, known_target, zoo, known),
-                metrics=metrics,
-                settings=call(settings, InspectionSettings),
-                device=device,
-                dtype=settings.dtype_name,
                 prefix=f"{zoo.name}/" if len(zoos) > 1 else "",
             )
         )
@@ -146,70 +152,46 @@ def _lineups(settings: RankSettings) -> "list[Lineup]":
     return found
 
 
-def _picked_by(settings: RankSettings, lineups: "Sequence[Lineup]") -> str:
-    """The metric of a pick, which is among the models of one zoo for one target."""
-    from assay.analyses.generalization.stable_pick import check_metric
-
-    if len(lineups) > 1:
-        raise InputError(f"--until stable picks among the models of one zoo, but there are {len(lineups)}")
-    (lineup,) = lineups
-    if len(lineup.targets) > 1:
-        names = ", ".join(target.name for target in lineup.targets)
-        raise InputError(f"--until stable picks for one target, but there are {len(lineup.targets)}: {names}")
-    if len(lineup.metrics) > 1 and settings.metrics:
-        raise InputError(f"--until stable picks by one metric, but --metrics names {len(lineup.metrics)}")
-    metric = lineup.metrics[0] if settings.metrics else "ddb-output"
-    check_metric(metric, known=lineup.known is not None)
-    return metric
-
-
-def _pick(settings: RankSettings, lineup: "Lineup", metric: str) -> "StablePick":
-    """One model, with as many images as that takes."""
-    from assay.analyses.generalization.stable_pick import pick_until_stable
-
-    with progress_on_stderr() as progress:
-        return lineup.pick(
-            metric,
-            cache=settings.store_folder() / "inspections",
-            progress=progress,
-            **keywords(settings, pick_until_stable, settings=lineup.settings),
-        )
-
-
-def _rankings(settings: RankSettings, lineups: "Sequence[Lineup]") -> "list[tuple[str, Ranking]]":
+def _rankings(settings: RankSettings, lineups: Sequence[Lineup]) -> "list[tuple[str, Ranking]]":
     """Data set and ranking of every zoo on every target, in the order given."""
     found: list[tuple[str, Ranking]] = []
     with progress_on_stderr() as progress:
         for lineup in lineups:
-            rankings: dict[int, Ranking] = {}
-            # Labelled targets first: they tell what a pick cost where the labels of others are unknown.
-            order = sorted(enumerate(lineup.targets), key=lambda each: each[1].labelled is False)
-            for place, target in order:
+            for target in lineup.targets:
                 names = [lineup.zoo.name] * (len(lineups) > 1) + [target.name] * (len(lineup.targets) > 1)
-                elsewhere = [each for each in rankings.values() if each.performance is not None]
-                rankings[place] = _ranking(settings, lineup, target, elsewhere, names, progress)
-            found += [(target.dataset, rankings[place]) for place, target in enumerate(lineup.targets)]
+                found.append((target.dataset, _ranking(settings, lineup, target, names, progress)))
     return found
 
 
 def _ranking(
     settings: RankSettings,
-    lineup: "Lineup",
+    lineup: Lineup,
     target: "Domain",
-    elsewhere: "Sequence[Ranking]",
     names: Sequence[str],
     progress: Callable[[str, int, int], None],
 ) -> "Ranking":
     """The models of one zoo on one target; `names` say which, before the stage in progress."""
+    from assay.analyses.generalization.inspection import InspectionSettings
+    from assay.analyses.generalization.predictors import DEFAULT_METRICS, FAST_METRICS
     from assay.analyses.generalization.ranking import rank_models
+
+    metrics = FAST_METRICS if settings.fast else DEFAULT_METRICS
+    if settings.metrics:
+        metrics = tuple(each.strip() for each in settings.metrics.split(","))
+    device, zoo = settings.place(), lineup.zoo
 
     def shown(stage: str, done: int, total: int) -> None:
         progress(": ".join([*names, stage]), done, total)
 
-    return lineup.rank(
-        target,
+    return rank_models(
+        {
+            lineup.prefix + key: partial(zoo.load, key, device=device, dtype=settings.torch_dtype)
+            for key in zoo.keys
+        },
+        target.read,
+        id_data=None if lineup.known is None else lineup.known.read,
+        missing={lineup.prefix + key: why for key, why in zoo.missing.items()},
         cache=settings.store_folder() / "inspections",
-        elsewhere=elsewhere,
         progress=shown,
-        **keywords(settings, rank_models, metrics=lineup.metrics, settings=lineup.settings),
+        **keywords(settings, rank_models, metrics=metrics, settings=call(settings, InspectionSettings)),
     )

@@ -35,8 +35,6 @@ OF_MONITOR: tuple[tuple[str, str, Callable[[Document], Value]], ...] = (
 # The same of its last reading.
 OF_LAST: tuple[tuple[str, str, Callable[[Document], Value]], ...] = (
     ("shift", "Circuit shift of the last batch.", lambda last: last["shift"]),
-    ("shift_low", "Lower end of its interval.", lambda last: last["interval"]["low"]),
-    ("shift_high", "Upper end of its interval.", lambda last: last["interval"]["high"]),
     ("alarm", "1 if the last batch raised the alarm.", lambda last: last["alarm"]),
     ("p_value", "Conformal p-value of the last batch.", lambda last: last["p_value"]),
     ("e_value", "Capital of the sequential test.", lambda last: last["e_value"]),

@@ -32,7 +32,7 @@ class MonitorOptions(Seeded, Batched, ImageWorkers, ComparingCircuits, OnClassif
         poll: Seconds between checks with --follow.
         idle_timeout: Stop after this many seconds without a new batch.
         max_batches: Stop after this many batches.
-        threshold: Shift above which to raise the alarm; beyond the noise floor, where there is one.
+        threshold: Shift above which to raise the alarm.
         target: Accuracy below which to raise the alarm; calibrates on 39 corrupted domains.
         rule: threshold, conformal or sequential. Default: threshold if given, else conformal.
         alpha: Level of the conformal and the sequential rule.

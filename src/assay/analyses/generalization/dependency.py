@@ -1,0 +1,596 @@
+"""Which layers a circuit draws on: dependency matrix (Eq. 2), depth bias (Eq. 4), motif (Eq. 3)."""
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from jaxtyping import Bool, Float, Float64, Real
+from torch import Tensor
+
+from assay.circuits import EdgeScores
+from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError, ShapeError, check_name
+from assay.core.plotted import Plotted
+from assay.discovery.edges import OutputScores
+from assay.discovery.edges.sums import WeightedSums
+from assay.graph import Graph
+from assay.stats.resampled import ResampledValue
+
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Rows = Float64[np.ndarray, "k n_edges"]
+Matrices = Float64[np.ndarray, "k layers layers"]
+
+FLOOR = 1e-12  # eps of Eq. 4: keeps the logarithm finite where one side of the ratio vanishes
+TARGETS = ("output", "deep", "global")
+# Block indices of the authors' code for models of 12 blocks: the last shallow one and the first deep one.
+REFERENCE_BLOCKS = {0.1: (0, 11), 0.2: (1, 10), 0.3: (3, 9), 0.4: (3, 8), 0.5: (5, 6)}
+CONSTANT = 1e-12  # spread below which an entry does not vary, relative to the largest entry of all matrices
+RESAMPLES = 200  # drawn from scores of each example
+
+
+# ------------------------------------------------------------------------------------------------- layers
+
+
+def node_layers(graph: Graph, granularity: str = "block") -> tuple[np.ndarray, np.ndarray, int]:
+    """Layer of every source and every target, and the number of layers.
+
+    Args:
+        graph: Any graph; `input` is layer 0.
+        granularity: `"block"`: l + 1 for the nodes of block l, `logits` last; `n_layers + 2` layers.
+            `"sublayer"`: 2 l + 1 for the heads and 2 l + 2 for the MLP of block l; `2 n_layers + 2` layers.
+    """
+    check_name("granularity", granularity, ("block", "sublayer"))
+    sources, targets = graph.source_layer.numpy(), graph.target_layer.numpy()
+    if granularity == "block":
+        return sources, targets, graph.n_layers + 2
+    writes, reads = ([name.startswith("m") for name in each] for each in (graph.sources, graph.targets))
+    # Layer 0 of the blocks is the input, which has no halves.
+    return np.maximum(2 * sources - 1 + writes, 0), 2 * targets - 1 + reads, 2 * graph.n_layers + 2
+
+
+def edge_rows(scores: EdgeScores) -> Rows:
+    """Signed scores of the edges as one row, row-major over `graph.valid`."""
+    values = scores.values.detach().double().cpu()
+    return np.asarray(values[scores.graph.valid].numpy()[None])
+
+
+def layer_sums(graph: Graph, rows: Rows, granularity: str = "block") -> Matrices:
+    """Numbers of the edges added up by source layer and target layer, for many rows at once.
+
+    Args:
+        graph: Of the model.
+        rows: A number per edge, row-major over `graph.valid`, or of the edges into the logits alone,
+            `[k, n_sources]`: other columns are then 0.
+        granularity: As in `node_layers`.
+    """
+    source_layer, target_layer, n = node_layers(graph, granularity)
+    sources, targets = (each.numpy() for each in graph.valid.nonzero(as_tuple=True))
+    if rows.shape[1] == graph.n_sources:
+        sources, targets = (each[targets == graph.n_targets - 1] for each in (sources, targets))
+    cells = source_layer[sources] * n + target_layer[targets]
+    order = np.argsort(cells, kind="stable")  # edges of one cell side by side
+    present, starts = np.unique(cells[order], return_index=True)
+    sums = np.zeros((len(rows), n * n))
+    sums[:, present] = np.add.reduceat(rows[:, order], starts, axis=1)
+    return sums.reshape(len(rows), n, n)
+
+
+def dependency_matrix(
+    scores: EdgeScores, *, reduce: str = "sum", granularity: str = "block"
+) -> Float[Tensor, "n n"]:
+    """The inter-layer dependency matrix: how strongly each layer writes to each later one.
+
+    Lambda_ij = sum of |c(e)| over the edges e from layer i to layer j.
+
+    Args:
+        scores: Signed scores of the edges; magnitudes are taken here.
+        reduce: `"sum"`, or `"mean"` to divide by the number of edges of each cell.
+        granularity: `"block"` (layers 0 = input, l + 1 = block l, L = n_layers + 1 = logits) or `"sublayer"`
+            (attention and MLP of a block apart; for drawing).
+
+    Returns:
+        float64 `[L + 1, L + 1]`, row = source layer, column = target layer, >= 0, in the unit of the scores.
+        0 where no edge joins two layers: everywhere but above the diagonal, and on it for the edges from the
+        heads of a block to its own MLP.
+
+    Raises:
+        UnknownNameError: For another `reduce` or `granularity`.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, Eq. 2.
+
+    Example:
+        >>> from assay.graph import build_graph
+        >>> graph = build_graph(1, 1)
+        >>> dependency_matrix(EdgeScores(graph, -torch.ones(3, 5)))
+        tensor([[0., 4., 1.],
+                [0., 1., 2.],
+                [0., 0., 0.]], dtype=torch.float64)
+    """
+    check_name("reduce", reduce, ("sum", "mean"))
+    rows = np.abs(edge_rows(scores))
+    (matrix,) = layer_sums(scores.graph, rows, granularity)
+    if reduce == "mean":
+        matrix = matrix / np.maximum(layer_sums(scores.graph, np.ones_like(rows), granularity)[0], 1)
+    return torch.from_numpy(matrix)
+
+
+def at_relative_layers(
+    matrix: Float64[np.ndarray, "layers layers"], positions: int
+) -> Float64[np.ndarray, "n n"]:
+    """A dependency matrix at equal shares of the depth, for models of different depth side by side.
+
+    Block l of B covers [(l - 1) / B, l / B] of the depth. What it writes or reads goes to the shares that it
+    overlaps, in proportion; input and logits stay as they are. The sum of all entries does not change.
+
+    Args:
+        matrix: Of `"block"` layers.
+        positions: Shares, 1 or more; as many as blocks gives the matrix itself.
+
+    Example:
+        >>> matrix = np.triu(np.ones((6, 6)), 1)
+        >>> at_relative_layers(matrix, 2)[0].tolist()  # the input writes to 2 halves, and to the logits
+        [0.0, 2.0, 2.0, 1.0]
+    """
+    blocks = len(matrix) - 2
+    if positions == blocks:
+        return np.asarray(matrix, dtype=np.float64)
+    ends, cuts = np.arange(blocks + 1) / blocks, np.arange(positions + 1) / positions
+    overlap = np.minimum(ends[1:], cuts[1:, None]) - np.maximum(ends[:-1], cuts[:-1, None])
+    spread = np.zeros((positions + 2, blocks + 2))
+    spread[0, 0] = spread[-1, -1] = 1.0
+    spread[1:-1, 1:-1] = np.clip(overlap, 0.0, None) * blocks
+    return np.asarray(spread @ matrix @ spread.T)
+
+
+# --------------------------------------------------------------------------------------------- depth bias
+
+
+class LayerSets(NamedTuple):
+    """Layers on the two sides of the ratio of the depth bias: first and last, both included."""
+
+    low: tuple[int, int]
+    high: tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DepthRule:
+    """Which layers a depth bias compares, for models of any depth.
+
+    Attributes:
+        ratio: tau, the share of the blocks on each side, in (0, 0.5].
+        include_input: Count layer 0, the input, as shallow.
+        sets: `"symmetric"`, or `"reference"` for the sets of the authors' code (12 blocks, ratio one of 0.1
+            to 0.5). The two differ at 0.3 only, where the code has 4 shallow and 3 deep blocks.
+    """
+
+    ratio: float = 0.3
+    include_input: bool = False
+    sets: str = "symmetric"
+
+    def layers(self, n_blocks: int) -> LayerSets:
+        """The layers of a model with so many blocks.
+
+        With k = max(1, floor(ratio n)): layers 1..k and n + 1 - k .. n.
+
+        Raises:
+            InputError: For a ratio outside (0, 0.5], sets that overlap, or reference sets of another model
+                size.
+            UnknownNameError: For other `sets`.
+        """
+        check_name("sets", self.sets, ("symmetric", "reference"))
+        if not 0 < self.ratio <= 0.5:
+            raise InputError(f"ratio is {self.ratio}; expected a fraction of the blocks in (0, 0.5]")
+        size = max(1, math.floor(self.ratio * n_blocks + 1e-9))  # 0.3 * 10 must be 3
+        last, first = size, n_blocks + 1 - size
+        if self.sets == "reference":
+            known = [blocks for tau, blocks in REFERENCE_BLOCKS.items() if math.isclose(tau, self.ratio)]
+            if n_blocks != 12 or not known:
+                raise InputError(
+                    f"reference sets exist for 12 blocks and ratios {sorted(REFERENCE_BLOCKS)}, but this is "
+                    f"{n_blocks} blocks and {self.ratio}; use sets='symmetric'"
+                )
+            last, first = known[0][0] + 1, known[0][1] + 1
+        elif last >= first:
+            raise InputError(
+                f"{n_blocks} block(s) are too few for two separate sets of {size}; use a model with 2 or more"
+            )
+        return LayerSets((0 if self.include_input else 1, last), (first, n_blocks))
+
+    def check(self) -> None:
+        """Refuse what no model can serve; the reference sets exist for 12 blocks only."""
+        self.layers(12 if self.sets == "reference" else 2)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The rule without its ratio, by names of arguments."""
+        return {"include_input": self.include_input, "sets": self.sets}
+
+
+def depth_biases(matrices: Matrices, targets: str, layers: LayerSets) -> Float64[np.ndarray, " k"]:
+    """Eq. 4 of many dependency matrices at once, as `dependency_depth_bias`; NaN where both sides are 0."""
+    check_name("targets", targets, TARGETS)
+    (low, last), (high, end) = layers
+    first = {"output": end + 1, "deep": high, "global": 1}[targets]  # the logits come right after the blocks
+    written = matrices[:, :, first:].sum(2)
+    deep, shallow = written[:, high : end + 1].sum(1), written[:, low : last + 1].sum(1)
+    logs = np.log(np.maximum(deep / (shallow + FLOOR), FLOOR))
+    return np.where((deep > 0) | (shallow > 0), logs, math.nan)
+
+
+def dependency_depth_bias(
+    scores: EdgeScores | Float[Tensor, "n n"],
+    *,
+    targets: str = "output",
+    ratio: float = 0.3,
+    include_input: bool = False,
+    sets: str = "symmetric",
+) -> float:
+    """How much more a circuit draws on deep layers than on shallow ones (DDB).
+
+    log(max(deep / (shallow + eps), eps)), where deep and shallow are the sums of Lambda_ij over the deep and
+    the shallow source layers i and the layers j that `targets` names; eps = 1e-12.
+
+    Args:
+        scores: Scores of the edges, or a dependency matrix of them (`"block"` layers).
+        targets: `"output"`: edges into the logits only (the best on average); `"deep"`: into the deep
+            layers and the logits; `"global"`: into every layer.
+        ratio: Fraction tau of the blocks on each side, in (0, 0.5].
+        include_input: Count the input as a shallow source.
+        sets: Which layers are shallow and deep, see `DepthRule`.
+
+    Returns:
+        Natural logarithm of a ratio; any sign. Higher: more reliance on deep features, which predicts better
+        generalization. Scaling all scores changes nothing (as long as sums stay far above 1e-12).
+
+    Raises:
+        InputError: For a ratio outside (0, 0.5] or sets that overlap.
+        UnknownNameError: For another `targets` or `sets`.
+        ShapeError, NonFiniteError: For a matrix that is not a dependency matrix.
+
+    Notes:
+        No deep edges: log(1e-12). Neither deep nor shallow edges: NaN with a `DegenerateDataWarning`.
+        `"output"` reads only the last column of the scores, so edges into anything but the logits may be
+        left at 0; `output_depth_bias` takes that column alone. No labels are used.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, Eq. 4.
+
+    Example:
+        >>> from assay.graph import build_graph
+        >>> values = torch.zeros(5, 9)
+        >>> values[1, -1], values[3, -1] = -1.0, 2.0  # the heads to the logits
+        >>> round(dependency_depth_bias(EdgeScores(build_graph(2, 1), values)), 6)
+        0.693147
+    """
+    matrix = (dependency_matrix(scores) if isinstance(scores, EdgeScores) else scores).detach().double().cpu()
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or len(matrix) < 3:
+        raise ShapeError(
+            f"the dependency matrix has shape {tuple(matrix.shape)}; expected a square matrix with a row "
+            "for input, each block and logits"
+        )
+    if not bool(torch.isfinite(matrix).all()):
+        raise NonFiniteError("the dependency matrix holds NaN or infinite entries")
+    if bool((matrix < 0).any()):
+        raise InputError("the dependency matrix has negative entries; expected sums of magnitudes of scores")
+    rule = DepthRule(ratio=ratio, include_input=include_input, sets=sets)
+    return _one_bias(matrix.numpy()[None], targets, rule)
+
+
+def output_depth_bias(
+    graph: Graph,
+    contributions: Float[Tensor, " n_sources"],
+    *,
+    ratio: float = 0.3,
+    include_input: bool = False,
+    sets: str = "symmetric",
+) -> float:
+    """The depth bias of the edges into the logits, from the scores of these edges alone.
+
+    Equal to `dependency_depth_bias(scores, targets="output")`, without scores of any other edge: the gradient
+    of these needs no backward pass through the blocks.
+
+    Args:
+        graph: The graph of the model.
+        contributions: Signed score of the edge from each source to `logits`, `[n_sources]`.
+        ratio: Fraction tau of the blocks on each side, in (0, 0.5].
+        include_input: Count the input as a shallow source.
+        sets: Which layers are shallow and deep, see `DepthRule`.
+
+    Returns:
+        As `dependency_depth_bias`.
+
+    Raises:
+        ShapeError: If there is not one number per source.
+        NonFiniteError: If one is NaN or infinite; the message names the edge.
+        InputError: As `dependency_depth_bias`.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, Eq. 4.
+    """
+    if tuple(contributions.shape) != (graph.n_sources,):
+        raise ShapeError(
+            f"contributions have shape {tuple(contributions.shape)}, but this graph has "
+            f"{graph.n_sources} sources"
+        )
+    bad = (~torch.isfinite(contributions)).nonzero()
+    if len(bad):
+        row = int(bad[0])
+        raise NonFiniteError(
+            f"score of {graph.edge_name(row, graph.n_targets - 1)} is {contributions[row].item()}; check the "
+            "model's logits and weights for NaN"
+        )
+    rows = contributions.detach().abs().double().cpu().numpy()[None]
+    rule = DepthRule(ratio=ratio, include_input=include_input, sets=sets)
+    return _one_bias(layer_sums(graph, rows), "output", rule)
+
+
+def _one_bias(matrices: Matrices, targets: str, rule: DepthRule) -> float:
+    (value,) = depth_biases(matrices, targets, rule.layers(matrices.shape[1] - 2))
+    if math.isnan(value):
+        warnings.warn(
+            "depth bias is undefined: all scores of edges from deep or shallow layers into the targets are 0",
+            DegenerateDataWarning,
+            stacklevel=3,
+        )
+    return float(value)
+
+
+def resampled_depth_bias(
+    scores: EdgeScores | OutputScores,
+    *,
+    targets: str = "output",
+    ratio: float = 0.3,
+    include_input: bool = False,
+    sets: str = "symmetric",
+) -> ResampledValue:
+    """The depth bias and its resamples: `.interval()`, and `a - b` for two models on the same images.
+
+    Args:
+        scores: Made with `resamples` or `per_example`: of all edges, or, for `targets="output"`, of those
+            into the logits.
+        targets: As in `dependency_depth_bias`, like the next three.
+        ratio: Fraction tau of the blocks on each side.
+        include_input: Count the input as a shallow source.
+        sets: `"symmetric"` or `"reference"`.
+
+    Raises:
+        InputError: Without resamples and scores of examples, or as `DepthRule.layers`.
+        ShapeError: For scores into the logits with other `targets`.
+        UnknownNameError: For other `targets` or `sets`.
+
+    Notes:
+        For the mean bias of circuits of this many images: the magnitude of a noisy mean is too large, so few
+        images draw the bias towards that of noise. The replacement values of a mean ablation are those of all
+        images in every resample. Coverage: docs/theory/intervals-verdicts.md.
+
+    Example:
+        >>> from assay.graph import build_graph
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> each = torch.ones(50, 5, 9) + 0.1 * torch.randn(50, 5, 9, generator=generator)
+        >>> found = resampled_depth_bias(EdgeScores(build_graph(2, 1), each.mean(0), per_example=each))
+        >>> 0.0 in found.interval()
+        True
+    """
+    check_name("targets", targets, TARGETS)
+    if isinstance(scores, OutputScores) and targets != "output":
+        raise ShapeError(
+            f"these scores cover only the edges into the logits, but targets={targets!r} needs others too; "
+            "use discover(..., resamples=200)"
+        )
+    layers = DepthRule(ratio=ratio, include_input=include_input, sets=sets).layers(scores.graph.n_layers)
+    edges = scores.graph.valid if isinstance(scores, EdgeScores) else slice(None)
+    mean = scores.values.detach().cpu().double()[edges].numpy()
+    if scores.resampled is not None:
+        drawn, n = scores.resampled.double().numpy(), int(scores.details["n"])
+        key = str(scores.details.get("resamples_key", ""))
+    elif scores.per_example is not None:
+        each = scores.per_example.detach().cpu()[:, edges].double()
+        n = len(each)
+        sums = WeightedSums.of(each, torch.arange(n), RESAMPLES, seed=0)
+        drawn = sums.means(each.sum(0), n).double().numpy()
+        # Weights are by row here, so the rows must be those of one data set in one order.
+        key = f"rows {(scores.provenance.get('task') or {}).get('data_hash', '')}"
+    else:
+        raise InputError(
+            "the scores have no resamples; discover with resamples=200, or with per_example=True where the "
+            "scores of each example fit into memory"
+        )
+    rows = np.abs(np.concatenate([mean[None], drawn]))
+    value, *draws = depth_biases(layer_sums(scores.graph, rows), targets, layers)
+    return ResampledValue(value=float(value), draws=np.array(draws), n=n, key=key)
+
+
+# -------------------------------------------------------------------------------------------------- motif
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Motif(Plotted):
+    """How each entry of the dependency matrix goes with performance on one task.
+
+    Attributes:
+        loadings: float64 `[L + 1, L + 1]`: correlation of each entry with the canonical variate, in [-1, 1];
+            0 where the entry does not vary.
+        weights: float64 `[L + 1, L + 1]`: coefficients of the standardised entries in the variate.
+        correlation: Canonical correlation of variate and performance, in [0, 1]. 1 says nothing where there
+            are no more models than used entries and no ridge.
+        used: True where the entry varies over the models.
+        n: Number of models (or domains).
+        kind: Which of the two `values` gives.
+        ridge: Penalty on the weights.
+    """
+
+    drawn_by = "assay.analyses.generalization.rank_plots:plot_motif"
+
+    loadings: Float[Tensor, "n_layers n_layers"]
+    weights: Float[Tensor, "n_layers n_layers"]
+    correlation: float
+    used: Bool[Tensor, "n_layers n_layers"]
+    n: int
+    kind: str
+    ridge: float
+
+    @property
+    def values(self) -> Float[Tensor, "n_layers n_layers"]:
+        """The loadings or the weights, as `kind` says."""
+        return self.loadings if self.kind == "loadings" else self.weights
+
+    def __repr__(self) -> str:
+        return f"Motif({self.n} models, canonical correlation {self.correlation:.3g})"
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per pair of layers: source, target (places), loading, weight, used."""
+        import pandas as pd
+
+        source, target = np.indices(self.used.shape).reshape(2, -1)
+        columns = {"loading": self.loadings, "weight": self.weights, "used": self.used}
+        flat = {name: each.flatten().numpy() for name, each in columns.items()}
+        return pd.DataFrame({"source": source, "target": target, **flat})
+
+
+def motif(
+    matrices: Sequence[Float[Tensor, "n_layers n_layers"]]
+    | Float[Tensor, "n n_layers n_layers"]
+    | Float[np.ndarray, "n n_layers n_layers"],
+    performance: Sequence[float] | Real[Tensor, " n"] | Real[np.ndarray, " n"],
+    *,
+    kind: str = "loadings",
+    ridge: float = 0.0,
+) -> Motif:
+    """The generalization motif of one task: dependency matrices of its models against their performance.
+
+    Or of one model: its matrices on several domains against its performance there, which need not look like
+    the motif over models (the paper's contradictory patterns after deployment).
+
+    With Z the standardised entries that vary and y the standardised performance: a = pinv(Z) y, or
+    (Z'Z/n + ridge I)^-1 Z'y/n. The weights are a; the loading of entry j is Pearson(X_j, Z a).
+
+    Args:
+        matrices: Dependency matrix of each model, or of one model on each domain, all of one size.
+        performance: True performance of each, in the same order; any unit, larger is better.
+        kind: What `Motif.values` gives: `"loadings"` (stable under collinear entries) or `"weights"`.
+        ridge: Penalty, >= 0, on standardised columns.
+
+    Returns:
+        The motif; positive entries: models that depend on this pair of layers more perform better, or the
+        model performs better where it depends on it more.
+
+    Raises:
+        InputError: For fewer than 3 matrices, constant performance, a negative ridge, matrices that do not
+            vary, or not one performance per matrix.
+        NonFiniteError: For NaN or infinite numbers.
+        UnknownNameError: For another `kind`.
+
+    Notes:
+        A picture, not a predictor: performance is one-dimensional, so the canonical correlation is the
+        multiple correlation of a regression, which is 1 without ridge once entries are as many as models.
+        Loadings are then still defined (minimum-norm weights). Where performance is uncorrelated with every
+        entry, loadings are NaN with a `DegenerateDataWarning`.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, Eq. 3.
+
+    Example:
+        >>> matrices = [torch.tensor([[0.0, each], [0.0, 0.0]]) for each in (1.0, 2.0, 4.0)]
+        >>> motif(matrices, [0.9, 0.7, 0.3]).loadings
+        tensor([[ 0., -1.],
+                [ 0.,  0.]], dtype=torch.float64)
+    """
+    check_name("kind", kind, ("loadings", "weights"))
+    if not ridge >= 0:
+        raise InputError(f"ridge is {ridge}; expected a penalty of 0 or more")
+    if not isinstance(matrices, np.ndarray | Tensor):
+        shapes = sorted({tuple(each.shape) for each in matrices})
+        if len(shapes) > 1:
+            raise ShapeError(f"dependency matrices have shapes {shapes}; expected one size")
+        matrices = np.stack([np.asarray(each) for each in matrices]) if shapes else np.zeros((0, 1, 1))
+    stack, y = np.asarray(matrices, dtype=np.float64), np.asarray(performance, dtype=np.float64)
+    if stack.ndim != 3 or stack.shape[1] != stack.shape[2]:
+        raise ShapeError(
+            f"dependency matrices have shape {stack.shape}; expected square ones, one per model or domain"
+        )
+    shape, x = stack.shape[1:], stack.reshape(len(stack), -1)
+    if y.shape != (len(x),) or len(y) < 3:
+        raise InputError(
+            f"got {len(x)} dependency matrices and performances of shape {y.shape}; a motif needs 3 or more "
+            "models or domains, with a performance each"
+        )
+    for name, rows in (("dependency matrix", x), ("performance", y[:, None])):
+        bad = np.flatnonzero(~np.isfinite(rows).all(1))
+        if len(bad):
+            raise NonFiniteError(f"{name} {bad[0]} is not finite; remove that model or domain")
+    if np.ptp(y) <= CONSTANT * np.abs(y).max():
+        raise InputError(f"every performance is {y[0]}, so a correlation with it is undefined")
+    spread = x.std(0)
+    used = spread > CONSTANT * np.abs(x).max()
+    if not used.any():
+        raise InputError("all dependency matrices are equal, so they cannot predict performance")
+    z = (x[:, used] - x[:, used].mean(0)) / spread[used]
+    target = (y - y.mean()) / y.std()
+    if ridge:
+        n, width = z.shape
+        a = np.linalg.solve(z.T @ z / n + ridge * np.eye(width), z.T @ target / n)
+    else:
+        a = np.linalg.pinv(z) @ target
+    variate = z @ a
+    length = float(np.linalg.norm(variate))
+    if length <= CONSTANT * math.sqrt(len(y)):
+        warnings.warn(
+            "the motif has no loadings: performance is uncorrelated with every entry",
+            DegenerateDataWarning,
+            stacklevel=2,
+        )
+        correlation, loads = 0.0, np.full(len(a), np.nan)
+    else:
+        # variate and columns have mean 0; pinv and ridge both give a variate that points along performance
+        correlation = float(np.clip(variate @ target / (length * np.linalg.norm(target)), 0.0, 1.0))
+        loads = np.clip(z.T @ variate / (np.linalg.norm(z, axis=0) * length), -1.0, 1.0)
+    placed = torch.zeros(2, len(used), dtype=torch.float64)
+    placed[:, torch.from_numpy(used)] = torch.from_numpy(np.stack([loads, a]))
+    return Motif(
+        loadings=placed[0].view(shape),
+        weights=placed[1].view(shape),
+        correlation=correlation,
+        used=torch.from_numpy(used).view(shape),
+        n=len(y),
+        kind=kind,
+        ridge=ridge,
+    )
+
+
+def universal_motif(motifs: Sequence[Motif], *, norm: str = "max") -> Float[Tensor, "n_layers n_layers"]:
+    """The mean of the motifs of several tasks, each scaled first.
+
+    Args:
+        motifs: At least one, all of one size and kind.
+        norm: Scale by the largest magnitude (`"max"`) or the Euclidean norm (`"l2"`).
+
+    Returns:
+        float64 `[L + 1, L + 1]`, in [-1, 1].
+
+    Raises:
+        InputError: For no motif, motifs of different kinds or sizes, or one that is NaN or 0 throughout.
+        UnknownNameError: For another `norm`.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, section 4.
+    """
+    check_name("norm", norm, ("max", "l2"))
+    if not motifs:
+        raise InputError("a universal motif is the mean of at least one motif; got none")
+    if len({(each.kind, tuple(each.values.shape)) for each in motifs}) > 1:
+        seen = ", ".join(f"{each.kind} of shape {tuple(each.values.shape)}" for each in motifs)
+        raise InputError(f"motifs of different kinds or sizes cannot be averaged; got {seen}")
+    scaled = []
+    for index, each in enumerate(motifs):
+        scale = float(each.values.abs().max() if norm == "max" else each.values.norm())
+        if not scale > 0:
+            raise InputError(f"motif {index} is NaN, or 0 everywhere; remove it")
+        scaled.append(each.values / scale)
+    return torch.stack(scaled).mean(0)
