@@ -4,6 +4,7 @@ One browser per worker process, one context per test. `ASSAY_CHROMIUM` names the
 tests are skipped, and the head of the run says so.
 """
 
+import multiprocessing
 import os
 import shutil
 import sys
@@ -56,6 +57,10 @@ def chromium() -> Iterator[Any]:
         browser = driver.chromium.launch(executable_path=str(CHROMIUM), args=list(FLAGS))
         yield browser
         browser.close()
+        # The driver ends with its pipe, which a forked process that outlived its test would hold open.
+        for process in multiprocessing.active_children():
+            process.terminate()
+            process.join()
 
 
 class Visit:

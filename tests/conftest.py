@@ -75,7 +75,7 @@ LONG = (
     "test_pages.py",
     "test_examples.py",
     "test_entry_points.py",
-    "test_monitor.py",
+    "test_service_monitor.py",
     "test_cli.py",
 )
 

@@ -123,7 +123,7 @@ def test_settings_become_the_keywords_of_a_function_that_it_names() -> None:
         ("pipeline:with_findings", "app.cli.attack:AttackSettings", "explained words progress"),
         ("pipeline:draw_prompts", "app.cli.calibrate:CalibrateSettings", ""),
         ("pipeline:prompts_to_measure", "app.cli.calibrate:CalibrateSettings", "drawn circuit"),
-        ("pipeline.inputs:read_inputs", "app.cli.discover:DiscoverSettings", ""),
+        ("pipeline.prompts:read_inputs", "app.cli.discover:DiscoverSettings", ""),
         (
             "analyses.subsets.files:read_data",
             "app.cli.select:SelectSettings",
@@ -145,6 +145,7 @@ def test_every_keyword_of_a_function_is_an_option_or_named_by_the_command(
 # ---- errors -------------------------------------------------------------------------------------
 
 PLANTED = ("benchmark", "discovery", "--model", "planted:induction/gpt2/bare", "--n", "4")
+FEW_KNOWN = ("monitor", "--reference", "shapes:flat", "--window", "8", "--reference-n", "8", "--steps", "1")
 WATCHED = ("monitor", "--reference", "shapes:flat", "--images", "shapes:flat")
 SKETCH = ("rank", "--shapes", "sketch", "--n", "6")
 NEW_ZOO = ("zoo", "train", "tiny", "--out", "new")
@@ -195,7 +196,7 @@ NEW_ZOO = ("zoo", "train", "tiny", "--out", "new")
         ((*WATCHED, "--distance", "spear"), 2, "unknown distance"),
         ((*WATCHED, "--rule", "both"), 2, "unknown rule"),
         ((*WATCHED, "--threshold", "1", "--target", "0.5"), 2, "exclude each other"),
-        (("monitor", "--reference", "shapes:flat", "--images", "nowhere"), 1, "not a folder"),
+        ((*FEW_KNOWN, "--known-batches", "0", "--threshold", "1", "--images", "nowhere"), 1, "not a folder"),
         (("monitor", "--model", "mini", "--reference", "x", "--images", "y"), 2, "reads text"),
         (("monitor", "--reference", "none.safetensors", "--images", "shapes:flat"), 1, "none.safetensors"),
         ((*SKETCH, "--metrics", "ddb-outptu"), 2, "did you mean 'ddb-output'"),

@@ -106,7 +106,7 @@ def test_numbers_are_those_of_the_python_functions() -> None:
 def test_audit_writes_files_and_the_second_comes_from_the_store(audited: Path) -> None:
     found = json.loads((audited / "stdout.json").read_text())
     out = audited / "out"
-    names = {"arrays", "assay.db", "requests", "report.html", "audit.json"}
+    names = {"arrays", "assay.db", "report.html", "audit.json"}
     assert {path.name for path in out.iterdir()} == {*names, "circuit.safetensors", "scores.safetensors"}
     assert json.loads((out / "audit.json").read_text()) == found
     again = run("audit", *SMALL, "--n-random", "1", "--out", out)
@@ -221,7 +221,7 @@ def test_pairs_of_a_file_single_prompts_and_images_are_attacked(circuit_file: Pa
     found = document(*own)
     assert (found["protocol"], found["n_pairs"], found["n_distinct_clean"]) == ("file", 2, 1)
     crossed = run(*own, "--n-clean", "4", code=2)
-    assert "--protocol all combines the prompts of a file" in crossed.stderr
+    assert "does not use --n-clean here; it takes no count" in crossed.stderr
     single = ("attack", "--circuit", circuit_file, "--ablation", "mean")
     assert "over 60 distinct prompts" in run(*single, "--n-clean", "60").stdout
     assert "use protocol 'inputs'" in run(*single, "--protocol", "all", code=2).stderr
@@ -301,7 +301,7 @@ def test_a_benchmark_prints_writes_and_reads_again(tmp_path: Path) -> None:
     assert "mini, ioi: 1,519 edges; scores from 6 examples, circuits judged on 6 other examples" in text
     assert "eap ≤ eap-ig-inputs" in text
     endings = sorted(path.suffix for path in Path("out").iterdir())
-    assert endings == [".csv", ".json", ".md", ".png", ".svg"]
+    assert endings == [".csv", ".json", ".png", ".svg"]
     made = DiscoveryBenchmark.load("out/benchmark.json")
     with open("out/benchmark.csv") as file:
         rows = list(csv.DictReader(file))

@@ -12,6 +12,7 @@ import pytest
 from command_line import Outcome, invoke
 from processes import CommandProcess
 from store_content import content
+from thorough import one_of
 
 from assay.core.errors import InputError
 from assay.pipeline import LocalWorkers
@@ -166,15 +167,25 @@ def test_a_wrong_plan_ends_with_2(tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists()
 
 
+@pytest.mark.parametrize(
+    "signals",
+    one_of(
+        [
+            (signal.SIGINT, signal.SIGKILL),
+            (signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGKILL),
+        ]
+    ),
+    ids=len,
+)
 def test_kills_interrupts_and_two_sweeps_at_once_leave_what_a_calm_one_leaves(
-    calm: tuple[Path, Outcome], plan: Path, tmp_path: Path
+    calm: tuple[Path, Outcome], plan: Path, tmp_path: Path, signals: tuple[signal.Signals, ...]
 ) -> None:
     store = tmp_path / "store"
 
     def start(name: str) -> CommandProcess:
         return CommandProcess(tmp_path / name, "sweep", plan, "--store", store, "--json")
 
-    for place, number in enumerate((signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGKILL)):
+    for place, number in enumerate(signals):
         with start(f"{place}") as sweep:
             before = done(store)
             assert eventually(lambda before=before: done(store) > before), "no job was done"

@@ -164,9 +164,9 @@ class Curves:
 
 
 def curves(model: assay.Model, name: str, work: Path) -> None:
-    """All methods on three tasks, the default one (of both objectives) on the others."""
+    """All methods on three tasks, the default one on the others."""
     for task in (*EVERY_METHOD, *DEFAULT_METHOD):
-        methods = [each for each in METHODS if task in EVERY_METHOD or each[0] == DEFAULT]
+        methods = METHODS if task in EVERY_METHOD else METHODS[:1]
         rankings = Curves(model, name, task, work / task)
         rankings.reference()
         for method, objective, signed in methods:

@@ -11,10 +11,8 @@ from synthetic_store import HOSTILE, made_audit, mini
 from thorough import one_of
 
 from assay.page.html import PAGE_LIMIT
-from assay.page.thumbnail import thumbnail
 from assay.report import sweep_page
 from assay.report.save import render
-from assay.tasks import draw_shapes
 
 
 DRAWN = 1_500  # lines of a drawing at most
@@ -85,7 +83,7 @@ def _sorts(table: Any) -> None:
 
 def test_hostile_names_stay_text(visit: Visit) -> None:
     audit = document("audit")
-    audit["title"] = audit["model"]["id"] = audit["task"]["name"] = HOSTILE
+    audit["model"]["id"] = audit["task"]["name"] = HOSTILE
     page = visit.open(render(audit, sweep_page(stored(HOSTILE)[0], "methods")))
     visit.check()
     assert page.evaluate("document.querySelectorAll('img[src=x]').length") == 0
@@ -115,21 +113,6 @@ def test_a_page_can_be_read_without_its_script(kind: str, new_visit: Callable[..
     assert page.locator(".verdict").first.is_visible()
     assert page.locator(".controls:visible, .script-only:visible").count() == 0
     assert page.locator("table:visible").count() >= 1
-    visit.check()
-
-
-def test_batches_open_to_their_images_below_the_picture(visit: Visit) -> None:
-    monitor = document("monitor")
-    picture = {"image": thumbnail(draw_shapes("flat", 1).pixels[0])}
-    monitor["pictures"] = {"2": [{"name": f"{place}.png", **picture} for place in range(3)]}
-    page = visit.open(render(monitor))
-    assert page.locator("svg.plot").first.is_visible()
-    assert page.locator("details.batch img").first.is_hidden()
-    page.locator("summary", has_text="Images of 1 batch").click()
-    page.locator("details.batch summary").first.click()
-    batch = page.locator("details.batch[open]")
-    assert "Batch 3, " in batch.locator("summary").inner_text()
-    assert [each.is_visible() for each in batch.locator("img").all()] == [True] * 3
     visit.check()
 
 

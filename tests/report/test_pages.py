@@ -331,7 +331,6 @@ def test_a_graph_of_gpt2_with_every_edge_listed() -> None:
     assert len(text.encode()) < PAGE_LIMIT / 2
     assert text.count('class="edge') <= UNSCRIPTED + 10
     assert text.count("<tr>") < 3 * WRITTEN_ROWS
-    assert "The strongest 5,000 of 32,491 edges listed in the result" in text
 
 
 def test_more_measurements_than_a_table_shows() -> None:

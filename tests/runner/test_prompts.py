@@ -18,13 +18,13 @@ from assay.models import Model, load_model
 from assay.objectives import OBJECTIVES
 from assay.pipeline import (
     PairCounts,
-    discover_stored,
+    discovery_stage,
     draw_prompts,
     measure_stored,
     prompts_to_measure,
     usual_prompts,
 )
-from assay.pipeline.inputs import divide
+from assay.pipeline.prompts import divide
 from assay.pipeline.worst import usual_sizes
 from assay.store import Store
 from assay.tasks import PairTask, load_task
@@ -164,19 +164,21 @@ def test_what_is_registered_comes_back_unchanged_and_the_rest_stays_out_of_the_s
     store, task = Store(tmp_path), load_task("ioi", mini, n=6, seed=0)
     usual = OBJECTIVES["logit_diff"]
     double = replace(usual, loss=lambda logits, clean, batch: 2 * usual.loss(logits, clean, batch))
-    plain, doubled = (discover_stored(mini, task, "eap", objective=o, store=store) for o in (usual, double))
+    plain, doubled = (
+        discovery_stage(mini, task, "eap", objective=o).run(store).value for o in (usual, double)
+    )
     assert torch.allclose(doubled.values, 2 * plain.values, rtol=1e-3, atol=1e-5)
     hushed = type("Hushed", (type(ABLATIONS["zero"]),), {"key": "resample"})()
-    silenced = discover_stored(mini, task, "eap", ablation=hushed, store=store)
+    silenced = discovery_stage(mini, task, "eap", ablation=hushed).run(store).value
     assert not torch.allclose(silenced.values, plain.values)
     circuit = plain.top(60).connected()
     runs = CircuitRuns(mini, task, circuit, objective=usual)
     record = measure_stored(runs, "kl", store=store)
     measure_stored(CircuitRuns(mini, task, circuit, objective=double), "kl", store=store)
     assert [result.kind for result in store.results()] == ["scores", "measurement"]
-    monkeypatch.setattr("assay.pipeline.discovery.discover", forbidden)
+    monkeypatch.setattr("assay.pipeline.runs.discover", forbidden)
     monkeypatch.setattr("assay.pipeline.runs.measure", forbidden)
-    again = discover_stored(mini, task, "eap", store=store)
+    again = discovery_stage(mini, task, "eap").run(store).value
     assert torch.equal(again.values, plain.values)
     assert (again.details, again.provenance["task"]) == (plain.details, plain.provenance["task"])
     assert measure_stored(runs, "kl", store=store) == record

@@ -185,6 +185,12 @@ def test_a_merge_adds_what_is_missing(store: Store, tmp_path: Path) -> None:
     assert store.query("scores") == other.query("scores")
     assert store.get(known).seed == 0
     assert store.verify() == []
+    put(other, 1)
+    with sqlite3.connect(tmp_path / "other" / DATABASE_NAME) as database:
+        database.execute("UPDATE results SET provenance = '{}' WHERE seed = 1")
+    database.close()
+    with pytest.raises(FileFormatError, match="the provenance of .* was changed"):
+        store.merge(other)
 
 
 def test_damage_is_named_and_never_read(directory: Store, tmp_path: Path) -> None:
@@ -218,7 +224,7 @@ def test_damage_is_named_and_never_read(directory: Store, tmp_path: Path) -> Non
         database.execute("UPDATE results SET id = NULL")
     database.close()
     for read in (directory.query, lambda: directory.to_frame(), directory.verify):
-        with pytest.raises(FileFormatError, match="a result has the id None"):
+        with pytest.raises(FileFormatError, match="a row of .* lost its id"):
             read()
     database_file.write_bytes(database_file.read_bytes().replace(b"CREATE TABLE", b"CREATE \xb2ABLE", 1))
     with pytest.raises(FileFormatError, match="is damaged, or is not a results store: .*codec can't decode"):
@@ -261,6 +267,14 @@ def test_processes_that_write_at_the_same_time_lose_nothing(location: str) -> No
     assert (store.count("own"), store.count("common")) == (24, 8)
     assert store.verify() == []  # of each common result, row and arrays are of one writer
     assert all(each.arrays["a"][0] == each.payload["by"] for each in store.results("common"))
+
+
+def test_a_writer_keeps_others_out_before_it_looks(directory: Store) -> None:
+    """Files that `clean` finds without a row stay without one until they are removed."""
+    other = sqlite3.connect(directory.directory / DATABASE_NAME, timeout=0)
+    with directory._transaction(write=True), pytest.raises(sqlite3.OperationalError, match="locked"):
+        other.execute("BEGIN IMMEDIATE")
+    other.close()
 
 
 def test_a_killed_writer_leaves_whole_results(tmp_path: Path) -> None:

@@ -3,12 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from assay.core.errors import InputError
 from assay.core.measurement import Measurement
+from assay.core.record import Record
 from assay.page.draw import INK, MUTED, PAPER, RULE, SUPPORTS, axes_of
 
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CurveData:
+class CurveData(Record):
     """Faithfulness against circuit size, with its interval band and random circuits of the same sizes.
 
     Attributes:
@@ -32,6 +33,8 @@ class CurveData:
         chosen: Share of edges that the reported circuit was cut from, or None.
         chosen_value: Its faithfulness, or None.
         n: Prompts behind each value.
+        n_random: Random circuits of each size.
+        cpr, cmd: Area under the curve of the published sizes, and its mean distance from 1.
     """
 
     n_edges: tuple[int, ...]
@@ -39,14 +42,17 @@ class CurveData:
     values: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
-    random_fractions: tuple[float, ...]
-    random_values: tuple[float, ...]
-    random_low: tuple[float, ...]
-    random_high: tuple[float, ...]
-    target: float | None
-    chosen: float | None
-    chosen_value: float | None
+    random_fractions: tuple[float, ...] = ()
+    random_values: tuple[float, ...] = ()
+    random_low: tuple[float, ...] = ()
+    random_high: tuple[float, ...] = ()
+    target: float | None = None
+    chosen: float | None = None
+    chosen_value: float | None = None
     n: int
+    n_random: int
+    cpr: float
+    cmd: float
 
 
 def plot_measurement(measurement: Measurement, ax: "Axes | None" = None) -> "Axes":
@@ -82,27 +88,31 @@ def plot_measurement(measurement: Measurement, ax: "Axes | None" = None) -> "Axe
     return ax
 
 
+def curve_data(
+    curve: "FaithfulnessCurve", random: np.ndarray | None = None, at: np.ndarray | None = None
+) -> CurveData:
+    """What is drawn of a curve.
+
+    Args:
+        curve: The curve.
+        random: Faithfulness of random circuits, `[n_draws, n_sizes]`; default: those of the curve.
+        at: Their shares of all edges.
+    """
+    low, high = curve.band()
+    lines = {"fractions": curve.fractions, "values": curve.values, "low": low, "high": high}
+    if random is None or at is None:
+        random, at = curve.random, curve.fractions
+    if random is not None:
+        lines |= {"random_fractions": at, "random_values": random.mean(0)}
+        lines |= {"random_low": random.min(0), "random_high": random.max(0)}
+    numbers: dict[str, Any] = {name: tuple(each.tolist()) for name, each in lines.items()}
+    numbers |= {"n": curve.points[0].n, "n_random": 0 if random is None else len(random)}
+    return CurveData(n_edges=tuple(curve.n_edges.tolist()), cpr=curve.cpr, cmd=curve.cmd, **numbers)
+
+
 def plot_faithfulness(curve: "FaithfulnessCurve", ax: "Axes | None" = None) -> "Axes":
     """Draw faithfulness against size with its interval, and random circuits of the same sizes."""
-    low, high = curve.band()
-    none = np.empty((1, 0))
-    random = none if curve.random is None else curve.random
-    data = CurveData(
-        n_edges=tuple(curve.n_edges.tolist()),
-        fractions=tuple(curve.fractions.tolist()),
-        values=tuple(curve.values.tolist()),
-        low=tuple(low.tolist()),
-        high=tuple(high.tolist()),
-        random_fractions=() if curve.random is None else tuple(curve.fractions.tolist()),
-        random_values=tuple(random.mean(0).tolist()),
-        random_low=tuple(random.min(0).tolist()),
-        random_high=tuple(random.max(0).tolist()),
-        target=None,
-        chosen=None,
-        chosen_value=None,
-        n=curve.points[0].n,
-    )
-    return plot_curve(data, ax)
+    return plot_curve(curve_data(curve), ax)
 
 
 def plot_curve(data: CurveData, ax: "Axes | None" = None) -> "Axes":

@@ -4,7 +4,6 @@ from assay.pipeline.audit import Audit as Audit
 from assay.pipeline.audit import load_audit as load_audit
 from assay.pipeline.checks import check_options as check_options
 from assay.pipeline.checks import check_writable as check_writable
-from assay.pipeline.discovery import discover_stored as discover_stored
 from assay.pipeline.gates import StoredCalibration as StoredCalibration
 from assay.pipeline.gates import calibrate_stored as calibrate_stored
 from assay.pipeline.gates import usual_prompts as usual_prompts
@@ -16,6 +15,7 @@ from assay.pipeline.plan import read_plan as read_plan
 from assay.pipeline.prompts import DrawnPrompts as DrawnPrompts
 from assay.pipeline.prompts import draw_prompts as draw_prompts
 from assay.pipeline.prompts import prompts_to_measure as prompts_to_measure
+from assay.pipeline.runs import discovery_stage as discovery_stage
 from assay.pipeline.runs import measure_stored as measure_stored
 from assay.pipeline.sizing import find_circuit as find_circuit
 from assay.pipeline.sizing import runs_of as runs_of
@@ -27,10 +27,9 @@ from assay.pipeline.sweep import run_jobs as run_jobs
 from assay.pipeline.workers import LocalWorkers as LocalWorkers
 from assay.pipeline.workers import RayWorkers as RayWorkers
 from assay.pipeline.workers import Workers as Workers
-from assay.pipeline.worst import DEFAULT_PAIRS as DEFAULT_PAIRS
-from assay.pipeline.worst import DEFAULT_SIDE as DEFAULT_SIDE
 from assay.pipeline.worst import PairCounts as PairCounts
+from assay.pipeline.worst import pairs_of as pairs_of
 from assay.pipeline.worst import sizes as sizes
 from assay.pipeline.worst import with_findings as with_findings
-from assay.pipeline.worst import worst_case_stored as worst_case_stored
+from assay.pipeline.worst import worst_case_stage as worst_case_stage
 from assay.tasks.load import DEFAULT_N as DEFAULT_N

@@ -19,27 +19,26 @@ import torch
 
 from assay.circuits import Circuit, EdgeScores, write_atomically
 from assay.circuits.given import IMAGES, takes_text
-from assay.core.errors import InputError
+from assay.core.errors import InputError, check_least, check_name
 from assay.core.plotted import Plotted
 from assay.core.record import BRIEF, HIDDEN, MACHINE, Record, library_version, named, plain
-from assay.execution import CircuitRuns, get_ablation
-from assay.graph import Graph
-from assay.metrics import faithfulness_curve
+from assay.discovery.edges import get_method
+from assay.execution import Ablation, CircuitRuns, get_ablation
+from assay.metrics import find_metric
+from assay.metrics.plots import CurveData
 from assay.models import Model, load_model
 from assay.objectives import Objective, get_objective
 from assay.page.graph import graph_of
-from assay.pipeline.audit_facts import curve_facts, drawn_fractions, facts_of, random_of_curve
-from assay.pipeline.audit_scope import HEADLINE, RANDOM_PER_SIZE, LeftOut, Scope, check_counts, scope_of
-from assay.pipeline.checks import check_options, check_writable, registered
+from assay.pipeline import audit_facts as facts
+from assay.pipeline.checks import check_options, check_writable, registered, usual_replacement
 from assay.pipeline.gates import calibrate_measured, calibrate_runs
-from assay.pipeline.inputs import divide
-from assay.pipeline.prompts import Division
+from assay.pipeline.prompts import Division, N, divide
 from assay.pipeline.runs import RunSettings, measure_stored
-from assay.pipeline.sizing import SizedCircuit, discover_circuit
+from assay.pipeline.sizing import COARSE, FINE, SizedCircuit, discover_circuit
 from assay.pipeline.stage import Content, Progress, Stage, silent
-from assay.pipeline.worst import USUAL_SIDE, usual_sizes, worst_case_stored, worst_measured
+from assay.pipeline.worst import USUAL_SIDE, pairs_of, usual_sizes, worst_case_stage, worst_measured
 from assay.store import About, Store, StoredResult
-from assay.tasks import ImageRows, PairTask, Task
+from assay.tasks import ImageRows, ImageTask, PairTask, Task
 
 
 if TYPE_CHECKING:
@@ -50,7 +49,31 @@ if TYPE_CHECKING:
 SCHEMA = "assay-audit/1"
 # Raised when an audit looks at other pairs, other runs or prompts, or comes to another size than before.
 RULES = {"worst_case": "usual-sizes/1", "calibration": "gates/3", "size_rule": "sweep/2"}
+STAGES = ("attack", "random", "curve", "minimality", "calibrate")  # that an audit can do without
+METRICS = ("faithfulness-norm", "faithfulness", "completeness", "kl", "ce-delta", "topk")
+HEADLINE = ("faithfulness-norm", "faithfulness", "topk")  # what the first sentence of a report needs
 BASELINED = ("faithfulness-norm", "topk")  # measured on random circuits of equal size too
+SHAPE = ("d_model", "n_parameters")  # what a report says of a model beside what identifies it
+OF_LABELS = ("ce-delta", "topk")  # need right answers
+OTHER_ABLATIONS = ("zero", "mean")  # that the first number of a report is shown under beside its own
+MINIMALITY_HEADS = 64  # models of at most so many heads get minimality in a full audit: one run per head
+RANDOM, RANDOM_FULL = 5, 20  # random circuits of the chosen size
+
+# Why a stage is not run, and what runs it.
+CAUSES = {
+    "skip": "left out by --skip",
+    "images": "needs prompts; the inputs are images",
+    "reads": "serves prompts that are read at one position each",
+    "lengths": "serves pairs whose prompts are of one length",
+    "edges": "the ablation is defined for edges alone; with --full, gates take the mean",
+    "draws": "the ablation draws other values in every run, so no divergence belongs to an input",
+    "heads": f"more than {MINIMALITY_HEADS} heads: `assay measure --metric minimality`",
+    "labels": "the images have no labels",
+    "full": (
+        f"--full adds a finer curve with {facts.RANDOM_PER_SIZE} random circuits at each size, the worst "
+        "case over fresh prompts or all pairs of images, minimality, and the gates that need further runs"
+    ),
+}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,26 +81,21 @@ class Audit(Plotted, Record):
     """What an audit found: everything that its page shows, finite JSON, and the circuit itself.
 
     Attributes:
-        title: Heading of its page.
         created: When it was made, UTC, ISO 8601.
-        model: `Model.describe` with its shape.
+        model: `Model.describe` with its width and parameters.
         task: The measured examples: counts, the model's own success, a few examples, notes.
         discovery: The examples that edges were scored on.
         graph: The model's graph.
         method: How the edges were scored.
         edges: The strongest edges by rank, as far as they can be drawn.
-        curve: Faithfulness by size: `fractions`, `n_edges`, `values`, `low`, `high`, `random`, `cpr`, `cmd`.
-            None where the stage was left out.
+        curve: Faithfulness by size; None where the stage was left out.
         worst_case: `WorstCase.to_dict`; None where it was left out.
         calibration: `CalibrationReport.to_dict`; None where it was left out.
         other_ablations: The first measurement with other values on the cut edges.
         excerpt: What a drawing of a large circuit opens on.
-        left_out: What was not run, why, and the option that runs it.
-        reported: The circuit's size, share, faithfulness, and the sweep that found it.
-        random: Random circuits of the same size.
+        left_out: What was not run (a stage or the key of a metric; `full`: the larger forms), and why.
+        reported: The circuit's size, nodes, faithfulness, and the sweep that found it.
         measurements: `Measurement.to_dict` of each metric.
-        topk: Top-K agreement by K.
-        per_layer: Sum of |score| over the edges between each writing and each reading layer.
         per_head: `[layer][head]`: summed signed score of the edges that leave each head.
         provenance: How it came to be; `id` is its key in a store.
         scores: Edge scores on the discovery prompts.
@@ -85,10 +103,10 @@ class Audit(Plotted, Record):
         cached: Whether a store already held it.
     """
 
+    record_kind = "audit"
     record_schema = SCHEMA
-    drawn_by = "assay.pipeline.audit_plots:plot_audit"
+    drawn_by = "assay.pipeline.audit_page:plot_audit"
 
-    title: str
     created: str
     model: Mapping[str, Any]
     task: Mapping[str, Any]
@@ -96,17 +114,14 @@ class Audit(Plotted, Record):
     graph: Mapping[str, Any]
     method: Mapping[str, Any]
     edges: tuple[Mapping[str, Any], ...]
-    curve: Mapping[str, Any] | None
+    curve: CurveData | None
     worst_case: Mapping[str, Any] | None
     calibration: Mapping[str, Any] | None
     other_ablations: tuple[Mapping[str, Any], ...] = ()
     excerpt: Mapping[str, Any] | None = field(default=None, metadata=BRIEF)
-    left_out: tuple[LeftOut, ...]
+    left_out: Mapping[str, str]
     reported: Mapping[str, Any] = field(metadata=named("circuit"))
-    random: Mapping[str, Any] | None
     measurements: tuple[Mapping[str, Any], ...]
-    topk: Mapping[str, Any] | None
-    per_layer: Mapping[str, Any]
     per_head: tuple[tuple[float, ...], ...]
     provenance: Mapping[str, Any]
     scores: EdgeScores = field(default=cast(EdgeScores, None), metadata=HIDDEN)
@@ -126,10 +141,7 @@ class Audit(Plotted, Record):
         import pandas as pd
 
         columns = ["name", "value", "low", "high", "unit", "n", "status"]
-        rows = [
-            {**each, **{end: (each["interval"] or {}).get(end) for end in ("low", "high")}}
-            for each in (*self.measurements, *self.other_ablations)
-        ]
+        rows = [{**(each["interval"] or {}), **each} for each in (*self.measurements, *self.other_ablations)]
         return pd.DataFrame(rows, columns=columns)
 
     @cached_property
@@ -146,10 +158,9 @@ class Audit(Plotted, Record):
 
     @cached_property
     def _page(self) -> "Page":
-        from assay.page.text import bounded
-        from assay.report.save import page_of
+        from assay.pipeline.audit_page import audit_page
 
-        return page_of(bounded(self.to_dict()))
+        return audit_page(self)
 
     def save(self, directory: str | os.PathLike[str]) -> Path:
         """Write `report.html`, `audit.json`, `circuit.safetensors` and `scores.safetensors`.
@@ -166,22 +177,15 @@ class Audit(Plotted, Record):
         check_writable(folder, make=True)
         self.circuit.save(folder / "circuit.safetensors")
         self.scores.save(folder / "scores.safetensors")
-        page: Path = save_report(folder / "report.html", self)
-        write_atomically(folder / "audit.json", self._json())
-        return page
-
-    def _json(self) -> bytes:
-        return json.dumps(self.to_dict(), indent=1, allow_nan=False).encode()
+        document = json.dumps(self.to_dict(), indent=1, allow_nan=False)
+        write_atomically(folder / "audit.json", document.encode())
+        return save_report(folder / "report.html", self)  # last: `is_saved` looks for the id in it
 
     def is_saved(self, directory: str | os.PathLike[str]) -> bool:
-        """Whether `save` has left its files in a directory, and the report and the document are still its."""
-        folder = Path(directory)
-        try:
-            page, document = ((folder / name).read_bytes() for name in ("report.html", "audit.json"))
-        except OSError:
-            return False
-        arrays = all((folder / f"{name}.safetensors").is_file() for name in ("circuit", "scores"))
-        return arrays and document == self._json() and self.id.encode() in page
+        """Whether `save` has left its files in a directory, and the report there is still its."""
+        names = ("circuit.safetensors", "scores.safetensors", "audit.json", "report.html")
+        files = [Path(directory) / name for name in names]
+        return all(map(Path.is_file, files)) and self.id.encode() in files[-1].read_bytes()
 
 
 def load_audit(store: Store, identity: str) -> Audit:
@@ -198,7 +202,7 @@ def load_audit(store: Store, identity: str) -> Audit:
     stored = store.get(identity)
     if stored.kind != "audit":
         raise InputError(f"{stored.id} is a {stored.kind}, not an audit; see `assay store ls --kind audit`")
-    return _restored(stored, graph_of(stored.payload["graph"]))
+    return _restored(stored)
 
 
 def stored_answer(request: str, location: str | Path) -> Audit | None:
@@ -216,14 +220,34 @@ def stored_answer(request: str, location: str | Path) -> Audit | None:
     return None if identity is None else load_audit(store, identity)
 
 
-def _restored(stored: StoredResult, graph: Graph) -> Audit:
-    audit = Audit.from_dict(stored.payload)
+def _restored(stored: StoredResult) -> Audit:
+    audit, graph = Audit.from_dict(stored.payload), graph_of(stored.payload["graph"])
     scores = EdgeScores(
         graph, stored.arrays["scores"], provenance=audit.provenance["scores"], details=audit.method
     )
     provenance = audit.reported["provenance"]
     circuit = Circuit(graph=graph, mask=stored.arrays["mask"].bool(), provenance=provenance)
     return replace(audit, scores=scores, circuit=circuit, cached=True)
+
+
+def _content(audit: Audit) -> Content:
+    """What is stored; an audit is found by the faithfulness of its circuit."""
+    first = audit.measurements[0]
+    about = About(
+        model=audit.model["id"],
+        task=audit.task["name"],
+        method=audit.method["key"],
+        metric=first["name"],
+        **{key: first[key] for key in ("n", "value", "status")},
+        **{key: first["interval"][key] for key in ("low", "high")},
+        seed=audit.discovery["seed"],
+        name=f"{audit.circuit.n_edges:,} edges",
+        circuit=audit.circuit.hash,
+        size=audit.circuit.n_edges,
+        ablation=audit.task["ablation"],
+    )
+    arrays = {"scores": audit.scores.values, "mask": audit.circuit.mask}
+    return Content(payload=audit.to_dict(), about=about, arrays=arrays)
 
 
 # ---- the straight line --------------------------------------------------------------------------
@@ -311,15 +335,21 @@ def audit(
         True
     """
     named_task = task if images is None else f"{IMAGES}{images}"
+    of_images = isinstance(named_task, str) and named_task.startswith(IMAGES)
     check_options(
         method=method,
-        task=None if isinstance(named_task, str) and named_task.startswith(IMAGES) else named_task,
+        task=None if of_images else named_task,
         ablation=ablation,
         objective=objective,
         metrics=metrics,
         device=device,
     )
-    check_counts(n=n, n_random=n_random, target=target, skip=skip, full=full)
+    check_least(2, n=N if n is None else n)
+    check_least(1, n_random=RANDOM if n_random is None else n_random)
+    if not 0 < target <= 1:
+        raise InputError(f"target is {target}; expected a normalised faithfulness in (0, 1], e.g. 0.9")
+    for name in skip:
+        check_name("stage to skip", name, STAGES)
     for place in (out, store):
         if place is not None and not isinstance(place, Store) and "://" not in os.fspath(place):
             check_writable(Path(place))
@@ -330,131 +360,146 @@ def audit(
         model = load_model(Path(model) if isinstance(model, os.PathLike) else model, device=device)
     if full:
         model.check_together("a full audit")
-    halves = divide(
-        model,
-        named_task,
-        n=n,
-        full=full,
-        seed=seed,
-        discover_on=discover_on,
-        measure_on=measure_on,
-        skip_bad=skip_bad,
-    )
+    apart: dict[str, Any] = {"discover_on": discover_on, "measure_on": measure_on}
+    halves = divide(model, named_task, n=n, full=full, seed=seed, skip_bad=skip_bad, **apart)
     store = store if isinstance(store, Store) or store is None else Store(store)
     progress("load", 1, 1)
 
     measured = halves.measured
-    loss, replacement = (
-        get_objective(objective or measured.objective),
-        get_ablation(ablation or measured.ablation),
+    loss = get_objective(objective or measured.objective)
+    replacement = get_ablation(ablation or measured.ablation)
+    causes = _causes(measured, replacement, full=full, skip=skip)
+    search = FINE if full else COARSE
+    settings = RunSettings(
+        model=model, objective=loss, ablation=replacement.key, batch_size=batch_size, seed=seed
     )
-    making = _Making(
-        halves=halves,
-        settings=RunSettings(
-            model=model, objective=loss, ablation=replacement.key, batch_size=batch_size, seed=seed
-        ),
-        scope=scope_of(
-            model, measured, replacement, metrics=metrics, n_random=n_random, full=full, skip=skip
-        ),
-        method=method,
-        steps=steps,
-        target=target,
-        store=store if registered(loss, replacement) else None,
-        progress=progress,
-    )
-    result = making.stage.run(making.store).value
+    record = {
+        "job": "audit",
+        "schema": SCHEMA,
+        "library": library_version(),
+        "model": model.describe(),
+        "graph": model.graph.fingerprint,
+        "discovery": halves.discovery.describe(),
+        "measured": measured.describe(),
+        "held_out": halves.held_out,
+        "method": {"key": method, "steps": steps, "quadrature": "midpoint"},
+        "objective": loss.key,
+        "ablation": replacement.key,
+        "target": target,
+        "metrics": _metric_keys(model, measured, metrics, causes),
+        "other_ablations": [key for key in OTHER_ABLATIONS if not replacement.key.startswith(key)],
+        "n_random": 0 if "random" in causes else n_random or (RANDOM_FULL if full else RANDOM),
+        "random_per_size": facts.RANDOM_PER_SIZE,
+        "scope": {
+            "larger": sorted(STAGES) if full else [],
+            "left_out": dict(sorted(causes.items())),
+            "search": [search.resolution, search.growth],
+        },
+        **RULES,
+        "seed": seed,
+    }
+    store = store if registered(loss, replacement) else None
+    run = _Run(record=record, halves=halves, settings=settings, store=store, progress=progress)
+    result = run.stage.run(store).value
     if out is not None:
         result.save(out)
     return result
 
 
+def _causes(task: Task, ablation: Ablation, *, full: bool, skip: Collection[str]) -> dict[str, str]:
+    """Stages that are not run at all, each with its key of `CAUSES`, or `default`."""
+    causes = {} if full else {"minimality": "default"}
+    if isinstance(task, ImageTask):
+        causes["calibrate"] = "images"
+    causes |= dict.fromkeys(skip, "skip")
+    if task.positions.ndim > 1:
+        causes.setdefault("calibrate", "reads")
+    if isinstance(task, PairTask) and task.alignment is not None:
+        causes = {"attack": "lengths", "calibrate": "lengths", **causes}
+    if not full and usual_replacement(ablation.key) != ablation.key:
+        causes.setdefault("calibrate", "edges")
+    return causes
+
+
+def _metric_keys(
+    model: Model, task: Task, metrics: Sequence[str] | None, causes: Mapping[str, str]
+) -> list[str]:
+    """What is measured: what a report needs first, then what was asked for or is usual."""
+    keys = [*METRICS] if metrics is None else [*HEADLINE, *(find_metric(key).key for key in metrics)]
+    if metrics is None and "minimality" not in causes and _few_heads(model):
+        keys.append("minimality")
+    return [key for key in dict.fromkeys(keys) if _labelled(task) or key not in OF_LABELS]
+
+
+def _few_heads(model: Model) -> bool:
+    return model.n_layers * model.n_heads <= MINIMALITY_HEADS
+
+
+def _labelled(task: Task) -> bool:
+    return not isinstance(task, ImageTask) or task.labels is not None
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Making:
-    """An audit that is made: `run` goes through its stages in their order.
+class _Run:
+    """An audit that is made: `compute` goes through its stages in their order.
 
     Attributes:
+        record: All that the audit is a function of.
         halves: The examples.
         settings: How circuits are run; its objective is looked up already.
-        scope: What is run.
-        method, steps, target: How the circuit is found.
         store: Where results are kept; None under an objective whose name does not identify it.
         progress: Told of each stage.
     """
 
+    record: Mapping[str, Any]
     halves: Division
     settings: RunSettings
-    scope: Scope
-    method: str
-    steps: int | str
-    target: float
     store: Store | None
     progress: Progress
 
-    @cached_property
-    def record(self) -> dict[str, Any]:
-        """All that the audit is a function of."""
-        model, objective = self.settings.model, self.settings.objective
-        assert isinstance(objective, Objective)
-        return {
-            "job": "audit",
-            "schema": SCHEMA,
-            "library": library_version(),
-            "model": model.describe(),
-            "graph": model.graph.fingerprint,
-            "discovery": self.halves.discovery.describe(),
-            "measured": self.halves.measured.describe(),
-            "held_out": self.halves.held_out,
-            "method": {"key": self.method, "steps": self.steps, "quadrature": "midpoint"},
-            "objective": objective.key,
-            "ablation": self.settings.ablation,
-            "target": self.target,
-            **self.scope.describe(),
-            **RULES,
-            "seed": self.settings.seed,
-        }
+    @property
+    def full(self) -> bool:
+        """Whether every stage takes its larger form."""
+        return bool(self.record["scope"]["larger"])
 
     @cached_property
     def stage(self) -> Stage[Audit]:
         """The whole as one result of a store."""
-        graph = self.settings.model.graph
-        return Stage(
-            kind="audit",
-            record=self.record,
-            compute=self.run,
-            write=_content,
-            read=lambda stored: _restored(stored, graph),
-        )
+        return Stage(kind="audit", record=self.record, compute=self.compute, write=_content, read=_restored)
 
-    def run(self) -> Audit:
+    def compute(self) -> Audit:
         """Find the circuit, then everything that is asked of it."""
-        began = time.perf_counter()
-        how: dict[str, Any] = {"method": self.method, "steps": self.steps, "target": self.target}
-        sized = discover_circuit(
-            self.halves,
-            self.settings,
-            **how,
-            search=self.scope.search,
-            store=self.store,
-            progress=self.progress,
-        )
+        began, record = time.perf_counter(), self.record
+        causes = record["scope"]["left_out"]
+        how: dict[str, Any] = {"method": record["method"]["key"], "steps": record["method"]["steps"]}
+        how |= {"target": record["target"], "search": FINE if self.full else COARSE}
+        how |= {"store": self.store, "progress": self.progress}
+        sized = discover_circuit(self.halves, self.settings, **how)
         runs = cast(CircuitRuns, sized.runs)  # on the other half; everything below reads them
-        curve = self.curve(sized, runs)
-        records = self.measurements(runs)
-        if curve is not None and curve["random"] is None:
-            curve["random"] = random_of_curve(records["faithfulness-norm"], sized)
+        measured = self.measurements(runs)
+        curve = None
+        if "curve" not in causes:
+            self.progress("faithfulness curve", 0, 1)
+            curve = facts.curve_facts(sized, runs, measured[0], target=record["target"], full=self.full)
+            self.progress("faithfulness curve", 1, 1)
         document = {
+            "kind": "audit",
             "schema": SCHEMA,
             "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            **facts_of(self.halves, self.settings, sized, runs, records, **how),
+            "model": runs.model.describe() | {key: getattr(runs.model, key) for key in SHAPE},
+            "task": facts.task_facts(runs),
+            **self.found(sized, measured[0]),
+            **facts.drawing_facts(sized, runs),
             "curve": curve,
-            "worst_case": self.worst_case(runs),
-            "calibration": self.calibration(runs),
+            "measurements": measured,
             "other_ablations": self.under_other_ablations(runs),
-            "left_out": self.scope.left_out,
+            "worst_case": None if "attack" in causes else self.worst_case(runs),
+            "calibration": None if "calibrate" in causes else self.calibration(runs),
+            "left_out": self.left_out(runs),
             "provenance": {
                 "id": self.stage.id,
                 "library": f"assay {library_version()}",
-                "record": self.record,
+                "record": record,
                 "scores": dict(sized.scores.provenance),
                 MACHINE: {
                     "device": str(runs.model.device),
@@ -466,99 +511,95 @@ class _Making:
         }
         return replace(Audit.from_dict(plain(document)), scores=sized.scores, circuit=sized.circuit)
 
-    def curve(self, sized: SizedCircuit, runs: CircuitRuns) -> dict[str, Any] | None:
-        """Faithfulness by size: the published sizes; in full random circuits and a finer grid, too."""
-        if "curve" in self.scope.causes:
-            return None
-        self.progress("faithfulness curve", 0, 1)
-        of, full = (sized.scores, runs.model, runs.task), self.scope.full
-        curve = faithfulness_curve(*of, runs=runs, random_circuits=RANDOM_PER_SIZE if full else 0)
-        shares = drawn_fractions(runs.model.graph.n_edges, sized.size, finer=full)
-        drawn = faithfulness_curve(*of, runs=runs, fractions=shares)
-        self.progress("faithfulness curve", 1, 1)
-        return curve_facts(curve, drawn)
+    def found(self, sized: SizedCircuit, faithfulness: Mapping[str, Any]) -> dict[str, Any]:
+        """The circuit, its graph and how its edges were scored."""
+        circuit, scores, graph = sized.circuit, sized.scores, sized.scores.graph
+        how, discovery = self.record["method"], self.halves.discovery
+        steps = scores.details.get("steps", how["steps"]) if get_method(how["key"]).integrates else None
+        sums = scores.values.double().sum(1)
+        return {
+            "discovery": {
+                "n": discovery.n,
+                "seed": self.settings.seed,
+                "data_hash": discovery.data_hash,
+                "held_out": self.halves.held_out,
+            },
+            "graph": {**graph.describe(), "n_edges": graph.n_edges, "fingerprint": graph.fingerprint},
+            "method": {**scores.details, **how, "steps": steps},
+            "circuit": {
+                "id": circuit.hash,
+                "size": sized.size,
+                "n_edges": circuit.n_edges,
+                "nodes": circuit.nodes(),
+                "target": self.record["target"],
+                "faithfulness": {"value": faithfulness["value"], **faithfulness["interval"]},
+                "discovery_faithfulness": sized.faithfulness,
+                "confirmed": sized.confirmed,
+                "sweep": list(sized.sweep),
+                "provenance": dict(circuit.provenance),
+            },
+            "per_head": [
+                [float(sums[graph.head_source(layer, head)]) for head in range(graph.n_heads)]
+                for layer in range(graph.n_layers)
+            ],
+        }
 
-    def measurements(self, runs: CircuitRuns) -> dict[str, dict[str, Any]]:
-        """Record of each metric."""
-        records = {}
-        for place, key in enumerate(self.scope.metrics):
-            self.progress("measure", place, len(self.scope.metrics))
-            circuits = self.scope.n_random if key in BASELINED else 0
-            records[key] = measure_stored(runs, key, random_circuits=circuits, store=self.store)
-        self.progress("measure", len(records), len(records))
+    def measurements(self, runs: CircuitRuns) -> list[dict[str, Any]]:
+        """Record of each metric; the first is the normalised faithfulness."""
+        records, keys = [], self.record["metrics"]
+        for place, key in enumerate(keys):
+            self.progress("measure", place, len(keys))
+            circuits = self.record["n_random"] if key in BASELINED else 0
+            records.append(measure_stored(runs, key, random_circuits=circuits, store=self.store))
+        self.progress("measure", len(keys), len(keys))
         return records
 
     def under_other_ablations(self, runs: CircuitRuns) -> list[dict[str, Any]]:
         """Records of the normalised faithfulness with other values on the cut edges."""
+        first = HEADLINE[0]
         return [
-            {
-                **measure_stored(runs.under(key), HEADLINE[0], random_circuits=0, store=self.store),
-                "name": f"{HEADLINE[0]}, {key} ablation",
-            }
-            for key in self.scope.other_ablations
+            {**measure_stored(runs.under(key), first, store=self.store), "name": f"{first}, {key} ablation"}
+            for key in self.record["other_ablations"]
             if runs.counted.any()  # else there is no number to stand beside
         ]
 
     def worst_case(self, runs: CircuitRuns) -> dict[str, Any] | None:
         """The circuit on fresh prompts, on pairs of images, or on what was measured."""
-        if "attack" in self.scope.causes or runs.ablation_object.draws > 1:
-            return None
         task = runs.task
+        if runs.ablation_object.draws > 1:
+            return None
         self.progress("attack", 0, 1)
-        if self.scope.full:
+        if self.full:
             if isinstance(task, ImageRows):
                 task = task.subset(range(min(task.n, USUAL_SIDE)))
-            worst = worst_case_stored(
-                *(runs.circuit, runs.model, task, *usual_sizes(task, runs.ablation)),
-                ablation=runs.ablation,
-                seed=runs.seed,
-                store=self.store,
-                progress=self.progress,
-            ).value
+            usual = usual_sizes(task, runs.ablation)
+            sample = pairs_of(task, *usual, ablation=runs.ablation, seed=runs.seed)
+            stage = worst_case_stage(runs.circuit, runs.model, sample, progress=self.progress)
+            worst = stage.run(self.store).value
         else:
             worst = worst_measured(runs, store=self.store)
             self.progress("attack", 1, 1)
         document = worst.to_dict()
         document["fields"]["heatmaps"] = []  # so few inputs leave nothing to see in their cells
-        # Time and machine are facts of the audit.
-        document["provenance"] = _without(document["provenance"], MACHINE)
-        return _without(document, "seconds")
+        return document
 
-    def calibration(self, runs: CircuitRuns) -> dict[str, Any] | None:
+    def calibration(self, runs: CircuitRuns) -> dict[str, Any]:
         """The gates on what the audit measured, under its own objective and ablation."""
-        if "calibrate" in self.scope.causes or not isinstance(runs.task, PairTask):
-            return None
+        assert isinstance(runs.task, PairTask)  # images have a cause
         kept: dict[str, Any] = {"store": self.store, "progress": self.progress}
-        if self.scope.full:
-            judged = calibrate_measured(runs.circuit, runs.task, self.settings, **kept)
-        else:
-            judged = calibrate_runs(runs, **kept)
-        document = judged.document
-        # What was run now and what a store already held, and how long it took, are not part of the result.
-        table = _without(document["table"], "passes", "columns")
-        gates = [_without(gate, "seconds") for gate in document["gates"]]
-        return _without(document, "seconds") | {"gates": gates, "table": table}
+        if self.full:
+            return calibrate_measured(runs.circuit, runs.task, self.settings, **kept).document
+        return calibrate_runs(runs, **kept).document
 
-
-def _without(document: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    return {key: value for key, value in document.items() if key not in names}
-
-
-def _content(audit: Audit) -> Content:
-    """What is stored; an audit is found by the faithfulness of its circuit."""
-    record = next(each for each in audit.measurements if each["name"] == "faithfulness-norm")
-    about = About(
-        model=audit.model["id"],
-        task=audit.task["name"],
-        method=audit.method["key"],
-        metric="faithfulness-norm",
-        **{key: record[key] for key in ("n", "value", "status")},
-        **{key: record["interval"][key] for key in ("low", "high")},
-        seed=audit.discovery["seed"],
-        name=f"{audit.circuit.n_edges:,} edges",
-        circuit=audit.circuit.hash,
-        size=audit.circuit.n_edges,
-        ablation=audit.task["ablation"],
-    )
-    arrays = {"scores": audit.scores.values, "mask": audit.circuit.mask}
-    return Content(payload=audit.to_dict(), about=about, arrays=arrays)
+    def left_out(self, runs: CircuitRuns) -> dict[str, str]:
+        """What is not run, and why."""
+        causes = dict(self.record["scope"]["left_out"])
+        if runs.ablation_object.draws > 1:
+            causes["attack"] = "draws"
+        if self.full and not _few_heads(runs.model) and "minimality" not in self.record["metrics"]:
+            causes.setdefault("minimality", "heads")
+        if not _labelled(runs.task):
+            causes |= dict.fromkeys(OF_LABELS, "labels")
+        if not self.full:
+            causes["full"] = "full"
+        return {stage: CAUSES[cause] for stage, cause in causes.items() if cause != "default"}

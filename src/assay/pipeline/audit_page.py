@@ -1,15 +1,21 @@
 """The page of an audit: its finding, the circuit, its curve, where it lives, every number."""
 
 import difflib
+import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from assay.core.errors import InputError
+from assay.core.verdict import FEW_PROMPTS
 from assay.metrics.page import LEGEND, OPEN, measurement_rows, measurement_table, with_parts
-from assay.metrics.plots import plot_curve
+from assay.metrics.plots import CurveData, plot_curve
 from assay.page import text as words
 from assay.page.blocks import (
+    Block,
     Column,
     Details,
     Facts,
@@ -19,40 +25,42 @@ from assay.page.blocks import (
     Page,
     Section,
     Table,
+    columns,
     folded_record,
 )
 from assay.page.form import PAGES, PageForm
-from assay.page.graph import circuit_view, edges_table, shared_kv, signed
-from assay.page.matrix import matrix_table, plot_matrix
+from assay.page.graph import circuit_view, edges_table, graph_of, shared_kv, signed
+from assay.page.matrix import Matrix, matrix_table, plot_matrix
 from assay.page.text import (
-    EDGES_LIMIT,
     NARROW,
     Span,
     Text,
     code,
-    cut_text,
     italic,
     listed,
-    model_text,
     number,
     percent,
     plain_text,
     quiet,
-    task_text,
+    rounded,
 )
 from assay.pipeline.audit import SCHEMA, Audit
-from assay.pipeline.audit_plots import agreement_data, curve_data, head_data, layer_data, plot_agreement
-from assay.pipeline.audit_words import caveats, inputs, strongest_heads, verdict
 
 
-LISTED_WORDS = 6
-EXAMPLES = 12  # prompts shown
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 PROMPT_LIMIT = 600  # characters of a prompt: what differs is found word by word
-REPLACEMENTS = {
-    "resample": "on the corrupted prompt",
-    "zero": "if its source were silent",
-    "mean": "on average over the prompts",
-    "mean-positional": "on average over the prompts at that position",
+LISTED_ANSWERS = 6  # of a prompt that are named
+UNSOLVED = {"task_not_solved", "unstable_denominator"}
+STRONGEST = 5  # heads that a sentence names
+MOST_APART = 0.20  # of faithfulness under two ablations, from which a sentence names the ablations
+# Rows of the table by their metrics, with what they are called; the judged list lengths of top-K follow.
+MAIN = {
+    "faithfulness": "faithfulness",
+    "faithfulness-norm": "normalised faithfulness",
+    "completeness": "completeness",
+    "kl": "KL divergence",
 }
 Document = Mapping[str, Any]
 
@@ -63,282 +71,271 @@ def audit_page(audit: Audit) -> Page:
     Args:
         audit: What `assay.audit` made.
     """
-    task, circuit, discovery = audit.task, audit.reported, audit.discovery
-    apart = " that were not used to rank its edges" if discovery["held_out"] else ""
+    task = audit.task
+    apart = " that were not used to rank its edges" if audit.discovery["held_out"] else ""
+    sections: dict[str, Sequence[Block]] = {
+        "The task": [_task(audit)],
+        "The circuit": [_circuit(audit)],
+        "How much of the behaviour it keeps": [] if audit.curve is None else [_curve(audit, audit.curve)],
+        "Where it lives": [_heads(audit)],
+        "Every number": [_numbers(audit)],
+        "What was not run": [Facts(facts=[*audit.left_out.items()])] if audit.left_out else [],
+        "How it was made": [Note(text=_method(audit))],
+    }
     return Page(
         kind="circuit audit",
-        title=audit.title,
+        title=f"A circuit for {task['name']} in {audit.model['id']}",
         verdict=verdict(audit),
         caveats=caveats(audit),
         lede=(
-            f"Every edge outside the circuit was ablated ({circuit.get('ablation', task['ablation'])}) "
-            f"and the "
-            f"model run on n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{number(task['n'])} {inputs(audit)} of ",
+            f"Every edge outside the circuit was ablated ({task['ablation']}) and the model run on "
+            f"n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{number(task['n'])} {task['inputs']} of ",
             italic(task["name"]),
             f"{apart}. Brackets hold 95{NARROW}% intervals.",
         ),
-        sections=[
-            Section(title="The task", blocks=[_task(audit)]),
-            Section(title="The circuit", blocks=[_circuit(audit)]),
-            Section(
-                title="How much of the behaviour it keeps",
-                blocks=[
-                    make(audit, part)
-                    for make, part in ((_curve, audit.curve), (_agreement, audit.topk))
-                    if part is not None
-                ],
-            ),
-            Section(
-                title="Where it lives",
-                blocks=[Section(blocks=[_heads(audit), _layers(audit)], style="pair")],
-            ),
-            Section(title="Every number", blocks=[_numbers(audit)]),
-            *_not_run(audit),
-            Section(title="How it was made", blocks=[_method(audit)]),
-        ],
-        facts=list(_facts(audit)),
+        sections=[Section(title=title, blocks=blocks) for title, blocks in sections.items() if blocks],
+        facts=_facts(audit),
         records=[folded_record("The record behind the result’s id", audit.provenance.get("record", {}))],
     )
 
 
-# ------------------------------------------------------------------------------------------------ the task
+# ---- the finding ---------------------------------------------------------------------------------
+
+
+def solved(audit: Audit) -> bool:
+    """Whether the model shows a behaviour on the measured prompts that a circuit could keep."""
+    first = audit.measurements[0]
+    return first["value"] is not None and not {*first["warnings"]} & UNSOLVED
+
+
+def verdict(audit: Audit) -> str:
+    """The finding of an audit in one sentence."""
+    circuit, task, n_edges = audit.reported, audit.task, audit.graph["n_edges"]
+    first, *others = audit.measurements
+    if first["n"] == 0 and first["reason"] == FEW_PROMPTS:
+        return (
+            f"Every pair of {task['name']} equals its counterpart, so nothing is ablated and faithfulness is "
+            "undefined."
+        )
+    if not solved(audit):
+        accuracy = task["accuracy"]
+        right = "" if accuracy is None else f" (right on {percent(accuracy)} of the {task['inputs']})"
+        return f"{audit.model['id']} does not solve {task['name']}{right}, so faithfulness is undefined."
+    sentence = (
+        f"{number(circuit['n_edges'])} of {number(n_edges)} edges ({percent(circuit['n_edges'] / n_edges)}) "
+        f"reach a normalised faithfulness of {_estimate(first)} (0: empty circuit, 1: model)"
+    )
+    for plain in (each for each in others if each["name"] == "faithfulness" and each["value"] is not None):
+        if rounded(plain["value"]) != rounded(first["value"]):
+            sentence += f" and a plain faithfulness of {_estimate(plain)} (share of the model’s margin)"
+    random = first["baseline"].get("random") or {}
+    if random.get("value") is not None:
+        sentence += f"; random circuits of that size reach {rounded(random['value'])} normalised"
+    if circuit["n_edges"] >= n_edges:
+        sentence = f"No circuit smaller than the model reaches {number(circuit['target'])}: {sentence}"
+    return f"{sentence}."
+
+
+def _estimate(record: Document) -> str:
+    """A number with its interval, two decimals."""
+    ends = record["interval"] or {}
+    return f"{rounded(record['value'])} {words.interval(ends.get('low'), ends.get('high'))}".strip()
+
+
+def caveats(audit: Audit) -> list[str]:
+    """What a reader must know before trusting the verdict; empty when there is nothing."""
+    notes, kind = [f"{text}." for text in audit.task["notes"]], audit.task["inputs"]
+    first, target = audit.measurements[0], audit.reported["target"]
+    value, low, high = first["value"], *((first["interval"] or {}).get(end) for end in ("low", "high"))
+    if not solved(audit):
+        notes.append(
+            f"Faithfulness ({number(value)}) divides by the model’s gain over its corrupted run, which "
+            "cannot be distinguished from zero here. The figures below describe the model’s arithmetic, not "
+            "a behaviour."
+        )
+    elif value < target:
+        inside = low is not None and high is not None and low <= target <= high
+        notes.append(
+            f"The size was chosen to reach {number(target)} on the discovery {kind}; on the {kind} measured "
+            f"here the circuit’s normalised faithfulness is {number(value)}"
+            f"{', with the target inside the interval.' if inside else '.'}"
+        )
+    others = [each for each in audit.other_ablations if each["value"] is not None]
+    if solved(audit) and any(abs(each["value"] - value) > MOST_APART for each in others):
+        apart = listed(
+            [f"{rounded(each['value'])} under {each['provenance']['ablation']}" for each in others]
+        )
+        notes.append(
+            f"Normalised faithfulness is {rounded(value)} under {audit.task['ablation']} ablation, but "
+            f"{apart}: name the ablation with the number."
+        )
+    failing = [each for each in _main_rows(audit) if each["verdict"]["status"] == "fail"]
+    if solved(audit) and failing:
+        names = listed([f"{each['name']} ({rounded(each['value'])})" for each in failing])
+        end = "fails its limit" if len(failing) == 1 else "fail their limits"
+        notes.append(f"Not everything is kept: {names} {end}.")
+    if not audit.discovery["held_out"]:
+        notes.append(
+            f"Discovery and measurement used the same {kind}, so the numbers are optimistic and every "
+            f"verdict is at most inconclusive. Give 40 or more distinct {kind}; half of them are then held "
+            f"out{', or other prompts with --measure-on FILE' if kind == 'prompts' else ''}."
+        )
+    gap, routing = audit.method.get("completeness_gap"), audit.method.get("routing")
+    nodes = audit.model.get("experts") == "nodes"
+    if routing is not None:
+        meaning = "Each expert is a node: in every run, tokens go to the experts of the clean input."
+        if not nodes:
+            meaning = (
+                "Gradients do not see that, so more integration steps do not close the completeness gap."
+            )
+        notes.append(
+            f"{routing['changed']:,} of {routing['choices']:,} choices of experts (one per token and block) "
+            f"differ between clean and corrupted input. {meaning}"
+        )
+    if gap is not None and gap > 0.05 and (routing is None or nodes):
+        notes.append(
+            f"The completeness gap of the attribution is {percent(gap)}: more integration steps would change "
+            "the scores."
+        )
+    return notes
+
+
+# ---- the sections --------------------------------------------------------------------------------
 
 
 def _task(audit: Audit) -> Interactive | Note:
     """Prompts side by side, and what the model does with them; of images the latter alone."""
-    task = audit.task
-    if not task.get("examples"):
-        return Note(text=_behaviour(audit))
-    examples = [_example(example) for example in task.get("examples", [])[:EXAMPLES]]
-    return Interactive(
-        template="prompts.html",
-        values={"examples": examples, "aside": _behaviour(audit)},
-        blocks=[Note(text=_behaviour(audit))],
-    )
-
-
-def _behaviour(audit: Audit) -> Text:
-    task, kind, right = audit.task, inputs(audit), ""
+    task, right = audit.task, ""
+    kind = task["inputs"]
     if task["accuracy"] is not None:
-        margin = task["mean_margin"]
-        ending = "" if margin is None else f", with a mean margin of {number(margin)}"
-        right = f"The model prefers the right answer on {percent(task['accuracy'])} of the {kind}{ending}. "
-    ablation = REPLACEMENTS.get(task["ablation"], f"under {task['ablation']}").replace("prompt", kind[:-1])
-    return (
-        f"{right}Objective: ",
-        italic(task["objective"]),
-        f". An ablated edge carries its value {ablation}.{BEGINNINGS[task.get('bos')]}",
-    )
+        right = (
+            f"The model prefers the right answer on {percent(task['accuracy'])} of the {kind}, with a mean "
+            f"margin of {number(task['mean_margin'])}. "
+        )
+    lacking = " Prompts lack the BOS token that the tokenizer adds." if task.get("bos") is False else ""
+    aside: Text = (f"{right}Objective: ", italic(task["objective"]), f".{lacking}")
+    if not task["examples"]:
+        return Note(text=aside)
+    values = {"examples": [_example(each) for each in task["examples"]], "aside": aside}
+    return Interactive(template="prompts.html", values=values, blocks=[Note(text=aside)])
 
 
-BEGINNINGS = {
-    None: "",
-    True: " Prompts begin with the tokenizer's beginning-of-sequence token (BOS).",
-    False: " Prompts do not begin with the beginning-of-sequence token (BOS) that the tokenizer adds.",
-}
+def _example(example: Document) -> Document:
+    """A pair of prompts with what differs marked, and its answers, of many the first and the last."""
+    clean, corrupted = (words.cut_text(example[side], PROMPT_LIMIT) for side in ("clean", "corrupted"))
+    sides = {"clean": _marked(clean, corrupted), "corrupted": _marked(corrupted, clean)}
+    answers: dict[str, list[str]] = {}
+    for name in ("answers", "wrong"):
+        texts = [*map(str, example.get(name) or ())]
+        if len(texts) > LISTED_ANSWERS:
+            texts = [*texts[:3], "\N{HORIZONTAL ELLIPSIS}", texts[-1], f"({len(texts)} in all)"]
+        answers[name] = texts
+    return {**example, **sides, **answers}
 
 
-def _example(example: Document) -> dict[str, Any]:
-    clean, corrupted = (cut_text(str(example[side]), PROMPT_LIMIT) for side in ("clean", "corrupted"))
-    return {
-        "clean": _changed_words(clean, corrupted),
-        "corrupted": _changed_words(corrupted, clean),
-        "answers": _shortened(example.get("answers", [])),
-        "wrong": _shortened(example.get("wrong", [])),
-        "margin": example.get("margin"),
-    }
-
-
-def _shortened(answers: Sequence[object]) -> list[str]:
-    """Words as they are, or the first and the last few of many."""
-    listed = [str(word) for word in answers]
-    if len(listed) <= LISTED_WORDS:
-        return listed
-    return [*listed[:3], "\N{HORIZONTAL ELLIPSIS}", listed[-1], f"({len(listed)} in all)"]
-
-
-def _changed_words(text: str, other: str) -> Text:
-    """The text, with what differs from the other prompt marked."""
-    pieces, others = re.findall(r"\s+|\w+|[^\w\s]", text), re.findall(r"\s+|\w+|[^\w\s]", other)
-    matcher = difflib.SequenceMatcher(None, pieces, others, autojunk=False)
+def _marked(text: str, other: str) -> Text:
+    """The text, with the words marked that the other does not have there."""
+    pieces, others = (re.findall(r"\s+|\w+|[^\w\s]", each) for each in (text, other))
     parts: list[Text] = []
-    for tag, start, stop, _, _ in matcher.get_opcodes():
-        if stop > start:
-            part = "".join(pieces[start:stop])
-            parts.append(part if tag == "equal" else Span(part, "mark"))
+    for tag, start, stop, _, _ in difflib.SequenceMatcher(None, pieces, others, autojunk=False).get_opcodes():
+        part = "".join(pieces[start:stop])
+        parts.append(part if tag == "equal" else Span(part, "mark"))
     return parts
 
 
-# ------------------------------------------------------------------------------------------------ pictures
-
-
 def _circuit(audit: Audit) -> Interactive:
-    edges = audit.edges[:EDGES_LIMIT]
-    caption = _circuit_caption(audit, len(edges), shared_kv(audit.graph))
-    excerpt = audit.excerpt
-    drawn: Sequence[Document] = edges
+    circuit, task, method, excerpt = audit.reported, audit.task, audit.method, audit.excerpt
+    edges: list[dict[str, Any]] = [*map(dict, audit.edges[: words.EDGES_LIMIT])]
+    size, n_edges, curve = circuit["size"], circuit["n_edges"], audit.curve
+    unconnected = " less those on no path from input to logits" if size > n_edges else ""
+    caption = (
+        f"The circuit: {number(n_edges)} of {number(audit.graph['n_edges'])} edges, the strongest "
+        f"{number(size)}{unconnected}. Scores are {method['key']} attributions ({task['objective']}, "
+        f"{task['ablation']} ablation), means over n = {number(audit.discovery['n'])} discovery "
+        f"{task['inputs']}."
+    )
+    drawn: Document | None = None if curve is None else {"n_edges": curve.n_edges, "values": curve.values}
     if excerpt is not None:
-        drawn = [{**edge, "kept": "shown" in edge} for edge in edges]
+        edges = [{**edge, "kept": "shown" in edge} for edge in edges]
+        known = {} if curve is None else dict(zip(curve.n_edges, curve.values, strict=True))
+        known[excerpt["size"]] = excerpt["faithfulness"]["value"]
+        drawn = {"n_edges": sorted(known), "values": [known[size] for size in sorted(known)]}
+        kept = words.estimate(*(excerpt["faithfulness"][key] for key in ("value", "low", "high")))
+        caption += (
+            f" The drawing opens on the {number(excerpt['n_edges'])} strongest edges that are connected. "
+            f"They carry {percent(excerpt['attribution'])} of the circuit’s attribution (sum of |score|); "
+            f"alone they reach a normalised faithfulness of {' '.join(kept).strip()}."
+        )
+    if (shared := shared_kv(audit.graph)) > 1:
+        caption += f" Keys and values are shared by {shared} heads and drawn at the first of them."
+    if size > len(edges):
+        caption += f" At most the strongest {number(len(edges))} edges are drawn."
     return circuit_view(
         audit.graph,
-        drawn,
-        size=(excerpt or audit.reported)["size"],
-        caption=caption,
-        curve=_with_excerpt(audit.curve, excerpt) if excerpt else audit.curve,
-        blocks=[Note(text=_excerpt_words(excerpt)), _readers(edges)] if excerpt else (),
+        edges,
+        size=(excerpt or circuit)["size"],
+        caption=(caption, Span(" Hover a node or an edge to see what it reads and writes.", "script-only")),
+        curve=drawn,
+        blocks=[Note(text=caption)],
         more=[edges_table(edges)],
     )
 
 
-def _with_excerpt(curve: Document | None, excerpt: Document) -> dict[str, Any]:
-    """Faithfulness by size, with that of the edges on which the drawing opens."""
-    known = {} if curve is None else dict(zip(curve["n_edges"], curve["values"], strict=True))
-    known[excerpt["size"]] = excerpt["faithfulness"]["value"]
-    return {"n_edges": sorted(known), "values": [known[size] for size in sorted(known)]}
+def plot_audit(audit: Audit, ax: "Axes | None" = None) -> "Axes":
+    """Draw the faithfulness curve of an audit, with its circuit on it."""
+    if audit.curve is None:
+        raise InputError("this audit was made without the curve; run it again without --skip curve")
+    return plot_curve(audit.curve, ax)
 
 
-def _excerpt_words(excerpt: Document) -> str:
-    """What share of a circuit the drawing opens on, and what that keeps alone."""
-    found = words.estimate(*(excerpt["faithfulness"][key] for key in ("value", "low", "high")))
-    return (
-        f"The drawing opens on the {number(excerpt['n_edges'])} strongest edges that are connected. They "
-        f"carry {percent(excerpt['attribution'])} of the circuit’s attribution (sum of |score|); alone they "
-        f"reach a normalised faithfulness of {' '.join(found).strip()}."
-    )
-
-
-def _readers(edges: Sequence[Document]) -> Facts:
-    """The edges on which the drawing opens, by the input that they enter, the strongest first."""
-    read: dict[str, list[str]] = {}
-    for edge in edges:
-        if "shown" in edge:
-            source = f"{edge['source']} ({plain_text(signed(edge['score']))})"
-            read.setdefault(edge["target"], []).append(source)
-    return Facts(facts=[(target, f"reads {listed(sources)}") for target, sources in read.items()])
-
-
-def _circuit_caption(audit: Audit, n_drawn: int, shared_kv: int) -> Text:
-    circuit, method = audit.reported, audit.method
-    size, n_edges, n_listed = circuit["size"], circuit["n_edges"], len(audit.edges)
-    unconnected = " less those on no path from input to logits" if size > n_edges else ""
-    parts: list[Text] = [
-        f"The circuit: {number(n_edges)} of {number(audit.graph['n_edges'])} edges, the strongest "
-        f"{number(size)}{unconnected}. Scores are {method['key']} attributions ({method['objective']}, "
-        f"{method['ablation']} ablation), means over n = {number(audit.discovery['n'])} discovery "
-        f"{inputs(audit)}."
-    ]
-    if audit.excerpt is not None:
-        parts.append(f" {_excerpt_words(audit.excerpt)}")
-    if shared_kv > 1:
-        parts += [
-            f" Keys and values are shared by {shared_kv} heads and drawn at the first of them; ",
-            code("kv0"),
-            f" is read by heads 0 to {shared_kv - 1}.",
-        ]
-    if n_listed > n_drawn:
-        parts += [
-            f" The strongest {number(n_drawn)} of {number(n_listed)} edges listed in the result are drawn; ",
-            code(f"assay show {audit.provenance['id']} --json"),
-            " prints all of them.",
-        ]
-    elif size > n_drawn:
-        upto = "The slider goes up to the" if audit.excerpt is not None else "Only the"
-        ending = "." if audit.excerpt is not None else " are drawn."
-        parts.append(f" {upto} strongest {number(n_drawn)} edges{ending}")
-    hint = (
-        " Hover a node or an edge to see what it reads and writes; click it to keep it picked. The "
-        "controls change the size of the circuit and what of it is shown."
-    )
-    return [*parts, Span(hint, "script-only")]
-
-
-def _curve(audit: Audit, facts: Document) -> Figure:
-    curve = curve_data(audit)
-    caption = (
-        "Normalised faithfulness of the strongest edges, pruned to connected circuits, by size "
-        f"(n = {number(curve.n)} {inputs(audit)}; band: 95{NARROW}% interval)."
-    )
+def _curve(audit: Audit, curve: CurveData) -> Figure:
+    kind, random = audit.task["inputs"], ""
     if curve.random_fractions:
-        n_circuits = facts["random"]["n_circuits"]
         mark, sizes = ("Dashed", "each") if len(curve.random_fractions) > 1 else ("Square", "the chosen")
-        caption += f" {mark}: {n_circuits} random circuits of {sizes} size, mean and range."
-    if facts["cpr"] is not None:
-        caption += (
-            f" With edges ranked by {facts.get('ranking', '|score|')}, the area under the curve "
-            f"(CPR) is {number(facts['cpr'])} and its mean distance from 1 (CMD) "
-            f"{number(facts['cmd'])}."
-        )
-    random = dict(zip(curve.random_fractions, curve.random_values, strict=True))
-    columns = ["edges", "share", "normalised faithfulness", "interval", *(["random"] if random else [])]
+        random = f" {mark}: {curve.n_random} random circuits of {sizes} size, mean and range."
+    lines = (curve.n_edges, curve.fractions, curve.values, curve.low, curve.high)
     rows = [
-        [
-            number(size),
-            percent(share),
-            number(value),
-            words.interval(low, high),
-            *(["" if share not in random else number(random[share])] if random else []),
-        ]
-        for size, share, value, low, high in zip(
-            curve.n_edges, curve.fractions, curve.values, curve.low, curve.high, strict=True
-        )
+        [number(size), percent(share), *words.estimate(value, low, high)]
+        for size, share, value, low, high in zip(*lines, strict=True)
     ]
+    heads = [*columns("edges", "share", "normalised faithfulness", numeric=True), Column(name="interval")]
     return Figure(
-        draw=partial(plot_curve, curve),
-        label=f"Faithfulness by circuit size on {curve.n} {inputs(audit)}; the numbers are in the table.",
-        caption=caption,
-        more=[_numbers_table(columns, rows)],
+        draw=partial(plot_audit, audit),
+        label=f"Faithfulness by circuit size on {curve.n} {kind}; the numbers are in the table.",
+        caption=(
+            "Normalised faithfulness of the strongest edges by |score|, pruned to connected circuits, by "
+            f"size (n = {number(curve.n)} {kind}; band: 95{NARROW}% interval).{random} The area under the "
+            f"curve (CPR) is {number(curve.cpr)} and its mean distance from 1 (CMD) {number(curve.cmd)}."
+        ),
+        more=[Details(summary="Numbers", blocks=[Table(columns=heads, rows=rows, named=False)])],
         beside=True,
         name="curve",
     )
 
 
-def _numbers_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Details:
-    """The numbers of a picture, all flush right but the intervals."""
-    return Details(
-        summary="Numbers",
-        blocks=[
-            Table(
-                columns=[Column(name=name, numeric=name != "interval") for name in columns],
-                rows=rows,
-                named=False,
-            )
-        ],
-    )
-
-
-def _agreement(audit: Audit, topk: Document) -> Figure:
-    agreement, kind = agreement_data(audit), inputs(audit)
-    caption = (
-        f"Top-K agreement on n = {number(agreement.n)} {kind}, with 95{NARROW}% intervals; squares: random "
-        "circuits of equal size; ticks: chance."
-    )
-    if topk["label_top1_full"] is not None:
-        caption += (
-            f" The right answer is ranked first by the model on {percent(topk['label_top1_full'])} of "
-            f"{inputs(audit)}, "
-            f"by the circuit on {percent(topk['label_top1_circuit'])}."
-        )
-    if topk["patterns"]:
-        caption += f" Reading: {', '.join(key.replace('_', ' ') for key in topk['patterns'])}."
-    rows = [
-        [
-            str(k),
-            number(agreement.values[place]),
-            words.interval(agreement.low[place], agreement.high[place]),
-            number(agreement.random[place]),
-            number(agreement.chance[place]),
-            number(agreement.tau[place]),
-        ]
-        for place, k in enumerate(agreement.k)
+def strongest_heads(audit: Audit) -> str:
+    """The heads of the circuit with the largest attribution."""
+    inside = {*audit.reported["nodes"]}
+    heads = [
+        (abs(value), f"a{layer}.h{head} ({plain_text(signed(value))})")
+        for layer, row in enumerate(audit.per_head)
+        for head, value in enumerate(row)
+        if f"a{layer}.h{head}" in inside and math.isfinite(value)
     ]
-    return Figure(
-        draw=partial(plot_agreement, agreement),
-        label=f"Top-K agreement of circuit and model on {agreement.n} {kind}; the numbers are in the table.",
-        caption=caption,
-        more=[_numbers_table(["K", "agreement", "interval", "random", "chance", "rank agreement τ"], rows)],
-        beside=True,
-        name="agreement",
+    if not heads:
+        return "The circuit contains no head."
+    names = [name for _, name in sorted(heads, key=lambda each: -each[0])[:STRONGEST]]
+    return f"Strongest heads of the circuit, by summed outgoing attribution: {listed(names)}."
+
+
+def head_data(audit: Audit) -> Matrix:
+    """Summed score of each head's outgoing edges: rows are heads, columns layers in forward order."""
+    values = np.array(audit.per_head, dtype=float).T
+    rows, names = (
+        tuple(f"{name} {place}" for place in range(n))
+        for name, n in zip(("head", "layer"), values.shape, strict=True)
     )
+    return Matrix(rows=rows, columns=names, values=values, row_title="head", column_title="layer")
 
 
 def _heads(audit: Audit) -> Figure:
@@ -347,52 +344,39 @@ def _heads(audit: Audit) -> Figure:
         draw=partial(plot_matrix, heads),
         label="Attribution of each head, signed; the numbers are in the table.",
         blocks=[Note(text=strongest_heads(audit))],
-        caption=f"Each head’s summed outgoing attribution over n = {number(audit.discovery['n'])} "
-        f"{inputs(audit)}, in units of the objective: the first-order effect of ablating the head. Blue "
-        "supports, vermilion opposes.",
+        caption=(
+            f"Each head’s summed outgoing attribution over n = {number(audit.discovery['n'])} "
+            f"{audit.task['inputs']}, in units of the objective: the first-order effect of ablating it. Blue "
+            "supports, vermilion opposes."
+        ),
         more=[Details(summary="Numbers", blocks=[matrix_table(heads)])],
         name="heads",
     )
 
 
-def _layers(audit: Audit) -> Figure:
-    layers = layer_data(audit)
-    return Figure(
-        draw=partial(plot_matrix, layers, percent=True),
-        label="Share of all attribution between each writing and reading layer; the numbers are in the "
-        "table.",
-        caption="Share of all attribution (sum of |score|, per cent) on edges from the writing layer "
-        "(rows) to "
-        f"the reading layer (columns); n = {number(audit.discovery['n'])}.",
-        more=[Details(summary="Numbers", blocks=[matrix_table(layers, percent=True)])],
-        name="layers",
-    )
+def _judged(records: Document) -> list[str]:
+    """The list lengths of top-K agreement that have limits."""
+    topk = records.get("topk")
+    return [] if topk is None else [key for key in topk["parts"] if key in topk["verdict"]["thresholds"]]
 
 
-# Rows of the table by their metrics, with what they are called; the judged list lengths of top-K follow.
-MAIN = {
-    "faithfulness": "faithfulness",
-    "faithfulness-norm": "normalised faithfulness",
-    "completeness": "completeness",
-    "kl": "KL divergence",
-}
+def _main_rows(audit: Audit) -> list[dict[str, Any]]:
+    """The six numbers that have limits."""
+    records = {each["name"]: each for each in audit.measurements}
+    main = [{**records[key], "name": name, "parts": {}} for key, name in MAIN.items() if key in records]
+    return main + [_agreement(records["topk"], key) for key in _judged(records)]
 
 
 def _numbers(audit: Audit) -> Figure:
     """Six rows with their limits; everything else that was measured is behind a click."""
     records = {each["name"]: each for each in audit.measurements}
-    main = [{**records[key], "name": name, "parts": {}} for key, name in MAIN.items() if key in records]
-    judged = []
-    if topk := records.get("topk"):
-        judged = [key for key, part in topk["parts"].items() if key in topk["verdict"]["thresholds"]]
-        main += [_agreement_record(topk, key) for key in judged]
-    headed = (*MAIN, "topk")
-    rest = [*audit.other_ablations, *(each for key, each in records.items() if key not in headed)]
-    for record in (records[key] for key in headed if key in records):
-        shown = {f"topk: {key}" for key in judged}
-        rest += [{**part, "name": name} for name, part in [*with_parts(record)][1:] if name not in shown]
+    headed = [each for key in (*MAIN, "topk") if (each := records.get(key))]
+    rest = [*audit.other_ablations, *(each for each in audit.measurements if each not in headed)]
+    shown = {f"topk: {key}" for key in _judged(records)}
+    parts = [part for record in headed for part in [*with_parts(record)][1:]]
+    rest += [{**part, "name": name} for name, part in parts if name not in shown]
     return Figure(
-        blocks=[measurement_table(measurement_rows(main))],
+        blocks=[measurement_table(measurement_rows(_main_rows(audit)))],
         caption=f"What was measured on the circuit of figure 1. {LEGEND}",
         kind="Table",
         more=[Details(summary="More numbers", blocks=[measurement_table(measurement_rows(rest))])],
@@ -400,96 +384,53 @@ def _numbers(audit: Audit) -> Figure:
     )
 
 
-def _agreement_record(topk: Document, key: str) -> dict[str, Any]:
+def _agreement(topk: Document, key: str) -> dict[str, Any]:
     """One list length of top-K agreement, which is undecided where the whole rests on these examples."""
-    part = topk["parts"][key]
-    random = ((topk.get("baseline") or {}).get("random") or {}).get("parts") or {}
+    part, reason = topk["parts"][key], topk["verdict"].get("reason")
+    random = (topk["baseline"].get("random") or {}).get("parts") or {}
     record = {**part, "name": f"top-{key.partition('@')[2]} agreement", "warnings": topk["warnings"]}
     record["baseline"] = {"random": {"value": random.get(key)}}
-    if (reason := topk["verdict"].get("reason")) in OPEN:
+    if reason in OPEN:
         record |= {"status": topk["status"], "verdict": {**part["verdict"], "reason": reason}}
     return record
 
 
-# ------------------------------------------------------------------------------------------------ provenance
-
-
-def _method(audit: Audit) -> Section:
-    task, circuit, discovery = audit.task, audit.reported, audit.discovery
-    method, kind = audit.method, inputs(audit)
+def _method(audit: Audit) -> Text:
+    task, circuit, discovery, method = audit.task, audit.reported, audit.discovery, audit.method
+    kind = task["inputs"]
     steps = f", {method['steps']} steps of the {method['quadrature']} rule" if method["steps"] else ""
     drawn = "" if task["seed"] is None else f" drawn with seed {discovery['seed']}"
-    made: list[Text] = [
+    measured = f"measured on the same {kind}."
+    if discovery["held_out"]:
+        grown = (
+            ", to which the size was grown until the target held there too" if circuit["confirmed"] else ""
+        )
+        measured = f"measured on {number(task['n'])} other {kind} of the same source{grown}."
+    return (
         "Every edge was scored with ",
         italic(method["key"]),
-        f"{steps}, on {number(discovery['n'])} {kind}{drawn}, with weights in {audit.model['dtype']}.",
-    ]
-    if method["completeness_gap"] is not None:
-        made.append(
-            " The scores out of the input add up to the effect of corrupting it within "
-            f"{percent(method['completeness_gap'])}."
-        )
-    there = circuit["discovery_faithfulness"]
-    made.append(
-        " The edges were ranked by |score|; the reported circuit is the smallest swept one whose normalised "
-        f"faithfulness is at least {number(circuit['target'])} on those {kind}"
-        f"{'' if there is None else f' ({number(there)})'}"
-        f"{' and on those it was measured on' if circuit.get('confirmed') else ''}."
+        f"{steps}, on {number(discovery['n'])} {kind}{drawn}. The circuit is the smallest swept set of the "
+        f"strongest edges by |score| with a normalised faithfulness of {number(circuit['target'])} there "
+        f"({number(circuit['discovery_faithfulness'])}), {measured} Intervals resample {kind}: they say how "
+        f"numbers would move with other {kind} of this kind, not with another model or another wording.",
     )
-    if discovery["held_out"]:
-        sizing = " They were used for the size alone: it grew until the target held on them as well."
-        measured = (
-            f"Every measurement above was made on {number(task['n'])} other {kind} of the same source, "
-            f"without {kind} that occur in both draws.{sizing if circuit.get('confirmed') else ''}"
-        )
-    else:
-        measured = f"Measurement used the same {kind} as discovery."
-    measured += (
-        f" Intervals resample {kind}; they say how the numbers would move with other {kind} of this "
-        "kind, not "
-        "with another model or another wording."
-    )
-    return Section(blocks=[Note(text=made), Note(text=measured)], style="columns")
 
 
-def _facts(audit: Audit) -> Iterator[tuple[str, Text]]:
-    model, task, graph = audit.model, audit.task, audit.graph
-    provenance = audit.provenance
+def _facts(audit: Audit) -> list[tuple[str, Text]]:
+    model, task, provenance = audit.model, audit.task, audit.provenance
+    graph = graph_of(audit.graph)
     parameters = f", {number(model['n_parameters'])} parameters" if model["n_parameters"] else ""
-    shape = f"{model['n_layers']} layers × {model['n_heads']} heads, width {model['d_model']}{parameters}"
-    yield "result", code(provenance["id"])
-    yield "model", model_text(model, f"{model['family']}, {shape}")
-    yield "task", task_text(task, "" if task["seed"] is None else f"seed {task['seed']}")
-    yield "circuit", code(audit.reported["id"])
-    nodes = f"{number(graph['n_sources'])} sources × {number(graph['n_targets'])} targets, "
-    yield "graph", (nodes, quiet("hash"), " ", code(graph["fingerprint"]))
+    shape = f"{graph.n_layers} layers × {graph.n_heads} heads, width {model['d_model']}{parameters}"
     machine = [f"{name} {value}" for name, value in (provenance.get("machine") or {}).items()]
-    created = audit.created
-    notes = [(" ", quiet(note)) for note in ([created] if created else []) + machine]
-    yield "made by", (provenance["library"], *notes)
-
-
-def _not_run(audit: Audit) -> list[Section]:
-    """What was not run, why, and how it is had; nothing where everything was run."""
-    if not audit.left_out:
-        return []
-    table = Table(
-        columns=[
-            Column(name="not run"),
-            Column(name="why"),
-            Column(name="option"),
-        ],
-        rows=[
-            [
-                each.what,
-                each.reason,
-                code(each.option) if each.option.startswith(("-", "assay")) else each.option,
-            ]
-            for each in audit.left_out
-        ],
-        named=False,
-    )
-    return [Section(title="What was not run", blocks=[table])]
+    nodes = f"{number(graph.n_sources)} sources × {number(graph.n_targets)} targets, "
+    return [
+        ("result", code(provenance["id"])),
+        ("model", words.model_text(model, f"{model['family']}, {shape}")),
+        ("task", words.task_text(task, "" if task["seed"] is None else f"seed {task['seed']}")),
+        ("circuit", code(audit.reported["id"])),
+        ("graph", (nodes, quiet("hash"), " ", code(graph.fingerprint))),
+        ("made by", (provenance["library"], *((" ", quiet(note)) for note in (audit.created, *machine)))),
+    ]
 
 
 PAGES.add(
@@ -498,8 +439,6 @@ PAGES.add(
         noun="audit document",
         schema=SCHEMA,
         again="`assay audit`",
-        make=lambda document: audit_page(
-            Audit.from_dict({key: value for key, value in document.items() if key != "kind"})
-        ),
+        make=lambda document: audit_page(Audit.from_dict(document)),
     ),
 )

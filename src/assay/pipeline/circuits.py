@@ -53,20 +53,19 @@ def stored_circuit(found: StoredResult, graph: Graph | None = None) -> Circuit:
         raise InputError(
             f"{found.id} is a {found.kind} and does not hold a circuit; see `assay store ls --kind circuit`"
         )
-    payload: Mapping[str, Any] = found.payload
-    of = payload if found.kind == "circuit" else {"heads": None, "roles": {}, **payload["circuit"]}
-    own = graph_of(payload["graph"])
+    of = found.payload["circuit"] if found.kind == "audit" else found.payload
+    own = graph_of(found.payload["graph"])
     if graph is not None and graph.fingerprint != own.fingerprint:
         raise GraphMismatchError(
             f"the circuit of {found.id} belongs to another model: its graph is {own.describe()}, but the "
             f"requested one is {graph.describe()}"
         )
-    heads = of["heads"]
+    heads, roles = of.get("heads"), of.get("roles", {})
     return Circuit(
         graph=graph or own,
         mask=found.arrays["mask"].bool(),
-        heads=None if heads is None else tuple((layer, head) for layer, head in heads),
-        roles={role: tuple((layer, head) for layer, head in pairs) for role, pairs in of["roles"].items()},
+        heads=None if heads is None else tuple(map(tuple, heads)),
+        roles={role: tuple(map(tuple, pairs)) for role, pairs in roles.items()},
         provenance=of["provenance"],
     )
 
@@ -89,14 +88,14 @@ def circuit_with_scores(text: str, store: Callable[[], Store]) -> ExportedCircui
             f"{text} does not exist; give a circuit file or the id of a stored result (see `assay store ls`)"
         )
     found = store().get(text)
-    scores = None
-    if name := {"audit": "scores", "scores": "values"}.get(found.kind):
-        scores = EdgeScores(graph_of(found.payload["graph"]), found.arrays[name])
-    if found.kind == "scores":
-        assert scores is not None
-        circuit = scores.top(min(USUAL_EDGES, scores.graph.n_edges)).connected(warn=False)
-    else:
+    if found.kind not in ("audit", "scores"):
+        return ExportedCircuit(circuit=stored_circuit(found), model=found.model or "")
+    name = "scores" if found.kind == "audit" else "values"
+    scores = EdgeScores(graph_of(found.payload["graph"]), found.arrays[name])
+    if found.kind == "audit":
         circuit = stored_circuit(found)
+    else:
+        circuit = scores.top(min(USUAL_EDGES, scores.graph.n_edges)).connected(warn=False)
     return ExportedCircuit(circuit=circuit, scores=scores, model=found.model or "")
 
 

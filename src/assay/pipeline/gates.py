@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from assay.analyses.calibration.battery import (
     USUAL_PROMPTS,
     Against,
-    CalibrationReport,
     gates_on_same_prompts,
     prepare,
     run,
@@ -71,24 +70,41 @@ def calibrate_stored(
         progress: Told of the gates.
         options: Further arguments of `calibrate_all`.
     """
-    identified = is_registered(get_objective(options.get("objective") or task.objective))
-    folder = Path(store.directory) / TABLES if store is not None and identified else None
+    objective = get_objective(options.get("objective") or task.objective)
+    kept = store is not None and is_registered(objective)
+    folder = Path(store.directory) / TABLES if store is not None and kept else None
     battery = prepare(circuit, model, task, against=against, folder=folder, **options)
-    return _judged(battery, store, progress, identified=identified)
+    return _judged(battery, store if kept else None, progress)
 
 
-def _judged(
-    battery: Battery, store: Store | None, progress: Progress | None, *, identified: bool
-) -> StoredCalibration:
+def _judged(battery: Battery, store: Store | None, progress: Progress | None) -> StoredCalibration:
     """The verdicts of a prepared battery as a stage."""
 
     def compute() -> Content:
-        report = run(battery, progress)
-        return Content(payload=_shelved(report.to_dict()), about=_about(report, battery))
+        report, table = run(battery, progress), battery.table
+        counts, document = report.counts(), report.to_dict()
+        words = ("fail", "moderate", "inconclusive", "pass")
+        about = About(
+            model=table.model.id,
+            task=table.task.name,
+            n=table.task.n,
+            seed=table.seed,
+            status=next((word for word in words if counts.get(word)), None),
+            name=battery.gates[0] if len(battery.gates) == 1 else f"{len(battery.gates)} gates",
+            circuit=table.circuit.hash,
+            size=table.circuit.n_edges,
+            ablation=table.ablation,
+        )
+        # Facts of the run stand apart, so that an interrupted calibration ends as any other.
+        facts = document["table"]
+        facts[MACHINE] = {key: facts.pop(key) for key in ("columns", "passes")}
+        return Content(payload=document, about=about)
 
-    stage = document_stage("calibration", battery.record, compute, identified=identified)
-    memo = stage.run(store)
-    return StoredCalibration(document=_taken(memo.value.payload), cached=memo.cached)
+    memo = document_stage("calibration", battery.record, compute).run(store)
+    payload = memo.value.payload
+    table = {**payload["table"], **payload["table"][MACHINE]}
+    del table[MACHINE]
+    return StoredCalibration(document=payload | {"table": table}, cached=memo.cached)
 
 
 def calibrate_runs(
@@ -98,7 +114,7 @@ def calibrate_runs(
 
     The ablation must be one that is defined for heads, too.
     """
-    whole, ablation = runs.task, runs.ablation
+    whole = runs.task
     assert isinstance(whole, PairTask)
     task, rows = different_examples(whole, paired=runs.ablation_object.paired)
     table = MeasurementTable(
@@ -106,79 +122,39 @@ def calibrate_runs(
         task,
         runs.circuit,
         objective=runs.objective_object,
-        ablation=ablation,
+        ablation=runs.ablation,
         batch_size=runs.batch_size,
         measured={
             "y_full": runs.margins("full")[rows],
-            f"y_keep/{INTERVENTIONS[ablation].key}": runs.margins("keep")[rows],
+            f"y_keep/{INTERVENTIONS[runs.ablation].key}": runs.margins("keep")[rows],
         },
     )
     keys = tuple(find_gate(code).key for code in FREE_GATES)
     same = gates_on_same_prompts(runs.circuit, whole) & set(keys)
     battery = Battery(table=table, gates=keys, same_prompts=same)
-    return _judged(battery, store, progress, identified=is_registered(runs.objective_object))
+    return _judged(battery, store if is_registered(runs.objective_object) else None, progress)
 
 
 def calibrate_measured(
-    circuit: Circuit,
-    measured: PairTask,
-    settings: RunSettings,
-    *,
-    store: Store | None = None,
-    progress: Progress | None = None,
-    **options: Any,
+    circuit: Circuit, measured: PairTask, settings: RunSettings, **options: Any
 ) -> StoredCalibration:
     """The gates on the prompts that a circuit was measured on, under the same objective and ablation.
 
-    An ablation that is defined for edges alone cannot replace single heads; `mean` is used instead.
+    An ablation that is defined for edges alone cannot replace single heads; `mean` is used instead. Further
+    arguments are those of `calibrate_stored`.
     """
-    table = usual_prompts(measured, seed=settings.seed)
+    task, pool = usual_prompts(measured, seed=settings.seed)
     return calibrate_stored(
         circuit,
         settings.model,
-        table.task,
-        pool=table.pool,
+        task,
+        pool=pool,
         same_prompts=gates_on_same_prompts(circuit, measured),
         objective=settings.objective,
         ablation=usual_replacement(settings.ablation or measured.ablation),
         batch_size=settings.batch_size,
-        store=store,
-        progress=progress,
         **options,
     )
-
-
-def _about(report: CalibrationReport, battery: Battery) -> About:
-    """What a calibration is found by: `fail` where a gate fails, `pass` where all that apply pass."""
-    table, counts = battery.table, report.counts()
-    status = next((word for word in ("fail", "moderate", "inconclusive", "pass") if counts.get(word)), None)
-    return About(
-        model=table.model.id,
-        task=table.task.name,
-        n=table.task.n,
-        seed=table.seed,
-        status=status,
-        name=battery.gates[0] if len(battery.gates) == 1 else f"{len(battery.gates)} gates",
-        circuit=table.circuit.hash,
-        size=table.circuit.n_edges,
-        ablation=table.ablation,
-    )
-
-
-_OF_THE_RUN = ("columns", "passes")  # of a table: what was measured now and what was found from before
-
-
-def _shelved(document: dict[str, Any]) -> dict[str, Any]:
-    """A document whose facts of the run stand apart, so that an interrupted calibration ends as any other."""
-    table = document["table"]
-    kept = {key: value for key, value in table.items() if key not in _OF_THE_RUN}
-    return document | {"table": kept | {MACHINE: {key: table[key] for key in _OF_THE_RUN}}}
-
-
-def _taken(payload: dict[str, Any]) -> dict[str, Any]:
-    """The document of a stored calibration."""
-    table = dict(payload["table"])
-    return payload | {"table": table | table.pop(MACHINE, {})}
 
 
 class TablePrompts(NamedTuple):
@@ -202,9 +178,7 @@ def usual_prompts(task: PairTask, n: int = USUAL_PROMPTS, *, seed: int = 0) -> T
     Returns:
         The table's prompts, and the others; None where there is none or a grammar gives more.
     """
-    if task.n <= n:
-        return TablePrompts(task, None)
-    if task.grammar is not None:
-        return TablePrompts(task.subset(range(n)), None)
+    if task.n <= n or task.grammar is not None:
+        return TablePrompts(task if task.n <= n else task.subset(range(n)), None)
     order = stream(seed, "table prompts").permutation(task.n).tolist()
     return TablePrompts(task.subset(order[:n]), task.subset(order[n:]))

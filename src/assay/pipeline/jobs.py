@@ -14,16 +14,13 @@ from typing import Any
 
 from assay.circuits import Circuit, EdgeScores
 from assay.core.record import library_version, record_id
-from assay.discovery.edges import get_method
 from assay.execution.batches import assumed_memory
 from assay.models import Model, load_model, prompted
 from assay.models.placing import number_type
 from assay.pipeline.circuits import keep_circuit, stored_circuit
-from assay.pipeline.discovery import discovery_stage
 from assay.pipeline.gates import calibrate_measured
-from assay.pipeline.inputs import draw_inputs
-from assay.pipeline.prompts import Division
-from assay.pipeline.runs import RunSettings, measurement_stage
+from assay.pipeline.prompts import Division, draw_inputs
+from assay.pipeline.runs import RunSettings, discovery_stage, measurement_stage
 from assay.pipeline.sizing import size_circuit
 from assay.pipeline.stage import Stage
 from assay.pipeline.worst import PairCounts, pairs_of, worst_case_stage
@@ -126,11 +123,9 @@ def inputs_of(job: Job) -> Division:
 def scores_stage(record: Mapping[str, Any], model: Model, task: Task) -> Stage[EdgeScores]:
     """The scores of all edges that a job's record describes, as one result."""
     how = record["method"]
-    method = get_method(how["key"], **how["options"])
-    settings = {key: record[key] for key in ("objective", "ablation", "seed")}
-    settings |= {key: how[key] for key in ("steps", "quadrature")}
-    choices = method.choices(task, **settings)
-    return discovery_stage(model, task, method, choices, batch_size=record["batch_size"])
+    settings = {key: record[key] for key in ("objective", "ablation", "seed", "batch_size")}
+    settings |= {key: how[key] for key in ("steps", "quadrature", "options")}
+    return discovery_stage(model, task, how["key"], **settings)
 
 
 def _discover(job: Job, store: Store) -> tuple[str, ...]:

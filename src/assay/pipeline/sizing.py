@@ -1,20 +1,19 @@
 """How large a circuit is: the smallest that keeps a behaviour, on prompts it was found on and on others."""
 
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from assay.circuits import Circuit, EdgeScores
-from assay.core.errors import AssayWarning, InputError
+from assay.core.errors import InputError
 from assay.execution import CircuitRuns
 from assay.models import Model
-from assay.pipeline.discovery import discover_stored
-from assay.pipeline.prompts import Division, DrawnPrompts, draw_prompts, prompts_to_measure
-from assay.pipeline.runs import RunSettings
+from assay.pipeline.prompts import Division, DrawnPrompts, draw_prompts, prompts_to_measure, warn_same
+from assay.pipeline.runs import RunSettings, discovery_stage
 from assay.pipeline.stage import Progress, silent
 from assay.stats import recovery_of
 from assay.store import Store
@@ -170,10 +169,10 @@ def size_circuit(
     other = settings.on(draws.measured, whole) if draws.held_out else sweep
     sized = find_circuit(
         scores,
-        lambda circuit: recovery(sweep, circuit),
+        partial(recovery, sweep),
         target=target,
         progress=progress,
-        elsewhere=(lambda circuit: recovery(other, circuit)) if draws.held_out else None,
+        elsewhere=partial(recovery, other) if draws.held_out else None,
         search=search,
     )
     return replace(sized, runs=other.of(sized.circuit))
@@ -191,17 +190,9 @@ def discover_circuit(
 ) -> SizedCircuit:
     """Discover and choose the size; `sizing` is `size`, `target` or `search` of `size_circuit`."""
     progress("discover", 0, 1)
-    scores = discover_stored(
-        settings.model,
-        draws.discovery,
-        method,
-        objective=settings.objective,
-        ablation=settings.ablation,
-        steps=steps,
-        batch_size=settings.batch_size,
-        seed=settings.seed,
-        store=store,
-    )
+    how = dict(vars(settings))
+    stage = discovery_stage(how.pop("model"), draws.discovery, method, steps=steps, **how)
+    scores = stage.run(store).value
     progress("discover", 1, 1)
     return size_circuit(scores, draws, settings, progress=progress, **sizing)
 
@@ -255,16 +246,8 @@ def runs_of(
             "with --circuit"
         )
     draws = task if isinstance(task, Division) else draw_prompts(model, task, n=n, seed=seed)
-    if isinstance(draws, DrawnPrompts) and not draws.held_out:
-        warnings.warn(draws.note, AssayWarning, stacklevel=2)
-    sized = discover_circuit(
-        draws,
-        settings,
-        method=method,
-        steps=steps,
-        size=top,
-        target=target,
-        store=store,
-        progress=progress,
-    )
+    if isinstance(draws, DrawnPrompts):
+        warn_same(draws)
+    how: dict[str, Any] = {"method": method, "steps": steps, "size": top, "target": target}
+    sized = discover_circuit(draws, settings, **how, store=store, progress=progress)
     return settings.on(draws.measured, sized.circuit)

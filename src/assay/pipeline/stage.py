@@ -1,6 +1,7 @@
 """The one engine of work that is kept: a stage is computed once and read from the store after that."""
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Generic, TypeVar
@@ -71,29 +72,16 @@ class Stage(Generic[T]):
         """Identity of the result, and its key in a store."""
         return record_id(self.kind, self.record)
 
-    def stored(self, store: Store | None) -> T | None:
-        """The value that a store holds; None where it holds none."""
-        if store is None or not self.identified or not store.has(self.id):
-            return None
-        try:
-            found = store.get(self.id)
-        except UnknownNameError:  # removed since
-            return None
-        return self.read(found)
-
-    def keep(self, store: Store, value: T) -> str:
-        """Store a value; returns its id."""
-        content = self.write(value)
-        return store.put(self.kind, self.record, content.payload, content.arrays, about=content.about)
-
     def run(self, store: Store | None = None) -> Memo[T]:
         """The value from the store, else computed and stored there."""
-        value = self.stored(store)
-        if value is not None:
-            return Memo(value=value, cached=True)
+        store = store if self.identified else None
+        if store is not None and store.has(self.id):
+            with suppress(UnknownNameError):  # removed since
+                return Memo(value=self.read(store.get(self.id)), cached=True)
         value = self.compute()
-        if store is not None and self.identified:
-            self.keep(store, value)
+        if store is not None:
+            content = self.write(value)
+            store.put(self.kind, self.record, content.payload, content.arrays, about=content.about)
         return Memo(value=value, cached=False)
 
 

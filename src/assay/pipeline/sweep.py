@@ -24,10 +24,9 @@ from assay.core.errors import InputError, StoreError, check_name, writing
 from assay.core.record import BRIEF, Record, library_version, record_id
 from assay.discovery.edges import get_method
 from assay.models import Model
-from assay.pipeline.inputs import draw_inputs
 from assay.pipeline.jobs import Job, circuit_record, model_at, run_job, scores_stage
 from assay.pipeline.plan import Limits, MethodChoice, Plan
-from assay.pipeline.prompts import Division
+from assay.pipeline.prompts import Division, draw_inputs
 from assay.pipeline.stage import Progress, silent
 from assay.pipeline.workers import Ended, Work, Workers
 from assay.pipeline.worst import PairCounts, sizes

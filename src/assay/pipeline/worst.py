@@ -1,8 +1,8 @@
 """The worst case as a stage: taken from the store where the same pairs were run before."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from assay.core.errors import InputError
 from assay.execution import CircuitRuns
 from assay.execution.forward import check_finite
 from assay.models import Model
-from assay.pipeline.stage import Content, Memo, Progress, Stage, silent
+from assay.pipeline.stage import Content, Progress, Stage, silent
 from assay.store import About, Store, StoredResult
 from assay.tasks import ImageTask, PairTask, Task
 
@@ -34,6 +34,10 @@ DEFAULT_SIDE, DEFAULT_PAIRS = 300, 3000
 USUAL_SIDE = 60  # inputs a side inside an audit: the fewest in round numbers that bound the 95th percentile
 EXPLAINED = 10  # worst pairs that are explained
 OUTSIDE_SIDE = 200  # most inputs a side of a run on inputs from outside the grammar
+
+
+# Options by which a protocol is sized; the others by --n-pairs.
+COUNTED = {"all": ("n-clean", "n-corrupted"), INPUTS: ("n-clean",), "file": ()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,27 +61,15 @@ def sizes(
     Raises:
         InputError: For a count that the protocol has no use for.
     """
-    useless = {
-        "all": {"n_pairs": n_pairs},
-        INPUTS: {"n_corrupted": n_corrupted, "n_pairs": n_pairs},
-        "file": {"n_clean": n_clean, "n_corrupted": n_corrupted, "n_pairs": n_pairs},
-    }.get(protocol, {"n_clean": n_clean, "n_corrupted": n_corrupted})
-    if enumerate:
-        useless = {"n_clean": n_clean, "n_corrupted": n_corrupted, "n_pairs": n_pairs}
-    given = [name.replace("_", "-") for name, count in useless.items() if count is not None]
-    if given:
-        what = "an enumeration" if enumerate else f"protocol {protocol!r}"
-        own = {
-            "all": "--n-clean and --n-corrupted",
-            INPUTS: "--n-clean",
-            "file": "no count; --protocol all combines the prompts of a file",
-        }.get(protocol, "--n-pairs")
-        raise InputError(f"{what} does not use --{given[0]}; it takes {'no count' if enumerate else own}")
+    counts = {"n-clean": n_clean, "n-corrupted": n_corrupted, "n-pairs": n_pairs}
+    used = () if enumerate else COUNTED.get(protocol, ("n-pairs",))
+    for name in (name for name, count in counts.items() if count is not None and name not in used):
+        own = " and ".join(f"--{each}" for each in used) or "no count"
+        raise InputError(f"protocol {protocol!r} does not use --{name} here; it takes {own}")
     if protocol == "all":
         return PairCounts(n_clean=n_clean or DEFAULT_SIDE, n_corrupted=n_corrupted or DEFAULT_SIDE)
-    if protocol == INPUTS:
-        n_pairs = n_clean
-    return PairCounts(n_clean=n_pairs or DEFAULT_PAIRS, n_corrupted=n_pairs or DEFAULT_PAIRS)
+    n_pairs = (n_clean if protocol == INPUTS else n_pairs) or DEFAULT_PAIRS
+    return PairCounts(n_clean=n_pairs, n_corrupted=n_pairs)
 
 
 def usual_sizes(task: Task, ablation: str = "resample") -> tuple[str, PairCounts]:
@@ -87,32 +79,23 @@ def usual_sizes(task: Task, ablation: str = "resample") -> tuple[str, PairCounts
     read at several positions, single inputs where the ablation reads no second one. Where no grammar can draw
     others, the task's own pairs; of images every combination of them.
     """
-    protocol = usual_protocol(task, ablation)
+    protocol, n = usual_protocol(task, ablation), task.n
     if isinstance(task, ImageTask) and protocol == "file":
         protocol = "all"
-    if grammar_of(task) is None or protocol == INPUTS:
-        return protocol, PairCounts(n_clean=task.n, n_corrupted=task.n)
-    side = min(task.n, USUAL_SIDE)
-    if task.positions.ndim == 1 and bool((task.lengths == task.lengths[0]).all()):
-        # As many inputs as rows would be taken for the rows themselves.
-        side -= side == task.n
-        return "all", PairCounts(n_clean=max(side, 1), n_corrupted=max(side, 1))
-    return "matched", PairCounts(n_clean=task.n, n_corrupted=task.n)
+    if grammar_of(task) is not None and protocol != INPUTS:
+        protocol = "matched"
+        if task.positions.ndim == 1 and bool((task.lengths == task.lengths[0]).all()):
+            # As many inputs as rows would be taken for the rows themselves.
+            protocol, n = "all", max(min(task.n - 1, USUAL_SIDE), 1)
+    return protocol, PairCounts(n_clean=n, n_corrupted=n)
 
 
 def pairs_of(
     task: Task, protocol: str, size: PairCounts, *, independent: bool = False, **options: Any
 ) -> PairSample:
     """The pairs of a run; further options are those of `sample_pairs`."""
-    return sample_pairs(
-        task,
-        protocol,
-        size.n_clean,
-        size.n_corrupted,
-        independent=independent,
-        prefix=PREFIX,
-        **options,
-    )
+    counts = (size.n_clean, size.n_corrupted)
+    return sample_pairs(task, protocol, *counts, independent=independent, prefix=PREFIX, **options)
 
 
 def worst_case_stage(
@@ -130,15 +113,14 @@ def worst_case_stage(
     `compute` makes it of runs that exist already, instead of `run_sample`.
     """
     facts = facts_of(circuit, model, sample, divergence, thresholds)
-
-    def run() -> WorstCase:
-        return run_sample(circuit, model, sample, divergence=divergence, thresholds=thresholds, **options)
+    how: dict[str, Any] = {"divergence": divergence, "thresholds": thresholds, **options}
 
     def read(stored: StoredResult) -> WorstCase:
+        arrays = stored.arrays
         return WorstCase(
-            divergence=stored.arrays["divergence"].double().numpy(),
-            empty=stored.arrays["empty"].double().numpy(),
-            argmax_differs=stored.arrays["argmax_differs"].bool().numpy(),
+            divergence=arrays["divergence"].double().numpy(),
+            empty=arrays["empty"].double().numpy(),
+            argmax_differs=arrays["argmax_differs"].bool().numpy(),
             sample=sample,
             facts=facts,
             thresholds=tuple(thresholds),
@@ -151,50 +133,18 @@ def worst_case_stage(
         about = About(
             model=model.id,
             task=sample.task["name"],
-            metric=worst.facts["divergence"],
+            metric=facts["divergence"],
             n=worst.n_distinct_pairs,
             seed=sample.seed,
             value=worst.statistics.absolute["max"],
             circuit=circuit.hash,
             size=circuit.n_edges,
-            ablation=worst.facts["ablation"],
+            ablation=facts["ablation"],
         )
         return Content(payload=worst.to_dict(), about=about, arrays=worst.arrays())
 
-    return Stage(
-        kind="worst_case", record=facts["provenance"], compute=compute or run, write=write, read=read
-    )
-
-
-def worst_case_stored(
-    circuit: Circuit,
-    model: Model,
-    task: Task,
-    protocol: str,
-    size: PairCounts,
-    *,
-    seed: int = 0,
-    divergence: str = "kl",
-    thresholds: Sequence[float] = (),
-    directory: str | os.PathLike[str] | None = None,
-    store: Store | None = None,
-    progress: Progress | None = None,
-    **sampling: Any,
-) -> Memo[WorstCase]:
-    """`assay.worst_case`, its numbers taken from the store where they were computed before.
-
-    Finished blocks are kept in `directory`, if one is given. `ablation`, `reuse_clean`, `independent`,
-    `enumerate` and `max_pairs` are those of `assay.worst_case`.
-    """
-    return worst_case_stage(
-        circuit,
-        model,
-        pairs_of(model.bind(task), protocol, size, seed=seed, **sampling),
-        divergence=divergence,
-        thresholds=thresholds,
-        directory=directory,
-        progress=progress,
-    ).run(store)
+    compute = compute or partial(run_sample, circuit, model, sample, **how)
+    return Stage(kind="worst_case", record=facts["provenance"], compute=compute, write=write, read=read)
 
 
 def worst_measured(runs: CircuitRuns, *, store: Store | None = None) -> WorstCase:
@@ -205,33 +155,33 @@ def worst_measured(runs: CircuitRuns, *, store: Store | None = None) -> WorstCas
     Raises:
         NonFiniteError: NaN or infinite logits, with the prompt.
     """
-    task = runs.task
+    task, circuit, model = runs.task, runs.circuit, runs.model
     protocol = "file" if runs.ablation_object.paired else INPUTS
     if protocol == INPUTS and isinstance(task, PairTask):
         task = replace(task, grammar=None)  # its own rows, over which the means were taken
     size = PairCounts(n_clean=task.n, n_corrupted=task.n)
     sample = pairs_of(task, protocol, size, seed=runs.seed, ablation=runs.ablation)
-    divergence = get_divergence("kl")
 
     def compute() -> WorstCase:
+        divergence = get_divergence("kl")
         full, keep, empty = (runs.logits(which) for which in ("full", "keep", "empty"))
         for logits, what in ((full, "the model"), (keep, "the circuit"), (empty, "the empty circuit")):
             check_finite(logits, what, torch.arange(task.n))
-        clean = sample.clean
-        kept, nothing = (pair_divergences(divergence, full, each, clean) for each in (keep, empty))
-        precise = runs.model.result_dtype == torch.float64
+        kept, nothing = (pair_divergences(divergence, full, each, sample.clean) for each in (keep, empty))
+        if model.result_dtype != torch.float64:
+            kept, nothing = (each.astype(np.float32).astype(np.float64) for each in (kept, nothing))
         return WorstCase(
-            divergence=kept if precise else kept.astype(np.float32).astype(np.float64),
-            empty=nothing if precise else nothing.astype(np.float32).astype(np.float64),
-            argmax_differs=likeliest_differs(full, keep, clean),
+            divergence=kept,
+            empty=nothing,
+            argmax_differs=likeliest_differs(full, keep, sample.clean),
             sample=sample,
-            facts=facts_of(runs.circuit, runs.model, sample, divergence, ()),
+            facts=facts_of(circuit, model, sample, divergence, ()),
             thresholds=(),
-            notes=notes_on(runs.circuit, sample),
-            rerun=Rerun(model=runs.model, circuit=runs.circuit, sample=sample, divergence=divergence),
+            notes=notes_on(circuit, sample),
+            rerun=Rerun(model=model, circuit=circuit, sample=sample, divergence=divergence),
         )
 
-    return worst_case_stage(runs.circuit, runs.model, sample, compute=compute).run(store).value
+    return worst_case_stage(circuit, model, sample, compute=compute).run(store).value
 
 
 def with_findings(
@@ -245,7 +195,7 @@ def with_findings(
     words: Sequence[Mapping[str, Any]] = (),
     seed: int = 0,
     divergence: str = "kl",
-    progress: Progress | None = None,
+    progress: Progress = silent,
 ) -> WorstCase:
     """A worst case with what is reported beside its statistics and never enters them, under its ablation.
 
@@ -261,24 +211,19 @@ def with_findings(
         divergence: Key of the divergence.
         progress: Told of each part as it begins.
     """
-    tell = progress or silent
-    found: dict[str, Any] = {}
-    ablation = result.sample.ablation
+    found = dict[str, Any]()
+    common: dict[str, Any] = {"ablation": result.sample.ablation, "seed": seed, "divergence": divergence}
     if search is not None:
-        tell("search", 0, 1)
-        sought = search_worst(
-            circuit, model, task, ablation=ablation, budget=search, seed=seed, divergence=divergence
-        )
+        progress("search", 0, 1)
+        sought = search_worst(circuit, model, task, budget=search, **common)
         found["search"] = replace(sought, sampled=float(result.divergence.max())).to_dict()
     if explained:
-        tell("explain", 0, 1)
+        progress("explain", 0, 1)
         found["explanation"] = _explanation(result, circuit, model, divergence)
     if words:
-        tell("own words", 0, 1)
-        sizes = {
-            f"n_{side}": min(OUTSIDE_SIDE, getattr(result.sample, side).n) for side in ("clean", "corrupted")
-        }
-        common: dict[str, Any] = {"ablation": ablation, "seed": seed, "divergence": divergence, **sizes}
+        progress("own words", 0, 1)
+        for side in ("clean", "corrupted"):
+            common[f"n_{side}"] = min(OUTSIDE_SIDE, getattr(result.sample, side).n)
         assert isinstance(task, PairTask)  # images have no words
         found["outside"] = [
             outside_grammar(circuit, model, task, **common, **options).to_dict() for options in words
@@ -287,19 +232,12 @@ def with_findings(
 
 
 def _explanation(result: WorstCase, circuit: Circuit, model: Model, divergence: str) -> dict[str, Any]:
-    worst = result.worst(min(EXPLAINED, count_pairs(result.sample)))
+    sample = result.sample
+    worst = result.worst(min(EXPLAINED, count_pairs(sample)))
+    clean = sample.clean.subset([pair.clean_index for pair in worst])
+    corrupted = sample.corrupted.subset([pair.corrupted_index for pair in worst])
     sides = (
-        result.sample.clean.subset([pair.clean_index for pair in worst]),
-        result.sample.corrupted.subset([pair.corrupted_index for pair in worst]),
+        side.tokens if side.images is None else side.images[side.tokens[:, 0]] for side in (clean, corrupted)
     )
-    images = sides[0].images
-    clean, corrupted = (side.tokens if images is None else images[side.tokens[:, 0]] for side in sides)
-    return explain(
-        circuit,
-        model,
-        clean,
-        corrupted,
-        positions=sides[0].positions,
-        ablation=ablation_of(result.sample),
-        divergence=divergence,
-    ).to_dict()
+    how: dict[str, Any] = {"ablation": ablation_of(sample), "divergence": divergence}
+    return explain(circuit, model, *sides, positions=clean.positions, **how).to_dict()

@@ -10,8 +10,8 @@ from assay.execution.attention_patterns import attention_pattern
 from assay.models import Model
 from assay.page.blocks import Page, Section
 from assay.page.form import PAGES, PageForm
-from assay.page.graph import circuit_view, edges_table, graph_of, packed_pattern
-from assay.page.text import EDGES_LIMIT, code, cut_text, model_text, number, percent
+from assay.page.graph import circuit_view, edges_table, packed_pattern
+from assay.page.text import EDGES_LIMIT, Text, code, cut_text, model_text, number, percent
 from assay.tasks import PairTask
 
 
@@ -78,45 +78,28 @@ def _attention(
     """Patterns of the circuit's heads on the first prompts, those with the strongest edges first."""
     if model is None or task is None:
         return None
-    if model.graph.fingerprint != exported.circuit.graph.fingerprint:
+    graph = exported.circuit.graph
+    if model.graph.fingerprint != graph.fingerprint:
         raise GraphMismatchError(f"the circuit does not belong to {model.id}: their graphs differ")
     rows = [row for row in range(min(prompts, task.n)) if int(task.lengths[row]) <= LONGEST]
     patterns = [attention_pattern(model, task, row).numpy() for row in rows]
-    heads = _heads(exported)
-    each = sum(4 * pattern.shape[-1] ** 2 / 3 for pattern in patterns) or 1
-    kept = heads[: int(PATTERN_BYTES / each)]
+    heads = dict[str, None]()  # strongest edge first
+    for edge in exported.edges:
+        fed = graph.feeds[graph.target_index(edge.target)].nonzero().flatten().tolist()
+        nodes = (edge.source, *(graph.sources[row] for row in fed))
+        heads |= dict.fromkeys(node for node in nodes if ".h" in node)
+    room = int(PATTERN_BYTES / (sum(4 * pattern.shape[-1] ** 2 / 3 for pattern in patterns) or 1))
     notes = []
-    if len(kept) < len(heads):
-        notes.append(
-            f"Patterns of {len(kept)} of {len(heads)} heads are kept, those with the strongest edges."
-        )
+    if room < len(heads):
+        notes.append(f"Patterns of {room} of {len(heads)} heads are kept, those with the strongest edges.")
     if len(rows) < min(prompts, task.n):
         notes.append(f"Prompts of more than {LONGEST} tokens are left out.")
-    return {
-        "note": " ".join(notes),
-        "prompts": [{"text": prompt_text(task, row), "tokens": prompt_tokens(task, row)} for row in rows],
-        "heads": {
-            f"a{layer}.h{head}": [packed_pattern(pattern[layer, head]) for pattern in patterns]
-            for layer, head in (kept if rows else ())
-        },
-    }
-
-
-def _heads(exported: ExportedCircuit) -> list[tuple[int, int]]:
-    """Heads of the circuit, strongest edge first."""
-    graph = exported.circuit.graph
-    rows = {
-        graph.head_source(layer, head): (layer, head)
-        for layer in range(graph.n_layers)
-        for head in range(graph.n_heads)
-    }
-    found: dict[tuple[int, int], None] = {}
-    for edge in exported.edges:
-        column = graph.target_index(edge.target)
-        for row in (graph.source_index(edge.source), *graph.feeds[column].nonzero().flatten().tolist()):
-            if row in rows:
-                found.setdefault(rows[row])
-    return list(found)
+    kept = {}
+    for name in [*heads][:room] if rows else ():
+        layer, head = (int(part[1:]) for part in name.split("."))
+        kept[name] = [packed_pattern(pattern[layer, head]) for pattern in patterns]
+    texts = [{"text": prompt_text(task, row), "tokens": prompt_tokens(task, row)} for row in rows]
+    return {"note": " ".join(notes), "prompts": texts, "heads": kept}
 
 
 def prompt_tokens(task: PairTask, row: int) -> list[str]:
@@ -140,49 +123,28 @@ def circuit_page(document: Document) -> Page:
     Args:
         document: What `circuit_document` made.
     """
-    circuit, graph = document["circuit"], document["graph"]
+    circuit, graph, model = document["circuit"], document["graph"], document["model"]
     edges, n_edges = document["edges"], circuit["n_edges"]
-    caption = "Scores are attributions: positive where ablating the edge hurts." if document["scored"] else ""
+    caption = "Scores are attributions: positive where ablating the edge hurts."
     if not document["scored"]:
         caption = "This circuit has no scores, so all edges are drawn alike."
     if len(edges) < n_edges:
         caption += f" The strongest {number(len(edges))} of {number(n_edges)} edges are drawn."
     if not document["attention"]:
         caption += " The page was made without attention patterns."
-    model = document["model"]
+    how = {"scored": document["scored"], "attention": document["attention"]}
+    view = circuit_view(graph, edges, caption=caption, more=[edges_table(edges)], **how)
+    facts: list[tuple[str, Text]] = [("circuit", code(circuit["hash"]))]
+    facts += [("model", model_text(model))] if model else []
+    facts += [("task", document["task"])] if document["task"] else []
     return Page(
         kind="circuit",
         title=f"A circuit of {number(n_edges)} edges" + (f" in {model['id']}" if model else ""),
-        verdict=(
-            f"{number(n_edges)} of {number(graph['n_edges'])} edges "
-            f"({percent(n_edges / graph['n_edges'])}) between {number(circuit['n_nodes'])} nodes."
-        ),
-        sections=[
-            Section(
-                title="The circuit",
-                blocks=[
-                    circuit_view(
-                        graph,
-                        edges,
-                        caption=caption.strip(),
-                        scored=document["scored"],
-                        attention=document["attention"],
-                        more=[edges_table(edges)],
-                    )
-                ],
-            )
-        ],
-        facts=[
-            ("circuit", code(circuit["hash"])),
-            *([("model", model_text(model))] if model else []),
-            *([("task", document["task"])] if document["task"] else []),
-            ("graph", code(graph_of(graph).fingerprint)),
-            ("version", document["library"]),
-        ],
+        verdict=f"{number(n_edges)} of {number(graph['n_edges'])} edges "
+        f"({percent(n_edges / graph['n_edges'])}) between {number(circuit['n_nodes'])} nodes.",
+        sections=[Section(title="The circuit", blocks=[view])],
+        facts=[*facts, ("graph", code(graph["fingerprint"])), ("version", document["library"])],
     )
 
 
-PAGES.add(
-    KIND,
-    PageForm(noun="circuit", schema=SCHEMA, again="circuit_document", make=circuit_page),
-)
+PAGES.add(KIND, PageForm(noun="circuit", schema=SCHEMA, again="circuit_document", make=circuit_page))

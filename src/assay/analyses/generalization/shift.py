@@ -313,7 +313,7 @@ def circuit_shift(
         >>> from assay.graph import build_graph
         >>> values = torch.arange(15.0).view(3, 5)
         >>> before, after = (EdgeScores(build_graph(1, 1), each) for each in (values, 100 - values))
-        >>> circuit_shift(before, after)
+        >>> round(circuit_shift(before, after), 6)
         2.0
     """
     view = ShiftView(weights=weights, top_k=top_k, prune=prune, normalized=normalized)

@@ -103,7 +103,7 @@ def selection_consistency(sets: Sequence[Any], n: int) -> pd.DataFrame:
         Salaudeen et al. (2025), arXiv:2510.24884, Eq. 6.
 
     Example:
-        >>> selection_consistency([[0, 1], [0, 1, 2, 3]], 10).iloc[0, 1]
+        >>> float(selection_consistency([[0, 1], [0, 1, 2, 3]], 10).iloc[0, 1])
         1.0
     """
     checked = [positions(each, n) for each in sets]

@@ -126,7 +126,7 @@ def _combined(
     return mean
 
 
-class _Plan(NamedTuple):
+class _Deal(NamedTuple):
     """Which units are kept whole, and the folds they fill; none where no three would hold enough models."""
 
     splits: tuple[ModelSplit, ...]
@@ -135,7 +135,7 @@ class _Plan(NamedTuple):
     notes: tuple[str, ...]
 
 
-def _plan_folds(data: "CorrectnessData", k: int, seed: int) -> _Plan:
+def _plan_folds(data: "CorrectnessData", k: int, seed: int) -> _Deal:
     """Folds that keep families whole, else training runs, else models; copies of a model are one unit.
 
     With fewer units than folds, or folds of fewer than 4 models, there are fewer folds, at least 3. With
@@ -155,10 +155,10 @@ def _plan_folds(data: "CorrectnessData", k: int, seed: int) -> _Plan:
             break
     short = f"{len(splits)} folds instead of {k}, because there are only {n_units} {WORDS[kind]}"
     notes = copies_note(data.copies), short if 0 < len(splits) < k else None
-    return _Plan(splits, units, kind, tuple(filter(None, notes)))
+    return _Deal(splits, units, kind, tuple(filter(None, notes)))
 
 
-def _no_folds(plan: _Plan) -> str:
+def _no_folds(plan: _Deal) -> str:
     return (
         f"{len(np.unique(plan.units))} {WORDS[plan.unit_kind]} of {len(plan.units)} models are too few for "
         f"{MIN_FOLDS} folds of at least {MIN_MODELS} models, copies counted once, so no test on unseen "

@@ -125,19 +125,18 @@ def attack(settings: AttackSettings) -> None:
             circuit = settings.runs(
                 model, found_on, ablation=ablation, store=store, progress=progress
             ).circuit
-        stored = call(
-            settings,
-            pipeline.worst_case_stored,
-            *(circuit, model, task, protocol, size),
+        names = ("ablation", "seed", "reuse_clean", "independent", "enumerate")
+        how = {name: getattr(settings, name) for name in names}
+        sample = pipeline.pairs_of(model.bind(task), protocol, size, **how)
+        stored = pipeline.worst_case_stage(
+            circuit,
+            model,
+            sample,
+            divergence=settings.divergence,
             thresholds=settings.threshold,
-            ablation=settings.ablation,
-            reuse_clean=settings.reuse_clean,
-            independent=settings.independent,
-            enumerate=settings.enumerate,
             directory=settings.resume,
-            store=store,
             progress=progress,
-        )
+        ).run(store)
         result = call(
             settings,
             pipeline.with_findings,
@@ -202,7 +201,7 @@ def _inputs(
     settings: AttackSettings, model: "Model", circuit: "Circuit | None", size: "PairCounts"
 ) -> "tuple[Task, Task | Division | str]":
     """What is attacked, and what a circuit is found on: of images the other half."""
-    from assay.pipeline.inputs import draw_inputs, read_inputs
+    from assay.pipeline.prompts import draw_inputs, read_inputs
     from assay.tasks import load_task
 
     if not settings.of_images:

@@ -51,7 +51,7 @@ def discover(settings: DiscoverSettings) -> None:
     from assay.core.record import library_version
     from assay.pipeline.benchmark import parse_options
     from assay.pipeline.circuits import keep_circuit
-    from assay.pipeline.inputs import read_inputs
+    from assay.pipeline.prompts import read_inputs
 
     if sum(choice is not None for choice in (settings.top, settings.threshold, settings.greedy)) > 1:
         raise InputError("--top, --threshold and --greedy exclude each other; give one of them")
@@ -65,7 +65,8 @@ def discover(settings: DiscoverSettings) -> None:
         task = call(settings, read_inputs, settings.task, settings.images, model)
         store = settings.open_store()
         progress("discover", 0, 1)
-        scores = call(settings, pipeline.discover_stored, model, task, method, options=options, store=store)
+        stage = call(settings, pipeline.discovery_stage, model, task, method, options=options)
+        scores = stage.run(store).value
         progress("discover", 1, 1)
     circuit = _choose(settings, scores, options)
     facts = {"graph": model.graph.fingerprint, "task": task.describe(), "method": method}

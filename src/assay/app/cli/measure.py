@@ -65,7 +65,7 @@ def _inputs(
 ) -> "Sequence[Task | DrawnPrompts]":
     """The inputs of each task."""
     from assay import pipeline
-    from assay.pipeline.inputs import read_inputs
+    from assay.pipeline.prompts import read_inputs
 
     if settings.images is not None:
         return [call(settings, read_inputs, "", settings.images, model)]

@@ -104,7 +104,6 @@ def document(n: int, name: str = "vit") -> dict[str, Any]:
     reading = {
         "n": 10,
         "shift": 0.5,
-        "interval": {"low": None, "high": 0.75},
         "alarm": False,
         "p_value": 0.05,
         "e_value": None,
@@ -144,7 +143,7 @@ def test_every_number_has_its_name_type_help_and_labels() -> None:
     text = metrics_text(document(3), "door")
     label = {"monitor": "door", "model": "vit", "distance": "spearman"}
     totals = {"batches": 3.0, "images": 30.0, "unreadable_files": 3.0, "alarms": 1.0}
-    last = {"shift": 0.5, "shift_high": 0.75, "alarm": 0.0, "p_value": 0.05}
+    last = {"shift": 0.5, "alarm": 0.0, "p_value": 0.05}
     last |= {"last_reading_timestamp_seconds": 100.0, "conformal_limit": 0.25}
     counted = {f"{name}_total": value for name, value in totals.items()}
     plain = {name: (label, value) for name, value in (counted | last).items()}
