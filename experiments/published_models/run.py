@@ -5,8 +5,8 @@
     python experiments/published_models/run.py .real/gemma3-270m --work WORK
     python experiments/published_models/tables.py WORK
 
-About three hours for each model on one core. Every piece is a file in WORK; a run that was stopped goes on
-with the first one that is not there. `tables.py` makes the CSV files and figures from them.
+About three hours for each model on one core. Every piece is a file in WORK; a run that was stopped goes on with the
+first one that is not there. `tables.py` makes the CSV files and figures from them.
 """
 
 import argparse
@@ -164,9 +164,9 @@ class Curves:
 
 
 def curves(model: assay.Model, name: str, work: Path) -> None:
-    """All methods on three tasks, the default one on the others."""
+    """All methods on three tasks, the default one (of both objectives) on the others."""
     for task in (*EVERY_METHOD, *DEFAULT_METHOD):
-        methods = METHODS if task in EVERY_METHOD else METHODS[:1]
+        methods = [each for each in METHODS if task in EVERY_METHOD or each[0] == DEFAULT]
         rankings = Curves(model, name, task, work / task)
         rankings.reference()
         for method, objective, signed in methods:
