@@ -1,7 +1,6 @@
 """The page of a worst case: what it claims, what it leaves out, and that tables stay bounded."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,9 @@ from pages import document
 from assay.analyses.worst_case import page_words, plots
 from assay.analyses.worst_case.page_fields import LARGEST_SIDE, LISTED_TESTS, field_blocks
 from assay.analyses.worst_case.page_pairs import LISTED_PAIRS
-from assay.core.errors import InputError
 from assay.page.blocks import Figure, Section, Table
 from assay.page.text import plain_text
-from assay.report import save_histogram, tail_verdict
+from assay.report import tail_verdict
 from assay.report.save import pages_of, render
 from assay.stats import certificate
 
@@ -211,13 +209,3 @@ def test_parts_that_are_not_there_are_left_out(worst: Document) -> None:
 )
 def test_three_digits_count(value: float | None, text: str) -> None:
     assert page_words.significant(value) == text
-
-
-def test_the_histogram_is_written_as_the_same_picture_each_time(worst: Document, tmp_path: Path) -> None:
-    for ending, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
-        first, second = (save_histogram(tmp_path / f"{name}.{ending}", worst) for name in "ab")
-        assert first.read_bytes() == second.read_bytes()
-        assert first.read_bytes().startswith(start)
-    assert "percentile 99.9" in first.read_text()
-    with pytest.raises(InputError, match="got kind None"):
-        save_histogram(tmp_path / "c.png", worst | {"kind": None})

@@ -6,14 +6,9 @@ SVG they become CSS variables, so that one picture serves light, dark and printe
 
 import html
 import io
-import os
 import re
 import warnings
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-from assay.core.errors import InputError, writing
 
 
 if TYPE_CHECKING:
@@ -149,37 +144,6 @@ def to_svg(ax: "Axes", *, label: str, key: str) -> str:
 def _many_boxes(path: re.Match[str]) -> str:
     """A path of many closed shapes, and of a box no more than its ends."""
     return re.sub(r"M (\S+) (\S+)\nL (\S+) \2\nL \3 (\S+)\nL \1 \4\nz\n", r"M\1 \2H\3V\4H\1z", path[0])
-
-
-def save_picture(draw: "Callable[[], Axes]", path: str | os.PathLike[str], *, key: str) -> Path:
-    """Write a picture to a file; the same picture always gives the same bytes.
-
-    Args:
-        draw: Makes the picture; the whole figure of its axes is written.
-        path: Ends in `.png` or `.svg`.
-        key: Of the ids in an SVG.
-
-    Returns:
-        The path written.
-
-    Raises:
-        InputError: Another ending; nothing is drawn.
-        OutputError: The file cannot be written.
-    """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    path = Path(path)
-    ending = path.suffix.lstrip(".").lower()
-    if ending not in ("png", "svg"):
-        raise InputError(f"cannot write {path.name!r}: give a name ending in .png or .svg")
-    metadata = {"Date": None} if ending == "svg" else {"Software": None}
-    figure = draw().get_figure()
-    assert isinstance(figure, Figure)
-    drawn = rc_context({"svg.fonttype": "none", "svg.hashsalt": key})
-    with writing(f"write {path}", "choose another place"), drawn:
-        figure.savefig(path, dpi=150, facecolor=PAPER, metadata=metadata)
-    return path
 
 
 def axes_of(ax: "Axes | None", width: float, height: float) -> "Axes":
