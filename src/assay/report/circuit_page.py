@@ -10,7 +10,7 @@ from assay.execution.attention_patterns import attention_pattern
 from assay.models import Model
 from assay.page.blocks import Page, Section
 from assay.page.form import PAGES, PageForm
-from assay.page.graph import circuit_view, edges_table, packed_pattern
+from assay.page.graph import circuit_view, packed_pattern
 from assay.page.text import EDGES_LIMIT, Text, code, cut_text, model_text, number, percent
 from assay.tasks import PairTask
 
@@ -133,7 +133,7 @@ def circuit_page(document: Document) -> Page:
     if not document["attention"]:
         caption += " The page was made without attention patterns."
     how = {"scored": document["scored"], "attention": document["attention"]}
-    view = circuit_view(graph, edges, caption=caption, more=[edges_table(edges)], **how)
+    view = circuit_view(graph, edges, caption=caption, **how)
     facts: list[tuple[str, Text]] = [("circuit", code(circuit["hash"]))]
     facts += [("model", model_text(model))] if model else []
     facts += [("task", document["task"])] if document["task"] else []
