@@ -27,7 +27,7 @@ def test_a_sweep_is_found_by_its_name_its_id_or_the_beginning_of_it(filled: tupl
         frame = sweep_frame(store, given)
         assert len(frame) == 5
         assert list(frame["status"]) == ["done"] * 4 + ["failed"]
-    with pytest.raises(UnknownNameError, match="holds no sweep 'other'; it has 1"):
+    with pytest.raises(UnknownNameError, match="up to 16 hex digits, got 'other'"):
         sweep_frame(store, "other")
     with pytest.raises(InputError, match="is a scores, not a sweep"):
         sweep_frame(store, ids.scores)

@@ -100,7 +100,9 @@ def circuit_drawing(described: Mapping[str, Any], listed: Edges, *, scored: bool
                 feeds=feeds,
                 score=edge["score"],
                 width=round(0.6 + 5.4 * math.sqrt(share), 2),  # the area of a line grows with its weight
-                path=grid.path(nodes[source], nodes[feeds[0]], graph.targets[target], source * 7 + target * 13),
+                path=grid.path(
+                    nodes[source], nodes[feeds[0]], graph.targets[target], source * 7 + target * 13
+                ),
             )
         )
     facts: dict[str, Any] = {"bands": grid.bands(), "width": grid.width, "height": grid.height}
@@ -245,7 +247,10 @@ def circuit_view(
         "unscripted": drawn[:UNSCRIPTED][::-1],
         "size": size,
         "scored": scored,
-        "caption": caption,
+        "caption": (
+            caption,
+            Span(" Hover a node or an edge to see what it reads and writes.", "script-only"),
+        ),
         "more": [Details(summary="The edges as a table", blocks=[_edges_table(edges)])],
         "data": {
             "total": graph.n_edges,
@@ -266,7 +271,9 @@ def circuit_view(
     strongest = Table(
         columns=[*columns("source", "target"), Column(name="score", numeric=True)],
         rows=[[edge["source"], edge["target"], signed(edge["score"])] for edge in inside[:TERMINAL_ROWS]],
-        note=f"The strongest of {number(len(inside))} edges." if len(inside) > TERMINAL_ROWS else "",
+        note=f"The {TERMINAL_ROWS} strongest of {number(len(inside))} edges."
+        if len(inside) > TERMINAL_ROWS
+        else "",
     )
     return Interactive(template="circuit.html", values=values, blocks=[Note(text=caption), strongest])
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Float64
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
@@ -15,7 +15,6 @@ LABEL_SIZE = 8.5  # points
 REACHES = (8.0, 16.0, 28.0, 44.0, 64.0)  # points from a marker to its label, nearest first
 DIRECTIONS = 16
 MARKER = 4.0  # points from the middle of a marker to its edge
-RULES = (0.0, 1.0)  # heights of the horizontal lines of a plot of shares, in data
 
 # Boxes are rows of left, bottom, right and top, in pixels.
 Boxes = Float64[np.ndarray, "boxes 4"]
@@ -43,26 +42,17 @@ def place_labels(
         low: Lower ends of their vertical intervals, in data; NaN where there is none.
         high: Upper ends, likewise.
     """
-    if not names:
-        return
     figure = ax.get_figure()
     assert isinstance(figure, Figure)
     figure.draw_without_rendering()  # fixes the place of the axes, which a layout engine decides late
     renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]  # matplotlib's own
     pixel = figure.dpi / 72
-    window = ax.get_window_extent(renderer)
-    frame = np.array([[window.x0, window.y0, window.x1, window.y1]])
+    window = np.array([ax.get_window_extent(renderer).extents])
     points, bottoms, tops = (ax.transData.transform(np.column_stack([x, each])) for each in (y, low, high))
     beside = np.array([pixel, 0.0])
+    marks = np.hstack([points - MARKER * pixel, points + MARKER * pixel])
     intervals = np.hstack([bottoms - beside, tops + beside])
-    heights = [ax.transData.transform((x[0], height))[1] for height in RULES]
-    taken = np.vstack(
-        [
-            np.hstack([points - MARKER * pixel, points + MARKER * pixel]),
-            intervals[np.isfinite(intervals).all(axis=1)],
-            *([[window.x0, height - 1, window.x1, height + 1]] for height in heights),
-        ]
-    )
+    taken = np.vstack([marks, intervals[np.isfinite(intervals).all(axis=1)]])
     angles = 2 * np.pi * np.arange(DIRECTIONS) / DIRECTIONS
     directions = np.tile(np.column_stack([np.cos(angles), np.sin(angles)]), (len(REACHES), 1))
     reaches = np.repeat(REACHES, DIRECTIONS)
@@ -83,16 +73,15 @@ def place_labels(
         # A box touches a circle round the point rather than being centred on it.
         offsets = directions * (reaches[:, None] * pixel + half)
         boxes = np.hstack([points[place] + offsets - half, points[place] + offsets + half])
-        outside = 4 * half.prod() - _overlaps(boxes, frame)[:, 0]
+        outside = 4 * half.prod() - _overlaps(boxes, window)[:, 0]
         covered = _overlaps(boxes, taken).sum(axis=1) + 4 * outside
-        best = np.lexsort((reaches, _strange(boxes, points, place), covered.round(3)))[0]
+        best = np.lexsort((reaches, covered.round(3)))[0]
         text.set_position(offsets[best] / pixel)
         taken = np.vstack([taken, boxes[best]])
         if reaches[best] > REACHES[0]:  # a thin line to the nearest edge of the label
             edge = np.clip(points[place], boxes[best, :2], boxes[best, 2:])
-            start, end = ax.transData.inverted().transform([points[place], edge])
-            (line,) = ax.plot(*zip(start, end, strict=True), color=MUTED, linewidth=0.6, zorder=1)
-            line.set_in_layout(False)
+            ends = ax.transData.inverted().transform([points[place], edge])
+            ax.plot(*ends.T, color=MUTED, linewidth=0.6, zorder=1)
 
 
 def _overlaps(boxes: Boxes, others: Float64[np.ndarray, "others 4"]) -> Float64[np.ndarray, "boxes others"]:
@@ -101,12 +90,3 @@ def _overlaps(boxes: Boxes, others: Float64[np.ndarray, "others 4"]) -> Float64[
     high = np.minimum(boxes[:, None, 2:], others[:, 2:])
     pixels: np.ndarray = np.clip(high - low, 0, None).prod(axis=2)
     return pixels
-
-
-def _strange(boxes: Boxes, points: Float64[np.ndarray, "n 2"], place: int) -> Bool[np.ndarray, " boxes"]:
-    """Whether a label there could be taken for that of another point: not twice as near to its own."""
-    gaps = np.maximum(boxes[:, None, :2] - points, points - boxes[:, None, 2:])
-    distances: np.ndarray = np.hypot(*np.clip(gaps, 0, None).T).T
-    others = np.delete(distances, place, axis=1)
-    doubtful: np.ndarray = distances[:, place] > others.min(axis=1, initial=np.inf) / 2
-    return doubtful

@@ -273,7 +273,7 @@ def _circuit(audit: Audit) -> Interactive:
         audit.graph,
         edges,
         size=(excerpt or circuit)["size"],
-        caption=(caption, Span(" Hover a node or an edge to see what it reads and writes.", "script-only")),
+        caption=caption,
         curve=drawn,
     )
 

@@ -8,7 +8,7 @@ from assay.core.measurement import Measurement
 from assay.metrics import difference
 from assay.page import text as words
 from assay.page.blocks import Cell, Column, Page, Section, Table
-from assay.report.sweep import ROWS, named_sweep, sweep_rows
+from assay.report.sweep import ROWS, find_result, sweep_rows
 from assay.stats import statistic_from_dict
 from assay.store import Store
 
@@ -65,7 +65,7 @@ def compare_rows(store: Store, a: str, b: str) -> list[dict[str, Any]]:
 
 def _measured(store: Store, name: str) -> dict[str, Numbers]:
     """The numbers of a result by the name of what was measured."""
-    result = named_sweep(store, name) or store.get(name)
+    result = find_result(store, name)
     if result.kind == "sweep":
         rows = sweep_rows(store, result.payload["jobs"])
         return {f"{row['job']}: {row['measure']}": row for row in rows if row["value"] is not None}

@@ -52,10 +52,9 @@ def plot_dynamics(runs: "Mapping[str, Dynamics]") -> Figure:
         scores = dict.fromkeys(name for each in run.readings for name in each.scores)
         sides = [f"{side}: {_blocks(*facts[f'{side}_blocks'])}" for side in ("deep", "shallow")]
         positive = [np.where(frame[side] > 0, frame[side], np.nan) for side in ("deep", "shallow")]
-        for ax, lines, marks in (
-            (above, {name: frame[name] for name in scores}, _MARKS),
-            (below, dict(zip(sides, positive, strict=True)), _MARKS[1:]),
-        ):
+        drawn = {above: {name: frame[name].to_numpy() for name in scores}}
+        drawn[below] = dict(zip(sides, positive, strict=True))
+        for (ax, lines), marks in zip(drawn.items(), (_MARKS, _MARKS[1:]), strict=True):
             for place, (label, values) in enumerate(lines.items()):
                 colour, marker, dash = marks[place % len(marks)]
                 ax.plot(frame["step"], values, dash, color=colour, marker=marker, ms=3.5, lw=1.2, label=label)
@@ -77,7 +76,7 @@ def _blocks(first: int, last: int) -> str:
 
 def _draw_bias(ax: Axes, dynamics: "Dynamics") -> None:
     frame = dynamics.to_frame()
-    ends = (frame[name].astype(float) for name in ("low", "high"))
+    low, high = (frame[name].astype(float).to_numpy() for name in ("low", "high"))
     ax.axhline(0, color=MUTED, linewidth=0.7)
-    ax.fill_between(frame["step"], *ends, color=INK, alpha=0.15, linewidth=0)
+    ax.fill_between(frame["step"].to_numpy(), low, high, color=INK, alpha=0.15, linewidth=0)
     ax.plot(frame["step"], frame["depth_bias"], color=INK, marker="o", markersize=3.5, linewidth=1.2)

@@ -1,8 +1,8 @@
 """The page of a stored result: its report where its kind has one, else its record as tables."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
-from assay.page.blocks import Block, Column, Note, Page, Section, Table, folded_record
+from assay.page.blocks import Block, Column, Page, Section, Table, folded_record
 from assay.page.text import code, cut_text, number
 from assay.report.save import is_reportable, pages_of
 from assay.store import StoredResult
@@ -33,49 +33,39 @@ def record_page(result: StoredResult) -> Page:
             Section(title="Result", blocks=[_entries(result, result.payload)]),
             Section(title="How it was made", blocks=[_entries(result, result.provenance)]),
         ],
-        facts=[
-            ("result", code(result.id)),
-            ("arrays", ", ".join(list(result.arrays.keys())[:ENTRIES]) or "none"),
-        ],
+        facts=[("result", code(result.id)), ("arrays", ", ".join([*result.arrays][:ENTRIES]) or "none")],
         records=[folded_record("The result as JSON", result.payload)],
     )
 
 
 def _entries(result: StoredResult, record: object) -> Block:
-    entries = _flat(record)
-    if not entries:
-        return Note(text="Empty.", style="quiet")
-    shown = entries[:ENTRIES]
-    left = (
-        f"The first {number(len(shown))} of {number(len(entries))} entries; all of them with ",
-        code(f"assay show {result.id} --json"),
-        ".",
-    )
+    entries = [*_flat(record)]
+    whole = code(f"assay show {result.id} --json")
+    left = (f"The first {ENTRIES} of {number(len(entries))} entries; all of them with ", whole, ".")
     return Table(
         columns=[Column(name="entry", sort=True), Column(name="value", sort=True)],
-        rows=shown,
-        note=left if len(entries) > len(shown) else "",
+        rows=entries[:ENTRIES],
+        note=left if len(entries) > ENTRIES else "",
         style="record",
     )
 
 
-def _flat(record: object, prefix: str = "") -> list[tuple[str, str]]:
-    """Dotted names and values of a record, long lists as their length and beginning."""
+def _flat(record: object, name: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted names and values of a record, of long lists the length."""
     if isinstance(record, Mapping):
-        return [
-            pair
-            for key, value in record.items()
-            for pair in _flat(value, f"{prefix}.{key}" if prefix else str(key))
-        ]
+        for key, value in record.items():
+            yield from _flat(value, f"{name}.{key}" if name else str(key))
+        return
     if isinstance(record, list):
-        single = [each for each in record if not isinstance(each, Mapping | list)]
-        if len(single) == len(record) <= SHORT_LIST:
-            return [(cut_text(prefix, 200), cut_text(", ".join(_shown(each) for each in record)))]
-        return [(cut_text(prefix, 200), f"{len(record):,} entries")]
-    return [(cut_text(prefix, 200), _shown(record))]
+        nested = any(isinstance(each, Mapping | list) for each in record)
+        long = nested or len(record) > SHORT_LIST
+        text = f"{len(record):,} entries" if long else ", ".join(map(_shown, record))
+    else:
+        text = _shown(record)
+    yield cut_text(name, 200), cut_text(text)
 
 
 def _shown(value: object) -> str:
     if value is None or isinstance(value, bool):
-        return {None: "none", True: "true", False: "false"}[value]
-    return f"{value:.6g}" if isinstance(value, float) else cut_text(str(value))
+        return str(value).lower()
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
