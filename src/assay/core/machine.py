@@ -9,7 +9,7 @@ References:
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -35,6 +35,24 @@ def decoding_with(workers: int | None) -> Iterator[None]:
 def decoding_workers() -> int | None:
     """What `decoding_with` says; None outside of it."""
     return _DECODING.get()
+
+
+_COUNTING: ContextVar[Callable[[int, int], object]] = ContextVar("counting", default=lambda done, n: None)
+
+
+@contextmanager
+def counting_examples(tell: Callable[[int, int], object]) -> Iterator[None]:
+    """Tell how many examples each pass over a task has read, and of how many, while entered."""
+    before = _COUNTING.set(tell)
+    try:
+        yield
+    finally:
+        _COUNTING.reset(before)
+
+
+def count_examples(done: int, n: int) -> None:
+    """What `batches` of a task call behind each batch."""
+    _COUNTING.get()(done, n)
 
 
 def usable_cores() -> int:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from assay.core.errors import InputError, TokenizationError, check_least
+from assay.core.machine import count_examples
 from assay.core.random import stream
 from assay.tasks.alignment import one_by_one
 from assay.tasks.checks import PER_ROW, check_rows, check_shapes, check_values, integers
@@ -368,6 +369,7 @@ class PairTask:
                 indices=rows,
                 alignment=None if self.alignment is None else self.alignment[rows],
             )
+            count_examples(int(rows[-1]) + 1, self.n)
 
     def stand_in(self, n: int) -> "PairTask":
         """As many prompts, to predict the memory of a pass: the first ones."""

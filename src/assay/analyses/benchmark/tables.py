@@ -7,12 +7,12 @@ from assay.analyses.benchmark import (
     BenchmarkRow,
     Bounded,
     DiscoveryBenchmark,
-    OrderLink,
     TruthTable,
     examine_order,
 )
 from assay.analyses.benchmark.truth import GOOD
 from assay.page.blocks import Column, Table
+from assay.page.text import listed, plural
 
 
 MISSING = "–"
@@ -21,7 +21,8 @@ LISTED = 8  # models named of those that a method misses, hardest first
 LEGEND = (
     "CPR and CMD with 95 % intervals over examples. As published, CPR uses signed scores and CMD |score|; "
     "CPR(|s|) and CMD(s) are the opposite. Passes: time of the discovery in plain forward passes over the "
-    "same examples. MiB: additional memory."
+    "same examples. MiB: additional memory. All CPR share one denominator, the gain of the model over its "
+    "corrupted run: where that varies over examples, intervals are wide, but paired differences may be tight."
 )
 
 
@@ -80,22 +81,29 @@ def heading(benchmark: DiscoveryBenchmark) -> str:
     )
 
 
-def order_table(links: Sequence[OrderLink]) -> Table:
-    """The published order, a row per step."""
+def finding(benchmark: DiscoveryBenchmark) -> str:
+    """Which method has the best CPR, and which others cannot be told from it; empty for fewer than two."""
+    best, *others = [row.name for row in benchmark.ranking() if row.cpr is not None] or [""]
+    if not others:
+        return ""
+    gaps = {name: benchmark.difference(best, name) for name in others}
+    tied = [name for name, gap in gaps.items() if gap is None or not gap.low > 0]
+    told = f"; {listed(tied)} cannot be told from it" if tied else ""
+    beaten = plural(len(others) - len(tied), "other method")
+    return f"{best} has the highest CPR, above {beaten} by a paired 95 % interval{told}."
+
+
+def order_of(benchmark: DiscoveryBenchmark) -> Table:
+    """The published order beside what a benchmark found, a row per step."""
     rows = [
         (
             f"{link.worse} {'<' if link.strict else '≤'} {link.better}",
             MISSING if link.difference is None else f"{link.difference:+.3f}",
             link.verdict if link.reason is None else f"{link.verdict}: {link.reason}",
         )
-        for link in links
+        for link in examine_order(benchmark)
     ]
     return _table(("published", "difference", "measured"), rows, ("difference",))
-
-
-def order_of(benchmark: DiscoveryBenchmark) -> Table:
-    """The published order beside what a benchmark found."""
-    return order_table(examine_order(benchmark))
 
 
 def truth_methods_table(table: TruthTable) -> Table:

@@ -2,6 +2,7 @@
 
 import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from assay.pipeline.prompts import Division
     from assay.tasks import Task
 
+COLUMNS = ("rank", "divergence", "empty", "clean_index", "corrupted_index", "clean.text", "corrupted.text")
 PAIRS, BOUNDS = own_group("Pairs"), own_group("Certificates", 41)
 
 
@@ -241,6 +243,8 @@ def _words(text: str) -> dict[str, Any]:
 
 def _deliver(settings: AttackSettings, result: "WorstCase", *, cached: bool) -> None:
     """The result, with the certificates that are asked for, to files and to stdout."""
+    import pandas as pd
+
     from assay.analyses.worst_case.bounds import CERTIFIED
 
     document = result.to_dict()
@@ -255,4 +259,6 @@ def _deliver(settings: AttackSettings, result: "WorstCase", *, cached: bool) -> 
     path = files["document"].path
     if path is not None and path.suffix == ".safetensors":
         files["document"] = File(path, result.save)
+    pairs = pd.json_normalize(document["worst"]).filter(COLUMNS)
+    files["pairs"] = File(settings.path_of(None, "worst-pairs.csv"), partial(pairs.to_csv, index=False))
     settings.deliver(document, files, identity=result.id, cached=cached)

@@ -178,7 +178,7 @@ def _print_benchmark(result: "DiscoveryBenchmark") -> None:
 
     echo(f"{tables.heading(result)}\n")
     print_block(tables.quality_table(result))
-    echo(f"\n{tables.LEGEND}\n")
+    echo(f"\n{tables.finding(result)}\n\n{tables.LEGEND}\n")
     print_block(tables.order_of(result))
     for text in tables.notes(result):
         echo(f"note: {text}")

@@ -127,10 +127,10 @@ def report(
         raise InputError(f"{' and '.join(names)} select different pages; give one of them")
     store = settings.existing_store()
     if settings.compare is not None:
-        from assay.pipeline.compare import compare_rows, rows_page
+        from assay.pipeline.compare import compare_page, compare_rows
 
         rows = compare_rows(store, *settings.compare)
-        page = rows_page(rows, *settings.compare)
+        page = compare_page(store, *settings.compare, rows)
         settings.deliver(rows, {"report": _html(settings.save, [page])}, show=lambda: print_pages(page))
         return
     about, pages = _pages(store, identity, settings.sweep)
