@@ -197,20 +197,17 @@ def test_attack_writes_what_it_found_and_finds_it_again(circuit_file: Path) -> N
 
 
 def test_findings_stand_beside_the_statistics(circuit_file: Path) -> None:
-    """Searched, own and explained pairs are reported and change nothing else."""
-    Path("mine.txt").write_text("dog\nbox\n")
+    """Searched and explained pairs are reported and change nothing else."""
     plain = ("attack", "--circuit", circuit_file, "--n-clean", "6", "--n-corrupted", "5")
-    extra = ("--search", "100", "--explain", "--words", "objects=ring,letter", "--words", "places=@mine.txt")
+    extra = ("--search", "100", "--explain")
     alone = document(*plain)
     shown = run(*plain, *extra, "--save", "found.json").stdout
     found = json.loads(Path("found.json").read_text())
-    assert {key for key in found if found[key] != alone[key]} == {"search", "outside", "explanation"}
+    assert {key for key in found if found[key] != alone[key]} == {"search", "explanation"}
     assert found["search"]["n_evaluations"] <= 100
-    options = [{"objects": ["ring", "letter"]}, {"places": ["dog", "box"]}]
-    assert [entry["options"] for entry in found["outside"]] == options
     explained = found["explanation"]
     assert explained["missing"]["total"] == pytest.approx(explained["mean"], rel=0.2)
-    for text in ("Worst pairs found by search", "Inputs from outside the grammar", "What the circuit lacks"):
+    for text in ("Worst pairs found by search", "What the circuit lacks"):
         assert text in shown
 
 
@@ -228,7 +225,7 @@ def test_pairs_of_a_file_single_prompts_and_images_are_attacked(circuit_file: Pa
     images = ("attack", "--model", "colour-digits", "--top", "60", "--n", "20", "--steps", "1")
     donors = document(*images, "--images", "colour-digits:0.5", "--ablation", "resample-donor")
     assert (donors["protocol"], donors["n_pairs"]) == ("all", 400)
-    assert "needs the grammar" in run(*images, "--words", "objects=ring,letter", code=2).stderr
+    assert "needs the grammar" in run(*images, "--n-clean", "4", code=2).stderr
 
 
 @pytest.mark.parametrize("circuit", ["a2.h3,a3.h0", "file.safetensors"])

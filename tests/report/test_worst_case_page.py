@@ -182,9 +182,9 @@ def test_long_lists_are_cut_and_say_so(worst: Document) -> None:
 
 def test_parts_that_are_not_there_are_left_out(worst: Document) -> None:
     text = render(worst)
-    for title in ("Worst pairs found by search", "Inputs from outside the grammar", "What the circuit lacks"):
+    for title in ("Worst pairs found by search", "What the circuit lacks"):
         assert title not in text
-    optional = {"fields", "search", "outside", "explanation", "worst_clean", "worst_corrupted", "seconds"}
+    optional = {"fields", "search", "explanation", "worst_clean", "worst_corrupted", "seconds"}
     optional |= {"warnings", "provenance", "anchor", "maximum_exceedance", "population", "id"}
     bare = {key: value for key, value in worst.items() if key not in optional} | {"worst": []}
     absolute = bare["summary"]["absolute"]

@@ -1,6 +1,5 @@
 """`assay attack`: how far a circuit departs from its model in the worst case, and what that proves."""
 
-import warnings
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -53,8 +52,6 @@ class AttackSettings(Reporting, OfCircuit, OnImages, OnTask):
         epsilon: Take the order statistic this far above the percentile, as the paper does.
         search: Also search for worse pairs, with this many evaluations, e.g. 20000.
         explain: Also report the missing edges that would repair the worst pairs.
-        words: Also try your own words or templates, reported separately: SLOT=a,b,c or SLOT=@FILE (one per
-            line), e.g. objects=rose,letter; repeat for several.
         resume: Directory for finished blocks. Resumes if it already holds some.
         save: File for the result: NAME.safetensors and NAME.json, or NAME.json alone.
     """
@@ -75,7 +72,6 @@ class AttackSettings(Reporting, OfCircuit, OnImages, OnTask):
     epsilon: Annotated[float | None, RARE] = None
     search: Annotated[int | None, PAIRS, at_least(100)] = None
     explain: Annotated[bool, RARE] = False
-    words: Annotated[tuple[str, ...], RARE] = ()
     resume: Annotated[Path | None, RARE] = None
 
     @property
@@ -101,12 +97,11 @@ def attack(settings: AttackSettings) -> None:
     Percentiles of the divergence from the model come with certificates.
     """
     from assay import pipeline
-    from assay.tasks import check_equal_lengths, load_task
+    from assay.tasks import check_equal_lengths
 
     protocol = _protocol(settings)
     _check(settings, protocol)
     size = call(settings, pipeline.sizes, protocol)
-    words = [_words(text) for text in settings.words]
     model = settings.load_model()
     model.check_together("assay attack")
     circuit = settings.edge_circuit(model.graph)
@@ -116,10 +111,6 @@ def attack(settings: AttackSettings) -> None:
     if protocol in ("file", "inputs", "all") and not settings.of_grammar and not counted:
         size = pipeline.PairCounts(n_clean=task.n, n_corrupted=task.n)
     check_outputs(settings)
-    for options in words:  # names and fillers are checked before anything is run
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            load_task(settings.task, model, n=1, **options)
     store = settings.open_store()
     with progress_on_stderr() as progress:
         if circuit is None:
@@ -144,7 +135,6 @@ def attack(settings: AttackSettings) -> None:
             pipeline.with_findings,
             *(stored.value, circuit, model, task),
             explained=settings.explain,
-            words=words,
             progress=progress,
         )
     _deliver(settings, result, cached=stored.cached)
@@ -186,7 +176,6 @@ def _check(settings: AttackSettings, protocol: str) -> None:
         # Of a file or a set of images all rows are run, so that these would be ignored.
         alone = protocol == "inputs"
         ignored = {
-            "--words": settings.words,
             "--n-clean": alone and settings.n_clean,
             "--search": alone and settings.search,
         }
@@ -225,20 +214,6 @@ def _found_under(settings: AttackSettings, task: "Task") -> str:
     if settings.ablation != "resample-donor":
         return settings.ablation
     return "resample" if getattr(task, "corrupted", None) is not None else "mean-positional"
-
-
-def _words(text: str) -> dict[str, Any]:
-    """`SLOT=a,b,c`, `SLOT=@FILE` or `templates=one template` as an option of a grammar."""
-    from assay.analyses.worst_case.outside import read_words
-
-    slot, equals, value = text.partition("=")
-    if not equals or not slot or not value:
-        raise InputError(f"--words is {text!r}; give SLOT=a,b,c or SLOT=@FILE, e.g. objects=rose,letter")
-    if value.startswith("@"):
-        return {slot: read_words(Path(value[1:]))}
-    if "{" in value:  # a template; commas are part of it
-        return {slot: [value] if slot.endswith("s") else value}
-    return {slot: [word.strip() for word in value.split(",") if word.strip()]}
 
 
 def _deliver(settings: AttackSettings, result: "WorstCase", *, cached: bool) -> None:
