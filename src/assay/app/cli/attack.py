@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from assay.app.cli.parsing import TRUST, command
 from assay.app.console import progress_on_stderr, remark
 from assay.app.delivery import File, Reporting, check_outputs
-from assay.app.options import INPUTS, RARE, Count, at_least, call, own_group
+from assay.app.options import INPUTS, RARE, Count, Share, at_least, call, own_group
 from assay.app.settings import OfCircuit, OnImages, OnTask
-from assay.core.errors import InputError, OutputError
+from assay.core.errors import InputError
 
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ class AttackSettings(Reporting, OfCircuit, OnImages, OnTask):
         independent: Treat rows as independent samples not used for discovery, and compute certificates.
         percentile: Percentile to certify, as a fraction. Default: 0.95, 0.99, 0.999.
         delta: Confidence of a certificate.
-        epsilon: Take the order statistic this far above the percentile, as the paper does.
         search: Also search for worse pairs, with this many evaluations, e.g. 20000.
         explain: Also report the missing edges that would repair the worst pairs.
         resume: Directory for finished blocks. Resumes if it already holds some.
@@ -67,9 +66,8 @@ class AttackSettings(Reporting, OfCircuit, OnImages, OnTask):
     divergence: Annotated[str, PAIRS] = "kl"
     threshold: Annotated[tuple[float, ...], RARE] = ()
     independent: Annotated[bool, BOUNDS] = False
-    percentile: Annotated[tuple[float, ...], BOUNDS] = ()
-    delta: Annotated[float, RARE] = 0.95
-    epsilon: Annotated[float | None, RARE] = None
+    percentile: Annotated[tuple[Share, ...], BOUNDS] = ()
+    delta: Annotated[Share, RARE] = 0.95
     search: Annotated[int | None, PAIRS, at_least(100)] = None
     explain: Annotated[bool, RARE] = False
     resume: Annotated[Path | None, RARE] = None
@@ -110,14 +108,13 @@ def attack(settings: AttackSettings) -> None:
     counted = settings.n_clean or settings.n_corrupted or settings.n_pairs
     if protocol in ("file", "inputs", "all") and not settings.of_grammar and not counted:
         size = pipeline.PairCounts(n_clean=task.n, n_corrupted=task.n)
-    check_outputs(settings)
+    check_outputs(settings, folders=(settings.resume,))
     store = settings.open_store()
     with progress_on_stderr() as progress:
         if circuit is None:
             ablation = _found_under(settings, task)
-            circuit = settings.runs(
-                model, found_on, ablation=ablation, store=store, progress=progress
-            ).circuit
+            more: dict[str, Any] = {"ablation": ablation, "store": store, "progress": progress}
+            circuit = settings.runs(model, found_on, **more).circuit
         names = ("ablation", "seed", "reuse_clean", "independent", "enumerate")
         how = {name: getattr(settings, name) for name in names}
         sample = pipeline.pairs_of(model.bind(task), protocol, size, **how)
@@ -153,39 +150,22 @@ def _protocol(settings: AttackSettings) -> str:
 
 
 def _check(settings: AttackSettings, protocol: str) -> None:
-    """Refuse names and numbers that are wrong before a model is loaded."""
+    """Refuse names that are wrong, and options that would be ignored, before a model is loaded."""
     from assay import pipeline
-    from assay.analyses.worst_case.bounds import CERTIFIED
-    from assay.analyses.worst_case.explain import pair_loss
     from assay.analyses.worst_case.pair_divergence import get_divergence
     from assay.analyses.worst_case.sampling import check_ablation
-    from assay.stats.percentile_bounds import order_of, share
 
     task = None if settings.of_images else settings.task
     call(settings, pipeline.check_options, task=task, ablation=None)
     get_divergence(settings.divergence)
-    if settings.explain:
-        pair_loss(settings.divergence)
     check_ablation(settings.ablation, protocol, enumerate=settings.enumerate)
-    share(settings.delta, "delta")
-    for percentile in settings.percentile or CERTIFIED:
-        share(percentile, "percentile")
-        if settings.epsilon is not None:
-            order_of(1, percentile, settings.epsilon)
-    if not settings.of_grammar:
-        # Of a file or a set of images all rows are run, so that these would be ignored.
-        alone = protocol == "inputs"
-        ignored = {
-            "--n-clean": alone and settings.n_clean,
-            "--search": alone and settings.search,
-        }
-        for option in (option for option, value in ignored.items() if value):
-            raise InputError(f"{option} needs the grammar of a registered task, but {settings.task} has none")
+    if protocol == "inputs" and not settings.of_grammar and (settings.n_clean or settings.search):
+        raise InputError(
+            f"{settings.task} has no grammar, so all of its rows are run; leave out --n-clean and --search"
+        )
     save = settings.save
     if save is not None and save.suffix not in (".safetensors", ".json"):
         raise InputError(f"--save is {save}; give NAME.safetensors, or NAME.json for the document alone")
-    if settings.resume is not None and settings.resume.is_file():
-        raise OutputError(f"--resume is {settings.resume}, a file; give a directory")
 
 
 def _inputs(
@@ -223,10 +203,9 @@ def _deliver(settings: AttackSettings, result: "WorstCase", *, cached: bool) -> 
     from assay.analyses.worst_case.bounds import CERTIFIED
 
     document = result.to_dict()
-    if settings.percentile or settings.epsilon is not None or settings.delta != AttackSettings.delta:
-        document["certificates"] = result.listed_certificates(
-            settings.percentile or CERTIFIED, delta=settings.delta, epsilon=settings.epsilon
-        )
+    if settings.percentile or settings.delta != AttackSettings.delta:
+        percentiles = settings.percentile or CERTIFIED
+        document["certificates"] = result.listed_certificates(percentiles, delta=settings.delta)
     if not settings.json:
         for warning in document["warnings"]:
             remark(warning["message"])
