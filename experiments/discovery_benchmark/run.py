@@ -31,7 +31,7 @@ from assay.circuits import write_atomically
 from assay.discovery.edges import METHODS, discover
 from assay.models.planted import planted_names
 from assay.page.blocks import Column, Table
-from assay.page.markdown import markdown_table
+from assay.page.text import plain_text
 from assay.pipeline.benchmark import parse_options
 
 
@@ -192,6 +192,14 @@ def docs() -> None:
         write(tables / "mini-signs.inc", markdown_table(table_of_signs))
     for name in ("truth-map", *(f"benchmark-{each.stem}" for each in found)):
         (images / f"{name}.png").unlink(missing_ok=True)  # the pages show the SVG
+
+
+def markdown_table(table: Table) -> str:
+    """A table of pipes; numbers are set flush right."""
+    names = [plain_text(column.name) for column in table.columns]
+    rules = ["---:" if column.numeric else "---" for column in table.columns]
+    lines = ([cell.replace("|", "\\|") for cell in cells] for cells in (names, rules, *table.texts()))
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def truth_facts(table: TruthTable) -> str:

@@ -1,6 +1,6 @@
 """What pages are made of. A result says what it shows in these blocks; a renderer knows blocks and no result.
 
-`assay.page.html` and `assay.page.terminal` render whole pages, `assay.page.markdown` tables.
+`assay.page.html` and `assay.page.terminal` render whole pages.
 """
 
 from collections.abc import Callable, Sequence
