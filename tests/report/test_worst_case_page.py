@@ -44,7 +44,6 @@ def test_a_verdict_never_rounds_up_to_all_pairs_or_to_certainty(worst: Document)
     [
         ({"reuse_clean": True}, "made from the clean ones"),
         ({"independent": False}, "the inputs are not independent draws"),
-        ({"independent": False, "protocol": "file"}, "were not declared independent draws"),
         ({}, "no percentile was requested"),
     ],
 )
@@ -193,19 +192,3 @@ def test_parts_that_are_not_there_are_left_out(worst: Document) -> None:
     text = render(bare)
     assert "The prompts of this task have no fields to compare." in text
     assert "None were kept." in text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"),
-        (0.000558, "0.000558"),
-        (28.4, "28.4"),
-        (230.3, "230"),
-        (12345.6, "12,346"),
-        (None, "n/a"),
-        (-1.5, "\N{MINUS SIGN}1.50"),
-    ],
-)
-def test_three_digits_count(value: float | None, text: str) -> None:
-    assert page_words.significant(value) == text
