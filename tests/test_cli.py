@@ -21,9 +21,9 @@ from command_line import Outcome, invoke
 import assay
 from assay.app.cli import app, doctor
 from assay.app.cli.doctor import GAP, LOGITS, engine_checks
-from assay.app.cli.results import LISTED
 from assay.app.options import keywords
 from assay.app.settings import OfCircuit, Placed
+from assay.catalogue import CIRCUITS, KINDS
 from assay.core.extras import EXTRAS, install_command
 from assay.core.machine import usable_cores
 from assay.execution import runner
@@ -220,7 +220,7 @@ def test_an_unwritable_place_is_refused_before_the_work(run: Run, monkeypatch: p
 # ---- commands that say what there is ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", LISTED)
+@pytest.mark.parametrize("kind", [*KINDS, CIRCUITS])
 def test_list_knows_every_kind(run: Run, kind: str) -> None:
     entries = json.loads(run("list", kind, "--json").stdout)
     table = run("list", kind).stdout

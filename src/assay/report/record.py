@@ -1,15 +1,15 @@
 """The page of a stored result: its report where its kind has one, else its record as tables."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from typing import Any
 
-from assay.page.blocks import Block, Column, Page, Section, Table, folded_record
+from assay.page.blocks import Page, Section, Table, columns, folded_record
 from assay.page.text import code, cut_text, number
 from assay.report.save import is_reportable, pages_of
 from assay.store import StoredResult
 
 
 ENTRIES = 400  # of a record in its table
-SHORT_LIST = 12  # entries of a list that are written out
 
 
 def pages_of_result(result: StoredResult) -> list[Page]:
@@ -38,34 +38,20 @@ def record_page(result: StoredResult) -> Page:
     )
 
 
-def _entries(result: StoredResult, record: object) -> Block:
-    entries = [*_flat(record)]
+def _entries(result: StoredResult, record: Mapping[str, Any]) -> Table:
+    """Dotted names and values of a record."""
+    import pandas as pd
+
+    (entries,) = pd.json_normalize(dict(record)).to_dict("records") or [{}]
+    texts = {
+        str(name): f"{value:.6g}" if isinstance(value, float) else str(value)
+        for name, value in entries.items()
+    }
     whole = code(f"assay show {result.id} --json")
-    left = (f"The first {ENTRIES} of {number(len(entries))} entries; all of them with ", whole, ".")
+    left = (f"The first {ENTRIES} of {number(len(texts))} entries; all of them with ", whole, ".")
     return Table(
-        columns=[Column(name="entry", sort=True), Column(name="value", sort=True)],
-        rows=entries[:ENTRIES],
-        note=left if len(entries) > ENTRIES else "",
+        columns=columns("entry", "value", sort=True),
+        rows=[[cut_text(name, 200), cut_text(text)] for name, text in [*texts.items()][:ENTRIES]],
+        note=left if len(texts) > ENTRIES else "",
         style="record",
     )
-
-
-def _flat(record: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted names and values of a record, of long lists the length."""
-    if isinstance(record, Mapping):
-        for key, value in record.items():
-            yield from _flat(value, f"{name}.{key}" if name else str(key))
-        return
-    if isinstance(record, list):
-        nested = any(isinstance(each, Mapping | list) for each in record)
-        long = nested or len(record) > SHORT_LIST
-        text = f"{len(record):,} entries" if long else ", ".join(map(_shown, record))
-    else:
-        text = _shown(record)
-    yield cut_text(name, 200), cut_text(text)
-
-
-def _shown(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:.6g}" if isinstance(value, float) else str(value)

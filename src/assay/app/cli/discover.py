@@ -121,11 +121,6 @@ def _print_circuit(scores: "EdgeScores", circuit: "Circuit", edges: list[dict[st
             f"{routing['changed']:,} of {routing['choices']:,} choices of experts (token and block) differ "
             "between clean and corrupted input"
         )
-        if "kept" in routing:
-            echo(
-                f"loss of the corrupted input: {routing['kept']:.4g} with the experts of the clean input "
-                f"(the empty circuit), {routing['followed']:.4g} with its own"
-            )
     small = max((abs(edge["score"]) for edge in edges), default=1.0) < 0.01  # four decimals would hide them
     style = "+.2e" if small else "+.4f"
     rows = [[edge["source"], edge["target"], f"{edge['score']:{style}}"] for edge in edges[:20]]

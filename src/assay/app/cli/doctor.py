@@ -122,10 +122,9 @@ def engine_checks() -> list[dict[str, Any]]:
 
 
 def _show(document: dict[str, Any]) -> None:
-    rows = [[name, version or "not installed"] for name, version in document["versions"].items()]
-    facts = document["machine"] | {"devices": ", ".join(document["machine"]["devices"]) or "none"}
-    facts["free_memory"] = f"{facts['free_memory'] / 1e9:.1f} GB"
-    print_table("Environment", ["part", "here"], rows + [[name, str(each)] for name, each in facts.items()])
+    facts = document["machine"] | {"free_memory": f"{document['machine']['free_memory'] / 1e9:.1f} GB"}
+    parts = {name: version or "not installed" for name, version in document["versions"].items()} | facts
+    print_table("Environment", ["part", "here"], [[name, str(each)] for name, each in parts.items()])
     extras = document["extras"].items()
     rows = [[name, "yes" if each["installed"] else each["command"]] for name, each in extras]
     print_table("Extras", ["extra", "installed"], rows)
