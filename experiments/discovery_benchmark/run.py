@@ -98,15 +98,12 @@ def mini(
     names = list(methods or usual)
     for task in tasks:
         target = find_target("mini", task, n=n, seed=SEED)
-        found = benchmark_discovery(
-            target.model,
-            target.task,
-            names,
-            options=options_of(names, WARM | options),
-            seed=SEED,
-            progress=progress,
-        )
-        found.save(HERE / f"mini-{found.task}.json")
+        judge(target, names, options_of(names, WARM | options), f"mini-{target.task.name}.json")
+
+
+def judge(target: Any, names: Sequence[str], options: dict[str, Any], file: str, **more: Any) -> None:
+    how = {"options": options, "seed": SEED, "progress": progress, **more}
+    benchmark_discovery(target.model, target.task, names, **how).save(HERE / file)
 
 
 def warm() -> None:
@@ -114,25 +111,14 @@ def warm() -> None:
     target = find_target("mini", "ioi", n=MINI_N, seed=SEED)
     name = "ugs@warm"
     options = {name: {"warm_start": "eap-ig-inputs", "updates": 300, "rate": 0.05, "price": 3e-4}}
-    found = benchmark_discovery(
-        target.model, target.task, [name], options=options, seed=SEED, progress=progress
-    )
-    found.save(HERE / "mini-ioi-warm.json")
+    judge(target, [name], options, "mini-ioi-warm.json")
 
 
 def vision(methods: Sequence[str] | None, options: dict[str, dict[str, Any]], n: int) -> None:
     target = find_target("colour-digits", n=n, seed=SEED)
     names = list(methods or METHODS)
-    found = benchmark_discovery(
-        target.model,
-        target.task,
-        names,
-        options=options_of(names, options),
-        held_out=target.held_out,
-        seed=SEED,
-        progress=progress,
-    )
-    found.save(HERE / "colour-digits.json")
+    chosen = options_of(names, options)
+    judge(target, names, chosen, "colour-digits.json", held_out=target.held_out)
 
 
 def signs(tasks: Sequence[str], n: int) -> None:

@@ -10,7 +10,6 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from assay.core.errors import InputError, NonFiniteError, ShapeError
-from assay.core.machine import count_examples
 from assay.tasks.image_batch import ImageBatch
 from assay.tasks.image_rows import ImageRows, check_batch_size, digest_of
 
@@ -93,7 +92,6 @@ class ImageTask(ImageRows):
         for rows in torch.arange(self.n).split(batch_size):
             counterparts = None if self.corrupted is None else self.corrupted[rows]
             yield self._batch(rows, self.images[rows], counterparts)
-            count_examples(int(rows[-1]) + 1, self.n)
 
     def stand_in(self, n: int) -> "ImageTask":
         """As many images, to predict the memory of a pass: the first ones."""

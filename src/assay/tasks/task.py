@@ -351,9 +351,8 @@ class PairTask:
             )
         count = min(max(round(fraction * self.n), 1), self.n - 1)
         shuffled = stream(seed, "split").permutation(self.n)
-        return Split(
-            self.subset(sorted(shuffled[:count].tolist())), self.subset(sorted(shuffled[count:].tolist()))
-        )
+        parts = (shuffled[:count], shuffled[count:])
+        return Split(*(self.subset(sorted(part.tolist())) for part in parts))
 
     def batches(self, batch_size: int) -> Iterator[PairBatch]:
         """The pairs in order, `batch_size` at a time (the last batch may be smaller)."""

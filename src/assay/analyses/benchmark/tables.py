@@ -33,19 +33,16 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: Seque
 def quality_table(benchmark: DiscoveryBenchmark) -> Table:
     """A row per competitor that has scores, best CPR first: quality with intervals, and cost."""
     judged = any(row.truth is not None for row in benchmark.rows)
-    columns = ["method", "CPR", "CMD", "CPR(|s|)", "CMD(s)"]
-    cost = ["passes", "seconds", "MiB"]
-    columns += [*cost, "AUROC"] if judged else cost
+    columns = ["method", "CPR", "CMD", "CPR(|s|)", "CMD(s)", "passes", "seconds", "MiB"]
+    columns += ["AUROC"] if judged else []
     rows = []
     for row in benchmark.ranking():
         if row.signed is None or row.absolute is None:
             continue
+        memory = MISSING if row.peak_memory is None else mebibytes(row.peak_memory)
         cells = [title(row), f"{row.signed.cpr}", f"{row.absolute.cmd}"]
         cells += [bare(row.absolute.cpr), bare(row.signed.cmd), significant(row.forward_equivalents)]
-        cells += [
-            significant(row.seconds),
-            MISSING if row.peak_memory is None else mebibytes(row.peak_memory),
-        ]
+        cells += [significant(row.seconds), memory]
         if judged:
             cells.append(MISSING if row.truth is None else share(row.truth.auroc))
         rows.append(tuple(cells))
@@ -60,14 +57,11 @@ def title(row: BenchmarkRow) -> str:
 
 def notes(benchmark: DiscoveryBenchmark) -> list[str]:
     """What the table does not say: who could not compete, and what methods warned of."""
-    sentences = [f"{row.name} did not compete: {row.reason}" for row in benchmark.rows if row.reason]
-    sentences += [f"{row.name}: {text}" for row in benchmark.rows for text in row.warnings]
-    sentences += [
-        f"{row.name}: not converged"
-        for row in benchmark.rows
-        if row.details.get("converged") is False and not row.warnings
-    ]
-    return sentences
+    rows = benchmark.rows
+    unfinished = [row for row in rows if row.details.get("converged") is False and not row.warnings]
+    sentences = [f"{row.name} did not compete: {row.reason}" for row in rows if row.reason]
+    sentences += [f"{row.name}: {text}" for row in rows for text in row.warnings]
+    return sentences + [f"{row.name}: not converged" for row in unfinished]
 
 
 def heading(benchmark: DiscoveryBenchmark) -> str:
@@ -86,8 +80,7 @@ def finding(benchmark: DiscoveryBenchmark) -> str:
     best, *others = [row.name for row in benchmark.ranking() if row.cpr is not None] or [""]
     if not others:
         return ""
-    gaps = {name: benchmark.difference(best, name) for name in others}
-    tied = [name for name, gap in gaps.items() if gap is None or not gap.low > 0]
+    tied = [name for name in others if not ((gap := benchmark.difference(best, name)) and gap.low > 0)]
     told = f"; {listed(tied)} cannot be told from it" if tied else ""
     beaten = plural(len(others) - len(tied), "other method")
     return f"{best} has the highest CPR, above {beaten} by a paired 95 % interval{told}."
@@ -154,11 +147,10 @@ def misses(table: TruthTable) -> list[str]:
         missed = sorted((value, model) for model, value in best.items() if value < GOOD)
         if not best:
             continue
-        listed = ", ".join(f"{model} ({share(value)})" for value, model in missed[:LISTED])
+        named = ", ".join(f"{model} ({share(value)})" for value, model in missed[:LISTED])
         more = f" and {len(missed) - LISTED} more" if len(missed) > LISTED else ""
-        sentences.append(
-            f"{method} misses {len(missed)} of {len(best)} models" + (f": {listed}{more}" if missed else "")
-        )
+        end = f": {named}{more}" if missed else ""
+        sentences.append(f"{method} misses {len(missed)} of {len(best)} models{end}")
     return sentences
 
 
