@@ -219,6 +219,7 @@ def circuit_view(
     edges: Edges,
     *,
     caption: Text,
+    n_edges: int,
     size: int = 0,
     curve: Mapping[str, Any] | None = None,
     scored: bool = True,
@@ -231,6 +232,7 @@ def circuit_view(
         edges: Strongest first, each with `rank`, `source`, `target`, `score`, whether it is `kept` by the
             circuit, and, where the drawing opens on some of these alone, `shown`.
         caption: What it shows.
+        n_edges: Of the circuit, of which `edges` may be the strongest alone.
         size: Strongest edges that are the circuit; the reader can change it.
         curve: Faithfulness by size, `n_edges` and `values`, shown beside the size.
         scored: Whether the scores are real.
@@ -268,12 +270,11 @@ def circuit_view(
             "attention": attention,
         },
     }
+    first = min(TERMINAL_ROWS, n_edges)
     strongest = Table(
         columns=[*columns("source", "target"), Column(name="score", numeric=True)],
         rows=[[edge["source"], edge["target"], signed(edge["score"])] for edge in inside[:TERMINAL_ROWS]],
-        note=f"The {TERMINAL_ROWS} strongest of {number(len(inside))} edges."
-        if len(inside) > TERMINAL_ROWS
-        else "",
+        note=f"{f'The {first} strongest' if scored else first} of {number(n_edges)} edges.",
     )
     return Interactive(template="circuit.html", values=values, blocks=[Note(text=caption), strongest])
 

@@ -272,6 +272,7 @@ def _circuit(audit: Audit) -> Interactive:
     return circuit_view(
         audit.graph,
         edges,
+        n_edges=n_edges,
         size=(excerpt or circuit)["size"],
         caption=caption,
         curve=drawn,

@@ -133,7 +133,7 @@ def circuit_page(document: Document) -> Page:
     if not document["attention"]:
         caption += " The page was made without attention patterns."
     how = {"scored": document["scored"], "attention": document["attention"]}
-    view = circuit_view(graph, edges, caption=caption, **how)
+    view = circuit_view(graph, edges, n_edges=n_edges, caption=caption, **how)
     facts: list[tuple[str, Text]] = [("circuit", code(circuit["hash"]))]
     facts += [("model", model_text(model))] if model else []
     facts += [("task", document["task"])] if document["task"] else []

@@ -351,8 +351,7 @@ class PairTask:
             )
         count = min(max(round(fraction * self.n), 1), self.n - 1)
         shuffled = stream(seed, "split").permutation(self.n)
-        parts = (shuffled[:count], shuffled[count:])
-        return Split(*(self.subset(sorted(part.tolist())) for part in parts))
+        return Split(*(self.subset(sorted(part.tolist())) for part in (shuffled[:count], shuffled[count:])))
 
     def batches(self, batch_size: int) -> Iterator[PairBatch]:
         """The pairs in order, `batch_size` at a time (the last batch may be smaller)."""
