@@ -31,7 +31,14 @@ def doctor(settings: Talking) -> int:
         "schema": SCHEMA,
         "versions": versions(),
         "machine": machine(),
-        "extras": {extra: packages(extra) for extra in EXTRAS},
+        "extras": {
+            extra: {
+                "installed": all(map(installed_version, names)),
+                "packages": {name: installed_version(name) for name in names},
+                "command": install_command(extra),
+            }
+            for extra, names in EXTRAS.items()
+        },
         "checks": checks,
         "ok": all(each["ok"] for each in checks),
     }
@@ -70,16 +77,6 @@ def machine() -> dict[str, Any]:
         "free_memory": free_memory(),
         "devices": devices,
         "default_device": str(accelerator() or "cpu"),
-    }
-
-
-def packages(extra: str) -> dict[str, Any]:
-    """Versions of what an extra installs, none where it is missing, and the command that installs it."""
-    installed = {name: installed_version(name) for name in EXTRAS[extra]}
-    return {
-        "installed": None not in installed.values(),
-        "packages": installed,
-        "command": install_command(extra),
     }
 
 
