@@ -6,6 +6,7 @@ import hashlib
 import re
 import threading
 from collections.abc import Sequence
+from importlib import resources
 
 import jinja2
 from markupsafe import Markup, escape
@@ -108,9 +109,7 @@ def _template(name: str) -> jinja2.Template:
 @functools.cache
 def source(name: str) -> str:
     """Text beside the templates that is not a template."""
-    loader = environment().loader
-    assert loader is not None
-    return loader.get_source(environment(), name)[0]
+    return (resources.files("assay.page") / "templates" / name).read_text(encoding="utf-8")
 
 
 @functools.cache
