@@ -30,9 +30,6 @@ from assay.analyses.worst_case import WorstCase
 from assay.circuits import Circuit
 from assay.models import load_model
 from assay.pipeline import Audit, draw_prompts
-from assay.pipeline.jobs import model_of
-from assay.pipeline.plan import parse_plan
-from assay.pipeline.sweep import expand
 from assay.report import verdict
 from assay.tasks import load_task
 
@@ -386,46 +383,10 @@ def test_prompts_begin_as_transformers_begins_them_in_every_command(begins: bool
         ("benchmark", "discovery", "--quick", "--methods", "eap", "--n", "4"),
     ):
         assert f'"bos": {json.dumps(begins)}' in run(*command, *common, *QUIET).stdout
-    small = {
-        "name": "small",
-        "n": 6,
-        "models": [str(llama)],
-        "tasks": ["ioi"],
-        "methods": ["eap"],
-        "sizes": [9],
-    }
-    plans = [parse_plan({**small, **more}) for more in ({}, {"bos": begins})]
-    usual, other = (expand(plan) for plan in plans)
-    assert ([job.id for job in usual] == [job.id for job in other]) is begins
-    assert begins or model_of(other[0]).prompt_rules == {"bos": False}
 
 
-def test_commands_take_turns_of_a_chat_and_score_answers_token_by_token(chatty: Path) -> None:
+def test_prompts_can_be_turns_of_a_chat(chatty: Path) -> None:
     given = ("--model", chatty, "--task", "capital-country", "--n", "8", "--top", "20")
     chat = document("discover", *given, "--chat", "--answer-tokens", "first")
     config = chat["provenance"]["task"]["config"]
     assert (config["chat"], config["answer_tokens"]) == (True, "first")
-    cities = [("Peru", "Bamako", "Bamaga"), ("Spain", "Bamaga", "Bamako"), ("Kenya", "Paris", "London")]
-    lines = [
-        {
-            "clean": f"The capital of {country} is the city of",
-            "corrupted": "The capital of Norway is the city of",
-            "answers": [f" {city}"],
-            "wrong": [f" {other}"],
-        }
-        for country, city, other in cities
-    ]
-    Path("cities.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    task = load_task("cities.jsonl", load_model(chatty), answer_tokens="each")
-    assert task.positions.tolist() == [[7, 8], [7, 8], [7, -1]]
-    common = ("--model", chatty, "--task", "cities.jsonl", "--answer-tokens", "each")
-    found = document("discover", *common, "--top", "20", "--save", "c.safetensors")
-    assert found["provenance"]["task"]["data_hash"] == task.data_hash
-    (record,) = document("measure", *common, "--circuit", "c.safetensors", "--metric", "kl")
-    assert record["n"] == 3
-    worst = document("attack", *common, "--circuit", "c.safetensors", "--explain", "--independent")
-    assert (worst["n_pairs"], worst["certificates"][0]["n_needed"] > 3) == (3, True)
-    assert sorted(len(pair["reads"]) for pair in worst["worst"]) == [1, 2, 2]
-    assert worst["explanation"]["n_pairs"] == 3
-    audit = run("audit", *common, "--skip", "random,curve", *QUIET).stdout
-    assert "serves prompts that are read at one position each" in audit  # gates

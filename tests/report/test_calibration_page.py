@@ -5,13 +5,12 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from pages import document
 
-from assay.analyses.calibration import GATES, Gate, find_gate, page_summary, page_words
+from assay.analyses.calibration import GATES, find_gate, page_summary, page_words
 from assay.analyses.calibration.judges import JUDGES
 from assay.analyses.calibration.page_words import judged_of
 from assay.analyses.calibration.plots import COLOURS, gate_lines, plot_gates
@@ -97,29 +96,6 @@ def test_a_score_that_may_be_nothing_is_said_first(made: Document) -> None:
     assert grave() == [note]
 
 
-def test_a_gate_of_another_package_appears_like_ours() -> None:
-    def shorter(y_full: Any) -> Verdict:
-        return Verdict(status="inconclusive", published="pass", values={"value": 1.0}, reason="too_short")
-
-    gate = Gate(
-        key="shelf",
-        code="X2",
-        name="Length",
-        criterion="",
-        needs=("y_full",),
-        function=shorter,
-        question="Is it long?",
-        on_pass="it is",
-        on_fail="it is not",
-        reasons={"too_short": ("It is too short.", "Make it longer.")},
-    )
-    judged = gate(np.ones(3)).judged
-    assert judged is not None
-    assert (judged.label, judged.value, judged.rule) == ("Length", 1.0, None)
-    assert judged.sentence == "If it passed: It is. If it failed: It is not."
-    assert (judged.because, judged.remedy) == ("It is too short.", "Make it longer.")
-
-
 def test_the_prompts_that_would_settle_it_are_said(made: Document) -> None:
     gate = gate_of(made, "C11")
     gate["verdict"] |= {"status": "inconclusive", "n_needed": 178}
@@ -203,25 +179,6 @@ def test_an_end_far_away_is_cut_and_nothing_is_drawn_without_a_number_or_a_limit
     assert found.value > 0.15 * WIDTH
     assert strip_places(blank(value=None)) is None
     assert strip_places(blank(rule=None)) is None
-
-
-def test_whatever_is_drawn_lies_on_the_axis() -> None:
-    rng = np.random.default_rng(0)
-    for _ in range(100):
-        scale = float(10.0 ** rng.uniform(-6, 6))
-        limit = scale * float(rng.normal())
-        low, value, high = np.sort(rng.normal(limit, scale * 10.0 ** rng.uniform(-3, 3), 3)).tolist()
-        found = drawn(
-            value=value,
-            low=low,
-            high=high,
-            rule=Rule(pass_at=limit),
-            unit=abs(limit) or 1.0,
-            ratio=bool(rng.random() < 0.5),
-        )
-        assert 0 <= found.low <= found.value <= found.high <= WIDTH
-        assert all(0 <= x <= WIDTH for x, _ in found.ticks)
-        assert sum(width for _, _, width, _ in found.zones) == pytest.approx(WIDTH, abs=0.2)
 
 
 def test_pictures_and_words_agree_with_the_verdicts(made: Document) -> None:

@@ -141,22 +141,6 @@ def test_prompts_are_aligned_and_differing_tokens_marked(worst: Document) -> Non
     assert "".join(second or same for _, second, _, same in columns) == pair["corrupted"]["text"]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "words"),
-    [
-        (("a", "a", "b"), "First token as the model’s."),
-        (("a", "b", "b"), "The circuit follows the corrupted prompt."),
-        (("a", "c", "b"), "First token neither the model’s nor the corrupted prompt’s."),
-    ],
-)
-def test_whom_the_circuit_follows(tokens: tuple[str, str, str], words: str) -> None:
-    top = {
-        name: [{"token": token, "id": ord(token), "logit": 1.0}]
-        for name, token in zip(("model", "circuit", "corrupted"), tokens, strict=True)
-    }
-    assert page_words.following(top)[0] == words
-
-
 def test_long_lists_are_cut_and_say_so(worst: Document) -> None:
     worst["worst"] = [worst["worst"][0] | {"rank": rank} for rank in range(1, 301)]
     worst["fields"]["tests"] = worst["fields"]["tests"] * 100
