@@ -153,7 +153,7 @@ def test_sweeps_results_and_comparisons_are_written(reported: tuple[Path, Filled
     assert {"measure"} | numbers == set(rows[0])
     for arguments, message in (
         (("--sweep", "a", "--compare", "b", "c"), "--sweep and --compare select different pages"),
-        (("--sweep", "none"), "got 'none'"),
+        (("--sweep", "none"), "no sweep is called 'none'"),
         (("--compare", "0123456789abcdef", "0123456789abcdef"), "no result in"),
     ):
         refused = run("report", *arguments, "--store", place, "--save", tmp_path / "none.html", code=2)

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from assay.core.errors import InputError
+from assay.core.errors import InputError, UnknownNameError
 from assay.page import text as words
 from assay.page.blocks import Cell, Column, Page, Section, Table, columns, folded_record
 from assay.page.text import Text, code, cut_text, listed, number, plural, quiet, result_link
@@ -22,6 +22,10 @@ Row = Mapping[str, Any]
 def find_result(store: Store, name: str) -> StoredResult:
     """The newest sweep of a name, or the result of an id or of its beginning."""
     named = store.query("sweep", name=name, order="-created", limit=1)
+    if not named and not set(name) <= set("0123456789abcdef"):
+        raise UnknownNameError(
+            f"no sweep is called {cut_text(name, 80)!r}; see `assay store ls --kind sweep`"
+        )
     return store.get(named[0].id if named else name)
 
 
