@@ -19,7 +19,6 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from assay.app.site.web import create_app
-from assay.page.html import PAGE_LIMIT
 from assay.pipeline.compare import compare_page
 from assay.report.save import render
 from assay.store import Store
@@ -53,7 +52,6 @@ def opened(make: Callable[[], Any], repeats: int) -> dict[str, Any]:
         "seconds": round(reading + drawing, 3),
         "share_of_limit": round((reading + drawing) / LIMIT_SECONDS, 3),
         "bytes": len(text.encode()),
-        "share_of_page_limit": round(len(text.encode()) / PAGE_LIMIT, 3),
     }
 
 

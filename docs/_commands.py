@@ -7,7 +7,7 @@ of its JSON come from `docs/howto/json.md`, which the tests compare with what th
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from typing import Annotated, Literal, get_args, get_origin
 
 from cyclopts import App, Group
 from cyclopts.argument import Argument
@@ -50,6 +50,8 @@ def kinds(hint: object) -> list[str]:
     if get_origin(hint) is Literal:
         return [f"`{value}`" for value in get_args(hint)]
     inner = get_args(hint)
+    if get_origin(hint) is Annotated:
+        return kinds(inner[0])
     if get_origin(hint) is tuple:
         number = "list of" if inner[-1] is Ellipsis else str(len(inner))
         return [f"{number} {' or '.join(kinds(inner[0]))}"]
@@ -64,8 +66,8 @@ def type_of(argument: Argument) -> str:
     hint, parameter = argument.hint, argument.parameter
     text = f"`{parameter.metavar}`" if parameter.metavar else " or ".join(kinds(hint))
     for limit in parameter.validator:
-        text += f", at least {limit.gte}" if limit.gte is not None else ""
-        text += f", at most {limit.lte}" if limit.lte is not None else ""
+        ends = {"at least": limit.gte, "above": limit.gt, "at most": limit.lte, "below": limit.lt}
+        text += "".join(f", {word} {end}" for word, end in ends.items() if end is not None)
     return text
 
 

@@ -21,9 +21,9 @@ from command_line import Outcome, invoke
 import assay
 from assay.app.cli import app, doctor
 from assay.app.cli.doctor import GAP, LOGITS, engine_checks
-from assay.app.cli.results import LISTED
 from assay.app.options import keywords
 from assay.app.settings import OfCircuit, Placed
+from assay.catalogue import CIRCUITS, KINDS
 from assay.core.extras import EXTRAS, install_command
 from assay.core.machine import usable_cores
 from assay.execution import runner
@@ -120,7 +120,7 @@ def test_settings_become_the_keywords_of_a_function_that_it_names() -> None:
     [
         ("pipeline:runs_of", "app.settings:OfCircuit", "objective ablation top store progress"),
         ("pipeline:sizes", "app.cli.attack:AttackSettings", ""),
-        ("pipeline:with_findings", "app.cli.attack:AttackSettings", "explained words progress"),
+        ("pipeline:with_findings", "app.cli.attack:AttackSettings", "explained progress"),
         ("pipeline:draw_prompts", "app.cli.calibrate:CalibrateSettings", ""),
         ("pipeline:prompts_to_measure", "app.cli.calibrate:CalibrateSettings", "drawn circuit"),
         ("pipeline.prompts:read_inputs", "app.cli.discover:DiscoverSettings", ""),
@@ -157,18 +157,9 @@ NEW_ZOO = ("zoo", "train", "tiny", "--out", "new")
         (("audits",), 2, 'error: Unknown command "audits". Did you mean "audit"?'),
         (("audit", "--n", "0"), 2, 'error: Invalid value "0" for --n. Must be >= 1.'),
         (("audit", "--n", "2.5"), 2, 'error: Invalid value for --n: unable to convert "2.5" into int.'),
-        (("audit", "--n", "4", "--n", "5"), 2, "error: Parameter --n specified multiple times."),
         (("audit", "--steps", "0"), 2, "'0' is not valid; give a count of at least 1, or auto"),
         (("audit", "ioi"), 2, "error: Unused Tokens: ['ioi']."),
-        (("zoo", "train", "quick"), 2, 'error: Command "zoo train" parameter --out requires an argument.'),
         (("audit", "--task", "iio"), 2, "error: unknown task 'iio'; did you mean 'ioi'"),
-        (("audit", "--method", "epa"), 2, "error: unknown method 'epa'; did you mean 'eap'"),
-        (
-            ("discover", "--ablation", "resampel"),
-            2,
-            "error: unknown ablation 'resampel'; did you mean 'resample'",
-        ),
-        (("measure", "--metric", "top-k"), 2, "error: unknown metric 'top-k'; did you mean 'topk'"),
         (("discover", "--n", "4", "--top", "100000"), 2, "cannot keep 100000 edges: this graph has 1519"),
         (("discover", "--top", "5", "--greedy", "5"), 2, "give one of them"),
         (("measure", "--circuit", "none.safetensors"), 1, "error: none.safetensors does not exist"),
@@ -178,39 +169,27 @@ NEW_ZOO = ("zoo", "train", "tiny", "--out", "new")
         (("audit", "--model", "a" * 5000), 2, "error: file name too long: aaa"),
         (("audit", "--task", "none.jsonl", "--out", "new"), 1, "none.jsonl"),
         (("attack", "--protocol", "iid", "--n-clean", "5"), 2, "protocol 'iid' does not use --n-clean"),
-        (("attack", "--n-pairs", "5"), 2, "it takes --n-clean and --n-corrupted"),
-        (("attack", "--divergence", "tv", "--explain"), 2, "cannot be attributed to edges"),
+        (("attack", "--percentile", "0.5", "--percentile", "1.5"), 2, "Must be < 1."),
         (("attack", "--save", "w.pt"), 2, "give NAME.safetensors, or NAME.json"),
-        (("attack", "--percentile", "0.9999", "--epsilon", "0.0005"), 2, "Use epsilon < 0.0001"),
         (("attack", "--circuit", "ioi_gpt2"), 2, "belongs to another model"),
         (("calibrate", "C99"), 2, "C99"),
         (("calibrate", "C11", "--circuit", "a9.h0"), 2, "out of range"),
         (("calibrate", "C17", "--circuit", "a0.h1", "--against", "ioi"), 2, "the task itself"),
-        (("calibrate", "C11", "--circuit", "a0.h1", "--published", "nobody"), 2, "nobody"),
         ((*PLANTED, "--methods", "eap", "--objective", "kl"), 2, "every method was rejected"),
-        ((*PLANTED, "--methods", ""), 2, "--methods is empty"),
         ((*PLANTED, "--option", "eap"), 2, "not of the form METHOD.NAME=VALUE"),
-        ((*PLANTED, "--methods", "ugs", "--option", "ugs.x=1"), 2, "unknown ugs option 'x'"),
         (("export", "none.safetensors"), 2, "does not exist; give a circuit file or the id"),
         ((*WATCHED, "--follow"), 2, "--follow watches one folder"),
-        ((*WATCHED, "--distance", "spear"), 2, "unknown distance"),
-        ((*WATCHED, "--rule", "both"), 2, "unknown rule"),
         ((*WATCHED, "--threshold", "1", "--target", "0.5"), 2, "exclude each other"),
         ((*FEW_KNOWN, "--known-batches", "0", "--threshold", "1", "--images", "nowhere"), 1, "not a folder"),
         (("monitor", "--model", "mini", "--reference", "x", "--images", "y"), 2, "reads text"),
         (("monitor", "--reference", "none.safetensors", "--images", "shapes:flat"), 1, "none.safetensors"),
-        ((*SKETCH, "--metrics", "ddb-outptu"), 2, "did you mean 'ddb-output'"),
         ((*SKETCH, "--shapes", "skech"), 2, "did you mean 'sketch'"),
         ((*SKETCH, "--ratio", "0.7"), 2, "ratio is 0.7"),
-        ((*SKETCH, "--measure", "auc"), 2, "unknown measure 'auc'"),
         ((*SKETCH, "--images", "absent"), 1, "absent has no images"),
         ((*SKETCH, "--id-images", "a", "--id-images", "b"), 2, "one per zoo"),
-        (("zoo", "train", "inside", "--shapes", "flat", "--out", "new"), 2, "did you mean 'inside-out'"),
         (NEW_ZOO, 2, "images are missing"),
-        ((*NEW_ZOO, "--shapes", "flat", "--shapes", "neon"), 2, "trained on one"),
         (("zoo", "list", "nowhere"), 1, "nowhere is not a directory"),
         (("zoo", "index", "--shapes", "flat"), 2, "the embedded zoo is read-only"),
-        (("serve", "--store", "none"), 2, "nothing was stored there yet"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else "",
 )
@@ -229,15 +208,10 @@ def test_a_traceback_is_shown_on_request(run: Run) -> None:
         run("audit", "--task", "iio", "--traceback")
 
 
-@pytest.mark.parametrize(
-    "verb", [("audit", "--out", "file/out"), ("discover", "--save", "file/c.safetensors")]
-)
-def test_an_unwritable_place_is_refused_before_the_work(
-    run: Run, verb: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_place_is_refused_before_the_work(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("file").write_text("mine")
     monkeypatch.setattr("assay.models.load_model", lambda *args, **kwargs: pytest.fail("a model was loaded"))
-    result = run(*verb)
+    result = run("audit", "--out", "file/out")
     assert result.exit_code == 1
     assert "error: cannot write to file" in result.stderr
     assert Path("file").read_text() == "mine"
@@ -246,7 +220,7 @@ def test_an_unwritable_place_is_refused_before_the_work(
 # ---- commands that say what there is ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", LISTED)
+@pytest.mark.parametrize("kind", [*KINDS, CIRCUITS])
 def test_list_knows_every_kind(run: Run, kind: str) -> None:
     entries = json.loads(run("list", kind, "--json").stdout)
     table = run("list", kind).stdout

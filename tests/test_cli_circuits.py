@@ -14,7 +14,6 @@ import torch
 from bos_tokenizers import adding
 from command_line import Outcome, invoke
 from small_runs import write_prompts
-from tiny_classifier import draw_files
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -31,12 +30,8 @@ from assay.analyses.worst_case import WorstCase
 from assay.circuits import Circuit
 from assay.models import load_model
 from assay.pipeline import Audit, draw_prompts
-from assay.pipeline.jobs import model_of
-from assay.pipeline.plan import parse_plan
-from assay.pipeline.sweep import expand
 from assay.report import verdict
 from assay.tasks import load_task
-from assay.zoo import Zoo
 
 
 SMALL = ("--n", "8", "--steps", "1")
@@ -133,22 +128,11 @@ def test_stored_parts_of_an_audit_are_listed_shown_and_reported(audited: Path) -
         assert Path("again.html").read_bytes() == (audited / "out" / "report.html").read_bytes()
 
 
-@pytest.mark.parametrize("choice", [("--threshold", "0.01"), ("--greedy", "30")])
-def test_discover_chooses_in_other_ways_too(choice: tuple[str, ...]) -> None:
-    result = run("discover", *SMALL, *choice, "--scores-out", "s.safetensors")
+def test_discover_chooses_in_other_ways_too() -> None:
+    run("discover", *SMALL, "--threshold", "0.01")
+    result = run("discover", *SMALL, "--greedy", "30", "--scores-out", "s.safetensors")
     assert re.match(r"[\d,]+ of 1,519 edges \(", result.stdout)
     assert Path("s.safetensors").is_file()
-
-
-def test_a_broken_image_stops_discover_unless_it_is_to_be_skipped(tmp_path: Path) -> None:
-    broken = draw_files(tmp_path, "flat", 6)[2]
-    broken.write_bytes(broken.read_bytes()[:80])
-    zoo = Zoo.embedded()
-    arguments = ("discover", "--model", zoo.folder(zoo.keys[0]), "--images", ".", "--steps", "1")
-    refused = run(*arguments, "--save", "c.safetensors", code=1)
-    assert re.search(r"00002\.png cannot be decoded.*--skip-bad", refused.stderr)
-    assert not Path("c.safetensors").exists()
-    assert "note: 1 files of" in run(*arguments, "--skip-bad").stderr
 
 
 def test_a_result_has_one_verdict_and_its_notes_wherever_it_is_shown() -> None:
@@ -185,8 +169,12 @@ def test_a_printed_circuit_can_be_measured_and_scores_cannot() -> None:
 def test_attack_writes_what_it_found_and_finds_it_again(circuit_file: Path) -> None:
     arguments = ("attack", "--circuit", circuit_file, "--n-clean", "6", "--n-corrupted", "5")
     files = ("--save", "deep/w.safetensors", "--report", "deep/w.html", "--resume", "blocks")
-    run(*arguments, *files)
+    run(*arguments, *files, "--out", "all")
     loaded = WorstCase.load("deep/w.safetensors")
+    with Path("all/worst-pairs.csv").open(encoding="utf-8") as lines:
+        pairs = list(csv.DictReader(lines))
+    assert float(pairs[0]["divergence"]) == pytest.approx(float(loaded.divergence.max()))
+    assert pairs[0]["clean.text"] != pairs[0]["corrupted.text"]
     assert loaded.divergence.shape == (6, 5)
     assert Path("blocks/job.json").exists()
     assert "(taken from the store)" in run(*arguments, "--save", "w.json").stdout
@@ -197,20 +185,17 @@ def test_attack_writes_what_it_found_and_finds_it_again(circuit_file: Path) -> N
 
 
 def test_findings_stand_beside_the_statistics(circuit_file: Path) -> None:
-    """Searched, own and explained pairs are reported and change nothing else."""
-    Path("mine.txt").write_text("dog\nbox\n")
+    """Searched and explained pairs are reported and change nothing else."""
     plain = ("attack", "--circuit", circuit_file, "--n-clean", "6", "--n-corrupted", "5")
-    extra = ("--search", "100", "--explain", "--words", "objects=ring,letter", "--words", "places=@mine.txt")
+    extra = ("--search", "100", "--explain")
     alone = document(*plain)
     shown = run(*plain, *extra, "--save", "found.json").stdout
     found = json.loads(Path("found.json").read_text())
-    assert {key for key in found if found[key] != alone[key]} == {"search", "outside", "explanation"}
+    assert {key for key in found if found[key] != alone[key]} == {"search", "explanation"}
     assert found["search"]["n_evaluations"] <= 100
-    options = [{"objects": ["ring", "letter"]}, {"places": ["dog", "box"]}]
-    assert [entry["options"] for entry in found["outside"]] == options
     explained = found["explanation"]
     assert explained["missing"]["total"] == pytest.approx(explained["mean"], rel=0.2)
-    for text in ("Worst pairs found by search", "Inputs from outside the grammar", "What the circuit lacks"):
+    for text in ("Worst pairs found by search", "What the circuit lacks"):
         assert text in shown
 
 
@@ -228,7 +213,7 @@ def test_pairs_of_a_file_single_prompts_and_images_are_attacked(circuit_file: Pa
     images = ("attack", "--model", "colour-digits", "--top", "60", "--n", "20", "--steps", "1")
     donors = document(*images, "--images", "colour-digits:0.5", "--ablation", "resample-donor")
     assert (donors["protocol"], donors["n_pairs"]) == ("all", 400)
-    assert "needs the grammar" in run(*images, "--words", "objects=ring,letter", code=2).stderr
+    assert "has no grammar" in run(*single, "--task", "own.jsonl", "--n-clean", "4", code=2).stderr
 
 
 @pytest.mark.parametrize("circuit", ["a2.h3,a3.h0", "file.safetensors"])
@@ -287,8 +272,6 @@ def test_prompts_of_a_file_are_divided_named_apart_or_said_to_be_the_same() -> N
     assert (named["task"]["name"], named["table"]["n_prompts"], warned(named)) == ("b", 8, {False})
     both = ("calibrate", "C11", "--discover-on", "a.jsonl", "--measure-on", "c.jsonl")
     assert "12 of the 20 prompts to measure on are also" in run(*both, *found, code=2).stderr
-    unused = run("calibrate", "C11", "--discover-on", "a.jsonl", "--circuit", "a0.h1", code=2)
-    assert "--discover-on has no effect with --circuit" in unused.stderr
 
 
 # ---- benchmark and export -----------------------------------------------------------------------
@@ -400,46 +383,10 @@ def test_prompts_begin_as_transformers_begins_them_in_every_command(begins: bool
         ("benchmark", "discovery", "--quick", "--methods", "eap", "--n", "4"),
     ):
         assert f'"bos": {json.dumps(begins)}' in run(*command, *common, *QUIET).stdout
-    small = {
-        "name": "small",
-        "n": 6,
-        "models": [str(llama)],
-        "tasks": ["ioi"],
-        "methods": ["eap"],
-        "sizes": [9],
-    }
-    plans = [parse_plan({**small, **more}) for more in ({}, {"bos": begins})]
-    usual, other = (expand(plan) for plan in plans)
-    assert ([job.id for job in usual] == [job.id for job in other]) is begins
-    assert begins or model_of(other[0]).prompt_rules == {"bos": False}
 
 
-def test_commands_take_turns_of_a_chat_and_score_answers_token_by_token(chatty: Path) -> None:
+def test_prompts_can_be_turns_of_a_chat(chatty: Path) -> None:
     given = ("--model", chatty, "--task", "capital-country", "--n", "8", "--top", "20")
     chat = document("discover", *given, "--chat", "--answer-tokens", "first")
     config = chat["provenance"]["task"]["config"]
     assert (config["chat"], config["answer_tokens"]) == (True, "first")
-    cities = [("Peru", "Bamako", "Bamaga"), ("Spain", "Bamaga", "Bamako"), ("Kenya", "Paris", "London")]
-    lines = [
-        {
-            "clean": f"The capital of {country} is the city of",
-            "corrupted": "The capital of Norway is the city of",
-            "answers": [f" {city}"],
-            "wrong": [f" {other}"],
-        }
-        for country, city, other in cities
-    ]
-    Path("cities.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    task = load_task("cities.jsonl", load_model(chatty), answer_tokens="each")
-    assert task.positions.tolist() == [[7, 8], [7, 8], [7, -1]]
-    common = ("--model", chatty, "--task", "cities.jsonl", "--answer-tokens", "each")
-    found = document("discover", *common, "--top", "20", "--save", "c.safetensors")
-    assert found["provenance"]["task"]["data_hash"] == task.data_hash
-    (record,) = document("measure", *common, "--circuit", "c.safetensors", "--metric", "kl")
-    assert record["n"] == 3
-    worst = document("attack", *common, "--circuit", "c.safetensors", "--explain", "--independent")
-    assert (worst["n_pairs"], worst["certificates"][0]["n_needed"] > 3) == (3, True)
-    assert sorted(len(pair["reads"]) for pair in worst["worst"]) == [1, 2, 2]
-    assert worst["explanation"]["n_pairs"] == 3
-    audit = run("audit", *common, "--skip", "random,curve", *QUIET).stdout
-    assert "serves prompts that are read at one position each" in audit  # gates

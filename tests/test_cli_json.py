@@ -211,13 +211,6 @@ def test_the_overview_shows_every_command_whole_and_in_its_group() -> None:
     assert all(each in script for each in ("discover", "--metric", "--dtype"))
 
 
-@pytest.mark.parametrize("name", EVERY)
-def test_an_unknown_option_is_wrong_usage(name: str) -> None:
-    outcome = run(*name.split(), "--quiett")
-    assert (outcome.exit_code, outcome.stdout) == (2, "")
-    assert outcome.stderr.startswith("error: Unknown option: --quiett")
-
-
 @pytest.mark.parametrize("command", OF_A_MODEL)
 def test_a_missing_model_is_one_document_and_leaves_nothing_behind(
     command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

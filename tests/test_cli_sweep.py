@@ -138,13 +138,7 @@ def test_a_failed_job_ends_with_1_and_is_in_the_log(tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--devices", "cpu,cuda:0"], "--devices has 'cpu'; expected CUDA devices, e.g. cuda:0,cuda:1"),
         (["--devices", "cuda:77"], "device 'cuda:77' does not exist"),
-        (["--device", "cuda:1", "--ray", "local"], "--device is 'cuda:1', but Ray deals out GPUs itself"),
-        (
-            ["--device-map", "auto", "--devices", "cuda:0"],
-            "--devices deals a GPU to each job, but device_map",
-        ),
         (["--device-map", "auto", "--device", "cpu"], "both say where the model goes"),
     ],
 )

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import assay
+from assay.core.machine import counting_examples
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,14 @@ def test_in_a_notebook_progress_is_one_output_that_changes(monkeypatch: pytest.M
     assert shown[0] == ("display", "attack 0 of 1,000")
     assert shown[-2:] == [("update", "attack 1,000 of 1,000"), ("update", "attack 1,000 of 1,000; search 1")]
     assert len(shown) < 50
+
+
+def test_a_pass_over_a_task_tells_how_many_examples_it_has_read() -> None:
+    task, told = assay.load_task("ioi", assay.load_model("mini"), n=5), list[tuple[int, int]]()
+    with counting_examples(lambda done, n: told.append((done, n))):
+        assert len(list(task.batches(2))) == 3
+    list(task.batches(2))
+    assert told == [(2, 5), (4, 5), (5, 5)]
 
 
 def test_tables_have_a_row_per_thing_and_typed_columns(things: dict[str, Any]) -> None:

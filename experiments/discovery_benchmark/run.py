@@ -31,7 +31,7 @@ from assay.circuits import write_atomically
 from assay.discovery.edges import METHODS, discover
 from assay.models.planted import planted_names
 from assay.page.blocks import Column, Table
-from assay.page.markdown import markdown_table
+from assay.page.text import plain_text
 from assay.pipeline.benchmark import parse_options
 
 
@@ -98,15 +98,12 @@ def mini(
     names = list(methods or usual)
     for task in tasks:
         target = find_target("mini", task, n=n, seed=SEED)
-        found = benchmark_discovery(
-            target.model,
-            target.task,
-            names,
-            options=options_of(names, WARM | options),
-            seed=SEED,
-            progress=progress,
-        )
-        found.save(HERE / f"mini-{found.task}.json")
+        judge(target, names, options_of(names, WARM | options), f"mini-{target.task.name}.json")
+
+
+def judge(target: Any, names: Sequence[str], options: dict[str, Any], file: str, **more: Any) -> None:
+    how = {"options": options, "seed": SEED, "progress": progress, **more}
+    benchmark_discovery(target.model, target.task, names, **how).save(HERE / file)
 
 
 def warm() -> None:
@@ -114,25 +111,14 @@ def warm() -> None:
     target = find_target("mini", "ioi", n=MINI_N, seed=SEED)
     name = "ugs@warm"
     options = {name: {"warm_start": "eap-ig-inputs", "updates": 300, "rate": 0.05, "price": 3e-4}}
-    found = benchmark_discovery(
-        target.model, target.task, [name], options=options, seed=SEED, progress=progress
-    )
-    found.save(HERE / "mini-ioi-warm.json")
+    judge(target, [name], options, "mini-ioi-warm.json")
 
 
 def vision(methods: Sequence[str] | None, options: dict[str, dict[str, Any]], n: int) -> None:
     target = find_target("colour-digits", n=n, seed=SEED)
     names = list(methods or METHODS)
-    found = benchmark_discovery(
-        target.model,
-        target.task,
-        names,
-        options=options_of(names, options),
-        held_out=target.held_out,
-        seed=SEED,
-        progress=progress,
-    )
-    found.save(HERE / "colour-digits.json")
+    chosen = options_of(names, options)
+    judge(target, names, chosen, "colour-digits.json", held_out=target.held_out)
 
 
 def signs(tasks: Sequence[str], n: int) -> None:
@@ -192,6 +178,14 @@ def docs() -> None:
         write(tables / "mini-signs.inc", markdown_table(table_of_signs))
     for name in ("truth-map", *(f"benchmark-{each.stem}" for each in found)):
         (images / f"{name}.png").unlink(missing_ok=True)  # the pages show the SVG
+
+
+def markdown_table(table: Table) -> str:
+    """A table of pipes; numbers are set flush right."""
+    names = [plain_text(column.name) for column in table.columns]
+    rules = ["---:" if column.numeric else "---" for column in table.columns]
+    lines = ([cell.replace("|", "\\|") for cell in cells] for cells in (names, rules, *table.texts()))
+    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def truth_facts(table: TruthTable) -> str:

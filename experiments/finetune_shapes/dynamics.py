@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from assay.analyses.generalization.dynamics import training_dynamics
-from assay.report.dynamics import dynamics_figure
+from assay.report.dynamics import plot_dynamics
 from assay.tasks import draw_shapes
 from assay.zoo import Zoo
 
@@ -28,4 +28,4 @@ if __name__ == "__main__":
     )
     document = found.to_dict()
     (HERE / "training_dynamics.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
-    dynamics_figure(document, PICTURE, title="from scratch on flat")
+    plot_dynamics({"from scratch on flat": found}).savefig(PICTURE, metadata={"Date": None})

@@ -22,9 +22,10 @@ import torch
 from scipy import stats
 
 from assay.analyses.generalization.circuit_loss import CircuitSettings
+from assay.analyses.generalization.dynamics import Dynamics
 from assay.analyses.generalization.finetuning import finetune
 from assay.models import load_model
-from assay.report.dynamics import dynamics_figure
+from assay.report.dynamics import plot_dynamics
 from assay.tasks import draw_shapes
 from assay.zoo import Recipe, Zoo
 
@@ -59,6 +60,7 @@ def main(folder: Path, base: Path | None) -> None:
     model = Zoo.embedded().load(BASE) if base is None else load_model(base)
     watch = {style: draw_shapes(style, 240, start=5000) for style in WATCHED}
     rows: list[dict[str, Any]] = []
+    courses: dict[str, Dynamics] = {}
     for seed in SEEDS:
         for arm, settings in ARMS.items():
             found = finetune(
@@ -71,6 +73,7 @@ def main(folder: Path, base: Path | None) -> None:
                 watch=watch,
             )
             rows.append({"arm": arm, "seed": seed, "seconds": found.run.record["seconds"], **found.to_dict()})
+            courses.setdefault(arm, found.dynamics)
             print(arm, seed, f"{found.score:.3f}", dict(found.watched), flush=True)
     document = {
         "base": {"key": BASE, "weights": model.weight_hash},
@@ -81,10 +84,8 @@ def main(folder: Path, base: Path | None) -> None:
         "runs": [compact(row) for row in rows],
     }
     (HERE / "results.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
-    shown = {
-        arm: next(row for row in rows if row["arm"] == arm) for arm in ("plain", "log 0.05", "ratio 0.1")
-    }
-    dynamics_figure(shown, PICTURE)
+    shown = {arm: courses[arm] for arm in ("plain", "log 0.05", "ratio 0.1")}
+    plot_dynamics(shown).savefig(PICTURE, metadata={"Date": None})
 
 
 def last(row: dict[str, Any]) -> dict[str, Any]:

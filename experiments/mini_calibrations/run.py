@@ -10,8 +10,9 @@ import json
 from pathlib import Path
 
 from assay import pipeline
+from assay.analyses.calibration.page import ordered
+from assay.analyses.calibration.plots import gate_lines, plot_gates
 from assay.models import load_model
-from assay.report import calibration_figure
 
 
 HERE = Path(__file__).parent
@@ -30,7 +31,8 @@ def main() -> None:
         prompts, circuit = found[task]
         others = [pair for name, pair in found.items() if name != task]
         document = pipeline.calibrate_stored(circuit, model, prompts, against=others, groups=groups).document
-        calibration_figure(document, IMAGES / f"gates-{task}.svg")
+        picture = plot_gates(gate_lines(ordered(document))).figure
+        picture.savefig(IMAGES / f"gates-{task}.svg", metadata={"Date": None})
         results[task] = {
             "circuit": document["circuit"],
             "prompts": document["table"]["n_prompts"],

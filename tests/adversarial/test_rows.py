@@ -1,8 +1,6 @@
 """Worst pairs for reading: prompts with the spaces that their tokenizer leaves to the decoder."""
 
 import re
-from copy import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +11,11 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from assay.analyses.worst_case import worst_case
-from assay.analyses.worst_case.outside import unused_words
 from assay.analyses.worst_case.rows import pieces_of
 from assay.circuits import Circuit
 from assay.models import Model, load_model
 from assay.report import save_report
-from assay.tasks import PairTask, load_task
-from assay.tasks.tokens import Tokens
+from assay.tasks import PairTask
 
 
 SENTENCES = ["When Mary met John", "When John met Mary"]
@@ -93,11 +89,3 @@ def test_worst_pairs_are_sentences_in_the_document_and_on_the_page(
     page = save_report(tmp_path / "worst.html", found).read_text()
     columns = re.findall(r'class="column"><(?:mark|span)>(.*?)</(?:mark|span)>', page)
     assert "".join(columns[:4]) in SENTENCES
-
-
-def test_words_that_no_list_uses_are_found_where_the_decoder_sets_the_spaces() -> None:
-    task = load_task("ioi", load_model("mini"), n=2)
-    assert task.grammar is not None
-    grammar = copy(task.grammar)
-    grammar.tokens = Tokens(sentence_piece())
-    assert unused_words(replace(task, grammar=grammar)) == ("When", "met")

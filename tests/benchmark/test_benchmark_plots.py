@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -30,8 +31,8 @@ from assay.analyses.benchmark.plots import (
     truth_label,
     write_picture,
 )
+from assay.analyses.benchmark.results import Difference
 from assay.page.labels import place_labels
-from assay.page.markdown import markdown_table
 
 
 def ranked(cpr: float, cmd: float) -> Ranked:
@@ -142,8 +143,6 @@ def test_labels_of_crowded_points_do_not_overlap() -> None:
 
 
 def test_a_picture_without_points_is_drawn_all_the_same(benchmark: DiscoveryBenchmark) -> None:
-    from dataclasses import replace
-
     empty = replace(benchmark, rows=(benchmark.rows[-1],))
     assert not plot_benchmark(empty).texts
 
@@ -183,9 +182,16 @@ def test_the_quality_table_ranks_by_cpr_and_leaves_out_who_did_not_serve(
         "3.0",
     )
     assert tuple(table.texts()[1][-3:]) == ("–", "–", "–")
-    text = markdown_table(table)
-    assert text.splitlines()[0] == "| method | CPR | CMD | CPR(\\|s\\|) | CMD(s) | passes | seconds | MiB |"
-    assert text.splitlines()[1].startswith("| --- | ---: |")
+
+
+def test_the_finding_names_the_best_and_whom_it_cannot_be_told_from(benchmark: DiscoveryBenchmark) -> None:
+    gaps = {"eap": (0.1, 0.3), "theirs": (-0.1, 0.2), "random": (0.6, 0.8)}
+    paired = tuple(
+        Difference(first="ugs", second=name, cpr=Bounded(value=0.1, low=low, high=high))
+        for name, (low, high) in gaps.items()
+    )
+    told = "ugs has the highest CPR, above 2 other methods by a paired 95 % interval; "
+    assert tables.finding(replace(benchmark, differences=paired)) == f"{told}theirs cannot be told from it."
 
 
 def test_notes_say_who_is_missing_and_what_did_not_converge(benchmark: DiscoveryBenchmark) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import assay
-from assay.analyses.worst_case import outside_grammar, search_worst
+from assay.analyses.worst_case import search_worst
 from assay.circuits import Circuit, published_circuit
 from assay.circuits.given import named_circuit
 from assay.core.errors import GraphMismatchError, InputError, UnknownNameError
@@ -53,8 +53,6 @@ def test_text_means_what_the_objects_do(model: Model, tmp_path: Path) -> None:
     assert assay.discover_heads("mini", path, "dla").values.shape == (4, 8)
     assert assay.worst_case("a2.h3", "mini", path).divergence.shape == (3,)
     assert search_worst("a2.h3", "mini", path, budget=20, restarts=2).n_evaluations > 0
-    options: dict[str, Any] = {"n_clean": 4, "n_corrupted": 2, "objects": ["book", "letter"]}
-    assert outside_grammar("a2.h3", "mini", "ioi", **options).result.divergence.shape == (4, 2)
     assert set(assay.calibrate_all("a2.h3,a3.h0", "mini", path, gates=["C11"]).verdicts) == {
         "bootstrap-stability"
     }
@@ -79,7 +77,6 @@ def test_text_means_what_the_objects_do(model: Model, tmp_path: Path) -> None:
         (lambda m, t, c: assay.measure(c, m, "kl", t), "metric is a PairTask; expected its name"),
         (lambda m, t, c: assay.worst_case(m, c, t), "model is a Circuit"),
         (lambda m, t, c: search_worst(m, c, t), "model is a Circuit"),
-        (lambda m, t, c: outside_grammar(m, c, t), "model is a Circuit"),
         (lambda m, t, c: assay.calibrate_all(m, c, t), "model is a Circuit"),
         (lambda m, t, c: assay.audit(t), "model is a PairTask"),
         (lambda m, t, c: assay.audit(m, 3), "task is a int"),

@@ -188,7 +188,7 @@ def worst_case_matched() -> Any:
 
 @case(single=True)
 def attack_command() -> Any:
-    """A search, own words and an explanation beside the pairs."""
+    """A search and an explanation beside the pairs."""
     command(
         "discover", "--model", "mini", "--task", "ioi", "--method", "eap", "--objective", "logit_diff",
         "--ablation", "resample", "--n", "12", "--steps", "5", "--top", "150", "--seed", "0",
@@ -197,7 +197,7 @@ def attack_command() -> Any:
     return command(
         "attack", "--circuit", "circuit.safetensors", "--model", "mini", "--task", "ioi", "--protocol",
         "all", "--n-clean", "10", "--n-corrupted", "9", "--divergence", "kl", "--search", "150",
-        "--explain", "--words", "objects=ring,letter", "--percentile", "0.5", "--delta", "0.95", "--seed",
+        "--explain", "--percentile", "0.5", "--delta", "0.95", "--seed",
         "0", "--batch-size", "12", "--store", "store",
     )  # fmt: skip
 

@@ -141,6 +141,8 @@ def test_a_circuit_does_not_differ_from_itself(model: Model, task: PairTask) -> 
 def test_heads_are_taken_as_text_and_other_things_refused(model: Model, task: PairTask) -> None:
     made = assay.compare("a0.h1", "a0.h1,a1.h0", model, task, "faithfulness")
     assert made.provenance["b"]["circuit"] == Circuit.from_heads(model.graph, [(0, 1), (1, 0)]).hash
+    ends = made.interval()
+    assert f"b - a = {made.value:.4g} fraction [{ends.low:.4g}, {ends.high:.4g}]" in repr(made)
     with pytest.raises(InputError, match="b is a int; expected a circuit"):
         assay.compare("a0.h1", 3, model, task, "faithfulness")  # type: ignore[arg-type]
     one = assay.measure("a0.h1", model, task, "kl")

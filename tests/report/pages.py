@@ -54,7 +54,7 @@ def _worst_case() -> Document:
 
 
 def _worst_case_with_extras() -> Document:
-    """Of prompts with their own corruptions, and what a search, other words and an explanation add."""
+    """Of prompts with their own corruptions, and what a search and an explanation add."""
     made = mini()
     found = assay.worst_case(
         made.circuit, made.model, made.task, "matched", n_clean=24, n_corrupted=24, thresholds=(5.0,)
@@ -63,7 +63,6 @@ def _worst_case_with_extras() -> Document:
     missing = {"difference": 2.5, "completeness_gap": 0.018, "top": [edge], "by_layer": {"block 1": 0.6}}
     return found | {
         "search": {"max": 12.9, "n_evaluations": 4896, "pairs": found["worst"][:3]},
-        "outside": [{"name": "animals", "n": 20, "mean": 3.5, "max": 11.0}],
         "explanation": {"n_pairs": 10, "mean": 2.5, "missing": missing, "kept": None},
     }
 

@@ -12,7 +12,6 @@ from pages import document, large_document
 
 from assay.core.errors import InputError
 from assay.page.graph import UNSCRIPTED
-from assay.page.matrix import plot_matrix
 from assay.pipeline import Audit
 from assay.pipeline.audit_page import caveats, head_data, solved, strongest_heads, verdict
 from assay.report.save import render
@@ -139,15 +138,6 @@ def test_figures_hold_the_numbers_of_the_audit(own: Document) -> None:
     assert heads.values[3, 1] == own["per_head"][1][3]
     with pytest.raises(InputError, match="made without the curve"):
         audit_of(own | {"curve": None}).plot()
-
-
-def test_small_head_values_are_printed_in_a_common_unit(own: Document) -> None:
-    own["per_head"] = [[1e-4 * (layer + head + 1) for head in range(8)] for layer in range(4)]
-    own["per_head"][3][7] = 9.9971e-3
-    ax = plot_matrix(head_data(audit_of(own)))
-    assert "units of 0.001" in ax.get_xlabel()
-    texts = {text.get_text() for text in ax.texts}
-    assert {".90", "1.00", "10"} <= texts
 
 
 # ---- the drawing of the circuit -----------------------------------------------------------------

@@ -71,7 +71,7 @@ def test_edges_join_their_ends_and_never_pass_behind_a_node(layout: CircuitDrawi
                 continue
             across = (places[:, 0] > node.x + 1) & (places[:, 0] < node.x + node.width - 1)
             behind = across & (places[:, 1] > node.y + 1) & (places[:, 1] < node.y + node.height - 1)
-            assert not behind.any(), (edge.source_name, edge.target_name, node.name)
+            assert not behind.any(), (edge, node.name)
     widths = [edge.width for edge in layout.edges]
     assert widths == sorted(widths, reverse=True)
     assert widths[0] == 6.0
@@ -103,7 +103,7 @@ def ends(path: str) -> tuple[tuple[float, float], tuple[float, float]]:
 def test_q_k_and_v_enter_at_heights_of_their_own(layout: CircuitDrawing) -> None:
     heights: dict[int, dict[str, set[float]]] = {}
     for edge in layout.edges:
-        channel = edge.target_name.rpartition(".")[2]
+        channel = layout.graph.targets[edge.target].rpartition(".")[2]
         if channel in ("q", "k", "v"):
             places = heights.setdefault(edge.feeds[0], {}).setdefault(channel, set())
             places.add(round(ends(edge.path)[1][1], 1))
@@ -118,12 +118,12 @@ def test_grouped_keys_feed_all_heads_of_their_group_under_either_name() -> None:
     graph = build_graph(2, 4, 2)
     before = circuit_drawing(made["graph"], made["edges"])
     for edge in before.edges:
-        shared = edge.target_name.endswith((".k", ".v"))
+        name = graph.targets[edge.target]
+        shared = name.endswith((".k", ".v"))
         assert len(edge.feeds) == (2 if shared else 1)
-        if edge.target_name != "logits":
-            column = graph.target_index(edge.target_name)
-            assert set(edge.feeds) == set(graph.feeds[column].nonzero().flatten().tolist())
-        assert (".kv" in edge.target_name) == shared
+        if name != "logits":
+            assert set(edge.feeds) == set(graph.feeds[edge.target].nonzero().flatten().tolist())
+        assert (".kv" in name) == shared
     for listed in made["edges"]:
         listed["target"] = listed["target"].replace(".kv", ".h")
     with pytest.warns(AssayWarning, match="key/value head"):

@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,11 @@ from assay.analyses.generalization import (
     rank_plots,
     rank_words,
 )
+from assay.analyses.generalization.dynamics import DepthReading, Dynamics
 from assay.analyses.generalization.evaluation_page import evaluation_page
-from assay.core.errors import InputError, OutputError
+from assay.core.errors import InputError
 from assay.page.text import plain_text
-from assay.report.dynamics import dynamics_data, dynamics_figure, plot_dynamics
+from assay.report.dynamics import plot_dynamics
 from assay.report.save import render
 
 
@@ -222,44 +222,26 @@ def test_what_is_undefined_is_left_out_and_few_domains_are_said_to_be_few() -> N
 # ---- training runs ------------------------------------------------------------------------------
 
 
-def dynamics() -> Document:
+def dynamics() -> Dynamics:
     first = {"step": 0, "deep": 0.0, "shallow": 0.0, "depth_bias": None, "scores": {"validation": 0.2}}
     last = {"step": 100, "deep": 0.2, "shallow": 0.1, "depth_bias": 0.69, "low": 0.5, "high": 0.9}
-    return {
-        "schema": "assay-dynamics/1",
-        "images": {"n": 32},
-        "shallow_blocks": [0, 2],
-        "deep_blocks": [9, 9],
-        "readings": [first, last | {"scores": {"validation": 0.8, "sketch": 0.4}}],
-    }
+    rows = (first, last | {"scores": {"validation": 0.8, "sketch": 0.4}})
+    facts = {"images": {"n": 32}, "shallow_blocks": [0, 2], "deep_blocks": [9, 9]}
+    return Dynamics(readings=tuple(map(DepthReading.from_dict, rows)), facts=facts)
 
 
-def test_undefined_values_of_a_run_are_gaps_and_blocks_are_named(tmp_path: Path) -> None:
-    data = dynamics_data({"schema": "assay-finetune/1", "dynamics": dynamics()})
-    assert data.steps == (0, 100)
-    assert math.isnan(data.depth_bias[0])
-    assert (data.low[1], data.high[1]) == (0.5, 0.9)
-    assert math.isnan(data.scores["sketch"][0])
-    figure = plot_dynamics({"plain": data, "lambda 0.1": data})
+def test_undefined_values_of_a_run_are_gaps_and_blocks_are_named() -> None:
+    figure = plot_dynamics({"plain": dynamics(), "lambda 0.1": dynamics()})
     titles = [axes.get_title(loc="left") for axes in figure.axes if axes.get_title(loc="left")]
     assert titles == ["plain", "lambda 0.1"]
-    below = figure.axes[-1]
+    above, _, middle, _, below, _ = figure.axes
+    assert [line.get_ydata()[1] for line in above.get_lines()] == [0.8, 0.4]
+    assert math.isnan(above.get_lines()[1].get_ydata()[0])
+    assert [math.isnan(value) for value in middle.get_lines()[1].get_ydata()] == [True, False]
     legend = below.get_legend()
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["deep: block 9", "shallow: blocks 0 to 2"]
-    assert [list(line.get_ydata())[1] for line in below.get_lines()] == [0.2, 0.1]
-    runs = {"plain": dynamics(), "lambda 0.1": dynamics()}
-    first, second = (dynamics_figure(runs, tmp_path / f"{name}.svg").read_text() for name in "ab")
-    assert first == second
-    assert all(word in first for word in ("plain", "lambda 0.1", "depth bias", "circuits of 32 images"))
-
-
-def test_what_is_no_course_of_a_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"schema None, expected 'assay-dynamics/1'"):
-        dynamics_data({"readings": []})
-    with pytest.raises(InputError, match=r"cannot write 'x.jpg': give a name ending in .png or .svg"):
-        dynamics_figure(dynamics(), tmp_path / "x.jpg")
+    assert [line.get_ydata()[1] for line in below.get_lines()] == [0.2, 0.1]
+    assert len(dynamics().plot()) == 3
     with pytest.raises(InputError, match="got 5 runs; a figure holds 1 to 4"):
-        plot_dynamics({str(number): dynamics_data(dynamics()) for number in range(5)})
-    with pytest.raises(OutputError, match="cannot write"):
-        dynamics_figure(dynamics(), tmp_path / "missing" / "x.png")
+        plot_dynamics({str(number): dynamics() for number in range(5)})

@@ -1,7 +1,6 @@
 """The page of a worst case: what it claims, what it leaves out, and that tables stay bounded."""
 
 import re
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +10,9 @@ from pages import document
 from assay.analyses.worst_case import page_words, plots
 from assay.analyses.worst_case.page_fields import LARGEST_SIDE, LISTED_TESTS, field_blocks
 from assay.analyses.worst_case.page_pairs import LISTED_PAIRS
-from assay.core.errors import InputError
 from assay.page.blocks import Figure, Section, Table
 from assay.page.text import plain_text
-from assay.report import save_histogram, tail_verdict
+from assay.report import tail_verdict
 from assay.report.save import pages_of, render
 from assay.stats import certificate
 
@@ -46,7 +44,6 @@ def test_a_verdict_never_rounds_up_to_all_pairs_or_to_certainty(worst: Document)
     [
         ({"reuse_clean": True}, "made from the clean ones"),
         ({"independent": False}, "the inputs are not independent draws"),
-        ({"independent": False, "protocol": "file"}, "were not declared independent draws"),
         ({}, "no percentile was requested"),
     ],
 )
@@ -144,22 +141,6 @@ def test_prompts_are_aligned_and_differing_tokens_marked(worst: Document) -> Non
     assert "".join(second or same for _, second, _, same in columns) == pair["corrupted"]["text"]
 
 
-@pytest.mark.parametrize(
-    ("tokens", "words"),
-    [
-        (("a", "a", "b"), "First token as the model’s."),
-        (("a", "b", "b"), "The circuit follows the corrupted prompt."),
-        (("a", "c", "b"), "First token neither the model’s nor the corrupted prompt’s."),
-    ],
-)
-def test_whom_the_circuit_follows(tokens: tuple[str, str, str], words: str) -> None:
-    top = {
-        name: [{"token": token, "id": ord(token), "logit": 1.0}]
-        for name, token in zip(("model", "circuit", "corrupted"), tokens, strict=True)
-    }
-    assert page_words.following(top)[0] == words
-
-
 def test_long_lists_are_cut_and_say_so(worst: Document) -> None:
     worst["worst"] = [worst["worst"][0] | {"rank": rank} for rank in range(1, 301)]
     worst["fields"]["tests"] = worst["fields"]["tests"] * 100
@@ -184,9 +165,9 @@ def test_long_lists_are_cut_and_say_so(worst: Document) -> None:
 
 def test_parts_that_are_not_there_are_left_out(worst: Document) -> None:
     text = render(worst)
-    for title in ("Worst pairs found by search", "Inputs from outside the grammar", "What the circuit lacks"):
+    for title in ("Worst pairs found by search", "What the circuit lacks"):
         assert title not in text
-    optional = {"fields", "search", "outside", "explanation", "worst_clean", "worst_corrupted", "seconds"}
+    optional = {"fields", "search", "explanation", "worst_clean", "worst_corrupted", "seconds"}
     optional |= {"warnings", "provenance", "anchor", "maximum_exceedance", "population", "id"}
     bare = {key: value for key, value in worst.items() if key not in optional} | {"worst": []}
     absolute = bare["summary"]["absolute"]
@@ -195,29 +176,3 @@ def test_parts_that_are_not_there_are_left_out(worst: Document) -> None:
     text = render(bare)
     assert "The prompts of this task have no fields to compare." in text
     assert "None were kept." in text
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0.0, "0"),
-        (0.000558, "0.000558"),
-        (28.4, "28.4"),
-        (230.3, "230"),
-        (12345.6, "12,346"),
-        (None, "n/a"),
-        (-1.5, "\N{MINUS SIGN}1.50"),
-    ],
-)
-def test_three_digits_count(value: float | None, text: str) -> None:
-    assert page_words.significant(value) == text
-
-
-def test_the_histogram_is_written_as_the_same_picture_each_time(worst: Document, tmp_path: Path) -> None:
-    for ending, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
-        first, second = (save_histogram(tmp_path / f"{name}.{ending}", worst) for name in "ab")
-        assert first.read_bytes() == second.read_bytes()
-        assert first.read_bytes().startswith(start)
-    assert "percentile 99.9" in first.read_text()
-    with pytest.raises(InputError, match="got kind None"):
-        save_histogram(tmp_path / "c.png", worst | {"kind": None})

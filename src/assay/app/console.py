@@ -107,16 +107,9 @@ def progress_on_stderr() -> "Iterator[Progress]":
         yield lambda stage, done, total: None
         return
     if not sys.stderr.isatty():
-        last = ""
+        from assay.page.notebook import ProgressDisplay
 
-        def line(stage: str, done: int, total: int) -> None:
-            nonlocal last
-            del done, total
-            if stage != last:
-                say(f"{stage} ...")
-            last = stage
-
-        yield line
+        yield ProgressDisplay()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn

@@ -241,7 +241,7 @@ class Reporting(Saving):
 
 
 def check_outputs(settings: object, *files: Path | None, folders: Sequence[Path | None] = ()) -> None:
-    """Refuse places that cannot be written, or are given twice, before the work is done.
+    """Refuse places that cannot be written before the work is done.
 
     A directory is not made yet.
 
@@ -258,19 +258,9 @@ def check_outputs(settings: object, *files: Path | None, folders: Sequence[Path 
     for folder in filter(None, (options.get("out"), *folders)):
         check_writable(folder)
     report: Path | None = options.get("report")
-    if report is not None and report.suffix not in (".html", ".htm") and _becomes_file(report):
+    if report is not None and report.suffix not in (".html", ".htm") and not report.is_char_device():
         raise InputError(f"--report is {report}; give NAME.html, the format that is written")
-    placed: set[Path] = set()
     for path in filter(None, (*files, report, options.get("save"))):
         if path.is_dir():
             raise OutputError(f"{path} is a directory; give the name of a file to write")
         check_writable(path.parent)
-        if path.resolve() in placed:
-            raise InputError(f"{path} is given for two outputs; give each a file of its own")
-        if _becomes_file(path):
-            placed.add(path.resolve())
-
-
-def _becomes_file(path: Path) -> bool:
-    """Whether a file is written there; /dev/null stays what it is."""
-    return path.is_file() or not path.exists()

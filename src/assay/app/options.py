@@ -57,6 +57,7 @@ def count_or(word: str) -> Parameter:
 
 DType = Literal["auto", "bfloat16", "float16", "float32", "float64"]
 Count = Annotated[int, at_least(1)]
+Share = Annotated[float, Parameter(validator=Number(gt=0, lt=1))]
 STEPS = count_or("auto")
 Steps = int | Literal["auto"]
 

@@ -168,7 +168,10 @@ class Circuit(Plotted):
         return int(self.mask.sum())
 
     def edges(self) -> list[str]:
-        """Names of the kept edges, in row-major order; with spans `a0.h1->a2.h0.q@subject`, span by span."""
+        """Names of the kept edges in the order of the graph; `scores.to_frame()` lists edges by strength.
+
+        With spans `a0.h1->a2.h0.q@subject`, span by span.
+        """
         return slot_names(self.graph, self.spans, self.mask.nonzero())
 
     @cached_property

@@ -9,7 +9,7 @@ References:
 
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
@@ -107,3 +107,23 @@ def _text(file: Path) -> str | None:
         return file.read_text(encoding="ascii").strip()
     except OSError:
         return None
+
+
+# ---- how far a pass is --------------------------------------------------------------------------
+
+_COUNTING: ContextVar[Callable[[int, int], object]] = ContextVar("counting", default=lambda done, n: None)
+
+
+@contextmanager
+def counting_examples(tell: Callable[[int, int], object]) -> Iterator[None]:
+    """Tell how many prompts each pass over a task has read, and of how many, while entered."""
+    before = _COUNTING.set(tell)
+    try:
+        yield
+    finally:
+        _COUNTING.reset(before)
+
+
+def count_examples(done: int, n: int) -> None:
+    """What `batches` of a task call behind each batch."""
+    _COUNTING.get()(done, n)

@@ -118,7 +118,13 @@ class Measurement(Plotted):
         return table[:, np.isfinite(table).all(axis=0)]
 
     def __repr__(self) -> str:
-        return f"Measurement({self.name!r}, {self.value:.4g} {self.unit}, n={self.n}, {self.status})"
+        value = f"{self.value:.4g} {self.unit}"
+        if {"a", "b"} <= self.parts.keys():  # a comparison, which has no verdict
+            ends = self.interval()
+            return (
+                f"Measurement({self.name!r}, b - a = {value} [{ends.low:.4g}, {ends.high:.4g}], n={self.n})"
+            )
+        return f"Measurement({self.name!r}, {value}, n={self.n}, {self.status})"
 
     @cached_property
     def _intervals(self) -> dict[tuple[float, str | None], Interval]:

@@ -7,7 +7,7 @@ from assay.core.verdict import FEW_PROMPTS, FEWEST_PROMPTS, SAME_PROMPTS
 from assay.page import text as words
 from assay.page.blocks import Cell, Column, Figure, Note, Page, Row, Section, Table, folded_record
 from assay.page.strip import strip
-from assay.page.text import NARROW, Span, Text, code, first
+from assay.page.text import NARROW, Span, Text, code
 
 
 ROWS = 400  # of the table
@@ -107,7 +107,7 @@ def measurements_page(records: Sequence[Document]) -> Page:
     title = kind + "".join(
         f" {word} {names}" for word, names in zip(("on", "in"), where, strict=True) if names
     )
-    shown, left = first(rows, ROWS)
+    left = max(0, len(rows) - ROWS)
     caption: list[Text] = [LEGEND]
     if left:
         listing = code("assay store ls --kind measurement")
@@ -121,12 +121,11 @@ def measurements_page(records: Sequence[Document]) -> Page:
         f"What is outside the circuit is ablated ({', '.join(ablations)}); another ablation may give another "
         "value."
     )
-    printed, unprinted = first(records, RECORDS)
     notes = [
         folded_record((str(each["name"]), " ", code(str(each["hash"]))), each["provenance"])
-        for each in printed
+        for each in records[:RECORDS]
     ]
-    rest = f"The records of the first {len(printed)} of {words.number(len(records))} measurements."
+    rest = f"The records of the first {RECORDS} of {words.number(len(records))} measurements."
     return Page(
         kind="measurements",
         title=title,
@@ -134,7 +133,7 @@ def measurements_page(records: Sequence[Document]) -> Page:
             Section(
                 title="",
                 blocks=[
-                    Figure(blocks=[measurement_table(shown)], caption=caption, kind=""),
+                    Figure(blocks=[measurement_table(rows[:ROWS])], caption=caption, kind=""),
                     *([Note(text=carried, style="quiet")] if ablations else []),
                     *_norms(records),
                     *(
@@ -144,7 +143,7 @@ def measurements_page(records: Sequence[Document]) -> Page:
                 ],
             )
         ],
-        records=[*notes, *([Note(text=rest, style="quiet")] if unprinted else [])],
+        records=[*notes, *([Note(text=rest, style="quiet")] if len(records) > RECORDS else [])],
     )
 
 

@@ -1,6 +1,6 @@
 """What pages are made of. A result says what it shows in these blocks; a renderer knows blocks and no result.
 
-`assay.page.html` and `assay.page.terminal` render whole pages, `assay.page.markdown` tables.
+`assay.page.html` and `assay.page.terminal` render whole pages.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,28 +24,14 @@ STATUSES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawing:
-    """A small picture inside a line or a cell.
-
-    Attributes:
-        svg: The element, made by `assay.page.draw` or a page of its own; it is shown as it is.
-        text: Shown instead where there are no pictures.
-    """
-
-    svg: str
-    text: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Cell:
     """A cell of a table.
 
     Attributes:
         text: What it says.
         below: A second, quieter line.
-        kept: Whether a terminal shows that line in wide tables too, however long it is.
         value: What its column is sorted by; default: the text.
-        drawing: A small picture.
+        drawing: A small picture, an SVG element that is shown as it is.
         status: Key of `STATUSES`, shown as mark and word after the text, or any word with a class of its own.
         mark: Mark before the status; default: that of `STATUSES`.
         style: Class of the style sheet.
@@ -56,9 +42,8 @@ class Cell:
 
     text: Text = ""
     below: Text = ""
-    kept: bool = False
     value: int | float | str | None = None
-    drawing: Drawing | None = None
+    drawing: str = ""
     status: str = ""
     mark: str = ""
     style: str = ""
@@ -170,7 +155,6 @@ class Figure:
         kind: Word before the number of the caption: `Figure`, `Table`, or nothing for none.
         more: Blocks behind a click, below the caption, e.g. the numbers as a table.
         note: What stands directly below the picture.
-        wide: May take the whole width.
         beside: The caption stands at its side.
         name: Last part of the anchor.
     """
@@ -183,7 +167,6 @@ class Figure:
     kind: str = "Figure"
     more: Sequence["Block"] = ()
     note: Text = ""
-    wide: bool = False
     beside: bool = False
     style: str = ""
     name: str = ""

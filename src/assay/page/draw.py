@@ -6,14 +6,9 @@ SVG they become CSS variables, so that one picture serves light, dark and printe
 
 import html
 import io
-import os
 import re
 import warnings
-from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
-
-from assay.core.errors import InputError, writing
 
 
 if TYPE_CHECKING:
@@ -47,17 +42,14 @@ def _tame(figure: "Figure") -> None:
         def __call__(self, x: float, pos: int | None = None) -> str:
             return plain_power(x) if super().__call__(x, pos) else ""
 
-    for axes in figure.axes:
-        for axis in (axes.xaxis, axes.yaxis):
-            for formatter, put in (
-                (axis.get_major_formatter(), axis.set_major_formatter),
-                (axis.get_minor_formatter(), axis.set_minor_formatter),
-            ):
-                if isinstance(formatter, LogFormatter):
-                    put(PlainPowers(labelOnlyBase=formatter.labelOnlyBase))
-            labels = [label.get_text() for label in axis.get_ticklabels()]
-            if any(len(label) > LONGEST_TICK for label in labels):
-                axis.set_ticks(axis.get_ticklocs(), [clipped(label, LONGEST_TICK) for label in labels])
+    for axis in (axis for axes in figure.axes for axis in (axes.xaxis, axes.yaxis)):
+        for ticks in (axis.major, axis.minor):
+            if isinstance(ticks.formatter, LogFormatter):
+                ticks.formatter = PlainPowers(labelOnlyBase=ticks.formatter.labelOnlyBase)
+                ticks.formatter.set_axis(axis)
+        labels = [label.get_text() for label in axis.get_ticklabels()]
+        if any(len(label) > LONGEST_TICK for label in labels):
+            axis.set_ticks(axis.get_ticklocs(), [clipped(label, LONGEST_TICK) for label in labels])
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
         text.set_parse_math(False)
@@ -109,27 +101,18 @@ def to_svg(ax: "Axes", *, label: str, key: str) -> str:
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": key}), warnings.catch_warnings():
         # Names may leave no room for the axes; the picture is then drawn without fitting it to them.
         warnings.filterwarnings("ignore", message="constrained_layout not applied")
-        figure.savefig(
-            buffer,
-            format="svg",
-            transparent=True,
-            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
-        )
+        metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        figure.savefig(buffer, format="svg", transparent=True, metadata=metadata)
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->|<title>.*?</title>", "", text, flags=re.DOTALL)
-    text = re.sub(
-        r"<[^>]+>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), text
-    )  # hundredths of a point
+    hundredths = re.compile(r"(\.\d\d)\d+")  # of a point
+    text = re.sub(r"<[^>]+>", lambda tag: hundredths.sub(r"\1", tag[0]), text)
     text = re.sub(r' transform="rotate\(-0 [^"]*"|<path d="[^"]*" style="fill: none"/>', "", text)
     text = text.replace("xlink:href", "href")
-    used = set(re.findall(r"url\(#([^)]+)\)|href=\"#([^\"]+)\"", text))
-    names = {name for pair in used for name in pair if name}
-    text = re.sub(
-        r' id="([^"]+)"', lambda match: f' id="{key}-{match[1]}"' if match[1] in names else "", text
-    )
-    text = re.sub(r"url\(#([^)]+)\)", rf"url(#{key}-\1)", text)
-    text = re.sub(r'href="#([^"]+)"', rf'href="#{key}-\1"', text)
+    used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', text))
+    text = re.sub(r' id="([^"]+)"', lambda name: f' id="{key}-{name[1]}"' if name[1] in used else "", text)
+    text = re.sub(r'(url\(|href=")#', rf"\1#{key}-", text)
     text = re.sub(r"font-family:[^;\"]*;?", "", text)
     text = re.sub(r"font: ([\d.]+px)[^;\"]*", r"font-size: \1", text)
     for colour, variable in _CSS_VARIABLES.items():
@@ -149,37 +132,6 @@ def to_svg(ax: "Axes", *, label: str, key: str) -> str:
 def _many_boxes(path: re.Match[str]) -> str:
     """A path of many closed shapes, and of a box no more than its ends."""
     return re.sub(r"M (\S+) (\S+)\nL (\S+) \2\nL \3 (\S+)\nL \1 \4\nz\n", r"M\1 \2H\3V\4H\1z", path[0])
-
-
-def save_picture(draw: "Callable[[], Axes]", path: str | os.PathLike[str], *, key: str) -> Path:
-    """Write a picture to a file; the same picture always gives the same bytes.
-
-    Args:
-        draw: Makes the picture; the whole figure of its axes is written.
-        path: Ends in `.png` or `.svg`.
-        key: Of the ids in an SVG.
-
-    Returns:
-        The path written.
-
-    Raises:
-        InputError: Another ending; nothing is drawn.
-        OutputError: The file cannot be written.
-    """
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    path = Path(path)
-    ending = path.suffix.lstrip(".").lower()
-    if ending not in ("png", "svg"):
-        raise InputError(f"cannot write {path.name!r}: give a name ending in .png or .svg")
-    metadata = {"Date": None} if ending == "svg" else {"Software": None}
-    figure = draw().get_figure()
-    assert isinstance(figure, Figure)
-    drawn = rc_context({"svg.fonttype": "none", "svg.hashsalt": key})
-    with writing(f"write {path}", "choose another place"), drawn:
-        figure.savefig(path, dpi=150, facecolor=PAPER, metadata=metadata)
-    return path
 
 
 def axes_of(ax: "Axes | None", width: float, height: float) -> "Axes":

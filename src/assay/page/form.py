@@ -1,7 +1,7 @@
 """Kinds of documents that have a page: a registry, whose entries are beside what makes the pages."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from assay.core.errors import InputError
@@ -21,14 +21,12 @@ class PageForm:
         schema: The version that is read; empty for documents that do not name one.
         again: What makes such a document anew.
         make: Its page, from a document that `read` has checked.
-        relatives: What to do with documents of other schemas that look like it, by schema.
     """
 
     noun: str
     schema: str
     again: str
     make: Callable[[Document], Page]
-    relatives: Mapping[str, str] = field(default_factory=dict)
 
     def read(self, document: Document) -> Document:
         """The document, whose missing entries are answered by name.
@@ -36,12 +34,9 @@ class PageForm:
         Raises:
             InputError: For another version, with what to do.
         """
-        schema = schema_of(document)
-        if advice := self.relatives.get(schema):
-            raise InputError(advice)
-        if schema != self.schema:
+        if schema_of(document) != self.schema:
             raise InputError(
-                f"this {self.noun} has schema {schema!r}; this version reads "
+                f"this {self.noun} has schema {schema_of(document)!r}; this version reads "
                 f"{self.schema!r}: run {self.again} again to make one"
             )
         return _Named(document, self.noun)

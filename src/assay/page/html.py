@@ -6,64 +6,36 @@ import hashlib
 import re
 import threading
 from collections.abc import Sequence
+from importlib import resources
 
 import jinja2
 from markupsafe import Markup, escape
 
-from assay.page.blocks import STATUSES, Block, Cell, Drawing, Figure, Interactive, Page, Row, Table
+from assay.page.blocks import STATUSES, Block, Cell, Figure, Interactive, Page, Row, Table
 from assay.page.text import Span, Text, cut_text, number, packed, plain_text
 
 
-PAGE_LIMIT = 3_000_000  # bytes of a page, whatever its results hold
-ROOM_FOR_FRAME = 180_000  # bytes for styles, scripts and titles
 SCRIPTS = ("page.js", "viewer.js")  # of every page, and of pages that draw a circuit
 TITLES = 8  # of several pages named in the title
 
 _DRAWING = threading.RLock()  # settings of Matplotlib are of the whole process
-_ELEMENTS = {"b": "b", "i": "i", "code": "code", "mark": "mark", "sup": "sup"}
+_ELEMENTS = ("b", "i", "code", "mark", "sup")  # styles that HTML has elements for
 
 
 def render_pages(pages: Sequence[Page], *, served: bool = False) -> str:
-    """Pages one below the other as one document.
+    """Pages one below the other as one document: styles and scripts inside, everything else forbidden.
 
     Args:
-        pages: At least one; what does not fit `PAGE_LIMIT` is named at the end.
-        served: For `assay serve`: ids become links of the site.
+        pages: At least one.
+        served: For `assay serve`: with its navigation, and ids become links of the site.
     """
-    articles, room = [], PAGE_LIMIT - ROOM_FOR_FRAME
-    for place, each in enumerate(pages):
-        article = render_article(each, f"r{place + 1}", served=served)
-        size = len(article.encode())
-        if size > room:
-            articles.append(_left_out(pages[place:], alone=place == 0))
-            break
-        articles.append(article)
-        room -= size
+    articles = []
+    for place, page in enumerate(pages):
+        with _DRAWING:
+            maker = _Maker(f"r{place + 1}", served=served)
+            articles.append(_template("article.html").render(page=page, make=maker))
+    body = re.sub(r"\n\s*\n+", "\n", "\n".join(articles))
     title = " \N{MIDDLE DOT} ".join(page.title for page in pages[:TITLES])
-    return frame("\n".join(articles), title=title, served=served)
-
-
-def render_article(page: Page, key: str, *, served: bool = False) -> str:
-    """One page as an article, for a document of several or for a notebook.
-
-    Args:
-        page: What is shown.
-        key: Identifier of the article; anchors and pictures of it begin with it.
-        served: Whether ids are links of the site.
-    """
-    with _DRAWING:
-        made = _template("article.html").render(page=page, make=_Maker(key, served=served))
-    return re.sub(r"\n\s*\n+", "\n", made)
-
-
-def frame(body: str, *, title: str, served: bool = False) -> str:
-    """A whole document around articles: styles and scripts inside, everything else forbidden.
-
-    Args:
-        body: HTML that is safe to show.
-        title: Text of the window's title.
-        served: With the navigation of `assay serve`.
-    """
     return _template("frame.html").render(
         body=body,
         title=cut_text(title),
@@ -95,17 +67,14 @@ class _Maker:
             return escape(text)
         if not isinstance(text, Span):
             return Markup("").join(self.text(piece) for piece in text)
-        inner = self.text(text.text)
-        element = _ELEMENTS.get(text.style)
+        made = self.text(text.text)
         title = Markup(' title="{}"').format(text.title) if text.title else ""
-        if not text.style:
-            made = inner
-        elif text.style == "sign":  # passed over when the page is read out
-            made = Markup('<span aria-hidden="true">{}</span>').format(inner)
-        elif element:
-            made = Markup("<{0}{1}>{2}</{0}>").format(Markup(element), title, inner)
-        else:
-            made = Markup('<span class="{}"{}>{}</span>').format(text.style, title, inner)
+        if text.style == "sign":  # passed over when the page is read out
+            made = Markup('<span aria-hidden="true">{}</span>').format(made)
+        elif text.style in _ELEMENTS:
+            made = Markup("<{0}{1}>{2}</{0}>").format(Markup(text.style), title, made)
+        elif text.style:
+            made = Markup('<span class="{}"{}>{}</span>').format(text.style, title, made)
         if text.link and self.served:
             return Markup('<a href="{}">{}</a>').format(text.link, made)
         return made
@@ -120,13 +89,8 @@ class _Maker:
         from assay.page.draw import to_svg
 
         assert figure.draw is not None
-        self._counts["picture"] = self._counts.get("picture", 0) + 1
-        name = figure.name or f"p{self._counts['picture']}"
-        return Markup(to_svg(figure.draw(), key=f"{self.key}-{name}", label=figure.label))
-
-    def drawing(self, drawing: Drawing) -> Markup:
-        """A small picture."""
-        return Markup(drawing.svg)
+        name = figure.name or self.numbered("p")
+        return Markup(to_svg(figure.draw(), key=f"{self.key}-{name}".rstrip("."), label=figure.label))
 
     @staticmethod
     def rows(table: Table) -> list[tuple[str, list[Cell]]]:
@@ -138,14 +102,6 @@ class _Maker:
         ]
 
 
-def _left_out(pages: Sequence[Page], *, alone: bool) -> str:
-    """The note in place of articles that would make the document too large."""
-    titles = [page.title for page in pages[:TITLES]]
-    return _template("left_out.html").render(
-        titles=titles, n=len(pages), alone=alone, limit=PAGE_LIMIT // 1_000_000
-    )
-
-
 def _template(name: str) -> jinja2.Template:
     return environment().get_template(name)
 
@@ -153,9 +109,7 @@ def _template(name: str) -> jinja2.Template:
 @functools.cache
 def source(name: str) -> str:
     """Text beside the templates that is not a template."""
-    loader = environment().loader
-    assert loader is not None
-    return loader.get_source(environment(), name)[0]
+    return (resources.files("assay.page") / "templates" / name).read_text(encoding="utf-8")
 
 
 @functools.cache

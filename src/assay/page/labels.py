@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Float64
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.transforms import Bbox
 
 from assay.page.draw import INK, MUTED
 
@@ -15,10 +16,6 @@ LABEL_SIZE = 8.5  # points
 REACHES = (8.0, 16.0, 28.0, 44.0, 64.0)  # points from a marker to its label, nearest first
 DIRECTIONS = 16
 MARKER = 4.0  # points from the middle of a marker to its edge
-RULES = (0.0, 1.0)  # heights of the horizontal lines of a plot of shares, in data
-
-# Boxes are rows of left, bottom, right and top, in pixels.
-Boxes = Float64[np.ndarray, "boxes 4"]
 
 
 def place_labels(
@@ -32,8 +29,8 @@ def place_labels(
 ) -> None:
     """Write each name near its point, clear of the other names, points and intervals, inside the axes.
 
-    Each label in turn, most crowded point first, takes the nearest free place around its point; one further
-    away gets a thin line to it. Where nothing is free, the place that covers least is taken.
+    Each label in turn, most crowded point first, takes the nearest place around its point that covers least;
+    one further away gets a thin line to it.
 
     Args:
         ax: Axes whose limits are final.
@@ -43,26 +40,15 @@ def place_labels(
         low: Lower ends of their vertical intervals, in data; NaN where there is none.
         high: Upper ends, likewise.
     """
-    if not names:
-        return
     figure = ax.get_figure()
     assert isinstance(figure, Figure)
     figure.draw_without_rendering()  # fixes the place of the axes, which a layout engine decides late
     renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]  # matplotlib's own
-    pixel = figure.dpi / 72
-    window = ax.get_window_extent(renderer)
-    frame = np.array([[window.x0, window.y0, window.x1, window.y1]])
+    pixel, window = figure.dpi / 72, ax.get_window_extent(renderer)
     points, bottoms, tops = (ax.transData.transform(np.column_stack([x, each])) for each in (y, low, high))
-    beside = np.array([pixel, 0.0])
-    intervals = np.hstack([bottoms - beside, tops + beside])
-    heights = [ax.transData.transform((x[0], height))[1] for height in RULES]
-    taken = np.vstack(
-        [
-            np.hstack([points - MARKER * pixel, points + MARKER * pixel]),
-            intervals[np.isfinite(intervals).all(axis=1)],
-            *([[window.x0, height - 1, window.x1, height + 1]] for height in heights),
-        ]
-    )
+    taken = [Bbox([point - MARKER * pixel, point + MARKER * pixel]) for point in points]
+    taken += [Bbox([bottom - pixel, top + pixel]) for bottom, top in zip(bottoms, tops, strict=True)]
+    taken = [box for box in taken if np.isfinite(box.extents).all()]
     angles = 2 * np.pi * np.arange(DIRECTIONS) / DIRECTIONS
     directions = np.tile(np.column_stack([np.cos(angles), np.sin(angles)]), (len(REACHES), 1))
     reaches = np.repeat(REACHES, DIRECTIONS)
@@ -81,32 +67,14 @@ def place_labels(
         text.set_in_layout(False)  # the axes stay where they are
         half = np.array(text.get_window_extent(renderer).size) / 2
         # A box touches a circle round the point rather than being centred on it.
-        offsets = directions * (reaches[:, None] * pixel + half)
-        boxes = np.hstack([points[place] + offsets - half, points[place] + offsets + half])
-        outside = 4 * half.prod() - _overlaps(boxes, frame)[:, 0]
-        covered = _overlaps(boxes, taken).sum(axis=1) + 4 * outside
-        best = np.lexsort((reaches, _strange(boxes, points, place), covered.round(3)))[0]
-        text.set_position(offsets[best] / pixel)
-        taken = np.vstack([taken, boxes[best]])
+        centres = points[place] + directions * (reaches[:, None] * pixel + half)
+        boxes = [Bbox([centre - half, centre + half]) for centre in centres]
+        outside = (not (window.contains(*box.min) and window.contains(*box.max)) for box in boxes)
+        covered = [box.count_overlaps(taken) for box in boxes]
+        best = int(np.lexsort((covered, [*outside]))[0])  # nearest first where several cover as little
+        text.set_position((centres[best] - points[place]) / pixel)
+        taken.append(boxes[best])
         if reaches[best] > REACHES[0]:  # a thin line to the nearest edge of the label
-            edge = np.clip(points[place], boxes[best, :2], boxes[best, 2:])
-            start, end = ax.transData.inverted().transform([points[place], edge])
-            (line,) = ax.plot(*zip(start, end, strict=True), color=MUTED, linewidth=0.6, zorder=1)
-            line.set_in_layout(False)
-
-
-def _overlaps(boxes: Boxes, others: Float64[np.ndarray, "others 4"]) -> Float64[np.ndarray, "boxes others"]:
-    """Pixels that two boxes share."""
-    low = np.maximum(boxes[:, None, :2], others[:, :2])
-    high = np.minimum(boxes[:, None, 2:], others[:, 2:])
-    pixels: np.ndarray = np.clip(high - low, 0, None).prod(axis=2)
-    return pixels
-
-
-def _strange(boxes: Boxes, points: Float64[np.ndarray, "n 2"], place: int) -> Bool[np.ndarray, " boxes"]:
-    """Whether a label there could be taken for that of another point: not twice as near to its own."""
-    gaps = np.maximum(boxes[:, None, :2] - points, points - boxes[:, None, 2:])
-    distances: np.ndarray = np.hypot(*np.clip(gaps, 0, None).T).T
-    others = np.delete(distances, place, axis=1)
-    doubtful: np.ndarray = distances[:, place] > others.min(axis=1, initial=np.inf) / 2
-    return doubtful
+            edge = np.clip(points[place], boxes[best].min, boxes[best].max)
+            ends = ax.transData.inverted().transform([points[place], edge])
+            ax.plot(*ends.T, color=MUTED, linewidth=0.6, zorder=1)

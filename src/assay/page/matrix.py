@@ -42,30 +42,27 @@ def plot_matrix(data: Matrix, ax: "Axes | None" = None, *, percent: bool = False
     from matplotlib.transforms import Affine2D
 
     n_rows, n_columns = data.values.shape
-    cell = 0.52 if max(n_rows, n_columns) <= LARGEST_PRINTED else 0.3
+    printed = max(n_rows, n_columns) <= LARGEST_PRINTED
+    cell, step = (0.52, 1) if printed else (0.3, 2)
     ax = axes_of(ax, 0.9 + cell * n_columns, 0.75 + cell * 0.72 * n_rows)
     largest = np.nanmax(np.abs(data.values)) if np.isfinite(data.values).any() else 0.0
-    printed = max(n_rows, n_columns) <= LARGEST_PRINTED
     exponent = 0 if percent or not 0 < largest < 0.1 else math.floor(math.log10(largest))
-    inks: dict[tuple[str, float, int], list[Path]] = {}  # without numbers, cells of one ink are one path
+    inks: dict[tuple[str, float], list[Path]] = {}  # cells of one ink are one path
     for (row, column), value in np.ndenumerate(data.values):
         if not math.isfinite(value):
             continue
         share = abs(value) / largest if largest > 0 else 0.0
-        place = Affine2D().scale(0.94, 0.92).translate(column - 0.47, row - 0.46)
-        hue = SUPPORTS if value >= 0 else OPPOSES
-        for ink in ((RULE, 0.25), (hue, round(0.9 * share, 3 if printed else 2))):
-            group = inks.setdefault((*ink, row * n_columns + column if printed else 0), [])
-            group.append(Path.unit_rectangle().transformed(place))
+        box = Affine2D().scale(0.94, 0.92).translate(column - 0.47, row - 0.46)
+        for ink in ((RULE, 0.25), (SUPPORTS if value >= 0 else OPPOSES, round(0.9 * share, 2))):
+            inks.setdefault(ink, []).append(Path.unit_rectangle().transformed(box))
         if printed and share >= 0.02:
             text = f"{100 * value:.0f}" if percent else _short(value / 10**exponent)
             shade = PAPER if share > 0.6 else INK
             ax.text(column, row, text, ha="center", va="center", fontsize=7.5, color=shade)
-    for (colour, alpha, _), boxes in inks.items():
+    for (colour, alpha), boxes in inks.items():
         ax.add_patch(PathPatch(Path.make_compound_path(*boxes), facecolor=colour, alpha=alpha, linewidth=0))
     ax.set_xlim(-0.55, n_columns - 0.45)
     ax.set_ylim(n_rows - 0.45, -0.55)
-    step = 1 if max(n_rows, n_columns) <= LARGEST_PRINTED else 2
     ax.set_xticks(range(0, n_columns, step), [_last_word(name) for name in data.columns[::step]])
     ax.set_yticks(range(0, n_rows, step), [_last_word(name) for name in data.rows[::step]])
     ax.tick_params(length=0)

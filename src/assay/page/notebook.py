@@ -8,14 +8,14 @@ from typing import Any
 from assay.core.untrusted import printable
 
 
-OFTEN = 0.2  # seconds between two pictures of the same stage
+OFTEN, SELDOM = 0.2, 10.0  # seconds between two pictures of a stage in a notebook, two lines on stderr
 
 
 class ProgressDisplay:
     """Shows how far a long call is: pass it as `progress=`.
 
     In a notebook it is one line of all stages, brought up to date in place. Elsewhere, a line on stderr says
-    when a stage begins.
+    when a stage begins and, every ten seconds, how far it is.
 
     Example:
         >>> told = ProgressDisplay()
@@ -37,13 +37,15 @@ class ProgressDisplay:
             done: Steps done.
             total: All steps; 0 where unknown.
         """
-        begins = stage not in self.stages
+        begins, waited = stage not in self.stages, time.monotonic() - self._drawn
         self.stages[stage] = (done, total)
-        if not _in_notebook():
-            if begins:
-                sys.stderr.write(f"{printable(stage, lines=False)} ...\n")
-        elif begins or done == total or time.monotonic() - self._drawn > OFTEN:
-            self._draw()
+        if _in_notebook():
+            if begins or done == total or waited > OFTEN:
+                self._draw()
+        elif begins or waited > SELDOM:
+            self._drawn = time.monotonic()
+            count = "..." if begins else _count(done, total)
+            sys.stderr.write(f"{printable(stage, lines=False)} {count}\n")
 
     def _draw(self) -> None:
         show = importlib.import_module("IPython.display").display  # which has no types

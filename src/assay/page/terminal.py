@@ -5,19 +5,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from assay.core.untrusted import printable
-from assay.page.blocks import (
-    Block,
-    Cell,
-    Details,
-    Facts,
-    Figure,
-    Interactive,
-    Note,
-    Page,
-    Row,
-    Section,
-    Table,
-)
+from assay.page import blocks as b
+from assay.page.blocks import Block, Cell, Page, Section, Table
 from assay.page.text import Text, number, plain_text
 
 
@@ -27,7 +16,7 @@ if TYPE_CHECKING:
 
 SHOWN_ROWS, SHOWN_PAIRS = 40, 3  # of a table, and of a row of pairs; the page has them all
 # Second lines of cells are left to the page where they are long, or the table is wide; that of a verdict says
-# what decided it and stays, as does what its cell keeps.
+# what decided it and stays.
 LONG_LINE, WIDE_TABLE = 24, 8
 
 
@@ -38,24 +27,18 @@ def print_page(page: Page, console: "Console") -> None:
         page: What is shown.
         console: Where to; what files and names hold is spelled out where a terminal would obey it.
     """
-    _print(console, [*_paragraphs(page.title)], "bold")
     notes = (f"- {plain_text(note)}" for note in (*page.reasons, *page.caveats))
-    _print(console, [*_paragraphs(page.subject, page.verdict, page.remark, *notes)])
-    _print(console, [*_all(page.head)])
-    for section in page.sections:
-        if lines := [*_all(section.blocks)]:
+    head = [*_paragraphs(page.subject, page.verdict, page.remark, *notes), *_all(page.head)]
+    facts = [*_lines(b.Facts(facts=page.facts))]
+    parts = [(page.title, head), *((each.title, [*_all(each.blocks)]) for each in page.sections), ("", facts)]
+    for place, (title, lines) in enumerate(parts):
+        if place and lines:
             console.print()
-            _print(console, [*_paragraphs(section.title)], "bold")
-            _print(console, lines)
-    if page.facts:
-        console.print()
-        _print(console, [*_lines(Facts(facts=page.facts))])
+        for line in _paragraphs(title) if lines or not place else ():
+            console.print(line, style="bold", markup=False, highlight=False)
+        for each in lines:
+            console.print(each, markup=False, highlight=False)
     console.print()
-
-
-def _print(console: "Console", lines: "Sequence[str | RichTable]", style: str | None = None) -> None:
-    for line in lines:
-        console.print(line, style=style, markup=False, highlight=False)
 
 
 def _lines(block: Block) -> "Iterator[str | RichTable]":
@@ -65,13 +48,13 @@ def _lines(block: Block) -> "Iterator[str | RichTable]":
             yield table_grid(_brief(block))
             left = block.left + max(0, len(block.rows) - SHOWN_ROWS)
             yield from _paragraphs(f"... and {number(left)} more" if left else "", block.note)
-        case Figure() | Interactive() | Section():
+        case b.Figure() | b.Interactive() | Section():
             yield from _all(block.blocks)
-        case Facts():
+        case b.Facts():
             yield from _paragraphs(*(f"{name}: {plain_text(fact)}" for name, fact in block.facts))
-        case Note():
+        case b.Note():
             yield from _paragraphs(block.text)
-        case Details() if block.open or block.printed:
+        case b.Details() if block.open or block.printed:
             yield from _all(block.blocks)
 
 
@@ -79,7 +62,7 @@ def _all(blocks: Sequence[Block]) -> "Iterator[str | RichTable]":
     n_pairs, heading = 0, list[str]()
     for block in blocks:
         n_pairs += isinstance(block, Section)
-        if isinstance(block, Note) and block.style == "heading":
+        if isinstance(block, b.Note) and block.style == "heading":
             heading = [*_paragraphs(block.text)]  # shown once something follows
         elif (n_pairs <= SHOWN_PAIRS or not isinstance(block, Section)) and (lines := [*_lines(block)]):
             yield from (*heading, *lines)
@@ -89,7 +72,7 @@ def _all(blocks: Sequence[Block]) -> "Iterator[str | RichTable]":
 def _brief(table: Table) -> Table:
     """The first rows of a table, without columns of pictures alone."""
     longest = 0 if len(table.columns) > WIDE_TABLE else LONG_LINE
-    rows = [row.cells if isinstance(row, Row) else row for row in table.rows[:SHOWN_ROWS]]
+    rows = [row.cells if isinstance(row, b.Row) else row for row in table.rows[:SHOWN_ROWS]]
     short = [[_short(cell, longest) for cell in cells] for cells in rows]
     texts = replace(table, rows=short).texts()
     used = [
@@ -97,15 +80,12 @@ def _brief(table: Table) -> Table:
         for place in range(len(table.columns))
         if any(len(line) <= place or line[place] for line in texts)
     ]
-    return replace(
-        table,
-        columns=[table.columns[place] for place in used],
-        rows=[[cells[place] for place in used if place < len(cells)] for cells in short],
-    )
+    rows = [[cells[place] for place in used if place < len(cells)] for cells in short]
+    return replace(table, columns=[table.columns[place] for place in used], rows=rows)
 
 
 def _short(cell: Cell | Text, longest: int) -> Cell | Text:
-    if isinstance(cell, Cell) and not (cell.status or cell.kept) and len(plain_text(cell.below)) > longest:
+    if isinstance(cell, Cell) and not cell.status and len(plain_text(cell.below)) > longest:
         return replace(cell, below="")
     return cell
 
@@ -126,11 +106,9 @@ def table_grid(table: Table, title: str = "") -> "RichTable":
     )
     for column in table.columns:
         heading = printable(plain_text(column.name), lines=False)
+        # An id stays in one piece, so that it can be copied; the others give way.
         grid.add_column(
-            heading,
-            justify="right" if column.numeric else "left",
-            overflow="fold",
-            no_wrap=heading == "id",  # in one piece, so that it can be copied; the others give way
+            heading, justify="right" if column.numeric else "left", overflow="fold", no_wrap=heading == "id"
         )
     for texts in table.texts():
         grid.add_row(*(printable(text, lines=False) for text in texts))

@@ -6,7 +6,7 @@ import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from assay.core.record import plain
 
@@ -15,10 +15,8 @@ MINUS, NARROW = "\N{MINUS SIGN}", "\N{NARROW NO-BREAK SPACE}"
 TEXT_LIMIT = 1_000  # characters of a name or a prompt
 RECORD_LIMIT = 20_000  # characters of a record behind an id
 EDGES_LIMIT = 5_000  # edges that a page draws and lists
-LIST_LIMIT = 2_000  # entries of any other list of records
 
 _PICTURE = "data:image/"
-Item = TypeVar("Item")
 
 # ------------------------------------------------------------------------------------------------ pieces
 
@@ -65,30 +63,27 @@ def quiet(text: Text, title: str = "") -> Span:
 
 def model_text(model: Mapping[str, Any], shape: str = "") -> Text:
     """A model as the foot of a page names it: id, what its numbers depend on, hash of the weights."""
-    weights = str(model.get("weight_hash") or "")[:16]
-    origin = f"revision {model['revision'][:12]}" if model.get("revision") else ""
-    norms = f"norms behind branches {model['post_norm']}" if model.get("post_norm") else ""
-    packed = model.get("quantisation")
-    experts = "a node per expert" if model.get("experts") == "nodes" else ""
-    facts = [fact for fact in (shape, origin, model.get("dtype"), packed, norms, experts) if fact]
-    return (
-        f"{model.get('id') or ''} ",
-        quiet(", ".join([*facts, "hash of the weights"])),
-        " ",
-        code(weights),
+    facts = (
+        shape,
+        f"revision {model['revision'][:12]}" if model.get("revision") else "",
+        model.get("dtype"),
+        model.get("quantisation"),
+        f"norms behind branches {model['post_norm']}" if model.get("post_norm") else "",
+        "a node per expert" if model.get("experts") == "nodes" else "",
+        "hash of the weights",
     )
+    return _identity(model.get("id"), facts, model.get("weight_hash"))
 
 
 def task_text(task: Mapping[str, Any], drawn: str = "") -> Text:
     """A task as the foot of a page names it: its name, how it was drawn and begins, hash of the data."""
     bos = task.get("bos", (task.get("config") or {}).get("bos"))
-    facts = [fact for fact in (drawn, "prompts begin with BOS" if bos else "") if fact]
-    return (
-        f"{task.get('name') or ''} ",
-        quiet(", ".join([*facts, "hash of the data"])),
-        " ",
-        code(str(task.get("data_hash") or "")[:16]),
-    )
+    facts = (drawn, "prompts begin with BOS" if bos else "", "hash of the data")
+    return _identity(task.get("name"), facts, task.get("data_hash"))
+
+
+def _identity(name: Any, facts: Sequence[Any], identity: Any) -> Text:
+    return f"{name or ''} ", quiet(", ".join(filter(None, facts))), " ", code(str(identity or "")[:16])
 
 
 def result_link(identity: str) -> Span:
@@ -248,8 +243,3 @@ def record_text(record: Any) -> str:
 def packed(text: str) -> str:
     """A long text compressed (zlib), in base64; the script of the page unpacks it."""
     return base64.b64encode(zlib.compress(text.encode(), 9)).decode()
-
-
-def first(entries: Sequence[Item], limit: int = LIST_LIMIT) -> tuple[Sequence[Item], int]:
-    """The first entries of a list and how many were left out."""
-    return entries[:limit], max(0, len(entries) - limit)

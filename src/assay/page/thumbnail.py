@@ -24,15 +24,14 @@ def thumbnail(image: np.ndarray) -> str:
     """
     from PIL import Image
 
-    pixels = image[..., 0] if image.ndim == 3 and image.shape[-1] == 1 else image
+    pixels = image[..., 0] if image.shape[2:] == (1,) else image
     return png_uri(Image.fromarray(np.ascontiguousarray(pixels)), SIDE)
 
 
 def png_uri(picture: "Image.Image", side: int) -> str:
     """A picture as a PNG data URI, no side longer than so many pixels."""
-    shrunk = picture.copy()
+    shrunk, buffer = picture.copy(), io.BytesIO()
     shrunk.thumbnail((side, side))
-    buffer = io.BytesIO()
     shrunk.save(buffer, format="PNG", optimize=True)
     return f"{PNG}{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
@@ -43,7 +42,6 @@ def png_source(image: object) -> str:
     Raises:
         InputError: If it is anything else.
     """
-    source = str(image)
-    if not source.startswith(PNG):
-        raise InputError(f"the image of an input is {source[:40]!r}; documents hold images as {PNG}... only")
-    return source
+    if str(image).startswith(PNG):
+        return str(image)
+    raise InputError(f"the image of an input is {str(image)[:40]!r}; documents hold images as {PNG}... only")

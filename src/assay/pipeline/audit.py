@@ -11,7 +11,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,6 +20,7 @@ import torch
 from assay.circuits import Circuit, EdgeScores, write_atomically
 from assay.circuits.given import IMAGES, takes_text
 from assay.core.errors import InputError, check_least, check_name
+from assay.core.machine import counting_examples
 from assay.core.plotted import Plotted
 from assay.core.record import BRIEF, HIDDEN, MACHINE, Record, library_version, named, plain
 from assay.discovery.edges import get_method
@@ -479,9 +480,8 @@ class _Run:
         measured = self.measurements(runs)
         curve = None
         if "curve" not in causes:
-            self.progress("faithfulness curve", 0, 1)
-            curve = facts.curve_facts(sized, runs, measured[0], target=record["target"], full=self.full)
-            self.progress("faithfulness curve", 1, 1)
+            with counting_examples(partial(self.progress, "faithfulness curve")):
+                curve = facts.curve_facts(sized, runs, measured[0], target=record["target"], full=self.full)
         document = {
             "kind": "audit",
             "schema": SCHEMA,

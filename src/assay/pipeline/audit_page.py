@@ -29,7 +29,7 @@ from assay.page.blocks import (
     folded_record,
 )
 from assay.page.form import PAGES, PageForm
-from assay.page.graph import circuit_view, edges_table, graph_of, shared_kv, signed
+from assay.page.graph import circuit_view, graph_of, signed
 from assay.page.matrix import Matrix, matrix_table, plot_matrix
 from assay.page.text import (
     NARROW,
@@ -245,7 +245,7 @@ def _marked(text: str, other: str) -> Text:
 
 def _circuit(audit: Audit) -> Interactive:
     circuit, task, method, excerpt = audit.reported, audit.task, audit.method, audit.excerpt
-    edges: list[dict[str, Any]] = [*map(dict, audit.edges[: words.EDGES_LIMIT])]
+    edges = audit.edges[: words.EDGES_LIMIT]
     size, n_edges, curve = circuit["size"], circuit["n_edges"], audit.curve
     unconnected = " less those on no path from input to logits" if size > n_edges else ""
     caption = (
@@ -256,7 +256,6 @@ def _circuit(audit: Audit) -> Interactive:
     )
     drawn: Document | None = None if curve is None else {"n_edges": curve.n_edges, "values": curve.values}
     if excerpt is not None:
-        edges = [{**edge, "kept": "shown" in edge} for edge in edges]
         known = {} if curve is None else dict(zip(curve.n_edges, curve.values, strict=True))
         known[excerpt["size"]] = excerpt["faithfulness"]["value"]
         drawn = {"n_edges": sorted(known), "values": [known[size] for size in sorted(known)]}
@@ -266,18 +265,17 @@ def _circuit(audit: Audit) -> Interactive:
             f"They carry {percent(excerpt['attribution'])} of the circuit’s attribution (sum of |score|); "
             f"alone they reach a normalised faithfulness of {' '.join(kept).strip()}."
         )
-    if (shared := shared_kv(audit.graph)) > 1:
+    if (shared := audit.graph["n_heads"] // audit.graph["n_kv_heads"]) > 1:
         caption += f" Keys and values are shared by {shared} heads and drawn at the first of them."
     if size > len(edges):
         caption += f" At most the strongest {number(len(edges))} edges are drawn."
     return circuit_view(
         audit.graph,
         edges,
+        n_edges=n_edges,
         size=(excerpt or circuit)["size"],
-        caption=(caption, Span(" Hover a node or an edge to see what it reads and writes.", "script-only")),
+        caption=caption,
         curve=drawn,
-        blocks=[Note(text=caption)],
-        more=[edges_table(edges)],
     )
 
 

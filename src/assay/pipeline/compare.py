@@ -7,10 +7,10 @@ from assay.core.errors import InputError
 from assay.core.measurement import Measurement
 from assay.metrics import difference
 from assay.page import text as words
-from assay.page.blocks import Cell, Column, Page, Section, Table
-from assay.report.sweep import ROWS, named_sweep, sweep_rows
+from assay.page.blocks import Cell, Column, Facts, Page, Section, Table
+from assay.report.sweep import ROWS, find_result, sweep_rows
 from assay.stats import statistic_from_dict
-from assay.store import Store
+from assay.store import Store, StoredResult
 
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def compare_rows(store: Store, a: str, b: str) -> list[dict[str, Any]]:
 
 def _measured(store: Store, name: str) -> dict[str, Numbers]:
     """The numbers of a result by the name of what was measured."""
-    result = named_sweep(store, name) or store.get(name)
+    result = find_result(store, name)
     if result.kind == "sweep":
         rows = sweep_rows(store, result.payload["jobs"])
         return {f"{row['job']}: {row['measure']}": row for row in rows if row["value"] is not None}
@@ -121,13 +121,9 @@ def _examples(measurement: Measurement) -> tuple[Any, ...]:
     return measurement.name, task["data_hash"], {len(each) for each in measurement.components.values()}
 
 
-def compare_page(store: Store, a: str, b: str) -> Page:
-    """The table of `compare_frame` as a page."""
-    return rows_page(compare_rows(store, a, b), a, b)
-
-
-def rows_page(rows: Sequence[Mapping[str, Any]], a: str, b: str) -> Page:
-    """The page of `compare_rows`, which were made already, for results of these names."""
+def compare_page(store: Store, a: str, b: str, rows: Sequence[Mapping[str, Any]] | None = None) -> Page:
+    """The table of `compare_frame` as a page; `rows` are those of `compare_rows` where they are made."""
+    rows = compare_rows(store, a, b) if rows is None else rows
     columns = [
         Column(name="measure", sort=True),
         *(Column(name=name, numeric=True, sort=True) for name in ("A", "B", f"B {words.MINUS} A")),
@@ -142,11 +138,21 @@ def rows_page(rows: Sequence[Mapping[str, Any]], a: str, b: str) -> Page:
         caption=f"{cut}Brackets: 95 % intervals over examples, of a difference paired by example; a "
         "difference of results on different examples has none.",
     )
+    sides = [
+        (letter, words.cut_text(_named(find_result(store, name)))) for letter, name in (("A", a), ("B", b))
+    ]
     return Page(
         kind="comparison",
         title=f"{words.cut_text(a, 80)} against {words.cut_text(b, 80)}",
+        head=[Facts(facts=sides)],
         sections=[Section(title="What both measured", blocks=[table])],
     )
+
+
+def _named(result: StoredResult) -> str:
+    """What a result is of: kind, model, task, method and size."""
+    facts = (result.kind, result.model, result.task, result.method, result.name)
+    return f"{', '.join(filter(None, facts))} ({result.id})"
 
 
 def _cell(row: Mapping[str, Any], side: str) -> Cell:

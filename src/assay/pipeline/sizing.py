@@ -10,6 +10,7 @@ import numpy as np
 
 from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import InputError
+from assay.core.machine import counting_examples
 from assay.execution import CircuitRuns
 from assay.models import Model
 from assay.pipeline.prompts import Division, DrawnPrompts, draw_prompts, prompts_to_measure, warn_same
@@ -189,11 +190,13 @@ def discover_circuit(
     **sizing: Any,
 ) -> SizedCircuit:
     """Discover and choose the size; `sizing` is `size`, `target` or `search` of `size_circuit`."""
-    progress("discover", 0, 1)
+    n = draws.discovery.n
+    progress("discover", 0, n)
     how = dict(vars(settings))
     stage = discovery_stage(how.pop("model"), draws.discovery, method, steps=steps, **how)
-    scores = stage.run(store).value
-    progress("discover", 1, 1)
+    with counting_examples(partial(progress, "discover")):
+        scores = stage.run(store).value
+    progress("discover", n, n)
     return size_circuit(scores, draws, settings, progress=progress, **sizing)
 
 

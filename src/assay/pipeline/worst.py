@@ -1,6 +1,6 @@
 """The worst case as a stage: taken from the store where the same pairs were run before."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,7 +11,6 @@ import torch
 from assay.analyses.worst_case import WorstCase, explain, run_sample, sample_pairs, search_worst
 from assay.analyses.worst_case.attack import PREFIX, facts_of, notes_on
 from assay.analyses.worst_case.inputs import PairSample
-from assay.analyses.worst_case.outside import outside_grammar
 from assay.analyses.worst_case.pair_divergence import get_divergence
 from assay.analyses.worst_case.reads import likeliest_differs, pair_divergences
 from assay.analyses.worst_case.rerun import Rerun
@@ -33,7 +32,6 @@ from assay.tasks import ImageTask, PairTask, Task
 DEFAULT_SIDE, DEFAULT_PAIRS = 300, 3000
 USUAL_SIDE = 60  # inputs a side inside an audit: the fewest in round numbers that bound the 95th percentile
 EXPLAINED = 10  # worst pairs that are explained
-OUTSIDE_SIDE = 200  # most inputs a side of a run on inputs from outside the grammar
 
 
 # Options by which a protocol is sized; the others by --n-pairs.
@@ -192,7 +190,6 @@ def with_findings(
     *,
     search: int | None = None,
     explained: bool = False,
-    words: Sequence[Mapping[str, Any]] = (),
     seed: int = 0,
     divergence: str = "kl",
     progress: Progress = silent,
@@ -206,28 +203,19 @@ def with_findings(
         task: Its task.
         search: Evaluations of a search for worse pairs; None: no search.
         explained: Share out the divergence of the worst pairs among the missing edges.
-        words: Options of the task's grammar, one mapping per run on inputs from outside it.
         seed: Root seed of all random draws.
         divergence: Key of the divergence.
         progress: Told of each part as it begins.
     """
     found = dict[str, Any]()
-    common: dict[str, Any] = {"ablation": result.sample.ablation, "seed": seed, "divergence": divergence}
     if search is not None:
         progress("search", 0, 1)
-        sought = search_worst(circuit, model, task, budget=search, **common)
+        how: dict[str, Any] = {"ablation": result.sample.ablation, "seed": seed, "divergence": divergence}
+        sought = search_worst(circuit, model, task, budget=search, **how)
         found["search"] = replace(sought, sampled=float(result.divergence.max())).to_dict()
     if explained:
         progress("explain", 0, 1)
         found["explanation"] = _explanation(result, circuit, model, divergence)
-    if words:
-        progress("own words", 0, 1)
-        for side in ("clean", "corrupted"):
-            common[f"n_{side}"] = min(OUTSIDE_SIDE, getattr(result.sample, side).n)
-        assert isinstance(task, PairTask)  # images have no words
-        found["outside"] = [
-            outside_grammar(circuit, model, task, **common, **options).to_dict() for options in words
-        ]
     return replace(result, **found) if found else result
 
 

@@ -1,8 +1,6 @@
 """What `assay.report` promises, each name with its module."""
 
-from assay.analyses.calibration.page import calibration_figure as calibration_figure
 from assay.analyses.worst_case.page_words import tail_verdict as tail_verdict
-from assay.analyses.worst_case.plots import save_histogram as save_histogram
 from assay.pipeline.audit_page import verdict as verdict
 from assay.report.circuit_page import circuit_document as circuit_document
 from assay.report.save import save_report as save_report

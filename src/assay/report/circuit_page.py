@@ -10,7 +10,7 @@ from assay.execution.attention_patterns import attention_pattern
 from assay.models import Model
 from assay.page.blocks import Page, Section
 from assay.page.form import PAGES, PageForm
-from assay.page.graph import circuit_view, edges_table, packed_pattern
+from assay.page.graph import circuit_view, packed_pattern
 from assay.page.text import EDGES_LIMIT, Text, code, cut_text, model_text, number, percent
 from assay.tasks import PairTask
 
@@ -89,17 +89,17 @@ def _attention(
         nodes = (edge.source, *(graph.sources[row] for row in fed))
         heads |= dict.fromkeys(node for node in nodes if ".h" in node)
     room = int(PATTERN_BYTES / (sum(4 * pattern.shape[-1] ** 2 / 3 for pattern in patterns) or 1))
-    notes = []
-    if room < len(heads):
-        notes.append(f"Patterns of {room} of {len(heads)} heads are kept, those with the strongest edges.")
-    if len(rows) < min(prompts, task.n):
-        notes.append(f"Prompts of more than {LONGEST} tokens are left out.")
-    kept = {}
-    for name in [*heads][:room] if rows else ():
-        layer, head = (int(part[1:]) for part in name.split("."))
-        kept[name] = [packed_pattern(pattern[layer, head]) for pattern in patterns]
-    texts = [{"text": prompt_text(task, row), "tokens": prompt_tokens(task, row)} for row in rows]
-    return {"note": " ".join(notes), "prompts": texts, "heads": kept}
+    note = f"Patterns of {room} of {len(heads)} heads are kept, those with the strongest edges. "
+    short = f"Prompts of more than {LONGEST} tokens are left out."
+    places = {name: [int(part[1:]) for part in name.split(".")] for name in [*heads][: room if rows else 0]}
+    return {
+        "note": note * (room < len(heads)) + short * (len(rows) < min(prompts, task.n)),
+        "prompts": [{"text": _prompt_text(task, row), "tokens": prompt_tokens(task, row)} for row in rows],
+        "heads": {
+            name: [packed_pattern(pattern[layer, head]) for pattern in patterns]
+            for name, (layer, head) in places.items()
+        },
+    }
 
 
 def prompt_tokens(task: PairTask, row: int) -> list[str]:
@@ -108,7 +108,7 @@ def prompt_tokens(task: PairTask, row: int) -> list[str]:
     return [str(each) if task.tokenizer is None else task.tokenizer.decode([each]) for each in ids]
 
 
-def prompt_text(task: PairTask, row: int) -> str:
+def _prompt_text(task: PairTask, row: int) -> str:
     """A clean prompt for a list to choose from, with its number."""
     text = task.texts[row] if task.texts is not None else "".join(prompt_tokens(task, row))
     return f"{row + 1}: {cut_text(text.strip(), 200)}"
@@ -133,7 +133,7 @@ def circuit_page(document: Document) -> Page:
     if not document["attention"]:
         caption += " The page was made without attention patterns."
     how = {"scored": document["scored"], "attention": document["attention"]}
-    view = circuit_view(graph, edges, caption=caption, more=[edges_table(edges)], **how)
+    view = circuit_view(graph, edges, n_edges=n_edges, caption=caption, **how)
     facts: list[tuple[str, Text]] = [("circuit", code(circuit["hash"]))]
     facts += [("model", model_text(model))] if model else []
     facts += [("task", document["task"])] if document["task"] else []

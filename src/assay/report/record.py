@@ -1,15 +1,15 @@
 """The page of a stored result: its report where its kind has one, else its record as tables."""
 
 from collections.abc import Mapping
+from typing import Any
 
-from assay.page.blocks import Block, Column, Note, Page, Section, Table, folded_record
+from assay.page.blocks import Page, Section, Table, columns, folded_record
 from assay.page.text import code, cut_text, number
 from assay.report.save import is_reportable, pages_of
 from assay.store import StoredResult
 
 
 ENTRIES = 400  # of a record in its table
-SHORT_LIST = 12  # entries of a list that are written out
 
 
 def pages_of_result(result: StoredResult) -> list[Page]:
@@ -33,49 +33,25 @@ def record_page(result: StoredResult) -> Page:
             Section(title="Result", blocks=[_entries(result, result.payload)]),
             Section(title="How it was made", blocks=[_entries(result, result.provenance)]),
         ],
-        facts=[
-            ("result", code(result.id)),
-            ("arrays", ", ".join(list(result.arrays.keys())[:ENTRIES]) or "none"),
-        ],
+        facts=[("result", code(result.id)), ("arrays", ", ".join([*result.arrays][:ENTRIES]) or "none")],
         records=[folded_record("The result as JSON", result.payload)],
     )
 
 
-def _entries(result: StoredResult, record: object) -> Block:
-    entries = _flat(record)
-    if not entries:
-        return Note(text="Empty.", style="quiet")
-    shown = entries[:ENTRIES]
-    left = (
-        f"The first {number(len(shown))} of {number(len(entries))} entries; all of them with ",
-        code(f"assay show {result.id} --json"),
-        ".",
-    )
+def _entries(result: StoredResult, record: Mapping[str, Any]) -> Table:
+    """Dotted names and values of a record."""
+    import pandas as pd
+
+    (entries,) = pd.json_normalize(dict(record)).to_dict("records") or [{}]
+    texts = {
+        str(name): f"{value:.6g}" if isinstance(value, float) else str(value)
+        for name, value in entries.items()
+    }
+    whole = code(f"assay show {result.id} --json")
+    left = (f"The first {ENTRIES} of {number(len(texts))} entries; all of them with ", whole, ".")
     return Table(
-        columns=[Column(name="entry", sort=True), Column(name="value", sort=True)],
-        rows=shown,
-        note=left if len(entries) > len(shown) else "",
+        columns=columns("entry", "value", sort=True),
+        rows=[[cut_text(name, 200), cut_text(text)] for name, text in [*texts.items()][:ENTRIES]],
+        note=left if len(texts) > ENTRIES else "",
         style="record",
     )
-
-
-def _flat(record: object, prefix: str = "") -> list[tuple[str, str]]:
-    """Dotted names and values of a record, long lists as their length and beginning."""
-    if isinstance(record, Mapping):
-        return [
-            pair
-            for key, value in record.items()
-            for pair in _flat(value, f"{prefix}.{key}" if prefix else str(key))
-        ]
-    if isinstance(record, list):
-        single = [each for each in record if not isinstance(each, Mapping | list)]
-        if len(single) == len(record) <= SHORT_LIST:
-            return [(cut_text(prefix, 200), cut_text(", ".join(_shown(each) for each in record)))]
-        return [(cut_text(prefix, 200), f"{len(record):,} entries")]
-    return [(cut_text(prefix, 200), _shown(record))]
-
-
-def _shown(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return {None: "none", True: "true", False: "false"}[value]
-    return f"{value:.6g}" if isinstance(value, float) else cut_text(str(value))

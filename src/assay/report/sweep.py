@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 from assay.core.errors import InputError, UnknownNameError
 from assay.page import text as words
-from assay.page.blocks import Cell, Column, Page, Section, Table, folded_record
-from assay.page.text import code, cut_text, listed, noun, number, quiet, result_link
-from assay.store import ResultSummary, Store, StoredResult
+from assay.page.blocks import Cell, Column, Page, Section, Table, columns, folded_record
+from assay.page.text import Text, code, cut_text, listed, number, plural, quiet, result_link
+from assay.store import Store, StoredResult
 
 
 if TYPE_CHECKING:
@@ -19,30 +19,14 @@ NUMBERS = ("measure", "model", "task", "value", "low", "high", "n", "verdict", "
 Row = Mapping[str, Any]
 
 
-def find_sweep(store: Store, name: str) -> StoredResult:
-    """The newest sweep of a name, or the one of an id or of its beginning.
-
-    Raises:
-        InputError: For the id of another result.
-        UnknownNameError: For a name that no sweep of the store has.
-    """
-    if named := named_sweep(store, name):
-        return named
-    if set(name) <= set("0123456789abcdef"):
-        found = store.get(name)
-        if found.kind == "sweep":
-            return found
-        raise InputError(f"{found.id} is a {found.kind}, not a sweep; see `assay store ls --kind sweep`")
-    raise UnknownNameError(
-        f"the store at {store.directory} holds no sweep {cut_text(name, 80)!r}; it has "
-        f"{store.count('sweep'):,}: see `assay store ls --kind sweep`"
-    )
-
-
-def named_sweep(store: Store, name: str) -> StoredResult | None:
-    """The newest sweep of a name, if there is one."""
+def find_result(store: Store, name: str) -> StoredResult:
+    """The newest sweep of a name, or the result of an id or of its beginning."""
     named = store.query("sweep", name=name, order="-created", limit=1)
-    return store.get(named[0].id) if named else None
+    if not named and not set(name) <= set("0123456789abcdef"):
+        raise UnknownNameError(
+            f"no sweep is called {cut_text(name, 80)!r}; see `assay store ls --kind sweep`"
+        )
+    return store.get(named[0].id if named else name)
 
 
 def sweep_frame(store: Store, sweep: str) -> "pd.DataFrame":
@@ -55,44 +39,47 @@ def sweep_frame(store: Store, sweep: str) -> "pd.DataFrame":
     Returns:
         Columns `job`, `kind`, `status`, `error`, `measure`, `model`, `task`, `value`, `low`, `high` (95 %
         interval), `n`, `verdict` and `result`, the id. A job without a result in the store has a row, too.
+
+    Raises:
+        InputError: For the id of another result.
+        UnknownNameError: For a name or an id that the store does not have.
     """
     import pandas as pd
 
-    return pd.DataFrame(sweep_rows(store, find_sweep(store, sweep).payload["jobs"]))
+    return pd.DataFrame(sweep_rows(store, _jobs(find_result(store, sweep))))
+
+
+def _jobs(sweep: StoredResult) -> Sequence[Row]:
+    if sweep.kind != "sweep":
+        raise InputError(f"{sweep.id} is a {sweep.kind}, not a sweep; see `assay store ls --kind sweep`")
+    jobs: Sequence[Row] = sweep.payload["jobs"]
+    return jobs
 
 
 def sweep_rows(store: Store, jobs: Iterable[Row]) -> list[dict[str, Any]]:
     """The rows of `sweep_frame` for jobs: `name`, `kind`, `results`, and `status` and `error` if known."""
-    jobs = list(jobs)
-    wanted = {key for job in jobs for key in job["results"]}
-    summaries = {each.id: each for each in store.query() if each.id in wanted}
+    summaries = {each.id: each for each in store.query()}
     rows = []
     for job in jobs:
-        facts = {
-            "job": job["name"],
-            "kind": job["kind"],
-            "status": job.get("status") or "done",
-            "error": job.get("error"),
-        }
-        found = [_numbers(summaries[key]) for key in job["results"] if key in summaries]
-        rows += [{**facts, **each} for each in found or [dict.fromkeys(NUMBERS)]]
+        facts = {"job": job["name"], "kind": job["kind"], "status": job.get("status") or "done"}
+        facts["error"] = job.get("error")
+        results = [summaries[key] for key in job["results"] if key in summaries]
+        for each in results:
+            numbers = {name: getattr(each, name) for name in NUMBERS[1:-2]}
+            measure = each.metric or each.name or each.kind
+            rows.append({**facts, "measure": measure, **numbers, "verdict": each.status, "result": each.id})
+        if not results:
+            rows.append({**facts, **dict.fromkeys(NUMBERS)})
     return rows
 
 
-def _numbers(result: ResultSummary) -> dict[str, Any]:
-    facts = {name: getattr(result, name) for name in ("model", "task", "value", "low", "high", "n")}
-    measure = result.metric or result.name or result.kind
-    return {"measure": measure, **facts, "verdict": result.status, "result": result.id}
-
-
 def sweep_page(store: Store, sweep: str) -> Page:
-    """The page of a stored sweep; see `find_sweep` for what names it."""
-    found = find_sweep(store, sweep)
-    plan = folded_record("The plan behind the sweep", found.provenance)
-    facts = [("result", (code(found.id), " ", quiet(found.created[:16].replace("T", " "))))]
-    return jobs_page(
-        str(found.payload["name"]), sweep_rows(store, found.payload["jobs"]), facts=facts, records=[plan]
-    )
+    """The page of a stored sweep, by its name or id, as `sweep_frame` takes them."""
+    result = find_result(store, sweep)
+    rows = sweep_rows(store, _jobs(result))
+    made: Text = (code(result.id), " ", quiet(result.created[:16].replace("T", " ")))
+    plan = folded_record("The plan behind the sweep", result.provenance)
+    return jobs_page(str(result.payload["name"]), rows, facts=[("result", made)], records=[plan])
 
 
 def jobs_page(name: str, rows: Sequence[Row], **more: Any) -> Page:
@@ -103,50 +90,34 @@ def jobs_page(name: str, rows: Sequence[Row], **more: Any) -> Page:
         rows: As `sweep_rows` gives them.
         more: Further entries of the page.
     """
-    states = {row["job"]: row["status"] for row in rows}
-    told = [f"{count:,} {word}" for word, count in sorted(Counter(states.values()).items())]
+    states = Counter({row["job"]: row["status"] for row in rows}.values())
     failed = [row for row in rows if row["status"] == "failed"]
-    cut = "" if len(rows) <= ROWS else f"The first {ROWS:,} of {len(rows):,} rows. "
-    return Page(
-        kind="sweep",
-        title=f"Sweep {name}",
-        verdict=f"{number(len(states))} {noun('job', len(states))}: {listed(told)}.",
-        sections=[
-            *([Section(title="Jobs that failed", blocks=[_failed(failed)])] if failed else []),
-            Section(
-                title="Jobs and what they measured",
-                blocks=[_table(rows[:ROWS], f"{cut}Brackets hold 95 % intervals over examples.")],
-            ),
-        ],
-        **more,
-    )
-
-
-def _failed(rows: Sequence[Row]) -> Table:
-    return Table(
-        columns=[Column(name="job", sort=True), Column(name="why")],
-        rows=[
+    sections = [Section(title="Jobs and what they measured", blocks=[_table(rows)])]
+    if failed:
+        why: list[list[Cell | Text]] = [
             [cut_text(row["job"], 200), Cell(text=cut_text(str(row["error"] or "")), style="why")]
-            for row in rows[:ROWS]
-        ],
-        caption=("Run the same ", code("assay sweep"), " again to retry them; finished jobs are kept."),
-        tall=len(rows) > 20,
-    )
+            for row in failed
+        ]
+        again = ("Run the same ", code("assay sweep"), " again to retry them; finished jobs are kept.")
+        table = Table(columns=columns("job", "why"), rows=why[:ROWS], caption=again, tall=len(why) > 20)
+        sections.insert(0, Section(title="Jobs that failed", blocks=[table]))
+    counts = listed([f"{count:,} {state}" for state, count in sorted(states.items())])
+    verdict = f"{plural(states.total(), 'job')}: {counts}."
+    return Page(kind="sweep", title=f"Sweep {name}", verdict=verdict, sections=sections, **more)
 
 
-def _table(rows: Sequence[Row], caption: str) -> Table:
-    names = ("job", "state", "model", "task", "measure")
+def _table(rows: Sequence[Row]) -> Table:
+    cut = "" if len(rows) <= ROWS else f"The first {ROWS:,} of {len(rows):,} rows. "
     return Table(
         columns=[
-            *(Column(name=name, sort=True) for name in names),
+            *columns("job", "state", "model", "task", "measure", sort=True),
             Column(name="value", numeric=True, sort=True),
             Column(name="interval"),
             Column(name="n", numeric=True, sort=True),
-            Column(name="verdict", sort=True),
-            Column(name="result", sort=True),
+            *columns("verdict", "result", sort=True),
         ],
-        rows=[_row(row) for row in rows],
-        caption=caption,
+        rows=[_row(row) for row in rows[:ROWS]],
+        caption=f"{cut}Brackets hold 95 % intervals over examples.",
         tall=len(rows) > 20,
     )
 

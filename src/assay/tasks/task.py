@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from assay.core.errors import InputError, TokenizationError, check_least
+from assay.core.machine import count_examples
 from assay.core.random import stream
 from assay.tasks.alignment import one_by_one
 from assay.tasks.checks import PER_ROW, check_rows, check_shapes, check_values, integers
@@ -350,9 +351,7 @@ class PairTask:
             )
         count = min(max(round(fraction * self.n), 1), self.n - 1)
         shuffled = stream(seed, "split").permutation(self.n)
-        return Split(
-            self.subset(sorted(shuffled[:count].tolist())), self.subset(sorted(shuffled[count:].tolist()))
-        )
+        return Split(*(self.subset(sorted(part.tolist())) for part in (shuffled[:count], shuffled[count:])))
 
     def batches(self, batch_size: int) -> Iterator[PairBatch]:
         """The pairs in order, `batch_size` at a time (the last batch may be smaller)."""
@@ -368,6 +367,7 @@ class PairTask:
                 indices=rows,
                 alignment=None if self.alignment is None else self.alignment[rows],
             )
+            count_examples(int(rows[-1]) + 1, self.n)
 
     def stand_in(self, n: int) -> "PairTask":
         """As many prompts, to predict the memory of a pass: the first ones."""

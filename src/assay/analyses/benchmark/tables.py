@@ -7,12 +7,12 @@ from assay.analyses.benchmark import (
     BenchmarkRow,
     Bounded,
     DiscoveryBenchmark,
-    OrderLink,
     TruthTable,
     examine_order,
 )
 from assay.analyses.benchmark.truth import GOOD
 from assay.page.blocks import Column, Table
+from assay.page.text import listed, plural
 
 
 MISSING = "–"
@@ -21,7 +21,8 @@ LISTED = 8  # models named of those that a method misses, hardest first
 LEGEND = (
     "CPR and CMD with 95 % intervals over examples. As published, CPR uses signed scores and CMD |score|; "
     "CPR(|s|) and CMD(s) are the opposite. Passes: time of the discovery in plain forward passes over the "
-    "same examples. MiB: additional memory."
+    "same examples. MiB: additional memory. All CPR share one denominator, the gain of the model over its "
+    "corrupted run: where that varies over examples, intervals are wide, but paired differences may be tight."
 )
 
 
@@ -32,19 +33,16 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], numeric: Seque
 def quality_table(benchmark: DiscoveryBenchmark) -> Table:
     """A row per competitor that has scores, best CPR first: quality with intervals, and cost."""
     judged = any(row.truth is not None for row in benchmark.rows)
-    columns = ["method", "CPR", "CMD", "CPR(|s|)", "CMD(s)"]
-    cost = ["passes", "seconds", "MiB"]
-    columns += [*cost, "AUROC"] if judged else cost
+    columns = ["method", "CPR", "CMD", "CPR(|s|)", "CMD(s)", "passes", "seconds", "MiB"]
+    columns += ["AUROC"] if judged else []
     rows = []
     for row in benchmark.ranking():
         if row.signed is None or row.absolute is None:
             continue
+        memory = MISSING if row.peak_memory is None else mebibytes(row.peak_memory)
         cells = [title(row), f"{row.signed.cpr}", f"{row.absolute.cmd}"]
         cells += [bare(row.absolute.cpr), bare(row.signed.cmd), significant(row.forward_equivalents)]
-        cells += [
-            significant(row.seconds),
-            MISSING if row.peak_memory is None else mebibytes(row.peak_memory),
-        ]
+        cells += [significant(row.seconds), memory]
         if judged:
             cells.append(MISSING if row.truth is None else share(row.truth.auroc))
         rows.append(tuple(cells))
@@ -59,14 +57,11 @@ def title(row: BenchmarkRow) -> str:
 
 def notes(benchmark: DiscoveryBenchmark) -> list[str]:
     """What the table does not say: who could not compete, and what methods warned of."""
-    sentences = [f"{row.name} did not compete: {row.reason}" for row in benchmark.rows if row.reason]
-    sentences += [f"{row.name}: {text}" for row in benchmark.rows for text in row.warnings]
-    sentences += [
-        f"{row.name}: not converged"
-        for row in benchmark.rows
-        if row.details.get("converged") is False and not row.warnings
-    ]
-    return sentences
+    rows = benchmark.rows
+    unfinished = [row for row in rows if row.details.get("converged") is False and not row.warnings]
+    sentences = [f"{row.name} did not compete: {row.reason}" for row in rows if row.reason]
+    sentences += [f"{row.name}: {text}" for row in rows for text in row.warnings]
+    return sentences + [f"{row.name}: not converged" for row in unfinished]
 
 
 def heading(benchmark: DiscoveryBenchmark) -> str:
@@ -80,22 +75,28 @@ def heading(benchmark: DiscoveryBenchmark) -> str:
     )
 
 
-def order_table(links: Sequence[OrderLink]) -> Table:
-    """The published order, a row per step."""
+def finding(benchmark: DiscoveryBenchmark) -> str:
+    """Which method has the best CPR, and which others cannot be told from it; empty for fewer than two."""
+    best, *others = [row.name for row in benchmark.ranking() if row.cpr is not None] or [""]
+    if not others:
+        return ""
+    tied = [name for name in others if not ((gap := benchmark.difference(best, name)) and gap.low > 0)]
+    told = f"; {listed(tied)} cannot be told from it" if tied else ""
+    beaten = plural(len(others) - len(tied), "other method")
+    return f"{best} has the highest CPR, above {beaten} by a paired 95 % interval{told}."
+
+
+def order_of(benchmark: DiscoveryBenchmark) -> Table:
+    """The published order beside what a benchmark found, a row per step."""
     rows = [
         (
             f"{link.worse} {'<' if link.strict else '≤'} {link.better}",
             MISSING if link.difference is None else f"{link.difference:+.3f}",
             link.verdict if link.reason is None else f"{link.verdict}: {link.reason}",
         )
-        for link in links
+        for link in examine_order(benchmark)
     ]
     return _table(("published", "difference", "measured"), rows, ("difference",))
-
-
-def order_of(benchmark: DiscoveryBenchmark) -> Table:
-    """The published order beside what a benchmark found."""
-    return order_table(examine_order(benchmark))
 
 
 def truth_methods_table(table: TruthTable) -> Table:
@@ -146,11 +147,10 @@ def misses(table: TruthTable) -> list[str]:
         missed = sorted((value, model) for model, value in best.items() if value < GOOD)
         if not best:
             continue
-        listed = ", ".join(f"{model} ({share(value)})" for value, model in missed[:LISTED])
+        named = ", ".join(f"{model} ({share(value)})" for value, model in missed[:LISTED])
         more = f" and {len(missed) - LISTED} more" if len(missed) > LISTED else ""
-        sentences.append(
-            f"{method} misses {len(missed)} of {len(best)} models" + (f": {listed}{more}" if missed else "")
-        )
+        end = f": {named}{more}" if missed else ""
+        sentences.append(f"{method} misses {len(missed)} of {len(best)} models{end}")
     return sentences
 
 

@@ -1,8 +1,6 @@
 """Calibrations as a page: sixteen gates, each with both verdicts, its number as a picture, and what to do."""
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from assay.analyses.calibration import page_parts, page_summary, page_tables, page_words, plots, strips
@@ -27,7 +25,6 @@ from assay.page.blocks import (
     columns,
     folded_record,
 )
-from assay.page.draw import save_picture
 from assay.page.form import PAGES, PageForm
 from assay.page.text import (
     NARROW,
@@ -74,24 +71,6 @@ def calibration_document(report: CalibrationReport | Document) -> Document:
                 "it is incomplete"
             )
     return document
-
-
-def calibration_figure(report: CalibrationReport | Document, path: str | os.PathLike[str]) -> Path:
-    """Write one picture of all gates: intervals around a line that is each gate's limit, and both verdicts.
-
-    Args:
-        report: What `assay.calibrate_all` returned, or its document.
-        path: Ends in `.png` or `.svg`.
-
-    Returns:
-        The path written.
-
-    Raises:
-        InputError: Another ending, or something that is not a calibration.
-        OutputError: The file cannot be written.
-    """
-    gates = plots.gate_lines(ordered(calibration_document(report)))
-    return save_picture(lambda: plots.plot_gates(gates), path, key="calibration")
 
 
 def ordered(document: Document) -> list[Mapping[str, Any]]:

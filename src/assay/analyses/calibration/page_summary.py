@@ -88,7 +88,8 @@ def subject_words(document: Record) -> str:
         if low is not None and high is not None:
             level = percent(found.get("level") or 0.95)
             shown += f" [{rounded(low, digits)}, {rounded(high, digits)}] ({level} interval)"
-        what = f"Faithfulness {shown}{f' of {circuit}{rest}' if circuit else ''}."
+        of = f" of {circuit}{rest}" if circuit else ""
+        what = f"Plain faithfulness (share of the model’s margin) {shown}{of}."
     n, pool, name = table.get("n_prompts"), table.get("n_pool"), task.get("name")
     where = ""
     if isinstance(n, int):

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from assay.analyses.calibration.page_words import picture_words
 from assay.core.verdict import Judged, Rule
-from assay.page.blocks import Drawing
 
 
 WIDTH = 260.0  # of a strip
@@ -87,7 +86,7 @@ def _dot(x: float, *, alone: bool) -> str:
     return f'<circle{style} cx="{x}" cy="23" r="4.2"/>'
 
 
-def legend() -> list[tuple[Drawing, str]]:
+def legend() -> list[tuple[str, str]]:
     """What the signs of a strip mean."""
     interval = _range(6.0, 54.0, cut_low=False, cut_high=False)
     zones = [f'<rect class="{kind}" x="0" y="13" width="60" height="20"/>' for kind in ("pass", "fail")]
@@ -99,14 +98,13 @@ def legend() -> list[tuple[Drawing, str]]:
         (_diamond(30.0), "number judged by the published rule, if it differs"),
     )
     opening = '<svg class="gate-strip" viewBox="0 12 60 22" aria-hidden="true">'
-    return [(Drawing(svg=f"{opening}{sign}</svg>"), words) for sign, words in signs]
+    return [(f"{opening}{sign}</svg>", words) for sign, words in signs]
 
 
-def strip(judged: Judged) -> Drawing | None:
-    """The picture of a gate; None where the number is undefined or has no limits."""
+def strip(judged: Judged) -> str:
+    """The picture of a gate; empty where the number is undefined or has no limits."""
     places = strip_places(judged)
-    label = picture_words(judged)
-    return None if places is None else Drawing(svg=places.svg(label), text=label)
+    return "" if places is None else places.svg(picture_words(judged))
 
 
 def strip_places(judged: Judged) -> Strip | None:

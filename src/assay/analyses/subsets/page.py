@@ -624,16 +624,11 @@ def _data(document: Document) -> list[Block]:
     return [Facts(facts=facts), Note(text=f"{'; '.join(told)}.", style="quiet note")]
 
 
-_STORED = (
-    "this is a stored subset without its data, so its page cannot be made; read it with "
-    "`assay.load_subset(path, data)` and give that"
-)
 _FORM = PageForm(
     noun="subset",
     schema="assay-subset-path/2",
     again="`assay select`",
     make=subset_page,
-    relatives=dict.fromkeys(("assay-selection/1", "assay-selection/2"), _STORED),
 )
 PAGES.add("subset", _FORM)
 PAGES.add("subset-path", _FORM)

@@ -5,7 +5,6 @@ from assay.analyses.worst_case.attack import run_sample, worst_case
 from assay.analyses.worst_case.explain import ExplainedEdge, Explanation, explain
 from assay.analyses.worst_case.inputs import DistinctInputs, PairSample, PromptSet
 from assay.analyses.worst_case.matrix import FoundPair, MatrixSearch, matrix_search
-from assay.analyses.worst_case.outside import FillerRow, Outside, outside_grammar, read_words, unused_words
 from assay.analyses.worst_case.pair_divergence import DIVERGENCES
 from assay.analyses.worst_case.result import WorstCase
 from assay.analyses.worst_case.sampling import PROTOCOLS, sample_pairs
@@ -20,10 +19,8 @@ __all__ = [
     "DistinctInputs",
     "ExplainedEdge",
     "Explanation",
-    "FillerRow",
     "FoundPair",
     "MatrixSearch",
-    "Outside",
     "PairSample",
     "PromptSet",
     "SearchResult",
@@ -31,11 +28,8 @@ __all__ = [
     "explain",
     "grammar_ascent",
     "matrix_search",
-    "outside_grammar",
-    "read_words",
     "run_sample",
     "sample_pairs",
     "search_worst",
-    "unused_words",
     "worst_case",
 ]

@@ -31,10 +31,6 @@ EXTRAS = {
         "These pairs were searched for, not sampled: they bound the maximum from below and do not enter the "
         "percentiles and certificates above.",
     ),
-    "outside": (
-        "Inputs from outside the grammar",
-        "These prompts differ in kind from the sample: the numbers above do not cover them.",
-    ),
     "explanation": (
         "What the circuit lacks",
         "Shares of the worst pairs’ divergence that single missing edges would take away, by integrating the "
@@ -261,7 +257,7 @@ def _harmful_images(document: Document, unit: str) -> list[Block]:
 
 
 def extra_sections(document: Document, unit: str) -> list[Section]:
-    """What was searched for, given from outside or explained, as far as the document has it."""
+    """What was searched for or explained, as far as the document has it."""
     return [
         Section(title=title, blocks=_extra(name, document, note, unit))
         for name, (title, note) in EXTRAS.items()

@@ -1,15 +1,12 @@
 """The picture of a worst case: the distribution of divergences, its percentiles, their certified bounds."""
 
-import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from assay.analyses.worst_case.page_words import Percentile, counted, noun, percentiles, unit_of
-from assay.core.errors import InputError
-from assay.page.draw import MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of, save_picture
+from assay.page.draw import MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of
 
 
 if TYPE_CHECKING:
@@ -20,28 +17,6 @@ if TYPE_CHECKING:
 FAR = 100.0  # a median that far below the largest value calls for a logarithmic axis
 MARKED = ("p50", "p95", "p99", "p99.9", "p99.99", "max")
 Document = Mapping[str, Any]
-
-
-def save_histogram(path: str | os.PathLike[str], worst: "WorstCase | Document") -> Path:
-    """Write the histogram of a worst case, with percentiles and certified bounds, as a picture.
-
-    Args:
-        path: Ends in `.png` or `.svg`.
-        worst: What `assay.worst_case` returned, or its document.
-
-    Returns:
-        The path written.
-
-    Raises:
-        InputError: Another ending, or something that is not a worst case.
-        OutputError: The file cannot be written.
-    """
-    document = worst if isinstance(worst, Mapping) else worst.to_dict()
-    if document.get("kind") != "worst_case":
-        raise InputError(
-            f"expected a worst case, as `assay.worst_case` returns it; got kind {document.get('kind')!r}"
-        )
-    return save_picture(lambda: plot_tail(document), path, key="tail")
 
 
 def plot_worst_case(worst: "WorstCase", ax: "Axes | None" = None) -> "Axes":

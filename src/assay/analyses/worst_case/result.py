@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 SCHEMA = "assay-worst-case/1"
 SHOWN_PAIRS = 10
 FACTS = ("model", "task", "circuit", "ablation", "divergence", "unit", "provenance")
-FINDINGS = ("search", "outside", "explanation")  # are reported beside the pairs and enter no statistics
+FINDINGS = ("search", "explanation")  # are reported beside the pairs and enter no statistics
 
 _DISTRIBUTION = {
     **same("protocol", "independent", "reuse_clean", "own_rows", of="sample"),
@@ -69,7 +69,6 @@ class WorstCase(Plotted, PairStatistics, Record):
         rerun: Runs pairs again; None for a loaded result without its model.
         document: The document a loaded result came with.
         search: What a search for worse pairs found, plain JSON; never part of the statistics.
-        outside: Inputs from outside the grammar, plain JSON, reported apart.
         explanation: Which missing edges would repair the worst pairs, plain JSON.
     """
 
@@ -101,7 +100,6 @@ class WorstCase(Plotted, PairStatistics, Record):
     rerun: Rerun | None = None
     document: Mapping[str, Any] | None = None
     search: Mapping[str, Any] | None = None
-    outside: Sequence[Mapping[str, Any]] | None = None
     explanation: Mapping[str, Any] | None = None
 
     @property

@@ -1,16 +1,16 @@
 """`assay attack`: how far a circuit departs from its model in the worst case, and what that proves."""
 
-import warnings
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.parsing import TRUST, command
 from assay.app.console import progress_on_stderr, remark
 from assay.app.delivery import File, Reporting, check_outputs
-from assay.app.options import INPUTS, RARE, Count, at_least, call, own_group
+from assay.app.options import INPUTS, RARE, Count, Share, at_least, call, own_group
 from assay.app.settings import OfCircuit, OnImages, OnTask
-from assay.core.errors import InputError, OutputError
+from assay.core.errors import InputError
 
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from assay.pipeline.prompts import Division
     from assay.tasks import Task
 
+COLUMNS = ("rank", "divergence", "empty", "clean_index", "corrupted_index", "clean.text", "corrupted.text")
 PAIRS, BOUNDS = own_group("Pairs"), own_group("Certificates", 41)
 
 
@@ -48,11 +49,8 @@ class AttackSettings(Reporting, OfCircuit, OnImages, OnTask):
         independent: Treat rows as independent samples not used for discovery, and compute certificates.
         percentile: Percentile to certify, as a fraction. Default: 0.95, 0.99, 0.999.
         delta: Confidence of a certificate.
-        epsilon: Take the order statistic this far above the percentile, as the paper does.
         search: Also search for worse pairs, with this many evaluations, e.g. 20000.
         explain: Also report the missing edges that would repair the worst pairs.
-        words: Also try your own words or templates, reported separately: SLOT=a,b,c or SLOT=@FILE (one per
-            line), e.g. objects=rose,letter; repeat for several.
         resume: Directory for finished blocks. Resumes if it already holds some.
         save: File for the result: NAME.safetensors and NAME.json, or NAME.json alone.
     """
@@ -68,12 +66,10 @@ class AttackSettings(Reporting, OfCircuit, OnImages, OnTask):
     divergence: Annotated[str, PAIRS] = "kl"
     threshold: Annotated[tuple[float, ...], RARE] = ()
     independent: Annotated[bool, BOUNDS] = False
-    percentile: Annotated[tuple[float, ...], BOUNDS] = ()
-    delta: Annotated[float, RARE] = 0.95
-    epsilon: Annotated[float | None, RARE] = None
+    percentile: Annotated[tuple[Share, ...], BOUNDS] = ()
+    delta: Annotated[Share, RARE] = 0.95
     search: Annotated[int | None, PAIRS, at_least(100)] = None
     explain: Annotated[bool, RARE] = False
-    words: Annotated[tuple[str, ...], RARE] = ()
     resume: Annotated[Path | None, RARE] = None
 
     @property
@@ -99,12 +95,11 @@ def attack(settings: AttackSettings) -> None:
     Percentiles of the divergence from the model come with certificates.
     """
     from assay import pipeline
-    from assay.tasks import check_equal_lengths, load_task
+    from assay.tasks import check_equal_lengths
 
     protocol = _protocol(settings)
     _check(settings, protocol)
     size = call(settings, pipeline.sizes, protocol)
-    words = [_words(text) for text in settings.words]
     model = settings.load_model()
     model.check_together("assay attack")
     circuit = settings.edge_circuit(model.graph)
@@ -113,18 +108,13 @@ def attack(settings: AttackSettings) -> None:
     counted = settings.n_clean or settings.n_corrupted or settings.n_pairs
     if protocol in ("file", "inputs", "all") and not settings.of_grammar and not counted:
         size = pipeline.PairCounts(n_clean=task.n, n_corrupted=task.n)
-    check_outputs(settings)
-    for options in words:  # names and fillers are checked before anything is run
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            load_task(settings.task, model, n=1, **options)
+    check_outputs(settings, folders=(settings.resume,))
     store = settings.open_store()
     with progress_on_stderr() as progress:
         if circuit is None:
             ablation = _found_under(settings, task)
-            circuit = settings.runs(
-                model, found_on, ablation=ablation, store=store, progress=progress
-            ).circuit
+            more: dict[str, Any] = {"ablation": ablation, "store": store, "progress": progress}
+            circuit = settings.runs(model, found_on, **more).circuit
         names = ("ablation", "seed", "reuse_clean", "independent", "enumerate")
         how = {name: getattr(settings, name) for name in names}
         sample = pipeline.pairs_of(model.bind(task), protocol, size, **how)
@@ -142,7 +132,6 @@ def attack(settings: AttackSettings) -> None:
             pipeline.with_findings,
             *(stored.value, circuit, model, task),
             explained=settings.explain,
-            words=words,
             progress=progress,
         )
     _deliver(settings, result, cached=stored.cached)
@@ -161,40 +150,22 @@ def _protocol(settings: AttackSettings) -> str:
 
 
 def _check(settings: AttackSettings, protocol: str) -> None:
-    """Refuse names and numbers that are wrong before a model is loaded."""
+    """Refuse names that are wrong, and options that would be ignored, before a model is loaded."""
     from assay import pipeline
-    from assay.analyses.worst_case.bounds import CERTIFIED
-    from assay.analyses.worst_case.explain import pair_loss
     from assay.analyses.worst_case.pair_divergence import get_divergence
     from assay.analyses.worst_case.sampling import check_ablation
-    from assay.stats.percentile_bounds import order_of, share
 
     task = None if settings.of_images else settings.task
     call(settings, pipeline.check_options, task=task, ablation=None)
     get_divergence(settings.divergence)
-    if settings.explain:
-        pair_loss(settings.divergence)
     check_ablation(settings.ablation, protocol, enumerate=settings.enumerate)
-    share(settings.delta, "delta")
-    for percentile in settings.percentile or CERTIFIED:
-        share(percentile, "percentile")
-        if settings.epsilon is not None:
-            order_of(1, percentile, settings.epsilon)
-    if not settings.of_grammar:
-        # Of a file or a set of images all rows are run, so that these would be ignored.
-        alone = protocol == "inputs"
-        ignored = {
-            "--words": settings.words,
-            "--n-clean": alone and settings.n_clean,
-            "--search": alone and settings.search,
-        }
-        for option in (option for option, value in ignored.items() if value):
-            raise InputError(f"{option} needs the grammar of a registered task, but {settings.task} has none")
+    if protocol == "inputs" and not settings.of_grammar and (settings.n_clean or settings.search):
+        raise InputError(
+            f"{settings.task} has no grammar, so all of its rows are run; leave out --n-clean and --search"
+        )
     save = settings.save
     if save is not None and save.suffix not in (".safetensors", ".json"):
         raise InputError(f"--save is {save}; give NAME.safetensors, or NAME.json for the document alone")
-    if settings.resume is not None and settings.resume.is_file():
-        raise OutputError(f"--resume is {settings.resume}, a file; give a directory")
 
 
 def _inputs(
@@ -225,29 +196,16 @@ def _found_under(settings: AttackSettings, task: "Task") -> str:
     return "resample" if getattr(task, "corrupted", None) is not None else "mean-positional"
 
 
-def _words(text: str) -> dict[str, Any]:
-    """`SLOT=a,b,c`, `SLOT=@FILE` or `templates=one template` as an option of a grammar."""
-    from assay.analyses.worst_case.outside import read_words
-
-    slot, equals, value = text.partition("=")
-    if not equals or not slot or not value:
-        raise InputError(f"--words is {text!r}; give SLOT=a,b,c or SLOT=@FILE, e.g. objects=rose,letter")
-    if value.startswith("@"):
-        return {slot: read_words(Path(value[1:]))}
-    if "{" in value:  # a template; commas are part of it
-        return {slot: [value] if slot.endswith("s") else value}
-    return {slot: [word.strip() for word in value.split(",") if word.strip()]}
-
-
 def _deliver(settings: AttackSettings, result: "WorstCase", *, cached: bool) -> None:
     """The result, with the certificates that are asked for, to files and to stdout."""
+    import pandas as pd
+
     from assay.analyses.worst_case.bounds import CERTIFIED
 
     document = result.to_dict()
-    if settings.percentile or settings.epsilon is not None or settings.delta != AttackSettings.delta:
-        document["certificates"] = result.listed_certificates(
-            settings.percentile or CERTIFIED, delta=settings.delta, epsilon=settings.epsilon
-        )
+    if settings.percentile or settings.delta != AttackSettings.delta:
+        percentiles = settings.percentile or CERTIFIED
+        document["certificates"] = result.listed_certificates(percentiles, delta=settings.delta)
     if not settings.json:
         for warning in document["warnings"]:
             remark(warning["message"])
@@ -255,4 +213,6 @@ def _deliver(settings: AttackSettings, result: "WorstCase", *, cached: bool) -> 
     path = files["document"].path
     if path is not None and path.suffix == ".safetensors":
         files["document"] = File(path, result.save)
+    pairs = pd.json_normalize(document["worst"]).filter(COLUMNS)
+    files["pairs"] = File(settings.path_of(None, "worst-pairs.csv"), partial(pairs.to_csv, index=False))
     settings.deliver(document, files, identity=result.id, cached=cached)

@@ -178,7 +178,9 @@ def _print_benchmark(result: "DiscoveryBenchmark") -> None:
 
     echo(f"{tables.heading(result)}\n")
     print_block(tables.quality_table(result))
-    echo(f"\n{tables.LEGEND}\n")
+    for text in filter(None, (tables.finding(result), tables.LEGEND)):
+        echo(f"\n{text}")
+    echo()
     print_block(tables.order_of(result))
     for text in tables.notes(result):
         echo(f"note: {text}")

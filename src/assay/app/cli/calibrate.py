@@ -66,8 +66,6 @@ def calibrate(*gates: Annotated[str, Parameter(name="GATE")], settings: Calibrat
         if other.replace("_", "-") == settings.task.replace("_", "-"):
             raise InputError(f"--against {other} is the task itself; name another, see `assay list tasks`")
     chosen = [find_gate(name).key for name in gates] if gates else None
-    if settings.discover_on is not None and settings.circuit is not None:
-        raise InputError("--discover-on has no effect with --circuit, which is not discovered; remove one")
     model = settings.load_model()
     model.check_together("assay calibrate")
     circuit = settings.named_circuit(model.graph)

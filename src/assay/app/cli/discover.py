@@ -1,6 +1,7 @@
 """`assay discover`: scores of all edges, and the strongest as a circuit."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +13,7 @@ from assay.app.delivery import File, Saving, check_outputs
 from assay.app.options import CIRCUIT, DISCOVERY, INPUTS, OUTPUT, RARE, Count, call
 from assay.app.settings import Ablating, Discovering, OnImages, OnTask, Quadrature, RunningModels
 from assay.core.errors import InputError
+from assay.core.machine import counting_examples
 
 
 if TYPE_CHECKING:
@@ -64,10 +66,11 @@ def discover(settings: DiscoverSettings) -> None:
         model = settings.load_model()
         task = call(settings, read_inputs, settings.task, settings.images, model)
         store = settings.open_store()
-        progress("discover", 0, 1)
+        progress("discover", 0, task.n)
         stage = call(settings, pipeline.discovery_stage, model, task, method, options=options)
-        scores = stage.run(store).value
-        progress("discover", 1, 1)
+        with counting_examples(partial(progress, "discover")):
+            scores = stage.run(store).value
+        progress("discover", task.n, task.n)
     circuit = _choose(settings, scores, options)
     facts = {"graph": model.graph.fingerprint, "task": task.describe(), "method": method}
     record = {"library": library_version(), "model": model.describe(), **facts, "circuit": circuit.hash}
@@ -118,11 +121,6 @@ def _print_circuit(scores: "EdgeScores", circuit: "Circuit", edges: list[dict[st
             f"{routing['changed']:,} of {routing['choices']:,} choices of experts (token and block) differ "
             "between clean and corrupted input"
         )
-        if "kept" in routing:
-            echo(
-                f"loss of the corrupted input: {routing['kept']:.4g} with the experts of the clean input "
-                f"(the empty circuit), {routing['followed']:.4g} with its own"
-            )
     small = max((abs(edge["score"]) for edge in edges), default=1.0) < 0.01  # four decimals would hide them
     style = "+.2e" if small else "+.4f"
     rows = [[edge["source"], edge["target"], f"{edge['score']:{style}}"] for edge in edges[:20]]

@@ -31,7 +31,14 @@ def doctor(settings: Talking) -> int:
         "schema": SCHEMA,
         "versions": versions(),
         "machine": machine(),
-        "extras": {extra: packages(extra) for extra in EXTRAS},
+        "extras": {
+            extra: {
+                "installed": all(map(installed_version, names)),
+                "packages": {name: installed_version(name) for name in names},
+                "command": install_command(extra),
+            }
+            for extra, names in EXTRAS.items()
+        },
         "checks": checks,
         "ok": all(each["ok"] for each in checks),
     }
@@ -70,16 +77,6 @@ def machine() -> dict[str, Any]:
         "free_memory": free_memory(),
         "devices": devices,
         "default_device": str(accelerator() or "cpu"),
-    }
-
-
-def packages(extra: str) -> dict[str, Any]:
-    """Versions of what an extra installs, none where it is missing, and the command that installs it."""
-    installed = {name: installed_version(name) for name in EXTRAS[extra]}
-    return {
-        "installed": None not in installed.values(),
-        "packages": installed,
-        "command": install_command(extra),
     }
 
 
@@ -122,10 +119,9 @@ def engine_checks() -> list[dict[str, Any]]:
 
 
 def _show(document: dict[str, Any]) -> None:
-    rows = [[name, version or "not installed"] for name, version in document["versions"].items()]
-    facts = document["machine"] | {"devices": ", ".join(document["machine"]["devices"]) or "none"}
-    facts["free_memory"] = f"{facts['free_memory'] / 1e9:.1f} GB"
-    print_table("Environment", ["part", "here"], rows + [[name, str(each)] for name, each in facts.items()])
+    facts = document["machine"] | {"free_memory": f"{document['machine']['free_memory'] / 1e9:.1f} GB"}
+    parts = {name: version or "not installed" for name, version in document["versions"].items()} | facts
+    print_table("Environment", ["part", "here"], [[name, str(each)] for name, each in parts.items()])
     extras = document["extras"].items()
     rows = [[name, "yes" if each["installed"] else each["command"]] for name, each in extras]
     print_table("Extras", ["extra", "installed"], rows)

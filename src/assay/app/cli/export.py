@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
@@ -14,7 +14,6 @@ from assay.core.errors import InputError
 
 
 if TYPE_CHECKING:
-    from assay.circuits import ExportedCircuit
     from assay.models import Model
     from assay.tasks import PairTask
 
@@ -51,6 +50,7 @@ def export(circuit: Annotated[str, Parameter(name="CIRCUIT")], /, *, settings: C
     from assay.circuits import export_circuit, load_scores
     from assay.pipeline.circuits import circuit_with_scores
     from assay.report import circuit_document, save_report
+    from assay.report.circuit_page import prompt_tokens
 
     if settings.save.suffix not in (".html", ".json"):
         raise InputError(
@@ -63,43 +63,29 @@ def export(circuit: Annotated[str, Parameter(name="CIRCUIT")], /, *, settings: C
     exported = replace(exported, model=settings.model or exported.model)
     if settings.scores is not None:
         exported = replace(exported, scores=load_scores(settings.scores, exported.circuit.graph))
-    model, task = _inputs(settings, exported)
+    model, task = _inputs(settings)
     out = make_room(settings.save)
     if out.suffix == ".html":
-        document = circuit_document(
-            exported.circuit, scores=exported.scores, model=model, task=task, prompts=settings.prompts
-        )
-        save_report(out, document)
+        given: dict[str, Any] = {"model": model, "task": task, "prompts": settings.prompts}
+        save_report(out, circuit_document(exported.circuit, scores=exported.scores, **given))
     else:
-        export_circuit(out, exported if task is None else _with_prompt(exported, task))
+        tokens = () if task is None else tuple(prompt_tokens(task, 0))
+        export_circuit(out, replace(exported, prompt="".join(tokens), tokens=tokens) if tokens else exported)
     if settings.json:
         print_json({"circuit": exported.circuit.hash, "n_edges": len(exported.edges), "saved": str(out)})
     else:
         echo(f"{out}")
 
 
-def _inputs(
-    settings: CircuitExportSettings, exported: "ExportedCircuit"
-) -> "tuple[Model | None, PairTask | None]":
-    """Model and prompts where they are named; the circuit must be of that model."""
-    if settings.model is None or settings.task is None:
-        return None, None
-    from assay.core.errors import GraphMismatchError
+def _inputs(settings: CircuitExportSettings) -> "tuple[Model | None, PairTask | None]":
+    """Model and prompts, where they are named."""
     from assay.models import load_model
     from assay.tasks import PairTask, load_task
 
+    if settings.model is None or settings.task is None:
+        return None, None
     model = load_model(settings.model)
     task = load_task(settings.task, model, n=settings.prompts)
     if not isinstance(task, PairTask):
         raise InputError(f"--task {settings.task} has images; attention patterns are shown of prompts")
-    if model.graph.fingerprint != exported.circuit.graph.fingerprint:
-        raise GraphMismatchError(f"the circuit does not belong to {model.id}: their graphs differ")
     return model, task
-
-
-def _with_prompt(exported: "ExportedCircuit", task: "PairTask") -> "ExportedCircuit":
-    """The circuit with the first prompt of a task, for formats that show one."""
-    from assay.report.circuit_page import prompt_tokens
-
-    tokens = tuple(prompt_tokens(task, 0))
-    return replace(exported, prompt="".join(tokens), tokens=tokens)

@@ -11,7 +11,7 @@ from assay.app.cli.parsing import STORE, command
 from assay.app.console import echo, print_pages, print_table
 from assay.app.delivery import File, Storing, Talking
 from assay.app.options import OUTPUT, own_group
-from assay.core.errors import InputError, check_name
+from assay.core.errors import InputError
 from assay.core.untrusted import printable
 
 
@@ -22,21 +22,6 @@ if TYPE_CHECKING:
 
 SUBJECT = own_group("Subject")
 
-LISTED = (
-    "methods",
-    "metrics",
-    "gates",
-    "head-methods",
-    "tasks",
-    "ablations",
-    "interventions",
-    "objectives",
-    "divergences",
-    "distances",
-    "corruptions",
-    "circuits",
-    "models",
-)
 # Kind -> further columns of the list, with the fact that each shows.
 MORE_COLUMNS = {"models": {"reads": "reads", "--post-norm": "post_norm", "--experts": "experts"}}
 
@@ -52,7 +37,6 @@ def list_(kind: str, /, *, settings: Talking) -> None:
     """
     from assay.catalogue import list_entries
 
-    check_name("kind", kind, LISTED)
     entries = list_entries(kind)
     settings.deliver([entry.to_dict() for entry in entries], show=lambda: _print_entries(kind, entries))
 
@@ -127,10 +111,10 @@ def report(
         raise InputError(f"{' and '.join(names)} select different pages; give one of them")
     store = settings.existing_store()
     if settings.compare is not None:
-        from assay.pipeline.compare import compare_rows, rows_page
+        from assay.pipeline.compare import compare_page, compare_rows
 
         rows = compare_rows(store, *settings.compare)
-        page = rows_page(rows, *settings.compare)
+        page = compare_page(store, *settings.compare, rows)
         settings.deliver(rows, {"report": _html(settings.save, [page])}, show=lambda: print_pages(page))
         return
     about, pages = _pages(store, identity, settings.sweep)

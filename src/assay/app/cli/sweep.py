@@ -42,41 +42,20 @@ class SweepSettings(Computing, Typed, Mapped):
     dry_run: Annotated[bool, RUNNING] = False
 
     def dealt(self) -> list[str]:
-        """The CUDA devices of this machine that jobs are dealt to; none on a CPU or on Ray.
+        """The CUDA devices that jobs are dealt to; none on a CPU, on Ray, or for models spread over all.
 
         Raises:
-            InputError: For --devices that are not there, are no CUDA devices, or come with --device or --ray;
-                for a --device of one GPU with --ray; for either with models spread over all devices.
+            InputError: For devices that are not there.
         """
-        from assay.core.errors import InputError
         from assay.pipeline import check_options
 
-        if self.spreads:
-            given = {"--devices": self.devices, "--ray": self.ray}
-            for name in (name for name, value in given.items() if value is not None):
-                raise InputError(
-                    f"{name} deals a GPU to each job, but device_map {self.device_map!r} spreads every model "
-                    "over all GPUs of this machine; leave one out"
-                )
+        if self.spreads or self.ray is not None:
             return []
-        if self.devices is None and self.ray is not None:
-            if self.device not in ("auto", "cpu", "cuda"):
-                raise InputError(
-                    f"--device is {self.device!r}, but Ray deals out GPUs itself; give auto, cpu or cuda"
-                )
-            return []
-        if self.devices is None:
-            placed = self.place(lambda text: None)
-            return [placed] if placed is not None and placed.startswith("cuda") else []
-        if self.device != "auto" or self.ray is not None:
-            other = "--device" if self.ray is None else "--ray, which deals out GPUs itself"
-            raise InputError(f"--devices does not go together with {other}; leave one out")
-        found = [name.strip() for name in self.devices.split(",")]
-        for name in found:
-            if not name.startswith("cuda"):
-                raise InputError(f"--devices has {name!r}; expected CUDA devices, e.g. cuda:0,cuda:1")
+        named = self.place(lambda text: None) if self.devices is None else self.devices
+        devices = [name.strip() for name in (named or "").split(",") if name.strip().startswith("cuda")]
+        for name in devices:
             check_options(device=name)
-        return found
+        return devices
 
 
 @command(CIRCUITS, example="assay sweep plan.toml --workers 4 --dry-run")
@@ -99,12 +78,13 @@ def sweep(plan: Path, /, *, settings: SweepSettings) -> int:
     if not settings.dry_run:
         check_outputs(settings)
     gpus = {"cpu": 0, "cuda": 1}.get(settings.device)
-    workers: Workers
-    workers = LocalWorkers(devices=devices) if settings.ray is None else RayWorkers(settings.ray, gpus=gpus)
+    workers: Workers = LocalWorkers(devices=devices)
+    if settings.ray is not None:
+        workers = RayWorkers(settings.ray, gpus=gpus)
     with closing(workers):
-        place = _placed(settings, workers, devices, limits)
+        device, here = _placed(settings, workers, devices, limits)
         note(f"{content.name}: loading models and tasks ...")
-        jobs = expand(content, device=place.jobs, here=place.here, dtype=settings.dtype_name)
+        jobs = expand(content, device=device, here=here, dtype=settings.dtype_name)
         if settings.dry_run:
             _show_jobs(settings, content, jobs)
             return 0
@@ -127,19 +107,14 @@ def _run(settings: SweepSettings, plan: "Plan", jobs: "Sequence[Job]", workers: 
     return 0 if outcome.ok else 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Place:
-    """Where models run: `jobs` as their workers see it, `here` in this process where that differs."""
-
-    jobs: str | None
-    here: str | None = None
-
-
-def _placed(settings: SweepSettings, workers: "Workers", devices: Sequence[str], limits: "Limits") -> _Place:
-    """Where jobs and this process run models. Ray is asked what it has: it may have GPUs that are not here.
+def _placed(
+    settings: SweepSettings, workers: "Workers", devices: Sequence[str], limits: "Limits"
+) -> tuple[str | None, str | None]:
+    """Where models run, as the workers see it, and in this process where that differs.
 
     Raises:
-        InputError: If the number type would be another one here than in the workers.
+        InputError: If the number type would be another one here than in workers on Ray, which may have GPUs
+            that are not here.
     """
     from assay.core.errors import InputError
     from assay.models.placing import accelerator
@@ -147,16 +122,16 @@ def _placed(settings: SweepSettings, workers: "Workers", devices: Sequence[str],
 
     if not isinstance(workers, RayWorkers):
         # A worker sees the one it was dealt alone.
-        return _Place(jobs="cuda:0", here=devices[0]) if devices else _Place(jobs=settings.place())
+        return ("cuda:0", devices[0]) if devices else (settings.place(), None)
     if not workers.connect(limits):
-        return _Place(jobs="cpu")
+        return "cpu", None
     here = accelerator()
     if here is None and settings.dtype_name is None:
         raise InputError(
             "workers on Ray get a GPU each, where models keep the number type of their checkpoint, but this "
             "machine has none and would read them in float32; give --dtype, or --device cpu"
         )
-    return _Place(jobs="cuda:0", here=str(here or "cpu"))
+    return "cuda:0", str(here or "cpu")
 
 
 # ---- before -------------------------------------------------------------------------------------

@@ -5,12 +5,11 @@ import hmac
 import ipaddress
 import re
 from collections.abc import Iterable
-from typing import Any
 
-from starlette.datastructures import MutableHeaders
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from assay.app.site.pages import notice
 from assay.page.html import content_policy
@@ -27,27 +26,20 @@ HEADERS = {
 }
 
 
-class Door:
+class Door(BaseHTTPMiddleware):
     """What stands before every page: method, host, token; and the headers of every answer."""
 
     def __init__(self, app: ASGIApp, *, token: str | None, hosts: Iterable[str]) -> None:
-        self._app = app
+        super().__init__(app)
         self._token = token
         self._hosts = {each.strip("[]").lower() for each in hosts}
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            raise RuntimeError(f"the site serves HTTP only, not {scope['type']}")
-
-        async def send_with_headers(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                headers = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    headers.setdefault(name, value)
-            await send(message)
-
-        answer = self._refusal(Request(scope))
-        await (answer or self._app)(scope, receive, send_with_headers)
+    async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
+        """The answer to a request."""
+        answer = self._refusal(request) or await call_next(request)
+        for name, value in HEADERS.items():
+            answer.headers.setdefault(name, value)
+        return answer
 
     def _refusal(self, request: Request) -> Response | None:
         """An answer instead of the page, or None to let the visitor in."""

@@ -123,25 +123,15 @@ def serve(
 
 def _listen(host: str, port: int) -> socket.socket:
     """A bound socket, so that a taken port is our own error."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        family, kind, protocol, _, place = socket.getaddrinfo(
-            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listening = socket.socket(family, kind, protocol)
-        try:
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listening.bind(place)
-            listening.listen(128)
-        except OSError:
-            listening.close()
-            raise
+        return socket.create_server((host.strip("[]"), port), family=family, backlog=128)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
         raise OutputError(
             f"cannot serve on port {port} of {host}: {reason}; choose another with --port (0 picks a free "
             "one)"
         ) from error
-    return listening
 
 
 def _health(request: Request) -> Response:
