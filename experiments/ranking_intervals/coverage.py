@@ -26,10 +26,10 @@ import torch
 from scipy import special
 from scipy import stats as scipy_stats
 
-from assay.analyses.generalization.baselines import matched
+from assay.analyses.generalization.baselines import matched, mean_of
 from assay.analyses.generalization.batches import outputs_of
 from assay.analyses.generalization.dependency import DepthRule
-from assay.analyses.generalization.predictor import group_shifts, pulls_of, weighted_means
+from assay.analyses.generalization.predictor import group_shifts, pulls_of
 from assay.analyses.generalization.spectra import image_groups
 from assay.core.random import stream
 from assay.discovery.edges import output_scores
@@ -98,8 +98,8 @@ def of_transport(logits: np.ndarray, labels: np.ndarray, world: int) -> tuple[fl
     known = [matched(np.delete(labels, group), logits).gain for group in image_groups(m, 0)]
     groups = pulls_of(np.array(images)) @ group_shifts(old["images"], 0)
     groups = match.gain + groups + pulls_of(np.array(known)) @ group_shifts(old["labels"], 0)
-    prices = weighted_means(match.of_examples, new["images"])
-    prices = prices + weighted_means(match.of_classes[labels], new["labels"])
+    prices = mean_of(match.of_examples, new["images"])
+    prices = prices + mean_of(match.of_classes[labels], new["labels"])
     return match.gain, {
         "before": percentiles(match.gain, groups),
         "prices": percentiles(match.gain, prices),

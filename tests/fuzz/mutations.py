@@ -231,14 +231,6 @@ def damaged_npz(content: bytes, random: Random) -> bytes:
     return buffer.getvalue()
 
 
-def damaged_parquet(content: bytes, random: Random) -> bytes:
-    """Damaged pages, or a file cut off: of some damage to the footer pyarrow ends the whole process."""
-    footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
-    if random.randint(0, 3) == 0:
-        return content[: random.randint(0, len(content) - 1)]
-    return damaged_bytes(content[:footer], random) + content[footer:]
-
-
 def damaged_database(content: bytes, random: Random) -> bytes:
     """A SQLite file with bytes of its pages replaced, or with a cell that nobody wrote."""
     if random.randint(0, 3):
@@ -266,13 +258,12 @@ BY_SUFFIX: dict[str, Callable[[bytes, Random], bytes]] = {
     **{kind: damaged_lines(kind) for kind in (".jsonl", ".toml", ".csv")},
     ".safetensors": damaged_safetensors,
     ".npz": damaged_npz,
-    ".parquet": damaged_parquet,
     ".db": damaged_database,
 }
 
 
 def damage(path: Path, content: bytes, random: Random) -> bytes:
     """What the file holds after it was damaged in one of the ways that suit it."""
-    if path.suffix not in BY_SUFFIX or (path.suffix != ".parquet" and random.randint(0, 2) == 0):
+    if path.suffix not in BY_SUFFIX or random.randint(0, 2) == 0:
         return damaged_bytes(content, random)
     return BY_SUFFIX[path.suffix](content, random)

@@ -24,6 +24,7 @@ from assay.analyses.subsets.files import read_data
 from assay.circuits import read_eap_ig
 from assay.core import untrusted
 from assay.core.errors import FileFormatError, InputError
+from assay.core.parquet import read_parquet_file
 from assay.core.untrusted import load_npz, parse_json, parse_toml
 from assay.models.loading import MINI
 from assay.store import DATABASE_NAME, Store
@@ -113,11 +114,11 @@ def test_parquet_cells_that_a_file_holds_once(
     cells = pa.array(np.zeros(1000, dtype=np.int32))
     column = pa.DictionaryArray.from_arrays(cells, pa.array([b"x" * 1_000_000]))
     free(monkeypatch, 1 << 28)
-    for image in (column, pa.StructArray.from_arrays([column], ["bytes"])):
+    for image, problem in ((column, "GB are decoded"), (pa.StructArray.from_arrays([column], ["bytes"]), "dictionary")):
         table = pa.table({"image": image, "model": cells})
         parquet.write_table(table, path, compression="zstd", store_schema=stored)
         assert path.stat().st_size < 10_000
-        with watched(), pytest.raises(FileFormatError, match="GB are decoded with the memory that is free"):
+        with watched(), pytest.raises(FileFormatError, match=problem if stored else "GB are decoded"):
             read_data(path)
         with watched(), pytest.raises(FileFormatError, match="image 0 cannot be decoded"):
             read_parquet(path, options=ReadOptions(workers=0))  # a few cells at a time; the first is no image
@@ -136,8 +137,21 @@ def test_parquet_tables_of_few_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     parquet.write_table(pa.table({"image": column, "model": column}), path)
     assert path.stat().st_size < 1_000_000
     for read in (read_parquet, read_data):
-        with watched(), pytest.raises(FileFormatError, match="memory are free"):
+        with watched(), pytest.raises(FileFormatError, match="memory that is free"):
             read(path)
+
+
+@pytest.mark.skipif(int(pa.__version__.split(".")[0]) < 20, reason="it counts no levels")
+def test_a_parquet_footer_that_contradicts_itself_is_an_error_and_no_end(tmp_path: Path) -> None:
+    """A column that is optional where its levels are counted and required where it is declared."""
+    path = tmp_path / "damaged.parquet"
+    parquet.write_table(pa.table({"a": [1, None]}), path)
+    optional = b"\x25\x02\x18\x01a"  # of Thrift's compact protocol: field 3 is 1, field 4 the name
+    content = path.read_bytes()
+    assert content.count(optional) == 1
+    path.write_bytes(content.replace(optional, b"\x25\x00\x18\x01a"))
+    with pytest.raises(FileFormatError, match=r"cannot read .*damaged.parquet as parquet: .*histogram"):
+        read_parquet_file(path, extra="parquet")
 
 
 # ------------------------------------------------------------------------------------------ nesting

@@ -13,27 +13,7 @@ from assay.core.untrusted import LEAST_BOMB, MALFORMED
 
 
 _CELL = 64  # bytes of a cell of a table in memory, at least
-_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4}  # bytes of a value; of the other types 8
 _ROWS = 1 << 16  # decoded at a time
-
-
-def check_rows(n_rows: int, n_columns: int, path: Path) -> None:
-    """Refuse a table that a few bytes on disk make too long for the memory.
-
-    Args:
-        n_rows: As the file declares.
-        n_columns: Likewise.
-        path: The file, for the message.
-
-    Raises:
-        FileFormatError: If its cells would not fit.
-    """
-    needed = _CELL * n_rows * n_columns
-    if needed > LEAST_BOMB // 8 and needed > (free := free_memory()):
-        raise FileFormatError(
-            f"{path} declares {n_rows:,} rows of {n_columns} columns, about {needed / 1e9:.1f} GB, and "
-            f"{free / 1e9:.1f} GB of memory are free; split it over several files"
-        )
 
 
 def read_parquet_file(path: Path, *, extra: str, most: int | None = None) -> Any:
@@ -59,7 +39,13 @@ def open_parquet(path: Path, *, extra: str) -> Iterator[Any]:
         parquet = importlib.import_module("pyarrow.parquet")
     try:
         with parquet.ParquetFile(path) as file:
-            check_rows(file.metadata.num_rows, len(file.schema_arrow.names), path)
+            columns = [*range(len(file.schema))]
+            for group in range(file.metadata.num_row_groups):
+                # No row is read. Asked for its columns, a footer that contradicts itself ends the process;
+                # a reader over them raises.
+                list(file.reader.iter_batches(0, row_groups=[group], column_indices=columns))
+            n_rows, n_columns = file.metadata.num_rows, len(file.schema_arrow.names)
+            _check_memory(_CELL * n_rows * n_columns, free_memory(), f"{path}, {n_rows:,} rows,")
             yield file
     except FileFormatError:
         raise
@@ -83,64 +69,47 @@ def parquet_table(file: Any, path: Path, columns: list[str] | None = None, *, mo
         A `pyarrow.Table` without dictionaries.
 
     Raises:
-        FileFormatError: If it takes more than that, or pyarrow finds none.
+        FileFormatError: If it takes more than that, or a dictionary lies within a list or a struct.
     """
     pa = importlib.import_module("pyarrow")
-
-    free, largest, declared = free_memory(), 1, 0
-    most = free // 2 if most is None else most
+    most = free_memory() // 2 if most is None else most
+    largest, declared = 1, 0
     for group in range(file.metadata.num_row_groups):
         described = file.metadata.row_group(group)
         for place in range(described.num_columns):
             chunk = described.column(place)
             if columns is None or chunk.path_in_schema.split(".")[0] in columns:
-                width = _WIDTHS.get(chunk.physical_type, 8) + (file.schema.column(place).length or 0)
+                width = 8 + (file.schema.column(place).length or 0)
                 declared += max(chunk.total_uncompressed_size, width * chunk.num_values)
                 largest = max(largest, chunk.total_uncompressed_size)
-    _check_decoded(declared, most, path)
+    _check_memory(declared, most, str(path))
+    wanted = file.schema_arrow.names if columns is None else columns
+    fields = [file.schema_arrow.field(name) for name in wanted]
+    fields = [field.with_type(_decoded(field.type, f"{path}, column {field.name},")) for field in fields]
+    schema = pa.schema(fields, metadata=file.schema_arrow.metadata)
     # No text is longer than its part of the file, so this many rows take at most a quarter of the limit.
     rows = min(_ROWS, max(1, most // 4 // largest))
     decoded, batches = 0, []
-    schema = pa.schema(
-        [field.with_type(_decoded_type(field.type)) for field in file.schema_arrow],
-        metadata=file.schema_arrow.metadata,
-    )
-    if columns is not None:
-        schema = pa.schema([schema.field(name) for name in columns], metadata=schema.metadata)
-    try:
-        for batch in file.iter_batches(batch_size=rows, columns=columns):
-            batches.append(batch.select(schema.names).cast(schema))
-            decoded += batches[-1].nbytes
-            _check_decoded(decoded, most, path)
-        return pa.Table.from_batches(batches, schema=schema)
-    except MemoryError as error:
-        raise FileFormatError(
-            f"{path} takes more memory decoded than there is ({free / 1e9:.1f} GB are free); split it over "
-            "several files"
-        ) from error
+    for batch in file.iter_batches(batch_size=rows, columns=columns):
+        batches.append(batch.select(schema.names).cast(schema))
+        decoded += batches[-1].nbytes
+        _check_memory(decoded, most, str(path))
+    return pa.Table.from_batches(batches, schema=schema)
 
 
-def _check_decoded(size: int, most: int, path: Path) -> None:
+def _check_memory(size: int, most: int, what: str) -> None:
     if size > LEAST_BOMB // 8 and size > most:
         raise FileFormatError(
-            f"{path} takes {size / 1e9:.1f} GB or more decoded, twice that while it is read; at most "
+            f"{what} takes {size / 1e9:.1f} GB or more decoded, twice that while it is read; at most "
             f"{most / 1e9:.1f} GB are decoded with the memory that is free. Split it over several files"
         )
 
 
-def _decoded_type(kind: Any) -> Any:
-    """The Arrow type that holds every value itself: no dictionaries or views, at any depth."""
+def _decoded(kind: Any, what: str) -> Any:
+    """The Arrow type that holds every value itself: no dictionary, no view."""
     pa = importlib.import_module("pyarrow")
-
-    if pa.types.is_dictionary(kind):
-        return _decoded_type(kind.value_type)
-    if pa.types.is_struct(kind):
-        return pa.struct([each.with_type(_decoded_type(each.type)) for each in kind])
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(kind.value_field.with_type(_decoded_type(kind.value_type)), kind.list_size)
-    if pa.types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(_decoded_type(kind.value_type)))
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_decoded_type(kind.value_type)))
-    views = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
-    return views.get(kind, kind)
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    kind = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
+    if "dictionary<" in str(kind) or "_view" in str(kind):
+        raise FileFormatError(f"{what} has a dictionary inside a {kind}; write the file with plain values")
+    return kind
