@@ -5,8 +5,8 @@
     python experiments/published_models/run.py .real/gemma3-270m --work WORK
     python experiments/published_models/tables.py WORK
 
-About three hours for each model on one core. Every piece is a file in WORK; a run that was stopped goes on with the
-first one that is not there. `tables.py` makes the CSV files and figures from them.
+About three hours for each model on one core. Every piece is a file in WORK; a run that was stopped goes on
+with the first one that is not there. `tables.py` makes the CSV files and figures from them.
 """
 
 import argparse

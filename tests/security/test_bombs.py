@@ -114,7 +114,10 @@ def test_parquet_cells_that_a_file_holds_once(
     cells = pa.array(np.zeros(1000, dtype=np.int32))
     column = pa.DictionaryArray.from_arrays(cells, pa.array([b"x" * 1_000_000]))
     free(monkeypatch, 1 << 28)
-    for image, problem in ((column, "GB are decoded"), (pa.StructArray.from_arrays([column], ["bytes"]), "dictionary")):
+    for image, problem in (
+        (column, "GB are decoded"),
+        (pa.StructArray.from_arrays([column], ["bytes"]), "dictionary"),
+    ):
         table = pa.table({"image": image, "model": cells})
         parquet.write_table(table, path, compression="zstd", store_schema=stored)
         assert path.stat().st_size < 10_000
