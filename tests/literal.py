@@ -59,32 +59,8 @@ def _heads(model: Model, layer: int, streams: dict[str, Tensor], call: Call) -> 
     # What the norm makes of their sum, shared out: 1/rms of the sum times the gain, on each.
     norm = block.branch_norm
     scale = (sum(written).square().mean(-1, keepdim=True) + norm.eps).rsqrt()
-    scale = scale.detach() if model.post_norm == "frozen" else scale
+    scale = scale.detach() if getattr(norm.module, "constant_scale", False) else scale
     return [scale * each * norm.gain for each in written]
-
-
-def routing_of(model: Model, tokens: Tensor) -> list[Tensor]:
-    """The router's factor of every expert for every token, `[batch, pos, n_experts]` per block."""
-    found: list[Tensor] = []
-
-    def keep(module: nn.Module, args: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        _, factors, chosen = output
-        dense = torch.zeros(len(chosen), module.num_experts, dtype=factors.dtype)
-        found.append(dense.scatter(1, chosen, factors).view(*tokens.shape, -1))
-
-    with torch.no_grad(), ExitStack() as hooks:
-        for block in model.blocks:
-            hooks.callback(block.module.mlp.gate.register_forward_hook(keep).remove)
-        model.module(tokens)
-    return found
-
-
-def expert(model: Model, layer: int, number: int, stream: Tensor, factors: Tensor) -> Tensor:
-    """What one expert adds to the stream that it reads, by its matrices; zeros where no token goes to it."""
-    block = model.blocks[layer].module
-    experts = block.mlp.experts
-    gate, up = (block.post_attention_layernorm(stream) @ experts.gate_up_proj[number].T).chunk(2, -1)
-    return factors[..., number, None] * ((experts.act_fn(gate) * up) @ experts.down_proj[number].T)
 
 
 def run(
@@ -94,14 +70,8 @@ def run(
     *,
     embed: Tensor | None = None,
     override: dict[str, Tensor] | None = None,
-    routing: list[Tensor] | None = None,
 ) -> tuple[Tensor, Outputs]:
-    """Run node by node; `stream_of(target, outputs so far, biases so far)` gives each target's input.
-
-    Where experts are nodes, `routing` is that of the clean input; None: `tokens` are clean.
-    """
-    if model.graph.experts and routing is None:
-        routing = routing_of(model, tokens)
+    """Run node by node; `stream_of(target, outputs so far, biases so far)` gives each target's input."""
     outputs: Outputs = {}
     override = override or {}
     with model.tracing() as trace, torch.no_grad():
@@ -116,15 +86,7 @@ def run(
         heads = {f"a{layer}.h{head}": output for head, output in enumerate(written)}
         heads = {name: override.get(name, value) for name, value in heads.items()}
         after = biases if block.out_bias() is None else biases + block.out_bias()
-        if model.graph.experts:
-            outputs.update(heads)
-            names = model.graph.mlp_names(layer)
-            read = [stream_of(name, outputs, after) for name in names]
-            for number, (name, stream) in enumerate(zip(names, read, strict=True)):
-                written = override.get(name, expert(model, layer, number, stream, routing[layer]))
-                outputs[name] = written
-            mlp_in = None
-        elif model.graph.parallel:
+        if model.graph.parallel:
             mlp_in = stream_of(f"m{layer}", outputs, biases)
             outputs.update(heads)
         else:
@@ -142,39 +104,10 @@ def plain_stream(target: str, outputs: Outputs, biases: Tensor) -> Tensor:
     return sum(outputs.values()) + biases  # type: ignore[return-value]
 
 
-def run_plain(model: Model, tokens: Tensor, *, routing: list[Tensor] | None = None) -> tuple[Tensor, Outputs]:
+def run_plain(model: Model, tokens: Tensor) -> tuple[Tensor, Outputs]:
     """The model itself, node by node."""
     with torch.no_grad():
-        return run(model, tokens, plain_stream, routing=routing)
-
-
-def placed(outputs: Outputs, alignment: Tensor) -> Outputs:
-    """Outputs of a run on other prompts at the places of the clean tokens, token by token; else zeros."""
-    rows, length = alignment.shape
-    result = {name: torch.zeros(rows, length, value.shape[-1]).to(value) for name, value in outputs.items()}
-    for row in range(rows):
-        for place, other in enumerate(alignment[row].tolist()):
-            if other >= 0:
-                for name, value in outputs.items():
-                    result[name][row, place] = value[row, other]
-    return result
-
-
-def keeping_nothing(model: Model, circuit: Circuit) -> list[str]:
-    """Nodes that no kept edge reaches from a node which some kept edge, or the clean prompt, reaches."""
-    graph, cut = circuit.graph, []
-    for row, node in enumerate(graph.sources):
-        targets = [target for column, target in enumerate(graph.targets) if graph.feeds[column, row]]
-        block = f"{node.split('.')[0]}."
-        if ".h" in node and model.coupling == "heads":
-            targets = [target for target in graph.targets if target.startswith(block)]
-        elif ".h" in node and model.coupling == "queries":
-            targets += [t for t in graph.targets if t.startswith(block) and not t.endswith("v")]
-        columns = [graph.target_index(target) for target in targets]
-        kept = [source for i, source in enumerate(graph.sources) if bool(circuit.mask[i, columns].any())]
-        if node != "input" and set(kept) <= set(cut):
-            cut.append(node)
-    return cut
+        return run(model, tokens, plain_stream)
 
 
 def run_circuit(
@@ -182,8 +115,6 @@ def run_circuit(
     circuit: Circuit,
     tokens: Tensor,
     ablated: Outputs,
-    *,
-    override: Outputs | None = None,
 ) -> Tensor:
     """Equation (1): every target reads kept sources of this run and ablated values of the others."""
     graph = circuit.graph
@@ -197,20 +128,7 @@ def run_circuit(
                 total = total + (value if circuit.mask[row, column] else ablated[name])
         return total
 
-    return run(model, tokens, stream_of, override=override)[0]
-
-
-def run_aligned(
-    model: Model, circuit: Circuit, tokens: Tensor, corrupted: Tensor, alignment: Tensor
-) -> Tensor:
-    """The same with prompts of another length: nodes that keep nothing write what they wrote there.
-
-    `corrupted` holds prompts as they are, without padding, so all have one length.
-    """
-    ablated = placed(run_plain(model, corrupted)[1], alignment)
-    override = {name: ablated[name] for name in keeping_nothing(model, circuit)}
-    with torch.no_grad():
-        return run_circuit(model, circuit, tokens, ablated, override=override)
+    return run(model, tokens, stream_of)[0]
 
 
 def edge_gradients(
@@ -220,7 +138,6 @@ def edge_gradients(
     *,
     embed: Tensor | None = None,
     override: dict[str, Tensor] | None = None,
-    routing: list[Tensor] | None = None,
 ) -> dict[str, Tensor]:
     """Gradient of the summed loss at every target's own copy of the stream, by autograd."""
     copies: dict[str, Tensor] = {}
@@ -232,7 +149,7 @@ def edge_gradients(
         return sum(outputs.values()) + biases + copies[target]  # type: ignore[return-value]
 
     with torch.enable_grad():
-        logits, _ = run(model, tokens, stream_of, embed=embed, override=override, routing=routing)
+        logits, _ = run(model, tokens, stream_of, embed=embed, override=override)
         gradients = torch.autograd.grad(loss(logits).sum(), list(copies.values()), allow_unused=True)
     return {
         name: torch.zeros_like(copy) if gradient is None else gradient

@@ -5,7 +5,7 @@ the order of node names.
 """
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -33,12 +33,8 @@ class Layer:
         adjust: Channel (q, k) -> norm of a head after the projection.
         scale: Of the query-key products.
         out: Output weight `[heads, d_model, d_head]`, LayerScale included.
-        constant: Output bias `[d_model]`, LayerScale included; behind a norm of the branch its shift.
+        constant: Output bias `[d_model]`, LayerScale included.
         mlp: What the MLP adds to the stream it reads.
-        turn: What becomes of queries and keys `[batch, pos, d_head]` by their positions.
-        bias: Of the query-key products, `[heads, pos, pos]`.
-        heads_norm: Norm of the mixed values of all heads side by side.
-        branch_norm: LayerNorm of what the heads write together.
     """
 
     norm: Callable[[Tensor], Tensor]
@@ -48,10 +44,6 @@ class Layer:
     out: Tensor
     constant: Tensor
     mlp: Callable[[Tensor], Tensor]
-    turn: Callable[[Tensor], Tensor] = _same
-    bias: Tensor | None = None
-    heads_norm: nn.Module | None = None
-    branch_norm: Any = None
 
     def mixed(self, number: int, streams: dict[str, Tensor]) -> Tensor:
         """The mixed values of one head, given its own stream for each channel."""
@@ -62,22 +54,12 @@ class Layer:
             parts[channel] = self.norm(streams[channel]) @ weight[place].T + bias[place]
         for channel, adjust in self.adjust.items():
             parts[channel] = adjust(parts[channel])
-        scores = self.turn(parts["q"]) @ self.turn(parts["k"]).transpose(1, 2) * self.scale
-        if self.bias is not None:
-            scores = scores + self.bias[number]
+        scores = parts["q"] @ parts["k"].transpose(1, 2) * self.scale
         return scores.softmax(-1) @ parts["v"]
 
     def written(self, mixed: Sequence[Tensor]) -> list[Tensor]:
         """What each head adds to the stream, given the mixed values of all."""
-        if self.heads_norm is not None:
-            mixed = self.heads_norm(torch.cat([*mixed], -1)).chunk(len(mixed), -1)
-        parts = [z @ weight.T for z, weight in zip(mixed, self.out, strict=True)]
-        if self.branch_norm is None:
-            return parts
-        # LayerNorm of the sum: its mean and its scale are shared by all heads.
-        total = torch.stack(parts).sum(0)
-        scale = (total.var(-1, correction=0, keepdim=True) + self.branch_norm.eps).rsqrt()
-        return [(part - part.mean(-1, keepdim=True)) * scale * self.branch_norm.weight for part in parts]
+        return [z @ weight.T for z, weight in zip(mixed, self.out, strict=True)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,17 +103,10 @@ def _out(projection: nn.Linear, gamma: Tensor, n_heads: int) -> tuple[Tensor, Te
 
 
 def _timm(module: Any) -> LiteralVit:
-    layers = [_timm_layer(module, block) for block in module.blocks]
+    layers = [_timm_layer(block) for block in module.blocks]
 
     def embed(images: Tensor) -> Tensor:
-        x = module.patch_embed(images)
-        if hasattr(module, "_pos_embed"):
-            x = module._pos_embed(x)
-            return module.norm_pre(x[0] if isinstance(x, tuple) else x)
-        if module.cls_token is not None:
-            x = torch.cat([module.cls_token.expand(len(x), -1, -1), x], 1)
-        table = getattr(module, "pos_embed", None)
-        return x if table is None else x + table
+        return module.norm_pre(module._pos_embed(module.patch_embed(images)))
 
     def read(stream: Tensor) -> Tensor:
         x = module.norm(stream)
@@ -150,99 +125,31 @@ def _timm(module: Any) -> LiteralVit:
     return LiteralVit(embed=embed, layers=tuple(layers), read=read)
 
 
-def _timm_layer(module: Any, block: Any) -> Layer:
+def _timm_layer(block: Any) -> Layer:
     attention = block.attn
-    heads, kv_heads = attention.num_heads, getattr(attention, "num_kv_heads", attention.num_heads)
+    heads = attention.num_heads
     width = attention.proj.in_features // heads
-    behind = type(block).__name__ in ("ResPostBlock", "EvaBlockPostNorm", "ResPostRelPosBlock")
-    mlp_gamma = branch_factors(block, 2)
     out, constant = _out(attention.proj, branch_factors(block, 1), heads)
-    normed = not isinstance(attention.q_norm, nn.Identity) if hasattr(attention, "q_norm") else False
-    inner = getattr(attention, "norm", None)
+    mlp_gamma = branch_factors(block, 2)
+    normed = not isinstance(attention.q_norm, nn.Identity)
     return Layer(
-        norm=_same if behind else block.norm1,
-        project=_timm_project(attention, heads, kv_heads, width),
+        norm=block.norm1,
+        project={
+            channel: _rows(attention.qkv, third * heads * width, heads, width)
+            for third, channel in enumerate("qkv")
+        },
         adjust={"q": attention.q_norm, "k": attention.k_norm} if normed else {},
         scale=width**-0.5,
         out=out,
-        constant=block.norm1.bias.detach() if behind else constant,
-        mlp=(lambda x: block.norm2(block.mlp(x)))
-        if behind
-        else (lambda x: block.mlp(block.norm2(x)) * mlp_gamma),
-        turn=_timm_turn(module, attention),
-        bias=_timm_bias(module, attention),
-        heads_norm=None if isinstance(inner, nn.Identity) else inner,
-        branch_norm=block.norm1 if behind else None,
+        constant=constant,
+        mlp=lambda x: block.mlp(block.norm2(x)) * mlp_gamma,
     )
 
 
 def branch_factors(block: Any, branch: int) -> Tensor:
-    """The scale of the attention (1) or the MLP (2): of a module, a parameter of the block, or ones."""
-    module = getattr(block, f"ls{branch}", None)
-    scale = getattr(module, "gamma", getattr(block, f"gamma_{branch}", None))
+    """The scale of the attention (1) or the MLP (2), or ones."""
+    scale = getattr(getattr(block, f"ls{branch}", None), "gamma", None)
     return torch.ones_like(block.attn.proj.weight[:, 0].detach()) if scale is None else scale.detach()
-
-
-def _timm_project(attention: Any, heads: int, kv_heads: int, width: int) -> dict[str, tuple[Tensor, Tensor]]:
-    if attention.qkv is None:
-        parts = {
-            "q": (attention.q_proj, heads),
-            "k": (attention.k_proj, kv_heads),
-            "v": (attention.v_proj, kv_heads),
-        }
-        return {channel: _rows(part, 0, number, width) for channel, (part, number) in parts.items()}
-    found = {
-        channel: _rows(attention.qkv, third * heads * width, heads, width)
-        for third, channel in enumerate("qkv")
-    }
-    for channel in "qv":  # queries and values alone may have biases of their own
-        bias = getattr(attention, f"{channel}_bias", None)
-        if bias is not None:
-            found[channel] = found[channel][0], bias.detach().reshape(heads, width)
-    return found
-
-
-def _timm_turn(module: Any, attention: Any) -> Callable[[Tensor], Tensor]:
-    """Pairs of a patch's entries turn, side by side or half a head apart; those of the prefix do not."""
-    rope = getattr(module, "rope", None)
-    if rope is None:
-        return _same
-    sin, cos = rope.get_embed().chunk(2, -1)
-    prefix = attention.num_prefix_tokens
-
-    def turn(x: Tensor) -> Tensor:
-        patches, turned = x[:, prefix:], torch.empty_like(x[:, prefix:])
-        width = x.shape[-1]
-        if attention.rotate_half:
-            pairs = [(place, place + width // 2) for place in range(width // 2)]
-        else:
-            pairs = [(place, place + 1) for place in range(0, width, 2)]
-        for first, second in pairs:
-            a, b = patches[..., first], patches[..., second]
-            turned[..., first] = a * cos[:, first] - b * sin[:, first]
-            turned[..., second] = b * cos[:, second] + a * sin[:, second]
-        return torch.cat([x[:, :prefix], turned], 1)
-
-    return turn
-
-
-def _timm_bias(module: Any, attention: Any) -> Tensor | None:
-    """Read from the tables entry by entry."""
-    found = [
-        _looked_up(holder.relative_position_bias_table, holder.relative_position_index)
-        for holder in (attention, getattr(module, "rel_pos_bias", None))
-        if getattr(holder, "relative_position_bias_table", None) is not None
-    ]
-    computed = getattr(attention, "rel_pos", None) or getattr(module, "shared_rel_pos", None)
-    if computed is not None:
-        found.append(computed.get_bias()[0].detach())
-    return sum(found[1:], found[0]) if found else None
-
-
-def _looked_up(table: Tensor, index: Tensor) -> Tensor:
-    return torch.stack([torch.stack([table.detach()[place] for place in row]) for row in index]).movedim(
-        -1, 0
-    )
 
 
 def _hugging_face(module: Any) -> LiteralVit:
@@ -250,8 +157,6 @@ def _hugging_face(module: Any) -> LiteralVit:
         return _clip(module)
     if hasattr(module.config, "layerscale_value"):
         return _dino(module)
-    if hasattr(module, "beit"):
-        return _beit(module)
     backbone = module.vit if hasattr(module, "vit") else module.deit
     heads = module.config.num_attention_heads
     layers = [
@@ -294,37 +199,6 @@ def _layer(
         constant=constant.detach(),
         mlp=mlp,
     )
-
-
-def _beit(module: Any) -> LiteralVit:
-    """Scales of the branches; biases looked up entry by entry; patches are pooled before the last norm."""
-    backbone, config = module.beit, module.config
-    window = (config.image_size // config.patch_size,) * 2
-    layers = []
-    for block in backbone.layers:
-        ones = torch.ones_like(block.mlp.fc2.bias)
-        tables = [
-            each for each in (block.relative_position_bias, backbone.shared_position_bias) if each is not None
-        ]
-        biases = [
-            _looked_up(each.relative_position_bias_table, each.generate_relative_position_index(window))
-            for each in tables
-        ]
-        plain = _layer(
-            block.attention,
-            config.num_attention_heads,
-            block.layernorm_before,
-            lambda x, block=block: block.mlp(block.layernorm_after(x)) * block.lambda_2,
-            ones * block.lambda_1,
-        )
-        layers.append(replace(plain, bias=sum(biases[1:], biases[0]) if biases else None))
-
-    def read(stream: Tensor) -> Tensor:
-        if config.use_mean_pooling:
-            return module.classifier(backbone.pooler.layernorm(stream[:, 1:].mean(1)))
-        return module.classifier(backbone.layernorm(stream)[:, 0])
-
-    return LiteralVit(embed=backbone.embeddings, layers=tuple(layers), read=read)
 
 
 def _dino(module: Any) -> LiteralVit:

@@ -3,9 +3,8 @@
 Sources write into the residual stream: `input`, then per block the heads `a{l}.h{i}` and the MLP
 `m{l}`. Targets read from it: per block `a{l}.h{i}.q`, `.k`, `.v` and `m{l}`, last `logits`. An edge
 joins a source to every target that reads after the source has written. Where query heads share keys
-and values, their targets are those of key/value heads: `a{l}.kv{j}.k`, `a{l}.kv{j}.v`. The experts
-of a mixture may be nodes of their own, each a source and a target `m{l}.e{j}`. Everything indexed by
-edges is one dense tensor `[n_sources, n_targets]`; names are looked up once, at the border.
+and values, their targets are those of key/value heads: `a{l}.kv{j}.k`, `a{l}.kv{j}.v`. Everything
+indexed by edges is one dense tensor `[n_sources, n_targets]`; names are looked up once, at the border.
 """
 
 import hashlib
@@ -35,7 +34,6 @@ class Graph:
         n_kv_heads: Key/value heads per block (smaller than `n_heads` under grouped-query attention).
         parallel: True where the MLP of a block does not read the heads of its own block.
         mlps: False for attention-only models.
-        experts: Experts per block where each is a node; 0: the MLP of a block is one node.
     """
 
     n_layers: int
@@ -43,7 +41,6 @@ class Graph:
     n_kv_heads: int
     parallel: bool = False
     mlps: bool = True
-    experts: int = 0
 
     @cached_property
     def sources(self) -> tuple[str, ...]:
@@ -51,7 +48,7 @@ class Graph:
         names = ["input"]
         for layer in range(self.n_layers):
             names += [f"a{layer}.h{head}" for head in range(self.n_heads)]
-            names += self.mlp_names(layer)
+            names += [f"m{layer}"] if self.mlps else []
         return tuple(names)
 
     @cached_property
@@ -62,7 +59,7 @@ class Graph:
             for channel in CHANNELS:
                 heads = self.n_heads if channel == "q" else self.n_kv_heads
                 names += [self.channel_name(layer, channel, head) for head in range(heads)]
-            names += self.mlp_names(layer)
+            names += [f"m{layer}"] if self.mlps else []
         return (*names, "logits")
 
     @property
@@ -82,14 +79,8 @@ class Graph:
 
     @property
     def n_mlps(self) -> int:
-        """MLP nodes of a block: its experts, one MLP, or none."""
-        return max(1, self.experts) if self.mlps else 0
-
-    def mlp_names(self, layer: int) -> list[str]:
-        """Names of the MLP nodes of block `layer`: `m1`, or `m1.e0`, `m1.e1`, ..."""
-        if self.experts:
-            return [f"m{layer}.e{expert}" for expert in range(self.experts)]
-        return [f"m{layer}"] if self.mlps else []
+        """MLP nodes of a block: one or none."""
+        return int(self.mlps)
 
     @property
     def _sources_per_layer(self) -> int:
@@ -103,13 +94,13 @@ class Graph:
         """Row of head `head` of block `layer`."""
         return 1 + layer * self._sources_per_layer + head
 
-    def mlp_source(self, layer: int, expert: int = 0) -> int:
-        """Row of the MLP of block `layer`, or of one of its experts."""
-        return 1 + layer * self._sources_per_layer + self.n_heads + expert
+    def mlp_source(self, layer: int) -> int:
+        """Row of the MLP of block `layer`."""
+        return 1 + layer * self._sources_per_layer + self.n_heads
 
     def mlp_sources(self, layer: int) -> slice:
-        """Rows of the MLP nodes of block `layer`."""
-        return slice(self.mlp_source(layer), self.mlp_source(layer, self.n_mlps))
+        """Rows of the MLP nodes of block `layer`: one or none."""
+        return slice(self.mlp_source(layer), self.mlp_source(layer) + self.n_mlps)
 
     def channel_target(self, layer: int, channel: str, head: int = 0) -> int:
         """Column of channel `q`, `k` or `v` of head `head` (a key/value head for `k`, `v`)."""
@@ -121,13 +112,13 @@ class Graph:
         shared = channel != "q" and self.n_kv_heads < self.n_heads
         return f"a{layer}.{'kv' if shared else 'h'}{head}.{channel}"
 
-    def mlp_target(self, layer: int, expert: int = 0) -> int:
-        """Column of the MLP of block `layer`, or of one of its experts."""
-        return layer * self._targets_per_layer + self.n_heads + 2 * self.n_kv_heads + expert
+    def mlp_target(self, layer: int) -> int:
+        """Column of the MLP of block `layer`."""
+        return layer * self._targets_per_layer + self.n_heads + 2 * self.n_kv_heads
 
     def mlp_targets(self, layer: int) -> slice:
-        """Columns of the MLP nodes of block `layer`."""
-        return slice(self.mlp_target(layer), self.mlp_target(layer, self.n_mlps))
+        """Columns of the MLP nodes of block `layer`: one or none."""
+        return slice(self.mlp_target(layer), self.mlp_target(layer) + self.n_mlps)
 
     def sources_before_block(self, layer: int) -> int:
         """How many sources the attention of block `layer` can read (a prefix of the rows)."""
@@ -172,16 +163,13 @@ class Graph:
                 feeds[self.channel_target(layer, "q", head), row] = True
                 feeds[self.channel_target(layer, "k", head // group), row] = True
                 feeds[self.channel_target(layer, "v", head // group), row] = True
-            for expert in range(self.n_mlps):
-                feeds[self.mlp_target(layer, expert), self.mlp_source(layer, expert)] = True
+            if self.mlps:
+                feeds[self.mlp_target(layer), self.mlp_source(layer)] = True
         return feeds
 
     @cached_property
     def stages(self) -> tuple[tuple[slice, slice], ...]:
-        """Each attention and each MLP in forward order: columns that it reads at, rows that it writes.
-
-        The experts of a block are one stage: none reads another.
-        """
+        """Each attention and each MLP in forward order: columns that it reads at, rows that it writes."""
         stages = []
         for layer in range(self.n_layers):
             first, last = self.channel_target(layer, "q"), self.mlp_target(layer)
@@ -195,15 +183,11 @@ class Graph:
     def fingerprint(self) -> str:
         """Hash of the topology; equal fingerprints mean interchangeable masks."""
         text = f"graph/1 {self.n_layers} {self.n_heads} {self.n_kv_heads} {self.parallel} {self.mlps}"
-        text += f" experts {self.experts}" if self.experts else ""
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def describe(self) -> dict[str, int | bool]:
         """The numbers that `build_graph` needs to build this graph again."""
-        numbers = asdict(self)
-        if not self.experts:
-            del numbers["experts"]
-        return numbers
+        return asdict(self)
 
     @cached_property
     def _source_rows(self) -> Mapping[str, int]:
@@ -263,7 +247,6 @@ def build_graph(
     n_kv_heads: int | None = None,
     parallel: bool = False,
     mlps: bool = True,
-    experts: int = 0,
 ) -> Graph:
     """The graph of a transformer of this shape; no model is needed.
 
@@ -273,7 +256,6 @@ def build_graph(
         n_kv_heads: Key/value heads per block; must divide `n_heads`. Default: `n_heads`.
         parallel: True for blocks whose attention and MLP read the same stream (GPT-NeoX).
         mlps: False for attention-only models.
-        experts: Experts per block of a mixture, where each is a node. Default: one node for all of them.
 
     Raises:
         InputError: For a shape no transformer can have.
@@ -288,18 +270,12 @@ def build_graph(
             f"no such transformer: n_layers={n_layers}, n_heads={n_heads}, n_kv_heads={n_kv_heads}; "
             "each must be at least 1 and n_kv_heads must divide n_heads"
         )
-    if experts < 0 or (experts and not mlps):
-        raise InputError(
-            f"no such transformer: experts={experts}, mlps={mlps}; experts are those of an MLP, and their "
-            "number is at least 1 where each is a node, else 0"
-        )
     return Graph(
         n_layers=n_layers,
         n_heads=n_heads,
         n_kv_heads=n_kv_heads,
         parallel=parallel,
         mlps=mlps,
-        experts=experts,
     )
 
 

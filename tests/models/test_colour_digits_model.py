@@ -43,7 +43,7 @@ def test_its_accuracy_is_what_was_measured(model: Model, agreement: float) -> No
     task = digits_task(model, 300, agreement=agreement, seed=5)
     assert task.labels is not None
     with torch.no_grad():
-        answers = model.module(task.images).logits.argmax(1)
+        answers = model.module(task.clean).logits.argmax(1)
     accuracy = float((answers == task.labels).double().mean())
     assert accuracy == pytest.approx(stored, abs=4 * (stored * (1 - stored) / 300) ** 0.5)
     assert f"{stored:.3f}" in (FOLDER / "MODEL_CARD.md").read_text(encoding="utf-8")
@@ -55,7 +55,7 @@ def test_swapping_either_cue_damages_it(model: Model) -> None:
         assert task.labels is not None
         assert task.corrupted is not None
         with torch.no_grad():
-            clean, swapped = (model.module(images).logits for images in (task.images, task.corrupted))
+            clean, swapped = (model.module(images).logits for images in (task.clean, task.corrupted))
         towards = torch.where(task.labels == 1, 1.0, -1.0)
         moved = ((clean - swapped)[:, 1] - (clean - swapped)[:, 0]) * towards
         assert float(moved.mean()) > 0.5

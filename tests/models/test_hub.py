@@ -15,7 +15,6 @@ from threading import Thread
 from typing import Any
 
 import pytest
-import torch
 from safetensors.torch import load_file, save_file
 
 from assay.models import load_model
@@ -104,17 +103,6 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer(200, content, ETag=etag, X_Repo_Commit=commit)
 
 
-def draw_adapter(folder: Path, **entries: str) -> None:
-    """An adapter of `mini` as PEFT saves it, without a tokenizer."""
-    peft = pytest.importorskip("peft")
-    torch.manual_seed(0)
-    config = peft.LoraConfig(r=2, target_modules=["c_attn"], fan_in_fan_out=True, init_lora_weights=False)
-    peft.get_peft_model(load_model("mini", device="cpu").module, config).save_pretrained(folder)
-    file, base = folder / "adapter_config.json", entries["base"]
-    named = {"base_model_name_or_path": base, "revision": entries["revision"]}
-    file.write_text(json.dumps(json.loads(file.read_text()) | named))
-
-
 @pytest.fixture(scope="module")
 def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
     folder = tmp_path_factory.mktemp("hub")
@@ -132,7 +120,6 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hub]:
         file = f"model-{number:05}-of-00002.safetensors"
         save_file({each: weights[each] for each in half}, folder / "acme/sharded" / file, {"format": "pt"})
         places |= dict.fromkeys(half, file)
-    draw_adapter(folder / "acme/adapter", base="acme/tiny", revision="step3000")
     index = {"metadata": {}, "weight_map": places}
     (folder / "acme/sharded/model.safetensors.index.json").write_text(json.dumps(index))
     served = Hub(folder)
@@ -198,7 +185,6 @@ def answers(hub: Hub, cache: Path) -> dict[str, dict[str, Any]]:
         "sharded": {"source": "acme/sharded"},
         "token": {"source": "acme/gated", "token": "let-me-in"},
         "gated": {"source": "acme/gated", "revision": "step3000"},
-        "adapter": {"source": "acme/adapter"},
         "missing": {"source": "acme/missing"},
         "wrong revision": {"source": "acme/tiny", "revision": "step4000"},
         "pickled": {"source": "acme/pickled"},
@@ -217,14 +203,6 @@ def test_a_repository_loads_like_its_directory(answers: dict[str, dict[str, Any]
     assert answers["token"] == expected | {"id": "acme/gated", "revision": COMMIT}
 
 
-def test_an_adapter_is_fetched_with_the_base_it_names(answers: dict[str, dict[str, Any]]) -> None:
-    found, mini = answers["adapter"], load_model("mini")
-    assert (found["id"], found["revision"], found["tokens"]) == ("acme/adapter", COMMIT, len(mini.tokenizer))
-    assert found["base"] == {"id": "acme/tiny", "revision": STEP, "weight_hash": mini.weight_hash}
-    assert found["adapters"]["default"]["type"] == "LORA"
-    assert found["weight_hash"] != mini.weight_hash
-
-
 def test_only_what_is_read_is_fetched(hub: Hub, answers: dict[str, dict[str, Any]]) -> None:
     assert "model.safetensors" in hub.paths("acme/tiny")
     for repository in ("tiny", "pickled"):
@@ -238,7 +216,6 @@ def test_only_what_is_read_is_fetched(hub: Hub, answers: dict[str, dict[str, Any
 def test_tokens_are_sent_and_not_kept(hub: Hub, cache: Path, answers: dict[str, dict[str, Any]]) -> None:
     sent = {authorisation for _, path, authorisation in hub.asked if "/acme/tiny/" in path}
     assert sent == {"Bearer of-the-environment"}
-    assert "adapter_model.safetensors" in hub.paths("acme/adapter")
     assert "Bearer let-me-in" in {authorisation for _, path, authorisation in hub.asked if "gated" in path}
     assert "let-me-in" not in json.dumps(answers)
 
@@ -249,25 +226,25 @@ def test_tokens_are_sent_and_not_kept(hub: Hub, cache: Path, answers: dict[str, 
         (
             "gated",
             "HubError",
-            r"'acme/gated' is gated: accept its conditions on http.*/acme/gated, .*HF_TOKEN",
+            r"cannot load 'acme/gated'.*(?s:.*)gated",
         ),
         (
             "missing",
             "HubError",
-            r"has no repository 'acme/missing', or it is private.*HF_TOKEN.*hf auth login",
+            r"cannot load 'acme/missing'.*(?s:.*)Repository Not Found",
         ),
         (
             "wrong revision",
             "HubError",
-            r"'acme/tiny' has no revision 'step4000'; give a branch, a tag or a c",
+            r"cannot load 'acme/tiny'.*(?s:.*)Revision Not Found",
         ),
         (
             "named twice",
             "InputError",
             r"'acme/tiny@step3000' names a revision, and revision='main' is another",
         ),
-        ("pickled", "UnsafeFileError", r"'acme/pickled' has no model\.safetensors.*allow_pickle=True"),
-        ("unknown", "UnsupportedModelError", r"'gpt2s'\) is not supported.*Nearest: 'gpt2' by name"),
+        ("pickled", "FileFormatError", r"has no weights; expected model\.safetensors"),
+        ("unknown", "UnsupportedModelError", r"'gpt2s'\) is not supported.*Nearest by name: 'gpt2'"),
     ],
 )
 def test_what_cannot_be_loaded_says_what_to_do(
@@ -283,7 +260,4 @@ def test_without_a_network_the_cache_is_enough(cache: Path, answers: dict[str, d
     )
     assert cached == answers["tiny"]
     assert absent["error"] == "HubError"
-    message = (
-        r"cannot load 'acme/other' at revision 'v1': .*cache .*the hub does not answer.*give a directory"
-    )
-    assert re.search(message, absent["message"])
+    assert re.search(r"cannot load 'acme/other': it is not a directory, and", absent["message"])

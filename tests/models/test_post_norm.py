@@ -29,7 +29,7 @@ from assay.models import Model, load_model
 from assay.tasks import PairTask
 
 
-TREATMENTS = ("exact", "frozen", "per-target", "eap-ig")
+TREATMENTS = ("exact", "eap-ig")
 STEPS = 3
 
 
@@ -101,11 +101,8 @@ class Twin:
                 found[:, rows] += node.weight * part[:, rows]
         return found
 
-    def scores_before_norms(self, layer: int, *, tangent: bool) -> Tensor:
-        """Heads of a block move along straight lines of what they give to the norm behind them.
-
-        With `tangent` a head's change of it goes through the norm's derivative, by autograd.
-        """
+    def scores_before_norms(self, layer: int) -> Tensor:
+        """Heads of a block move along straight lines of what they give to the norm behind them."""
         block, names = self.model.blocks[layer], [f"a{layer}.h{head}" for head in range(self.model.n_heads)]
         norm = block.branch_norm
         assert norm is not None
@@ -125,8 +122,7 @@ class Twin:
             gradients = self.gradients(at)
             moved = dict.fromkeys(self.clean, torch.zeros_like(y))
             for head, name in enumerate(names):
-                change = corrupted[head] - clean[head]
-                moved[name] = torch.autograd.functional.jvp(norm, y, change)[1] if tangent else change
+                moved[name] = corrupted[head] - clean[head]
             found += node.weight * literal.scores(self.model, moved, gradients, self.task.lengths)
         return found
 
@@ -137,28 +133,25 @@ def test_integrals_over_activations_equal_their_twin(model: Model, task: PairTas
         model, task, "eap-ig-activations", steps=STEPS, per_example=True, post_norm=treatment
     ).per_example
     assert found is not None
-    twin = Twin(model.treating("frozen") if treatment == "frozen" else model, task)
+    twin = Twin(model, task)
     heads = [[f"a{layer}.h{head}" for head in range(model.n_heads)] for layer in range(model.n_layers)]
     others = [["input"], *([f"m{layer}"] for layer in range(model.n_layers))]
     expected = twin.scores(others)
-    if treatment in ("exact", "frozen"):
+    if treatment == "exact":
         expected += twin.scores(heads)
     else:
         for layer in range(model.n_layers):
-            expected += twin.scores_before_norms(layer, tangent=treatment == "per-target")
+            expected += twin.scores_before_norms(layer)
     near(found, expected)
 
 
-@pytest.mark.parametrize("treatment", ["exact", "per-target"])
-def test_integrals_over_the_heads_of_a_block_are_complete(
-    model: Model, task: PairTask, treatment: str
-) -> None:
+def test_integrals_over_the_heads_of_a_block_are_complete(model: Model, task: PairTask) -> None:
     """All scores out of a block's heads add up to the damage of ablating these heads together."""
-    scores = discover(model, task, "eap-ig-activations", steps=60, post_norm=treatment).values
+    scores = discover(model, task, "eap-ig-activations", steps=60).values
     rows = slice(model.graph.head_source(1), model.graph.head_source(1) + model.n_heads)
     mask = model.graph.valid.clone()
     mask[rows] = False
-    runs = CircuitRuns(model.treating(treatment), task, Circuit(graph=model.graph, mask=mask))
+    runs = CircuitRuns(model, task, Circuit(graph=model.graph, mask=mask))
     damage = float((runs.margins("full") - runs.margins("keep")).mean())
     assert float(scores[rows].double().sum()) == pytest.approx(damage, rel=2e-3)
 
@@ -206,7 +199,7 @@ def test_scores_that_cut_nothing_do_not_depend_on_the_treatment(model: Model, ta
 
 def test_direct_attribution_adds_up_to_the_margin(model: Model, task: PairTask) -> None:
     """`additivity_gap` is checked inside; heads before the norm would miss the margin by far."""
-    found = discover_heads(model.treating("per-target"), task, "dla")
+    found = discover_heads(model.treating("eap-ig"), task, "dla")
     assert found.details["additivity_gap"] < 1e-5
 
 
@@ -253,14 +246,13 @@ def test_acdc_is_refused_by_name(model: Model, task: PairTask) -> None:
 
 def test_runs_of_one_treatment_are_not_measured_under_another(model: Model, task: PairTask) -> None:
     circuit = Circuit.random(model.graph, 20, seed=0)
-    frozen = CircuitRuns(model.treating("frozen"), task, circuit)
-    shared = measure(circuit, model, task, "kl", runs=frozen, post_norm="frozen")
-    assert shared.value == measure(circuit, model, task, "kl", post_norm="frozen").value
-    message = r"made with post_norm='frozen', but post_norm='per-target' .* model\.treating\('per-target'\)"
+    runs = CircuitRuns(model, task, circuit)
+    message = r"made with post_norm='exact', but post_norm='eap-ig' .* model\.treating\('eap-ig'\)"
     with pytest.raises(InputError, match=message):
-        measure(circuit, model, task, "kl", runs=frozen, post_norm="per-target")
+        measure(circuit, model, task, "kl", runs=runs, post_norm="eap-ig")
+    treated = CircuitRuns(model.treating("eap-ig"), task, circuit)
     with pytest.raises(InputError, match="made for another circuit, model or task"):
-        measure(circuit, model, task, "kl", runs=frozen)
+        measure(circuit, model, task, "kl", runs=treated)
 
 
 # ------------------------------------------------------------------------------------------ relp, by a twin
@@ -268,6 +260,8 @@ def test_runs_of_one_treatment_are_not_measured_under_another(model: Model, task
 
 class RuledNorm(nn.Module):
     """LN rule: divided by a constant."""
+
+    constant_scale = True  # for the literal run
 
     def __init__(self, native: Any, *, plus_one: bool) -> None:
         super().__init__()
@@ -312,7 +306,7 @@ def ruled(model: Model) -> Model:
             module.set_submodule(path, RuledActivation(part))
         elif path.endswith("down_proj"):
             module.set_submodule(path, Halved(part))
-    return load_model(module.eval()).treating("frozen")
+    return load_model(module.eval())
 
 
 @pytest.mark.parametrize("treatment", TREATMENTS)
@@ -320,7 +314,7 @@ def test_relevance_equals_its_twin(model: Model, task: PairTask, treatment: str)
     twin = Twin(ruled(model), task)
     gradients = twin.gradients({})
     moved = {name: twin.corrupted[name] - twin.clean[name] for name in twin.clean}
-    if treatment in ("per-target", "eap-ig"):
+    if treatment == "eap-ig":
         for layer, block in enumerate(model.blocks):
             with torch.no_grad():
                 traces = []
@@ -329,12 +323,9 @@ def test_relevance_equals_its_twin(model: Model, task: PairTask, treatment: str)
                         model.forward(tokens)
                     traces.append(trace)
             z = (traces[1].head_z[layer] - traces[0].head_z[layer]).unflatten(-1, (model.n_heads, -1))
-            factor: Tensor | float = 1.0
-            if treatment == "per-target":
-                factor = traces[0].scale[layer] * block.branch_norm.gain  # type: ignore[union-attr]
             weight = block.out.weight.detach().T.unflatten(0, (model.n_heads, -1))  # type: ignore[union-attr, operator]
             for head in range(model.n_heads):
-                moved[f"a{layer}.h{head}"] = z[..., head, :] @ weight[head] * factor
+                moved[f"a{layer}.h{head}"] = z[..., head, :] @ weight[head]
     found = discover(model, task, "relp", per_example=True, post_norm=treatment).per_example
     assert found is not None
     near(found, literal.scores(twin.model, moved, gradients, task.lengths).detach())

@@ -135,7 +135,7 @@ def test_preprocessing_is_read(saved: Path) -> None:
     assert model.preprocessing == content
     transform = EvalTransform.for_model(model)
     assert (transform.mean, transform.resample, transform.resize) == ((0.4, 0.5, 0.6), "bicubic", (32, 32))
-    task = draw_shapes("flat", 6, size=32).task(transform)
+    task = draw_shapes("flat", 6, size=32).with_transform(transform)
     assert run_model(model, task).shape == (6, 6)
 
 
@@ -149,7 +149,7 @@ def test_without_preprocessing_a_warning_says_what_is_assumed(saved: Path) -> No
 def test_pickled_weights_are_refused_unless_trusted(saved: Path) -> None:
     (saved / "model.safetensors").unlink()
     torch.save(vit().state_dict(), saved / "pytorch_model.bin")
-    with pytest.raises(UnsafeFileError, match=r"only pickled weights \(pytorch_model.bin\)"):
+    with pytest.raises(UnsafeFileError, match=r"weights in 'pytorch_model.bin'"):
         load_model(saved)
     assert load_model(saved, allow_pickle=True).weight_hash == load_model(vit()).weight_hash
 
@@ -247,18 +247,16 @@ def test_images_of_another_size(model: Model) -> None:
 
 def test_labels_beyond_the_classes(model: Model) -> None:
     task = images(labels=torch.tensor([0, 1, 6, 2]))
-    with pytest.raises(
-        InputError, match=r"labels hold class 6 \(image 2\), but the model has classes 0 to 5"
-    ):
+    with pytest.raises(InputError, match="labels hold class 6, but the model has classes 0 to 5"):
         discover(model, task)
 
 
 def test_other_class_names(model: Model) -> None:
     others = images(labels=torch.zeros(4).long(), classes=(*SHAPES[:5], "hexagon"))
-    with pytest.raises(InputError, match=r"only the model has \['triangle'\], only the data \['hexagon'\]"):
+    with pytest.raises(InputError, match="in the same order: model .*'triangle'., data .*'hexagon'"):
         run_model(model, others)
     turned = images(labels=torch.zeros(4).long(), classes=SHAPES[::-1])
-    with pytest.raises(InputError, match="the order differs"):
+    with pytest.raises(InputError, match="in the same order"):
         run_model(model, turned)
 
 

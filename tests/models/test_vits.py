@@ -34,15 +34,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "dinov2": DINO,
     "dinov2 with gated MLPs": {**DINO, "use_swiglu_ffn": True},
     "dinov2_with_registers": {**DINO, "num_register_tokens": 2},
-    "beit": SMALL,
-    "beit with a table for each block": {**SMALL, "use_relative_position_bias": True},
-    "beit with one table, read at its first token": {
-        **SMALL,
-        "use_shared_relative_position_bias": True,
-        "use_absolute_position_embeddings": True,
-        "use_mean_pooling": False,
-        "layer_scale_init_value": 0.0,
-    },
     "clip": CLIP,
     "siglip": {**CLIP, "vision_config": {**TOWER, "vision_use_head": False}},
 }

@@ -44,8 +44,8 @@ def test_pytorch_is_the_one_of_the_base_environment() -> None:
     "code",
     [
         "from assay import load_model; print(load_model(sys.argv[1]).n_layers)",
-        "from assay.zoo.initial import _timm as built; "
-        "print(len(built('vit_tiny_patch16_224', 5, pretrained=False).blocks))",
+        "from assay.zoo import initial_module as built; "
+        "print(len(built('scratch', 'abcde', architecture='timm:vit_tiny_patch16_224').module.blocks))",
     ],
     ids=["load_model", "zoo"],
 )

@@ -19,7 +19,7 @@ from assay.circuits import load_scores
 from assay.discovery.edges import discover
 from assay.execution import run_model
 from assay.models import load_model
-from assay.tasks import SHAPE_CLASSES, EvalTransform, ImageTask, ReadOptions, draw_shapes, read_image_folder
+from assay.tasks import SHAPE_CLASSES, EvalTransform, ImageTask, draw_shapes, find_domains
 from assay.zoo import Zoo
 
 
@@ -69,9 +69,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
 
 def images_for(here: Path, name: str, domain: str) -> ImageTask:
     """A folder as the model of that name reads it."""
-    transform = EvalTransform.for_model(load_model(here / "models" / name))
-    given = ReadOptions(transform=transform)
-    return read_image_folder(here / domain, classes=SHAPE_CLASSES, options=given).task(transform)
+    (images,) = find_domains(here / domain).values()
+    return images.for_model(load_model(here / "models" / name))
 
 
 def test_a_directory_of_timm_models_is_a_zoo(here: Path) -> None:
@@ -84,11 +83,11 @@ def test_rank_scores_them_as_the_library_does(here: Path, run: Run, tmp_path: Pa
     found = run(
         "rank", "--zoo", here / "models", "--images", here / "neon", "--id-images", here / "flat",
         "--metrics", "ddb-output,ddb-deep,id-accuracy,average-confidence", "--steps", 2, "--draws", 20,
-        "--store", "store", "--save", "rank.json", "--report", "rank.html", "--quiet",
+        "--store", "store", "--out", "ranked", "--quiet",
     )  # fmt: skip
     assert found.exit_code == 0, found.output
     assert all(name in found.stdout for name in VARIANTS)
-    document = json.loads((tmp_path / "rank.json").read_text())
+    document = json.loads((tmp_path / "ranked" / "ranking.json").read_text())
     names = [each["name"] for each in document["models"]]
     assert sorted(names) == sorted(VARIANTS)
     metrics = {each["key"]: each["rows"] for each in document["metrics"]}
@@ -101,7 +100,7 @@ def test_rank_scores_them_as_the_library_does(here: Path, run: Run, tmp_path: Pa
         assert document["models"][place]["weight_hash"] == model.weight_hash
     ranks = [row["rank"] for row in metrics["ddb-output"]]
     assert sorted(ranks) == [1, 2, 3, 4]
-    page = (tmp_path / "rank.html").read_text()
+    page = (tmp_path / "ranked" / "report.html").read_text()
     assert all(name in page for name in VARIANTS)
 
 
@@ -135,5 +134,5 @@ def test_predictions_are_those_of_the_modules(here: Path) -> None:
         task = images_for(here, name, "flat")
         model = load_model(here / "models" / name)
         with torch.no_grad():
-            expected = model.module(task.images)
+            expected = model.module(task.clean)
         torch.testing.assert_close(run_model(model, task), expected)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from assay.models import load_model
-from assay.tasks import EvalTransform, ImageSet, draw_shapes
+from assay.tasks import EvalTransform, ImageTask, draw_shapes
 from assay.zoo import (
     PRESETS,
     Grid,
@@ -16,10 +16,11 @@ from assay.zoo import (
     TrainingRun,
     Zoo,
     initial_module,
+    split,
     train,
     train_zoo,
 )
-from assay.zoo.scoring import weights_hash
+from assay.zoo.models import weights_hash
 
 
 TRANSFORM = EvalTransform(
@@ -42,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
 
 def test_a_trained_timm_model_is_read_with_its_classes_and_transform(run: TrainingRun) -> None:
     model = load_model(run.folder)
-    assert weights_hash(model.module) == weights_hash(run.module)
+    assert weights_hash(model.module) == run.weights
     assert model.classes == draw_shapes("flat", 1).classes
     stored = EvalTransform.for_model(model)
     assert (stored.mean, stored.std, stored.resample) == (TRANSFORM.mean, TRANSFORM.std, TRANSFORM.resample)
@@ -63,12 +64,12 @@ def test_a_timm_checkpoint_gets_a_new_head_that_alone_is_trained(run: TrainingRu
     assert start.transform is not None
     assert start.transform.mean == TRANSFORM.mean
 
-    def thirds(images: ImageSet) -> ImageSet:
+    def thirds(images: ImageTask) -> ImageTask:
         return dataclasses.replace(images, labels=images.labels % 3, classes=("a", "b", "c"))
 
     sets = thirds(draw_shapes("flat", 24)), thirds(draw_shapes("flat", 12, start=24))
     linear = dataclasses.replace(RECIPE, mode="linear")
-    trained = train(start.module, *sets, linear, tmp_path / "run").module.state_dict()
+    trained = load_model(train(start.module, *sets, linear, tmp_path / "run").folder).module.state_dict()
     before = start.module.state_dict()
     changed = {name for name in before if not torch.equal(before[name], trained[name])}
     assert changed == {"head.weight", "head.bias"}
@@ -89,7 +90,7 @@ def test_the_first_model_of_each_preset_takes_a_step_at_its_own_size(
     preset: str, init: str, tmp_path: Path
 ) -> None:
     """ViT-B/16 at 224 pixels, of CLIP with a norm before its blocks; `tiny` reads what it is given."""
-    whole = Grid.preset(preset)
+    whole = Grid.read(preset)
     recipe = next(recipe for recipe in whole.recipes() if recipe.init == init)
     settings = {
         name: value for name, value in recipe.to_dict().items() if name not in ("init", "augmentation")
@@ -100,10 +101,10 @@ def test_the_first_model_of_each_preset_takes_a_step_at_its_own_size(
         initialisations={init: random_start(whole.initialisations[init])},
         fixed={**settings, **short, "augmentation": recipe.augmentation},
     )
-    size = grid.image_size() or (32, 32)
+    size = grid.image_size()
     assert size == ((32, 32) if preset == "tiny" else (224, 224))
     images = draw_shapes("flat", 12, size=size[0])
-    zoo = train_zoo(grid, images, tmp_path / "zoo", holdout=0.5)
+    zoo = train_zoo(grid, *split(images, 0.5), tmp_path / "zoo")
     (key,) = zoo.keys
     assert zoo.load(key).image_size == size
     assert zoo.correctness(images.subset([0, 1])).correct.shape == (1, 2)

@@ -22,10 +22,8 @@ from assay.core.record import MACHINE
 from assay.core.registry import Registry
 from assay.graph import Graph, build_graph
 from assay.models.attention import Tables
-from assay.models.binding import bind_blocks, bind_experts, bind_norm, check_weights, warn_of_length
-from assay.models.block import constant_scale
-from assay.models.experts import Routing
-from assay.models.family import ExpertNodes, Family, PostNorm, submodule
+from assay.models.binding import bind_blocks, bind_norm, check_weights, warn_of_length
+from assay.models.family import Family, PostNorm, submodule
 from assay.models.module_facts import ModuleFacts
 from assay.models.reading import at_reads
 from assay.models.tracing import StopForward, Trace, hooks_of
@@ -48,8 +46,7 @@ class Model(ModuleFacts):
         id: Hub id, directory name, `mini`, or the class name of a live module.
         preprocessing: For an image classifier, what was stored with it about resizing and normalising
             (`preprocessor_config.json`, or timm's `pretrained_cfg`); None if nothing was.
-        origin: Where the weights come from, beyond their hash: commit of a hub repository, adapters and their
-            base.
+        origin: Where the weights come from, beyond their hash: the commit of a hub repository.
     """
 
     def __init__(
@@ -67,7 +64,6 @@ class Model(ModuleFacts):
         self.tokenizer = tokenizer
         self.id = name
         self.post_norm: PostNorm | None = "exact"  # None: see `uncut`
-        self.experts: ExpertNodes = "together"  # see `with_experts`
         self.preprocessing = preprocessing
         self.origin = dict(origin)
         self._hashed = {}
@@ -111,7 +107,6 @@ class Model(ModuleFacts):
                 if self.family.branch_norm is None or self.post_norm is None
                 else {"post_norm": self.post_norm}
             ),
-            **({} if self.experts == "together" else {"experts": self.experts}),
         }
 
     def machine(self) -> dict[str, Any]:
@@ -123,10 +118,9 @@ class Model(ModuleFacts):
 
         Args:
             post_norm: Which 1/rms the heads of a block get in ablated runs. `exact`: that of the run.
-                `frozen`: that of the clean run for kept edges, of the ablated run for cut ones. `per-target`:
-                that of what each target reads, as in EAP-IG's `evaluate.py`. `eap-ig`: the same, with the
-                scores of its `attribute.py`, which take heads before the norm and are first order for none
-                of the three. None: as it is.
+                `eap-ig`: that of what each target reads, as in EAP-IG's `evaluate.py`, with the scores of its
+                `attribute.py`, which take heads before the norm and are first order for neither. None: as it
+                is.
 
         Raises:
             UnknownNameError: For another name.
@@ -143,47 +137,16 @@ class Model(ModuleFacts):
             )
         other = copy.copy(self)
         other.post_norm = cast(PostNorm, post_norm)
-        sizes, per_target = self.family.sizes(self.module), post_norm in ("per-target", "eap-ig")
-        other.blocks = bind_blocks(self.module, self.family, sizes, per_target=per_target)
-        return other
-
-    def with_experts(self, experts: str) -> "Model":
-        """This model with the mixtures of experts of its blocks as one node each, or a node per expert.
-
-        Args:
-            experts: `together`: router and experts of a block are one node, a function of what it reads,
-                routing included. `nodes`: each expert reads and writes by itself; in every run of an example
-                its tokens go where the clean run sends them, with the same factors.
-
-        Raises:
-            UnknownNameError: For another name.
-            InputError: If the model has no mixture of experts.
-            UnsupportedModelError: If its weights are streamed or lie on several devices.
-        """
-        if experts == self.experts:
-            return self
-        if experts not in (names := get_args(ExpertNodes)):
-            raise unknown_name("form of experts", experts, names)
-        if self.family.experts is None:
-            raise InputError(
-                f"{self.id} has no mixture of experts, so experts={experts!r} does not apply; leave it out"
-            )
-        other = copy.copy(self)
-        other.experts = cast(ExpertNodes, experts)
-        other.blocks = bind_experts(self.module, self.blocks, self.id, apart=experts == "nodes")
-        first = other.blocks[0].experts
-        other.graph = replace(self.graph, experts=0 if first is None else first.count)
+        sizes = self.family.sizes(self.module)
+        other.blocks = bind_blocks(self.module, self.family, sizes, per_target=post_norm == "eap-ig")
         return other
 
     @property
     def uncut(self) -> "Model":
         """This model for numbers that no edge is cut for: heads write what they add to the stream.
 
-        No treatment of norms behind branches changes such numbers, so its description names none; nor does a
-        node per expert.
+        No treatment of norms behind branches changes such numbers, so its description names none.
         """
-        if self.experts != "together":
-            return self.with_experts("together").uncut
         if self.family.branch_norm is None or self.post_norm is None:
             return self
         other = copy.copy(self.treating("exact"))
@@ -194,6 +157,8 @@ class Model(ModuleFacts):
 
     def bind(self, task: T) -> T:
         """The task as this model reads it, after checking that it can; for images, cut into its positions.
+
+        Images without a transform get the model's own.
 
         Raises:
             InputError: If the task holds prompts and the model reads images, or the other way round, or if
@@ -212,9 +177,10 @@ class Model(ModuleFacts):
         if self.vision is None:
             known.validate(self.n_vocab, self.n_positions)
             most = getattr(self.module.config, "max_position_embeddings", None)
-            if most is not None and known.longest > most:
-                warn_of_length(known.name, known.longest, self.id, most)
+            if most is not None and known.length > most:
+                warn_of_length(known.name, known.length, self.id, most)
             return task
+        known = known.for_model(self)
         known.validate(self.image_size, self.classes, n_classes=self.n_classes)
         return cast(T, known.bound(self.n_tokens))
 
@@ -228,19 +194,6 @@ class Model(ModuleFacts):
             raise UnsupportedModelError(
                 f"{what} supports only language models so far, but {self.id} is an image classifier; "
                 "discover, discover_heads, measure, faithfulness_curve and run_circuit support both"
-            )
-
-    def check_together(self, what: str) -> None:
-        """Refuse a model whose experts are nodes where only one MLP per block is served.
-
-        Raises:
-            UnsupportedModelError: Naming `what` asked for it.
-        """
-        if self.experts != "together":
-            raise UnsupportedModelError(
-                f"{what} does not serve the experts of {self.id} as nodes; load it with experts='together'. "
-                "discover with eap, eap-ig-inputs, eap-ig-activations, clean-corrupted or exact, "
-                "run_circuit, measure and audit serve both"
             )
 
     def unembed(self, hidden: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
@@ -338,25 +291,14 @@ class Model(ModuleFacts):
                 found[kind] = (tables[0].to(self.device), tables[1].to(self.device))
         return found
 
-    def routing(self, inputs: Tensor) -> list[Routing]:
-        """Where the routers send the tokens of some inputs, per block; nothing unless experts are nodes.
-
-        One pass. Passes over other inputs send theirs there with `tracing(routing=...)`.
-        """
-        if self.experts == "together":
-            return []
-        with torch.no_grad(), self.tracing() as trace:
-            self.forward(inputs)
-        return trace.routing
-
     @property
     def coupling(self) -> Literal["none", "queries", "heads"]:
         """How heads of one block depend on each other.
 
-        `queries`: through a norm over all queries or keys; `heads`: through a norm of what they write.
+        `queries`: through a norm over all queries or keys; `heads`: through one of what they write together.
         """
         behind = self.family.branch_norm is not None and self.post_norm in ("exact", None)
-        if behind or any(block.heads_norm is not None for block in self.blocks):
+        if behind:
             return "heads"
         return "queries" if any(rule.couples for rule in self.rules) else "none"
 
@@ -368,17 +310,9 @@ class Model(ModuleFacts):
 
     @contextmanager
     def frozen(self) -> Iterator[None]:
-        """Parameters ask for no gradient inside; a backward pass then costs about one forward pass.
-
-        With `post_norm="frozen"` the scales of norms behind the heads are constants for gradients, too.
-        """
+        """Parameters ask for no gradient inside; a backward pass then costs about one forward pass."""
         asking = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
-        norms = [block.branch_norm for block in self.blocks if self.post_norm == "frozen"]
         with ExitStack() as undoing:
-            for norm in norms:
-                if norm is not None and norm.module is not None:
-                    hook = norm.module.register_forward_hook(constant_scale(norm))
-                    undoing.callback(hook.remove)
             for parameter in asking:
                 parameter.requires_grad_(False)
                 undoing.callback(parameter.requires_grad_, True)
@@ -393,7 +327,6 @@ class Model(ModuleFacts):
         streams: bool = False,
         attached: bool = False,
         until: int | None = None,
-        routing: Sequence[Routing] = (),
     ) -> Iterator[Trace]:
         """Record the native pass made inside into the returned trace (one pass per trace).
 
@@ -404,8 +337,6 @@ class Model(ModuleFacts):
             streams: Keep the norm inputs and projection outputs.
             attached: Leave what is kept in the graph of the pass.
             until: End the pass before this block; what lies behind it is not computed.
-            routing: Where tokens go in each block, where experts are nodes; default: where its router sends
-                them.
         """
         trace = Trace(attached=attached, home=self.device)
         hooks = hooks_of(
@@ -417,7 +348,6 @@ class Model(ModuleFacts):
             gradients=gradients,
             streams=streams,
             until=until,
-            routing=routing,
         )
         with hooks:
             try:

@@ -1,8 +1,6 @@
 """The blocks of a live module, as the description of its family says."""
 
 import warnings
-from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from torch import nn
@@ -10,9 +8,7 @@ from torch import nn
 from assay.core.errors import AssayWarning, NonFiniteError, UnsupportedModelError
 from assay.models.attention import AttentionRule, HeadNorm
 from assay.models.block import Block, Norm
-from assay.models.experts import Experts
 from assay.models.family import Family, Sizes, submodule
-from assay.models.streaming import pieces, streams
 
 
 def check_weights(module: nn.Module, name: str) -> None:
@@ -36,7 +32,7 @@ def check_weights(module: nn.Module, name: str) -> None:
                 f"weight {path!r} of {name} is stored as {parameter.dtype}, which layers cannot compute "
                 "with; dequantise the weights first (model.dequantize())"
             )
-        if not all(bool(torch.isfinite(piece).all()) for piece in pieces(parameter)):
+        if not bool(torch.isfinite(parameter).all()):
             raise NonFiniteError(
                 f"weight {path!r} of {name} holds NaN or infinite values; reload or retrain the model"
             )
@@ -56,7 +52,7 @@ def bind_norm(root: nn.Module, family: Family, path: str | None) -> Norm:
     """The norm at a path from `root`; without a path or with a placeholder there, none."""
     module = None if path is None else submodule(root, path)
     kind = None if module is None or isinstance(module, nn.Identity) else family.norm
-    return Norm(module=module, kind=kind, default_eps=family.eps)
+    return Norm(module=module, kind=kind)
 
 
 def bind_blocks(
@@ -74,34 +70,6 @@ def bind_blocks(
     return tuple(
         _block(module, family, sizes, layer, block, per_target) for layer, block in enumerate(blocks)
     )
-
-
-def bind_experts(root: nn.Module, blocks: Sequence[Block], name: str, *, apart: bool) -> tuple[Block, ...]:
-    """The blocks with their experts as nodes, or each MLP as one.
-
-    Raises:
-        UnsupportedModelError: If weights are streamed or lie on several devices, or blocks differ in their
-            number of experts.
-    """
-    if not apart:
-        return tuple(replace(block, experts=None) for block in blocks)
-    if streams(root) or len({parameter.device for parameter in root.parameters()}) > 1:
-        raise UnsupportedModelError(
-            f"{name} is streamed or spread over devices, where its experts cannot be nodes; load it onto one "
-            "device, or leave experts out"
-        )
-    found: list[Experts] = []
-    for block in blocks:
-        assert block.family.experts is not None
-        module = submodule(block.module, block.family.experts)
-        count = getattr(module, "num_experts", None)
-        if not isinstance(count, int) or {each.count for each in found} - {count}:
-            raise UnsupportedModelError(
-                f"{type(module).__name__} of {name} has num_experts={count!r}; experts can be nodes where "
-                "every block has the same number of them"
-            )
-        found.append(Experts(module=module, count=count))
-    return tuple(replace(block, experts=each) for block, each in zip(blocks, found, strict=True))
 
 
 def _block(
@@ -125,7 +93,6 @@ def _block(
         attention_scale=_optional(block, family.attention_scale),
         branch_norm=None if per_target else behind,
         target_norm=behind if per_target else None,
-        heads_norm=_optional(block, family.heads_norm),
         mlp_scale=mlp_scale,
         rule=_rule(module, family, layer, block),
     )
@@ -142,7 +109,6 @@ def _rule(module: nn.Module, family: Family, layer: int, block: nn.Module) -> At
         scaling=float(family.scaling(submodule(block, family.attention))),
         window=family.window(module, layer),
         softcap=family.softcap(module),
-        clip=family.clip(module),
         table=family.table(module, layer),
         adjacent=family.adjacent,
         q_norm=norm(family.q_norm),

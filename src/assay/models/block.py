@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from assay.core.errors import UnsupportedModelError
 from assay.models.attention import AttentionRule
-from assay.models.experts import Experts, Routing
 from assay.models.family import Family, Fused, home_of
 
 
@@ -26,12 +25,10 @@ class Norm:
     Attributes:
         module: The native module; None where there is no norm.
         kind: `layer`, `rms`, or `rms1` for an RMSNorm whose gain is 1 + weight; None without a module.
-        default_eps: Of a module that holds no such number itself.
     """
 
     module: nn.Module | None
     kind: Literal["layer", "rms", "rms1"] | None
-    default_eps: float | None = None
 
     def __call__(self, stream: Tensor) -> Tensor:
         """The native output, on the device of the stream."""
@@ -58,7 +55,7 @@ class Norm:
     @property
     def eps(self) -> float:
         for name in ("eps", "variance_epsilon"):
-            value = getattr(self.module, name, self.default_eps)
+            value = getattr(self.module, name, None)
             if isinstance(value, float):
                 return value
         raise UnsupportedModelError(f"norm {type(self.module).__name__} has neither eps nor variance_epsilon")
@@ -111,11 +108,6 @@ class Block:
 
     A norm behind the heads of the block is `branch_norm` where a head writes what it adds behind that norm,
     and `target_norm` where a head writes what it gives to the norm, which targets apply to what they read.
-    `heads_norm` is a norm of all heads' outputs together; a head writes what the output projection makes of
-    its part behind that norm.
-
-    `experts` are those of a mixture where each is a node; then values of MLPs hold those of all of them, one
-    behind the other, as `z` holds those of all heads.
 
     Channels are ordered q heads, k heads, v heads; `n_channels = n_heads + 2 n_kv_heads`.
 
@@ -138,10 +130,8 @@ class Block:
     attention_scale: nn.Module | None
     branch_norm: Norm | None
     target_norm: Norm | None
-    heads_norm: nn.Module | None
     mlp_scale: nn.Module | None
     rule: AttentionRule
-    experts: Experts | None = None
 
     @property
     def home(self) -> torch.device:
@@ -233,30 +223,17 @@ class Block:
             return bias
         return bias * self._gamma(self.attention_scale)
 
-    def rescaled(
-        self, z: Float[Tensor, "*n heads pos d_head"], scale: Float[Tensor, "*n pos 1"] | None = None
-    ) -> Float[Tensor, "*n heads pos d_head"]:
-        """Outputs of heads as their output projection reads them, from those of the attention.
+    def rescaled(self, z: Float[Tensor, "*n heads pos d_head"]) -> Float[Tensor, "*n heads pos d_head"]:
+        """Outputs of all heads as their output projection reads them, from those of the attention.
 
-        They differ behind a norm of all of them (`heads_norm`), and are times the 1/rms of what they write
-        together before a branch norm.
-
-        Args:
-            z: The outputs: of all heads of the block, or of some with `scale`.
-            scale: That 1/rms where it is taken from another run; default: of these outputs.
-
-        With a branch norm a head writes o_h = r G p_h, p_h = z_h W_O^h, r one number per position that all
-        heads of the block share. So z is kept as r z, and everything else is as without such a norm.
+        Before a branch norm they are times the 1/rms of what they write together: a head writes o_h = r G
+        p_h, p_h = z_h W_O^h, r one number per position that all heads of the block share. So z is kept as
+        r z, and everything else is as without such a norm.
         """
-        if self.heads_norm is not None:
-            together = z.movedim(-3, -2)
-            normed: Tensor = self.heads_norm(together.flatten(-2).to(self._matrix(self.out).dtype)).to(z)
-            return normed.view(together.shape).movedim(-2, -3)
         if self.branch_norm is None:
             return z
-        if scale is None:
-            written = z.movedim(-3, -2).flatten(-2) @ self._matrix(self.out).to(z.dtype)
-            scale = self.branch_norm.standardise(written)[1]
+        written = z.movedim(-3, -2).flatten(-2) @ self._matrix(self.out).to(z.dtype)
+        scale = self.branch_norm.standardise(written)[1]
         return (z * scale.unsqueeze(-3)).to(z.dtype)
 
     @property
@@ -271,17 +248,6 @@ class Block:
         output: Tensor = self.mlp(normed) if run is None else run(self.module, normed)
         output = output if self.mlp_scale is None else self.mlp_scale(output)
         return output.to(stream.device).view(stream.shape)
-
-    def run_experts(
-        self, streams: Sequence[tuple[int, Float[Tensor, "*n d_model"]]], routing: Routing
-    ) -> list[Float[Tensor, "*n d_model"]]:
-        """What some experts add to the stream, each for the stream that it reads; see `Experts`."""
-        assert self.experts is not None
-        return self.experts(streams, routing, self.mlp_norm)
-
-    def all_mlps(self, mlp: Float[Tensor, "*n width"]) -> Float[Tensor, "*n d_model"]:
-        """What the MLP nodes of the block add together, from what each of them adds."""
-        return mlp if self.experts is None else mlp.unflatten(-1, (self.experts.count, -1)).sum(-2)
 
     def kv_head(self, head: int) -> int:
         """The key/value head that serves a query head."""

@@ -15,8 +15,7 @@ from assay.models.attention import Tables
 _NOT_IDENTITY = frozenset({"_name_or_path", "architectures", "dtype", "torch_dtype", "transformers_version"})
 
 
-PostNorm = Literal["exact", "frozen", "per-target", "eap-ig"]  # see `Model.treating`
-ExpertNodes = Literal["together", "nodes"]  # see `Model.with_experts`
+PostNorm = Literal["exact", "eap-ig"]  # see `Model.treating`
 
 Config = Any  # a Hugging Face configuration: attributes differ per family
 
@@ -134,16 +133,11 @@ class Family:
         out: Output projection of the attention.
         mlp: The module that reads what the MLP reads.
         norm: Kind of the norms; `rms1` is an RMSNorm whose gain is 1 + weight.
-        eps: Of norms that hold no such number themselves.
         mlps: False where the MLP and its norm are absent or inert: it adds zeros to the stream, and the graph
             has no MLPs.
         mlp_out: The module whose output the MLP adds to the stream, where it is not `mlp`.
         run_mlp: From a block and what its MLP reads, `[1, tokens, d_model]`, to what `mlp_out` gives, where
             that is not calling `mlp`.
-        router: The module that chooses the experts of a mixture of them; the last of what it gives are the
-            numbers of those chosen, `[tokens, chosen]`. None without one.
-        experts: The module of the experts of a mixture: from tokens, the numbers of their experts and the
-            factors of these to what the MLP gives. `num_experts` of them. None without one.
         activation: The module that is the MLP's activation function; None where no description says it.
         gated: From a block to the path of the module that reads the product of a gated MLP's two branches;
             None for an MLP without a gate. Raises UnsupportedModelError for an MLP it does not know.
@@ -154,12 +148,10 @@ class Family:
         norms_over: What these see as one vector; see `HeadNorm`.
         attention_scale: Module that scales the attention before it is added (LayerScale), if any.
         branch_norm: Norm of what the heads of a block write together, before it is added; if any.
-        heads_norm: Norm of the outputs of all heads together, before their output projection, if any.
         mlp_scale: Module that scales or normalises what the MLP writes before it is added, if any.
         scaling: From the attention module to the factor of query-key products.
         window: From a module and the number of a block to how many positions a query sees; None: all.
         softcap: From a module to the cap on scaled products, or None.
-        clip: From a module to the limit on queries, keys and values, or None.
         table: From a module and the number of a block to the kind of its rotary tables; None: it does not
             rotate.
         tables: From a block and the arguments of its call to its rotary tables, if it was given any.
@@ -172,9 +164,6 @@ class Family:
         sizes: Heads and widths of a module.
         facts: What, besides the weights, decides a module's numbers; JSON values.
         vision: How to run and read an image classifier; None for language models.
-        fold: Rewrites a module in which bare parameters stand between its projections (biases added behind
-            them, scales of a branch): each goes into a new weight or bias of a projection, and the module
-            computes what it did. Whether there were any. None where a family has none. See `folded`.
     """
 
     key: str
@@ -191,12 +180,9 @@ class Family:
     out: str
     mlp: str
     norm: Literal["layer", "rms", "rms1"]
-    eps: float | None = None
     mlps: bool = True
     mlp_out: str | None = None
     run_mlp: Callable[[nn.Module, Tensor], Tensor] | None = None
-    router: str | None = None
-    experts: str | None = None
     activation: str | None = None
     gated: Callable[[nn.Module], str | None] = lambda block: None
     overwrites: bool = False
@@ -207,12 +193,10 @@ class Family:
     norms_over: Literal["head", "own", "block"] = "head"
     attention_scale: str | None = None
     branch_norm: str | None = None
-    heads_norm: str | None = None
     mlp_scale: str | None = None
     scaling: Callable[[Any], float] = lambda attention: attention.scaling
     window: Callable[[Any, int], int | None] = lambda module, layer: None
     softcap: Callable[[Any], float | None] = lambda module: None
-    clip: Callable[[Any], float | None] = lambda module: None
     table: Callable[[Any, int], Hashable | None] = lambda module, layer: None
     tables: Callable[[nn.Module, Mapping[str, Any]], Tables | None] = lambda block, arguments: arguments.get(
         "position_embeddings"
@@ -226,7 +210,6 @@ class Family:
     facts: Callable[[nn.Module], dict[str, Any]] = config_facts
     vision: Vision | None = None
     classes: tuple[str, ...] = ()
-    fold: Callable[[nn.Module], bool] | None = None
 
     @property
     def summary(self) -> str:
@@ -243,11 +226,6 @@ class Family:
     def treatments(self) -> tuple[str, ...]:
         """What `post_norm` can be; nothing without norms behind the branches."""
         return () if self.branch_norm is None else get_args(PostNorm)
-
-    @property
-    def expert_nodes(self) -> tuple[str, ...]:
-        """What `experts` can be; nothing without a mixture of experts."""
-        return () if self.experts is None else get_args(ExpertNodes)
 
 
 def home_of(root: nn.Module) -> torch.device:

@@ -1,7 +1,5 @@
 """GGUF files as checkpoints: read by transformers, their weights dequantised."""
 
-import json
-import math
 import warnings
 from collections import Counter
 from contextlib import redirect_stderr
@@ -15,9 +13,8 @@ from torch import nn
 
 from assay.core.errors import FileFormatError
 from assay.core.extras import needs_extra
-from assay.models.hugging_face import checked_config, file_errors, refuse_missing, without_progress_bars
+from assay.models.checkpoints import checked_config, file_errors, refuse_missing, without_progress_bars
 from assay.models.placing import NumberType, choose_dtype
-from assay.models.weight_files import check_content, check_shapes
 
 
 _EXPECTED = "; it is cut off, or of an architecture or quantisation that transformers does not read"
@@ -63,13 +60,9 @@ def from_gguf(
         reader = gguf.GGUFReader(path)
         if tokenizer is None and reader.get_field("tokenizer.ggml.tokens") is None:
             raise FileFormatError(f"{path} has no tokenizer; take a GGUF file with one, or give tokenizer=")
-        # Beside the file may lie a tokenizer or an adapter, which transformers would take: not beside a link.
+        # Beside the file may lie a tokenizer, which transformers would take: not beside a link.
         (Path(alone) / path.name).symlink_to(path.resolve())
         config = checked_config(alone, gguf_file=path.name)
-        shapes = [tuple(map(int, reversed(each.shape))) for each in reader.tensors]
-        content = json.loads(config.to_json_string(use_diff=False))  # whose keys are strings
-        check_content(content, path, len(shapes), sum(map(math.prod, shapes)))
-        check_shapes(lambda: AutoModelForCausalLM.from_config(config), shapes, path)
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             alone, gguf_file=path.name, config=config, dtype=number_type, output_loading_info=True, **dense
         )

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from assay.core.errors import InputError
 from assay.models.family import Config, Family, Vision, home_of, submodule
-from assay.models.streaming import StreamedWeight, pieces
 
 
 def hash_weights(facts: Mapping[str, Any], parameters: Iterable[tuple[str, Tensor]]) -> str:
@@ -20,8 +19,7 @@ def hash_weights(facts: Mapping[str, Any], parameters: Iterable[tuple[str, Tenso
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
     for name, parameter in parameters:
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-        for piece in pieces(parameter):
-            digest.update(piece.cpu().contiguous().view(torch.uint8).numpy().data)
+        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     return digest.hexdigest()[:16]
 
 
@@ -32,15 +30,13 @@ def _state(parameters: Iterable[tuple[str, Tensor]]) -> tuple[Any, ...]:
     """What differs once parameters have changed, for far less than a forward pass.
 
     Where each lies, its count of changes, and a checksum of its numbers (of more than 2^15 only of evenly
-    spaced ones): changes through `.data` or a NumPy view are not counted. Weights that stay in their
-    checkpoint cannot change.
+    spaced ones): changes through `.data` or a NumPy view are not counted.
     """
     check, places = 0, []
     for _, parameter in parameters:
         places.append((parameter.data_ptr(), parameter._version))
-        if not isinstance(parameter, StreamedWeight):
-            some = parameter.detach().flatten()[:: parameter.numel() // _LOOKED_AT | 1]  # odd: columns differ
-            check = zlib.crc32(some.cpu().contiguous().view(torch.uint8).numpy().data, check)
+        some = parameter.detach().flatten()[:: parameter.numel() // _LOOKED_AT | 1]  # odd: columns differ
+        check = zlib.crc32(some.cpu().contiguous().view(torch.uint8).numpy().data, check)
     return (check, *places)
 
 

@@ -12,7 +12,7 @@ def prompted(model: Model, **rules: Any) -> Model:
 
     Args:
         model: A language model.
-        **rules: `bos`, `chat`, `answer_tokens` and `lengths` of `load_task`, which then hold for every task
+        **rules: `bos`, `chat` and `answer_tokens` of `load_task`, which then hold for every task
             that is loaded for this model, unless that call says otherwise.
 
     Raises:

@@ -1,6 +1,5 @@
 """Which family a module or a configuration belongs to, or why it belongs to none."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from torch import nn
@@ -13,15 +12,13 @@ from assay.models.family import Config, Family
 from assay.models.timm_reading import is_timm
 
 
-# Layouts that are not additive pre-norm streams: the module that shows it, and why it matters.
-_REFUSED = {
-    "bert": ("attention.output.LayerNorm", "normalises after the addition (post-norm)"),
-    "roberta": ("attention.output.LayerNorm", "normalises after the addition (post-norm)"),
-    "distilbert": ("sa_layer_norm", "normalises after the addition (post-norm)"),
-    "openai-gpt": ("ln_1", "normalises after the addition (post-norm)"),
-}
-# Starts of model types and of classes of timm whose models have no stream from input to output.
+_AFTER = "it normalises after the addition (post-norm)"
+# Starts of model types and of classes of timm whose models have no stream from input to output, and why.
 _NO_STREAM = {
+    "bert": _AFTER,
+    "roberta": _AFTER,
+    "distilbert": _AFTER,
+    "openai-gpt": _AFTER,
     "swin": "its stages merge patches, so the stream changes its length and width",
     "mamba": "its layers carry a state from position to position",
     "rwkv": "its layers carry a state from position to position",
@@ -59,16 +56,7 @@ def family_of(module: nn.Module) -> Family:
         return known
     two_streams = bool(getattr(config, "is_encoder_decoder", False))
     _refuse_layout(type(module).__name__, model_type or type(module).__name__, two_streams=two_streams)
-    if model_type in _REFUSED:
-        suffix, why = _REFUSED[model_type]
-        name_found = next((name for name, _ in module.named_modules() if name.endswith(suffix)), suffix)
-        raise UnsupportedModelError(
-            f"{type(module).__name__}: module {name_found!r} {why}, so the residual stream is not a sum of "
-            "node outputs; "
-            "only pre-norm models are supported"
-        )
-    settings = vars(config) if config is not None else {}
-    raise _unknown(type(module).__name__, model_type, settings)
+    raise _unknown(type(module).__name__, model_type)
 
 
 def family_of_type(model_type: object) -> Family | None:
@@ -89,46 +77,19 @@ def refuse_config(config: dict[str, Any], location: str) -> None:
                 "it computes with; dequantise it (model.dequantize() of transformers) and save it again"
             )
     model_type = config.get("model_type")
-    if isinstance(model_type, str) and model_type in _REFUSED:
-        suffix, why = _REFUSED[model_type]
-        raise UnsupportedModelError(
-            f"{location}: a {model_type!r} block has {suffix!r}, which {why}, so the residual "
-            "stream is not a sum of "
-            "node outputs; only pre-norm models are supported"
-        )
     if isinstance(model_type, str) and family_of_type(model_type) is None:
         _refuse_layout(location, model_type, two_streams=bool(config.get("is_encoder_decoder")))
-        raise _unknown(location, model_type, config)
+        raise _unknown(location, model_type)
 
 
-def _unknown(what: str, model_type: object, settings: Iterable[str]) -> UnsupportedModelError:
-    """The error for a model type without a description: it names the nearest that have one."""
+def _unknown(what: str, model_type: object) -> UnsupportedModelError:
+    """The error for a model type without a description: it names the nearest that has one."""
     served = sorted(name for family in FAMILIES.values() for name in family.model_types)
     of_timm = sorted(name for family in FAMILIES.values() for name in family.classes)
-    nearest = []
-    if isinstance(model_type, str) and (near := near_matches(model_type, served, limit=1)):
-        nearest.append(f"{near[0]!r} by name")
-    if (alike := _nearest_by_settings(set(settings), served)) is not None:
-        nearest.append(f"{alike!r} by the settings of its configuration")
+    near = near_matches(model_type, served, limit=1) if isinstance(model_type, str) else ()
     return UnsupportedModelError(
         f"{what} (model type {printable(repr(model_type))[:80]}) is not supported; supported model types: "
         f"{', '.join(served)}, and timm's {', '.join(of_timm)}."
-        + (f" Nearest: {', '.join(nearest)}." if nearest else "")
+        + (f" Nearest by name: {near[0]!r}." if near else "")
         + " docs/howto/own-model.md shows how to add a family ('If a model is rejected')"
     )
-
-
-def _nearest_by_settings(settings: set[str], served: Iterable[str]) -> str | None:
-    """The model type whose configuration shares most names of settings, those of all models left out."""
-    from transformers import CONFIG_MAPPING, PretrainedConfig
-
-    general = set(vars(PretrainedConfig())) | {"model_type", "architectures", "torch_dtype", "auto_map"}
-    own = settings - general
-    best, most = None, 0.5  # with less in common, two models share the widths that every transformer has
-    for model_type in served:
-        if own and model_type in CONFIG_MAPPING:
-            other = set(vars(CONFIG_MAPPING[model_type]())) - general
-            alike = len(own & other) / len(own | other)
-            if alike > most:
-                best, most = model_type, alike
-    return best

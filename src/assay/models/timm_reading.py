@@ -1,15 +1,12 @@
 """What the image classifiers of timm share: how they are run and read, their sizes, and what is refused."""
 
-import hashlib
 from collections.abc import Collection, Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from assay.core.errors import UnsupportedModelError
 from assay.models.family import Sizes, Vision, pair
-from assay.models.folding import add_bias, scale_output
 
 
 def is_timm(module: nn.Module, classes: Collection[str]) -> bool:
@@ -17,15 +14,8 @@ def is_timm(module: nn.Module, classes: Collection[str]) -> bool:
     return any(cls.__name__ in classes and cls.__module__.startswith("timm.") for cls in type(module).__mro__)
 
 
-def why_refused(module: nn.Module, *, blocks: Collection[str], post_norm: str, attention: str) -> str | None:
-    """The first thing that makes the stream something else than a sum of node outputs, or unreadable.
-
-    Args:
-        module: The classifier.
-        blocks: Classes of blocks served.
-        post_norm: The one among them that normalises what its branches give.
-        attention: The class of attention served; `AttentionRope` is, everywhere.
-    """
+def why_refused(module: nn.Module) -> str | None:
+    """The first thing that makes the stream something else than a sum of node outputs, or unreadable."""
     part: Any = module
     if getattr(part, "attn_pool", None) is not None:
         return "it pools with attention (attn_pool), a reader that the graph does not have"
@@ -40,42 +30,20 @@ def why_refused(module: nn.Module, *, blocks: Collection[str], post_norm: str, a
     if part.grad_checkpointing:
         return "it runs its blocks twice (grad_checkpointing); call module.set_grad_checkpointing(False)"
     for number, block in enumerate(part.blocks):
-        kind = type(block).__name__
-        if kind not in blocks:
-            supported = "supported are blocks that normalise before attention and MLP"
-            return f"blocks.{number} is a {kind}; {supported}"
-        reason = _attention_refused(block, attention, post_norm=kind == post_norm)
-        if reason is not None:
-            return f"blocks.{number} {reason}"
-    if len({_n_kv_heads(block) for block in part.blocks}) > 1:
-        return "its blocks differ in their numbers of key/value heads"
+        if (kind := type(block).__name__) != "Block":
+            return (
+                f"blocks.{number} is a {kind}; supported are blocks that normalise before attention and MLP"
+            )
+        attention = block.attn
+        if (kind := type(attention).__name__) != "Attention":
+            return f"blocks.{number} has a {kind}; supported is plain multi-head attention"
+        if getattr(attention, "gate", None) is not None:
+            return f"blocks.{number} gates its attention output (attn.gate)"
+        if not isinstance(getattr(attention, "norm", nn.Identity()), nn.Identity):
+            return f"blocks.{number} normalises the outputs of all its heads together (attn.norm)"
+        if not isinstance(block.norm1, nn.LayerNorm):
+            return f"blocks.{number} has norm {type(block.norm1).__name__}; supported is LayerNorm"
     return None
-
-
-def _attention_refused(block: Any, served: str, *, post_norm: bool) -> str | None:
-    attention = block.attn
-    if type(attention).__name__ not in (served, "AttentionRope"):
-        return f"has a {type(attention).__name__}; supported is plain multi-head attention"
-    if getattr(attention, "gate", None) is not None:
-        return "gates its attention output (attn.gate)"
-    if not isinstance(block.norm1, nn.LayerNorm):
-        return f"has norm {type(block.norm1).__name__}; supported is LayerNorm"
-    if post_norm and not isinstance(getattr(attention, "norm", nn.Identity()), nn.Identity):
-        return "normalises what its heads give (attn.norm) and what they write; served is one of the two"
-    bias = attention.proj.bias
-    if post_norm and bias is not None and bool(bias.any()):
-        return (
-            "normalises what its heads write and the bias attn.proj.bias together, so the bias enters the "
-            "stream with another scale in every run; served are such blocks with a bias of zero or none"
-        )
-    return None
-
-
-def branch_norms(module: Any, post_norm: str) -> dict[str, Any]:
-    """Entries of a description whose blocks are of the class that normalises what its branches give."""
-    if type(module.blocks[0]).__name__ != post_norm:
-        return {}
-    return {"attention_norm": None, "mlp_norm": None, "branch_norm": "norm1", "mlp_scale": "norm2"}
 
 
 def gated(block: nn.Module) -> str | None:
@@ -89,35 +57,13 @@ def gated(block: nn.Module) -> str | None:
     return None if kind == "Mlp" else "mlp.norm"
 
 
-def fold(module: Any) -> bool:
-    """Biases of queries and values, and scales of branches, that are bare parameters; see `Family.fold`."""
-    found = False
-    for block in module.blocks:
-        attention = block.attn
-        if getattr(attention, "q_bias", None) is not None:
-            add_bias(attention.qkv, attention.q_bias, attention.k_bias, attention.v_bias)
-            attention.q_bias = attention.k_bias = attention.v_bias = None
-            found = True
-        for name, projection in (("gamma_1", attention.proj), ("gamma_2", block.mlp.fc2)):
-            factors = getattr(block, name, None)
-            if factors is not None:
-                scale_output(projection, factors)
-                setattr(block, name, None)
-                found = True
-    return found
-
-
-def _n_kv_heads(block: Any) -> int:
-    return int(getattr(block.attn, "num_kv_heads", block.attn.num_heads))
-
-
 def sizes(module: Any) -> Sizes:
     """Heads and widths, from the first block."""
     block = module.blocks[0]
     out, n_heads = block.attn.proj, int(block.attn.num_heads)
     return Sizes(
         n_heads=n_heads,
-        n_kv_heads=_n_kv_heads(block),
+        n_kv_heads=n_heads,
         d_model=int(out.out_features),
         d_head=int(out.in_features) // n_heads,
     )
@@ -142,12 +88,6 @@ def facts(module: nn.Module, kind: str) -> dict[str, Any]:
         "no_embed_class": bool(getattr(part, "no_embed_class", False)),
         "pool_include_prefix": bool(getattr(part, "pool_include_prefix", False)),
     }
-
-
-def digest(table: Tensor) -> str:
-    """Hash of a table that no weight holds."""
-    values = table.detach().to("cpu", torch.float64).contiguous().numpy()
-    return hashlib.sha256(values.tobytes()).hexdigest()[:16]
 
 
 def _image_size(module: nn.Module) -> tuple[int, int]:

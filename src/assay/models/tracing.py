@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from assay.models.block import Block, Norm
-from assay.models.experts import Experts, Routing
 
 
 @dataclass(kw_only=True, eq=False)
@@ -21,10 +20,7 @@ class Trace:
         block_in: Per block, the stream entering it, `[batch, pos, d_model]`.
         head_z: Per block, input of the output projection, `[batch, pos, n_heads * d_head]`.
         z: The same; with a branch norm times its 1/rms (see `Block.rescaled`).
-        mlp: Per block, output of the MLP, `[batch, pos, d_model]`; where its experts are nodes, of each of
-            them, `[batch, pos, n_experts * d_model]`.
-        routing: Per block, where tokens went, where experts are nodes.
-        scale: Per block, that 1/rms, `[batch, pos, 1]`.
+        mlp: Per block, output of the MLP, `[batch, pos, d_model]`.
         attention_in, mlp_in: Per block, input of the norms.
         qkv: Per block, outputs of the projection modules.
         final_in: Stream entering the final norm.
@@ -39,8 +35,6 @@ class Trace:
     head_z: list[Tensor] = field(default_factory=list)
     z: list[Tensor] = field(default_factory=list)
     mlp: list[Tensor] = field(default_factory=list)
-    routing: list[Routing] = field(default_factory=list)
-    scale: list[Tensor] = field(default_factory=list)
     attention_in: list[Tensor] = field(default_factory=list)
     mlp_in: list[Tensor] = field(default_factory=list)
     qkv: list[list[Tensor]] = field(default_factory=list)
@@ -142,7 +136,6 @@ class BranchInput:
     def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         z, scale = self.trace.head_z[-1], self.norm.standardise(self.trace.kept(args[0]))[1]
         self.trace.z[-1] = (z * scale).to(z.dtype)
-        self.trace.scale.append(scale)
 
 
 class MlpOutput:
@@ -155,59 +148,6 @@ class MlpOutput:
         batch = self.trace.block_in[-1].shape  # some MLPs are given the tokens of all examples in one row
         self.trace.mlp.append(self.trace.kept(output).view(batch))
         return output.clone() if self.copies else None
-
-
-class ExpertRows:
-    """Hooks of the module of a block's experts: a token goes to each of its experts by a row of its own.
-
-    So the native call gives what each of them adds to the stream, and there is a gradient at what each reads.
-
-    Args:
-        trace: Where it is kept.
-        layer: Number of the block.
-        experts: Its experts.
-        catch: Keeps the gradient at what they read.
-        routing: Where tokens go; None: where the router sends them.
-        sources: Whether what each expert adds is kept.
-    """
-
-    def __init__(
-        self,
-        trace: Trace,
-        layer: int,
-        experts: Experts,
-        catch: Callable[[str, int, int, Tensor], None],
-        *,
-        routing: Routing | None,
-        sources: bool,
-    ) -> None:
-        self.trace, self.layer, self.experts, self.catch = trace, layer, experts, catch
-        self.routing, self.sources = routing, sources
-
-    def before(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        tokens, chosen, weight = args
-        routing = self.routing
-        if routing is None:
-            batch = self.trace.block_in[-1].shape[:2]
-            routing = Routing(
-                chosen=chosen.detach().view(*batch, -1).to(self.trace.home),
-                weight=weight.detach().view(*batch, -1).to(self.trace.home),
-            )
-        self.trace.routing.append(routing)
-        rows = tokens.repeat_interleave(routing.chosen.shape[-1], 0)
-        self.catch("experts", self.layer, 0, rows)
-        places = (each.reshape(-1, 1).to(tokens.device) for each in (routing.chosen, routing.weight))
-        return (rows, *places), kwargs
-
-    def after(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor:
-        routing = self.trace.routing[-1]
-        if self.sources:
-            by_choice = self.trace.kept(output).view(*routing.chosen.shape, -1)
-            self.trace.mlp.append(routing.spread(by_choice, self.experts.count).flatten(-2))
-        together: Tensor = output.unflatten(0, (-1, routing.chosen.shape[-1])).sum(1)
-        return together
 
 
 class MlpInput:
@@ -286,16 +226,7 @@ class _Hooks:
         self.on_input(block.out, KeptHeads(trace))
         if block.branch_norm is not None and block.branch_norm.module is not None:
             self.on_input(block.branch_norm.module, BranchInput(trace, block.branch_norm))
-        if block.experts is None:
-            self.on_output(block.mlp_out, MlpOutput(trace, copies=block.family.overwrites))
-
-    def on_experts(self, layer: int, block: Block, routing: Routing | None, *, sources: bool) -> None:
-        """Send tokens to their experts one by one, where these are nodes."""
-        if block.experts is None:
-            return
-        rows = ExpertRows(self.trace, layer, block.experts, self.catch, routing=routing, sources=sources)
-        self.on_input(block.experts.module, rows.before)
-        self.on_output(block.experts.module, rows.after)
+        self.on_output(block.mlp_out, MlpOutput(trace, copies=block.family.overwrites))
 
     def on_streams(self, layer: int, block: Block, *, mlps: bool) -> None:
         """Keep what a block's norms read and its projections give."""
@@ -324,7 +255,6 @@ def hooks_of(
     gradients: bool,
     streams: bool,
     until: int | None,
-    routing: Sequence[Routing] = (),
 ) -> ExitStack:
     """Hooks that fill a trace in the next pass, until the stack is closed; see `Model.tracing`."""
     hooks = _Hooks(trace, gradients=gradients)
@@ -336,7 +266,6 @@ def hooks_of(
             hooks.on_sources(layer, block)
         if streams or gradients:
             hooks.on_streams(layer, block, mlps=mlps)
-        hooks.on_experts(layer, block, routing[layer] if routing else None, sources=sources)
     final = FinalInput(trace, hooks.catch)
     if final_norm.module is None:
         hooks.on_output(blocks[-1].module, final)

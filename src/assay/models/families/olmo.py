@@ -1,4 +1,4 @@
-"""OLMo 1: Llama with LayerNorms without parameters. OLMo 2: norms behind the branches alone."""
+"""OLMo 2: Llama with norms behind the branches alone."""
 
 from dataclasses import replace
 
@@ -6,19 +6,6 @@ from assay.models.adapter import FAMILIES
 from assay.models.families.llama import LLAMA
 
 
-FAMILIES.add(
-    "olmo",
-    replace(
-        LLAMA,
-        key="olmo",
-        serves="OLMo 1",
-        model_types=("olmo",),
-        norm="layer",
-        eps=1e-5,
-        clip=lambda module: module.config.clip_qkv,
-        overwrites=True,
-    ),
-)
 FAMILIES.add(
     "olmo2",
     replace(

@@ -1,13 +1,12 @@
-"""timm's `VisionTransformer`, with blocks that normalise before their branches or behind them."""
+"""timm's `VisionTransformer`."""
 
-from functools import partial
 from typing import Any
 
 from torch import nn
 
 from assay.models.adapter import FAMILIES
 from assay.models.family import Family, Fused
-from assay.models.timm_reading import TIMM_VISION, branch_norms, facts, gated, sizes, why_refused
+from assay.models.timm_reading import TIMM_VISION, facts, gated, sizes, why_refused
 
 
 def _facts(module: nn.Module) -> dict[str, Any]:
@@ -15,7 +14,7 @@ def _facts(module: nn.Module) -> dict[str, Any]:
     return facts(module, "VisionTransformerDistilled" if distilled else "VisionTransformer")
 
 
-TIMM_VIT = FAMILIES.add(
+FAMILIES.add(
     "timm-vit",
     Family(
         key="timm-vit",
@@ -38,13 +37,9 @@ TIMM_VIT = FAMILIES.add(
         q_norm="attn.q_norm",
         k_norm="attn.k_norm",
         attention_scale="ls1",
-        heads_norm="attn.norm",
         mlp_scale="ls2",
         scaling=lambda attention: attention.scale,
-        variant=partial(branch_norms, post_norm="ResPostBlock"),
-        refuse=partial(
-            why_refused, blocks=("Block", "ResPostBlock"), post_norm="ResPostBlock", attention="Attention"
-        ),
+        refuse=why_refused,
         sizes=sizes,
         facts=_facts,
         vision=TIMM_VISION,
