@@ -188,20 +188,13 @@ BAD: list[tuple[Callable[[dict[str, Any]], object], type[Exception], str]] = [
         InputError,
         "the pathways form a cycle, .*induction",
     ),
-    (lambda c: c["head_edges"].pop(), InputError, r"head edge \[8, 10, 11, 10\] is in"),
-    (
-        lambda c: c["roles"]["induction"].update(ordinal=3),
-        InputError,
-        "role 'induction' states ordinal 3, but its band 'mid' has ordinal 2",
-    ),
-    (lambda c: c["mlp_layers"].update(late=[12]), InputError, "MLP layer 12 of 'late' is out of range"),
     (lambda c: c.update(index_base=1), FileFormatError, "index_base 1"),
     (lambda c: c.update(schema="head_circuit/2"), FileFormatError, "schema 'head_circuit/2'"),
-    (lambda c: c.pop("model"), FileFormatError, "not a complete head_circuit/1 file: KeyError"),
+    (lambda c: c.pop("model"), FileFormatError, r"not a complete head_circuit/1 file \(KeyError"),
     (
         lambda c: c["heads"].append([1, 2, 3]),
         FileFormatError,
-        "not a complete head_circuit/1 file: ValueError",
+        r"not a complete head_circuit/1 file \(ValueError",
     ),
 ]
 

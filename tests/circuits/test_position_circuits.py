@@ -390,7 +390,7 @@ def test_files_of_their_former_kinds_stay_readable(tmp_path: Path) -> None:
 
 def test_what_is_of_edges_everywhere_refuses_edges_at_spans() -> None:
     scores = random_scores()
-    with pytest.raises(InputError, match=r"scores holds edges at spans .* give scores.total\(\)"):
+    with pytest.raises(InputError, match=r"certify does not accept edges at spans .* give scores.total\(\)"):
         certify(scores, 3)
     with pytest.raises(InputError, match=r"use .total\(\).greedy"):
         scores.greedy(3)

@@ -1,10 +1,15 @@
 """Circuits and edge scores: selection, set operations, files."""
 
-from assay.circuits.certification import certify, selection_probability
-from assay.circuits.certified import CertifiedCircuit, load_certified
+from assay.circuits.certified import CertifiedCircuit, certify, load_certified
 from assay.circuits.circuit import Circuit
-from assay.circuits.eap_ig_files import GraphFile, read_eap_ig, write_eap_ig
-from assay.circuits.exchange import SubmissionEntry, load_submission, save_submission
+from assay.circuits.eap_ig import (
+    GraphFile,
+    SubmissionEntry,
+    load_submission,
+    read_eap_ig,
+    save_submission,
+    write_eap_ig,
+)
 from assay.circuits.export import ExportedCircuit, attribution_graph, export_circuit
 from assay.circuits.files import write_atomically
 from assay.circuits.heads import (
@@ -48,7 +53,6 @@ __all__ = [
     "published_head_circuits",
     "read_eap_ig",
     "save_submission",
-    "selection_probability",
     "write_atomically",
     "write_eap_ig",
 ]

@@ -166,15 +166,13 @@ def real_numbers(array: Tensor) -> Tensor:
 def _described(shape: Mapping[str, Any]) -> Graph:
     """The graph of `Graph.describe`, whose matrices are not built before their size is known to be sane."""
     layers, heads, shared = (shape[key] for key in ("n_layers", "n_heads", "n_kv_heads"))
-    experts = shape.get("experts", 0)
-    if any(type(each) is not int for each in (layers, heads, shared, experts)) or any(
+    if any(type(each) is not int for each in (layers, heads, shared)) or any(
         type(shape[key]) is not bool for key in ("parallel", "mlps")
     ):
         raise ValueError(f"its graph is described by {dict(shape)}")
-    mlps = max(1, experts)
-    if layers * (heads + mlps) * layers * (heads + 2 * shared + mlps) > MOST_CELLS:
+    if layers * (heads + 1) * layers * (heads + 2 * shared + 1) > MOST_CELLS:
         raise ValueError(f"its graph has {layers} layers of {heads} heads, which is too large to be read")
-    return build_graph(layers, heads, shared, parallel=shape["parallel"], mlps=shape["mlps"], experts=experts)
+    return build_graph(layers, heads, shared, parallel=shape["parallel"], mlps=shape["mlps"])
 
 
 def write_edges(

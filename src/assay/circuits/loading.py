@@ -1,15 +1,28 @@
 """Circuits out of files, local ones and those of the Hugging Face Hub."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from assay.circuits.circuit import Circuit
 from assay.circuits.files import flags, read_edges
 from assay.circuits.heads import check_heads
-from assay.circuits.hub_file import HubFile, is_address
 from assay.circuits.spans import Spans
-from assay.core.untrusted import malformed
+from assay.core.errors import InputError
+from assay.core.extras import needs_extra
+from assay.core.untrusted import malformed, printable
 from assay.graph import Graph
+
+
+_ADDRESS = re.compile(
+    r"hf://(?P<repository>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?(/(?P<path>.+\.safetensors))?"
+)
+
+
+def is_address(source: object) -> bool:
+    """Whether a text is an address of the Hugging Face Hub."""
+    return isinstance(source, str) and source.startswith("hf://")
 
 
 def load_circuit(path: str | Path, graph: Graph | None = None, *, token: str | None = None) -> Circuit:
@@ -35,10 +48,28 @@ def load_circuit(path: str | Path, graph: Graph | None = None, *, token: str | N
     """
     if not is_address(path):
         return _read(path, graph)
-    address = HubFile.parse(str(path))
-    file, commit = address.fetch(token)
+    file, origin = _fetched(str(path), token)
     circuit = _read(file, graph)
-    return replace(circuit, provenance={**circuit.provenance, "hub": address.at(commit).describe()})
+    return replace(circuit, provenance={**circuit.provenance, "hub": origin})
+
+
+def _fetched(address: str, token: str | None) -> tuple[Path, dict[str, Any]]:
+    """The file of an address in the cache of the hub's client, and where it comes from."""
+    parts = _ADDRESS.fullmatch(address)
+    if parts is None:
+        raise InputError(
+            f"the address is {printable(address)[:200]!r}; write hf://OWNER/NAME, with @REVISION and "
+            "/PATH.safetensors where needed"
+        )
+    with needs_extra("hub", f"{address} needs huggingface_hub"):
+        from huggingface_hub import hf_hub_download
+    from assay.models.hub import hub_errors
+
+    repository, name = parts["repository"], parts["path"] or "circuit.safetensors"
+    with hub_errors(address):
+        file = Path(hf_hub_download(repository, name, revision=parts["revision"], token=token))
+    commit = file.parents[name.count("/")].name  # the folder of a snapshot is its commit
+    return file, {"repository": repository, "revision": commit, "file": name}
 
 
 def _read(path: str | Path, graph: Graph | None) -> Circuit:

@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from assay.circuits.circuit import Circuit
     from assay.circuits.scores import EdgeScores
 
-WIDEST = 16  # heads that the experts of a block take as much room as, at most
 MANY = 2_000  # edges; more are drawn as pixels in a vector picture
 NAMED = 48  # edges with a row of their own
 
@@ -41,15 +40,14 @@ def plot_circuit(circuit: "Circuit", ax: Axes | None = None) -> Axes:
     """Draw the nodes of a circuit, layer by layer upwards from the input, and its edges between them."""
     graph = circuit.graph
     middle, mlp = (graph.n_heads - 1) / 2, float(graph.n_heads)
-    wide = min(1.0, WIDEST / max(1, graph.n_mlps))
     places: dict[str, tuple[float, float]] = {
         "input": (middle, 0.0),
         "logits": (middle, graph.n_layers + 1.0),
     }
     for layer in range(graph.n_layers):
         places |= {f"a{layer}.h{head}": (float(head), layer + 0.8) for head in range(graph.n_heads)}
-        places |= {name: (mlp + wide * node, layer + 1.2) for node, name in enumerate(graph.mlp_names(layer))}
-    ax = axes_of(ax, 1.6 + 0.36 * (mlp + max(1.0, wide * graph.n_mlps)), 1.1 + 0.42 * (graph.n_layers + 1))
+        places |= {f"m{layer}": (mlp, layer + 1.2)} if graph.mlps else {}
+    ax = axes_of(ax, 1.6 + 0.36 * (mlp + 1.0), 1.1 + 0.42 * (graph.n_layers + 1))
     edges = list(dict.fromkeys(circuit.node_edges()))
     lines = LineCollection(
         [(places[one], places[other]) for one, other in edges],
@@ -66,17 +64,15 @@ def plot_circuit(circuit: "Circuit", ax: Axes | None = None) -> Axes:
     for points, colour, size, order in ((unused, RULE, 3.0, 1), (used, INK, 4.5, 3)):
         if points:
             ax.plot(*zip(*points, strict=True), "o", color=colour, markersize=size, zorder=order)
-    ax.set_xlim(-0.7, mlp + wide * max(0, graph.n_mlps - 1) + 0.7)
+    ax.set_xlim(-0.7, mlp + 0.7)
     ax.set_ylim(-0.5, graph.n_layers + 1.5)
     step = max(1, graph.n_heads // 12)
     heads = list(range(0, graph.n_heads, step))
-    experts = range(0, graph.experts, max(1, graph.experts // 8))
-    nodes = {mlp + wide * expert: f"e{expert}" for expert in experts} if graph.experts else {mlp: "MLP"}
-    nodes = {float(head): str(head) for head in heads} | (nodes if graph.mlps else {})
+    nodes = {float(head): str(head) for head in heads} | ({mlp: "MLP"} if graph.mlps else {})
     ax.set_xticks(list(nodes), list(nodes.values()) if graph.mlps else None)
     layers = [str(layer) for layer in range(graph.n_layers)]
     ax.set_yticks(range(graph.n_layers + 2), ["input", *layers, "logits"])
-    ax.set_xlabel(f"head{', expert' if graph.experts else ''}; {circuit.n_edges:,} edges")
+    ax.set_xlabel(f"head; {circuit.n_edges:,} edges")
     ax.set_ylabel("layer")
     return ax
 

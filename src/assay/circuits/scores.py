@@ -14,7 +14,6 @@ from torch import Tensor
 
 from assay.circuits.circuit import Circuit
 from assay.circuits.files import read_edges, real_numbers, write_edges
-from assay.circuits.resampling import consistent_edges, edge_table
 from assay.circuits.slots import check_n_edges, edge_frame, edge_slots, slot_names
 from assay.circuits.spans import Spans
 from assay.core.errors import InputError, NonFiniteError, ShapeError
@@ -164,54 +163,6 @@ class EdgeScores(Plotted):
                 open_target(feeding_column)
         record = {"selection": "greedy", "k": k, "absolute": absolute}
         return self._circuit(mask, record).connected(warn=False)
-
-    def consistent(
-        self,
-        k: int,
-        *,
-        absolute: bool = True,
-        level: float | int = 0.95,
-        resamples: int = 1000,
-        seed: int = 0,
-    ) -> Circuit:
-        """The k edges of largest |score| (or signed score) among those whose sign the examples agree on.
-
-        An edge qualifies where the percentile bootstrap interval of its mean score excludes 0: at most a
-        share (1 - level) / 2 of the resample means is not strictly on one side of 0.
-
-        Args:
-            k: Edges to keep, 1 to n_edges. Fewer are kept if fewer qualify; `provenance["qualified"]` says
-                how many did.
-            absolute: Rank by magnitude; False ranks by sign, as CPR does.
-            level: Two-sided confidence of the interval, in (0, 1), per edge.
-            resamples: Bootstrap resamples of the examples, at least 2 / (1 - level).
-            seed: Root of the resamples.
-
-        Raises:
-            InputError: Without scores per example (`discover(..., per_example=True)`), with fewer than 2
-                examples, for k out of range, or with too few resamples for the level.
-
-        Notes:
-            The interval is per edge: of n_edges edges without effect, about (1 - level) n_edges qualify by
-            chance and enter where k reaches that far. Ties go to the smaller edge index. No forward passes.
-
-        References:
-            Nikankin et al. (2025), arXiv:2510.25786, section on bootstrapping.
-        """
-        check_n_edges(self.graph, k)
-        table = edge_table(self.graph, self.per_example, "bootstrap-consistent selection", at_least=2)
-        qualified = torch.zeros_like(self.graph.valid)
-        qualified[self.graph.valid] = consistent_edges(table, level=level, resamples=resamples, seed=seed)
-        selection = {
-            "selection": "consistent",
-            "k": k,
-            "absolute": absolute,
-            "level": level,
-            "resamples": resamples,
-            "seed": seed,
-            "qualified": int(qualified.sum()),
-        }
-        return self._circuit(strongest(self.values, qualified, k, absolute=absolute), selection)
 
     def _circuit(self, mask: Bool[Tensor, "... n_sources n_targets"], selection: dict[str, Any]) -> Circuit:
         provenance = {**self.provenance, **selection}

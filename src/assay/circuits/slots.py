@@ -85,6 +85,16 @@ def edge_frame(
     )
 
 
+def check_everywhere(spans: Spans | None, what: str, instead: str) -> None:
+    """Refuse edges at spans of positions where `what` serves only edges that are kept or cut everywhere.
+
+    Raises:
+        InputError: If there are spans; it names what to give instead.
+    """
+    if spans is not None:
+        raise InputError(f"{what} does not accept edges at spans of positions; give {instead}")
+
+
 def check_n_edges(
     graph: Graph, n_edges: int, *, allow_zero: bool = False, spans: Spans | None = None
 ) -> None:
