@@ -3,7 +3,6 @@
 import pytest
 import torch
 import transformers
-from test_memory import prompts, wide_model
 from torch import Tensor
 
 from assay.circuits import Circuit
@@ -11,6 +10,7 @@ from assay.execution import SoftRunner, run_circuit
 from assay.models import Model, load_model
 from assay.models import attention as attention_module
 from assay.models.attention import AttentionRule, PlacedAttention
+from assay.tasks import PairTask
 
 
 T = 23
@@ -91,21 +91,32 @@ def test_gradients_through_blocks(name: str, blocks: None, request: pytest.Fixtu
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
+WIDE = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 2, "num_attention_heads": 4}
+WIDE |= {"num_key_value_heads": 2, "head_dim": 16, "pad_token_id": 0}
+SHAPES: dict[str, dict[str, int]] = {
+    "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4},
+    "llama": WIDE,
+    "gemma2": {**WIDE, "sliding_window": 24},
+    "bloom": {"hidden_size": 32, "n_layer": 2, "n_head": 4},
+}
+
+
 def double(shape: str) -> Model:
-    return load_model(wide_model(shape).module.double())
-
-
-def bloom() -> Model:
-    config = transformers.BloomConfig(
-        vocab_size=101, hidden_size=32, n_layer=2, n_head=4, bos_token_id=0, eos_token_id=0
-    )
+    entries = {**SHAPES[shape], "vocab_size": 101, "bos_token_id": 0, "eos_token_id": 0}
     torch.manual_seed(0)
-    return load_model(transformers.BloomForCausalLM(config).double().eval())
+    config = transformers.AutoConfig.for_model(shape, **entries)
+    return load_model(transformers.AutoModelForCausalLM.from_config(config).double().eval())
 
 
-@pytest.mark.parametrize("shape", ["gpt2", "llama", "gemma2", "bloom"])
+def prompts(batch: int, length: int) -> PairTask:
+    tokens = torch.randint(1, 60, (2, batch, length), generator=torch.Generator().manual_seed(0))
+    answers = torch.zeros(batch, 1).long()
+    return PairTask(clean=tokens[0], corrupted=tokens[1], answers=answers, wrong=answers + 1)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
 def test_circuits_on_long_prompts_padded_on_the_right(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = bloom() if shape == "bloom" else double(shape)
+    model = double(shape)
     task = prompts(3, T)
     task = type(task)(
         clean=task.clean,

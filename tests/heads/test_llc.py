@@ -14,7 +14,7 @@ from assay.discovery.heads.llc import _HeadLoss, _split_r_hat, _starts
 from assay.models import Model, load_model
 from assay.objectives import get_objective
 from assay.tasks import PairTask
-from assay.tasks.image_rows import draw_rows
+from assay.tasks.rows import draw_rows
 
 
 MakeTask = Callable[..., PairTask]

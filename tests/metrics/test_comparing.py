@@ -138,15 +138,14 @@ def test_a_circuit_does_not_differ_from_itself(model: Model, task: PairTask) -> 
     assert (interval.low, interval.high) == (0, 0)
 
 
-def test_heads_are_taken_as_text_and_other_things_refused(model: Model, task: PairTask) -> None:
-    made = assay.compare("a0.h1", "a0.h1,a1.h0", model, task, "faithfulness")
-    assert made.provenance["b"]["circuit"] == Circuit.from_heads(model.graph, [(0, 1), (1, 0)]).hash
+def test_measurements_of_other_things_are_refused(model: Model, task: PairTask) -> None:
+    head, heads = (Circuit.from_heads(model.graph, each) for each in ("a0.h1", "a0.h1,a1.h0"))
+    made = assay.compare(head, heads, model, task, "faithfulness")
+    assert made.provenance["b"]["circuit"] == heads.hash
     ends = made.interval()
     assert f"b - a = {made.value:.4g} fraction [{ends.low:.4g}, {ends.high:.4g}]" in repr(made)
-    with pytest.raises(InputError, match="b is a int; expected a circuit"):
-        assay.compare("a0.h1", 3, model, task, "faithfulness")  # type: ignore[arg-type]
-    one = assay.measure("a0.h1", model, task, "kl")
+    one = assay.measure(head, model, task, "kl")
     with pytest.raises(InputError, match="measurements of 12 and of 5 examples"):
-        difference(one, assay.measure("a0.h1", model, task.subset(range(5)), "kl"))
+        difference(one, assay.measure(head, model, task.subset(range(5)), "kl"))
     with pytest.raises(InputError, match="cannot compare kl with topk"):
-        difference(one, assay.measure("a0.h1", model, task, "topk"))
+        difference(one, assay.measure(head, model, task, "topk"))

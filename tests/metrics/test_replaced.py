@@ -94,7 +94,7 @@ def test_what_cannot_be_run_is_said_by_a_code(model: Model, task: PairTask) -> N
         assert by_heads.refusal(method) is by_edges.refusal(method) is None
     short = task.lengths.clone()
     short[3] -= 2
-    ragged = replace(task, lengths=short, corrupted_lengths=short, positions=short - 1)
+    ragged = replace(task, lengths=short, positions=short - 1)
     alone = Complement(runs=CircuitRuns(model, ragged, circuit))
     assert alone.refusal("resample-donor") is alone.refusal("resample-donor-same-class") is None
     assert np.flatnonzero(~alone.draw("resample-donor").served).tolist() == [3]

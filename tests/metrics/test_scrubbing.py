@@ -110,7 +110,7 @@ def test_a_prompt_alone_in_its_length_is_left_out_and_counted(
 ) -> None:
     lengths = task.lengths.clone()
     lengths[5] -= 1
-    ragged = replace(task, lengths=lengths, corrupted_lengths=lengths, positions=lengths - 1)
+    ragged = replace(task, lengths=lengths, positions=lengths - 1)
     found = measure(circuit, model, ragged, "scrub-kl")
     assert (found.n, found.n_excluded, found.details["without_donor"]) == (task.n - 1, 1, 1)
     assert np.flatnonzero(np.isnan(found.per_example)).tolist() == [5]

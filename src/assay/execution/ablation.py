@@ -20,7 +20,7 @@ from assay.core.registry import Registry
 from assay.execution.baseline import Baseline, KeptRuns, Prepared
 from assay.execution.sites import Replacement, Setting, Site, real_tokens
 from assay.models import Model, Trace
-from assay.tasks import Batch, Task, check_equal_lengths
+from assay.tasks import Batch, Task
 
 
 class Ablation(abc.ABC):
@@ -74,19 +74,14 @@ class Zero(Ablation):
     def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
         heads = torch.zeros(1, 1, model.n_heads * model.d_head, dtype=model.dtype, device=model.device)
         stream = torch.zeros(1, 1, model.d_model, dtype=model.dtype, device=model.device)
-        mlps = stream.repeat(1, 1, model.graph.n_mlps or 1)
-        return _shared(model, [stream] + [heads] * model.n_layers + [mlps] * model.n_layers)
+        return _shared(model, [stream] + [heads] * model.n_layers + [stream] * model.n_layers)
 
     def prepare_heads(self, setting: Setting) -> Replacement:
         return lambda site: torch.zeros_like(site.z[:1, :1])
 
 
 class Resample(Ablation):
-    """Activations of the unablated run on the paired corrupted input.
-
-    Where its prompt has no token for one of the clean prompt, zeros. Where experts are nodes, its tokens go
-    where those of the clean input go.
-    """
+    """Activations of the unablated run on the paired corrupted input."""
 
     key = "resample"
     paired = True
@@ -94,18 +89,10 @@ class Resample(Ablation):
     summary = "its output on the corrupted input"
 
     def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
-        if model.post_norm not in ("exact", None):
-            check_equal_lengths(task, f"resampling under post_norm={model.post_norm!r}")
-        if model.experts != "together":
-            check_equal_lengths(task, "resampling with experts as nodes")
-
         def make(batch: Batch, trace: Trace | None) -> Baseline:
             if trace is None:
-                routing = model.routing(batch.clean)
-                with torch.no_grad(), model.tracing(streams=True, routing=routing) as trace:
+                with torch.no_grad(), model.tracing(streams=True) as trace:
                     model.forward(batch.corrupted)
-            if batch.alignment is not None:
-                return Baseline.aligned(model, trace, batch.alignment)
             streams = trace if trace.attention_in else None
             return Baseline(model=model, input=trace.input, z=trace.z, mlp=trace.mlp, trace=streams)
 
@@ -275,8 +262,7 @@ def _baseline(model: Model, values: list[Tensor]) -> Baseline:
 
 def _by_source(model: Model, trace: Trace) -> list[tuple[Tensor, int]]:
     """Outputs of `input`, the heads of each block, and the MLPs, with the number of sources in each."""
-    mlps = model.graph.n_mlps or 1
-    return [(trace.input, 1), *((z, model.n_heads) for z in trace.z), *((mlp, mlps) for mlp in trace.mlp)]
+    return [(trace.input, 1), *((z, model.n_heads) for z in trace.z), *((mlp, 1) for mlp in trace.mlp)]
 
 
 def _widths(model: Model) -> list[int]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from assay.models import Model, Trace
@@ -17,9 +17,7 @@ class Baseline:
     """Ablated values of every source for some inputs.
 
     `rows` is 1 where all examples share them (zero, mean), else one per example; heads are kept
-    before the output projection (`z`), which is 1 / n_heads of the memory of their outputs. `mlp` is as in a
-    trace: where experts are nodes, one behind the other. `absent` is True at clean tokens that have no
-    counterpart to carry anything from.
+    before the output projection (`z`), which is 1 / n_heads of the memory of their outputs.
     """
 
     model: Model
@@ -27,7 +25,6 @@ class Baseline:
     z: list[Tensor]
     mlp: list[Tensor]
     trace: Trace | None = None
-    absent: Bool[Tensor, "rows pos"] | None = None
 
     @property
     def rows(self) -> int:
@@ -39,43 +36,6 @@ class Baseline:
         if self.trace is not None:
             return self.trace.nbytes
         return sum(tensor.nbytes for tensor in (self.input, *self.z, *self.mlp))
-
-    @classmethod
-    def aligned(cls, model: Model, trace: Trace, alignment: Int[Tensor, "rows pos"]) -> "Baseline":
-        """Values of a run on other prompts, each at the place of the clean token that it stands for.
-
-        A clean token without a counterpart gets zeros, as under zero ablation.
-
-        Args:
-            model: The model.
-            trace: The pass over the other prompts, at positions of their own.
-            alignment: Place of the other token for each clean one, -1 where there is none.
-        """
-
-        def placed(value: Tensor) -> Tensor:
-            return at_counterparts(value, alignment)
-
-        z, mlp = [placed(value) for value in trace.z], [placed(value) for value in trace.mlp]
-        found = cls(model=model, input=placed(trace.input), z=z, mlp=mlp, absent=alignment < 0)
-        if trace.attention_in:  # the streams of that run itself, not sums that agree up to rounding
-            assert trace.final_in is not None
-            none = [torch.zeros_like(value[:1, :1]) for value in (found.input, *z, *mlp)]
-            nothing = cls(model=model, input=none[0], z=none[1 : len(z) + 1], mlp=none[len(z) + 1 :])
-            inner = [each for pair in zip(trace.attention_in, trace.mlp_in, strict=True) for each in pair]
-            found._streams = [
-                at_counterparts(stream, alignment, otherwise)
-                for stream, otherwise in zip([*inner, trace.final_in], nothing._streams, strict=True)
-            ]
-        return found
-
-    def far_end(self, ablated: Tensor, clean: Tensor) -> Tensor:
-        """Where the path of a source from its clean to its ablated value ends.
-
-        Tokens without a counterpart stay clean on the way: a norm of a stream that vanishes has a gradient
-        without bound.
-        """
-        ablated = ablated.to(clean.dtype).expand_as(clean)
-        return ablated if self.absent is None else torch.where(self.absent[..., None], clean, ablated)
 
     def take(self, rows: Int[Tensor, " k"]) -> "Baseline":
         """The values of the examples in these rows; shared ones serve as they are."""
@@ -141,23 +101,11 @@ class Baseline:
             if not self.model.graph.parallel:
                 stream = stream + attention
                 streams.append(stream)
-                stream = stream + block.all_mlps(self.mlp[layer])
+                stream = stream + self.mlp[layer]
             else:
                 streams.append(stream)
-                stream = stream + attention + block.all_mlps(self.mlp[layer])
+                stream = stream + attention + self.mlp[layer]
         return [*streams, stream]
-
-
-def at_counterparts(
-    value: Float[Tensor, "rows corrupted_pos *axes"],
-    alignment: Int[Tensor, "rows pos"],
-    otherwise: Float[Tensor, "..."] | None = None,
-) -> Float[Tensor, "rows pos *axes"]:
-    """What stands at the counterpart of each clean token; zeros, or `otherwise`, where there is none."""
-    rows = torch.arange(len(value), device=value.device)[:, None]
-    found = value[rows, alignment.clamp(min=0)]
-    known = (alignment >= 0).view(*alignment.shape, *[1] * (value.ndim - 2))
-    return torch.where(known, found, found.new_zeros(()) if otherwise is None else otherwise.to(found))
 
 
 class KeptRuns:

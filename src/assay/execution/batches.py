@@ -1,17 +1,19 @@
 """How many examples go through a model at once: what suits the device, and what its memory holds."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import TypeVar
 
 import torch
 
 from assay.core import machine
 from assay.core.errors import InputError
-from assay.execution.memory import Fit, Run, largest_batch, peak_bytes
 from assay.models import Model
 from assay.tasks import Task
 
+
+T = TypeVar("T")
 
 # Tokens per pass on a CPU: large enough for full matrix products, small enough for the cache.
 TOKENS_PER_PASS = 2048
@@ -25,12 +27,8 @@ def choose_batch_size(
     asked: int | None = None,
     bytes_per_example: int = 0,
     memory: int | None = None,
-    run: Run | None = None,
 ) -> int:
-    """Examples per pass: what was asked for or suits the device, but never more than memory holds.
-
-    Where the batch clearly fits it is taken as it is, and no time is spent on its peak. Else `run` says what
-    it would take (see `peak_bytes`), and the largest batch that fits is taken.
+    """Examples per pass: what was asked for or suits the device, but not more than memory seems to hold.
 
     Args:
         model: The model.
@@ -39,10 +37,9 @@ def choose_batch_size(
         asked: Batch size the caller wants; a larger one than fits is split, not failed.
         bytes_per_example: Extra memory of one example beyond a plain pass, rather too much than too little.
         memory: Bytes to spend; default: 60 % of what is free on the model's device.
-        run: What is done with the model and a batch of its task; without it the rough figure decides.
 
     Raises:
-        InputError: If `asked` or `memory` is below 1, or if not even one example fits.
+        InputError: If `asked` or `memory` is below 1.
     """
     limits: tuple[tuple[str, object], ...] = (("batch_size", asked), ("memory", memory))
     for name, value in limits:
@@ -54,39 +51,33 @@ def choose_batch_size(
     asked = usual_batch(model, task) if asked is None else asked
     most = max(1, min(asked, task.n if n is None else n))
     each = bytes_per_example + _rough_pass(model, task, kept=bytes_per_example > 0)
-    if run is not None and most * each > memory:
-        fit = largest_batch(lambda size: peak_bytes(model, task.stand_in(size), run), most, memory)
-        if fit is not None:
-            _check_fits(model, task, fit)
-            return fit.size
     return max(1, min(memory // each, most))
 
 
 def usual_batch(model: Model, task: Task) -> int:
     """Examples per pass that suit the device, where memory does not matter."""
-    return max(1, TOKENS_PER_PASS // task.longest) if model.device.type == "cpu" else 4096
+    return max(1, TOKENS_PER_PASS // task.length) if model.device.type == "cpu" else 4096
 
 
 def _rough_pass(model: Model, task: Task, *, kept: bool) -> int:
     """Memory of a plain pass over one example, rather too much; `kept`: activations stay for later."""
-    length, reads = task.longest, task.positions[0].numel()
+    length, reads = task.length, task.positions[0].numel()
     attention = 4 * model.n_heads * length**2 * (model.n_layers if kept else 1)  # as kernels that keep it do
     return 4 * (
         model.d_model * length * (12 * model.n_layers if kept else 24) + attention + model.n_vocab * 4 * reads
     )
 
 
-def _check_fits(model: Model, task: Task, fit: Fit) -> None:
-    """Refuse a run that does not even fit for a single example on its device, before it starts."""
-    free = measured_free(model.device)
-    spread = len({weight.device for weight in model.module.parameters()}) > 1
-    if fit.size == 1 and fit.bytes > free and not spread:
-        raise InputError(
-            f"one example of {task.longest} positions needs about {fit.bytes / 2**30:.2f} GiB beyond the "
-            f"weights of {model.id}, but {free / 2**30:.2f} GiB are free on {model.device}. Use shorter "
-            "prompts, fewer steps, dtype='bfloat16', a device with more memory, or device_map='stream' where "
-            "the weights take the rest"
-        )
+def with_room(run: Callable[[int], T], size: int) -> T:
+    """What a run with some batch size gives, with half as many examples whenever an accelerator is full."""
+    while True:
+        try:
+            return run(size)
+        except torch.OutOfMemoryError:
+            if size == 1:
+                raise
+        torch.cuda.empty_cache()
+        size = max(1, size // 2)
 
 
 _ASSUMED: ContextVar[int | None] = ContextVar("assumed_memory", default=None)

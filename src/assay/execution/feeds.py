@@ -99,7 +99,7 @@ def lay_out(plan: CompiledMask) -> PairLayout:
         logits=_feed(plan, mixed.tolist(), plan.logits, ("logits", 0, 0), graph.n_sources),
     )
     for layer in range(graph.n_layers):
-        step, mlp = plan.attention[layer], plan.mlp[layer].get(graph.mlp_source(layer))
+        step, mlp = plan.attention[layer], plan.mlp[layer]
         upstream = graph.sources_before_block(layer)
         layout.attention.append(
             [

@@ -9,17 +9,15 @@ from jaxtyping import Bool, Float, Int, Int64
 from torch import Tensor
 
 from assay.circuits import Circuit
-from assay.circuits.given import takes_text
 from assay.core.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError, ShapeError
 from assay.execution.ablation import Ablation, get_ablation
-from assay.execution.baseline import BaselineShelf, Prepared
-from assay.execution.batches import choose_batch_size
-from assay.execution.memory import Run
+from assay.execution.baseline import BaselineShelf
+from assay.execution.batches import choose_batch_size, with_room
 from assay.execution.pairs import PairRunner
 from assay.execution.runner import CircuitRunner
 from assay.execution.soft import SoftRunner
 from assay.models import Model, Trace
-from assay.tasks import Batch, ImageStream, PairTask, Task, check_equal_lengths
+from assay.tasks import PairTask, Task
 
 
 def finite_rows(logits: Float[Tensor, "n *reads d_vocab"]) -> Bool[Tensor, " n"]:
@@ -65,7 +63,6 @@ def check_circuit(model: Model, circuit: Circuit) -> None:
         )
 
 
-@takes_text(reads=True, lengths=True)
 def run_model(
     model: Model,
     task: Task,
@@ -93,34 +90,23 @@ def run_model(
         NonFiniteError: If a logit is NaN or infinite; the message names the example.
     """
     task = model.bind(task)
-    results = []
-    run = partial(plain_run, corrupted=corrupted)
-    size = choose_batch_size(model, task, asked=batch_size, memory=memory, run=run)
-    for batch in task.batches(size):
-        batch = batch.to(model.device)
-        logits = _plain_logits(model, batch, corrupted=corrupted).cpu()
-        if check:
-            check_finite(
-                logits, f"{model.id} on the {'corrupted' if corrupted else 'clean'} input", batch.indices
-            )
-        results.append(logits)
-    return torch.cat(results)
+    which = "corrupted" if corrupted else "clean"
+
+    @torch.no_grad()
+    def run(size: int) -> Tensor:
+        results = []
+        for batch in task.batches(size):
+            batch = batch.to(model.device)
+            hidden = model.forward(batch.corrupted if corrupted else batch.clean)
+            logits = model.read(hidden, batch.positions).to(model.result_dtype).cpu()
+            if check:
+                check_finite(logits, f"{model.id} on the {which} input", batch.indices)
+            results.append(logits)
+        return torch.cat(results)
+
+    return with_room(run, choose_batch_size(model, task, asked=batch_size, memory=memory))
 
 
-@torch.no_grad()
-def _plain_logits(model: Model, batch: Batch, *, corrupted: bool = False) -> Tensor:
-    hidden = model.forward(batch.corrupted if corrupted else batch.clean)
-    positions = batch.corrupted_positions if corrupted else batch.positions
-    return model.read(hidden, positions).to(model.result_dtype)
-
-
-def plain_run(model: Model, task: Task, *, corrupted: bool = False) -> None:
-    """`run_model` in one batch."""
-    for batch in task.batches(task.n):
-        _plain_logits(model, batch.to(model.device), corrupted=corrupted)
-
-
-@takes_text(spans=True, reads=True, lengths=True)
 def run_circuit(
     model: Model,
     task: Task,
@@ -162,8 +148,7 @@ def run_circuit(
     Raises:
         GraphMismatchError: If the circuit belongs to another graph.
         NonFiniteError: If a logit is NaN or infinite.
-        InputError: For a circuit at spans: `pairs`, or positions that cannot be labelled. For pairs whose
-            prompts differ in length: `pairs`, resampling at spans, or `post_norm` other than `exact`.
+        InputError: For a circuit at spans: `pairs`, or positions that cannot be labelled.
 
     Notes:
         At spans every target has its own stream at every position, so a run costs what one under a
@@ -182,79 +167,44 @@ def run_circuit(
             raise InputError(
                 "pairs= works only with ordinary circuits; give circuit.anywhere(), or task.paired(pairs)"
             )
-        if replacement.paired:
-            check_equal_lengths(task, "resampling at spans of positions")
         where = circuit.spans.label(task, labels)
         return _run_soft(
             model, task, circuit, where, replacement, asked=batch_size, memory=memory, seed=seed, check=check
         )
-    dense = model.post_norm in ("per-target", "eap-ig")
+    dense = model.post_norm == "eap-ig"
     if pairs is not None:
-        check_equal_lengths(task, "pairs=")
         _check_pairs(task, replacement, pairs)
-        if isinstance(task, PairTask) and task.positions.ndim == 1 and not model.graph.experts:
+        if isinstance(task, PairTask) and task.positions.ndim == 1:
             run = _run_pairs_soft if dense else _run_pairs
             return run(model, task, circuit, pairs, batch_size, memory)
-        task = (task.loaded() if isinstance(task, ImageStream) else task).paired(pairs)
+        task = task.paired(pairs)
     if dense:
         return _run_soft(
             model, task, circuit, None, replacement, asked=batch_size, memory=memory, seed=seed, check=check
         )
     several = task.positions.ndim == 2
     runner = CircuitRunner(model, circuit, resample=replacement.paired, several=several)
-    size = circuit_batch(runner, circuit, task, replacement, asked=batch_size, memory=memory)
+    extra = runner.bytes_per_pair(task.length)
+    size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra, memory=memory)
     if runner.plan.everything:
         return run_model(model, task, batch_size=size, check=check)
-    shelf = BaselineShelf(max_bytes=0) if shelf is None else shelf
-    prepared = shelf.prepared(lambda: replacement.prepare(model, task, batch_size=size, seed=seed))
-    results = []
-    for batch in task.batches(size):
-        batch = batch.to(model.device)
-        logits = _circuit_logits(runner, prepared, shelf, batch).cpu()
-        if check:
-            check_finite(logits, "the circuit run", batch.indices)
-        results.append(logits)
-    return torch.cat(results)
+    kept = BaselineShelf(max_bytes=0) if shelf is None else shelf
+    depth = model.n_layers if runner.clean_depth is None else runner.clean_depth
 
+    def ablated(size: int) -> Tensor:
+        prepared = kept.prepared(lambda: replacement.prepare(model, task, batch_size=size, seed=seed))
+        results = []
+        for batch in task.batches(size):
+            batch = batch.to(model.device)
+            trace = kept.clean(batch, depth, partial(clean_pass, model, runner, batch.clean))
+            logits = runner.logits(trace, kept.baseline(prepared, batch), batch.positions)
+            logits = logits.to(runner.dtype).cpu()
+            if check:
+                check_finite(logits, "the circuit run", batch.indices)
+            results.append(logits)
+        return torch.cat(results)
 
-def _circuit_logits(runner: CircuitRunner, prepared: Prepared, shelf: BaselineShelf, batch: Batch) -> Tensor:
-    baseline = shelf.baseline(prepared, batch)
-    depth = runner.model.n_layers if runner.clean_depth is None else runner.clean_depth
-    trace = shelf.clean(batch, depth, lambda: clean_pass(runner.model, runner, batch.clean))
-    return runner.logits(trace, baseline, batch.positions).to(runner.dtype)
-
-
-def circuit_batch(
-    runner: CircuitRunner,
-    circuit: Circuit,
-    task: Task,
-    ablation: Ablation,
-    *,
-    asked: int | None,
-    memory: int | None = None,
-) -> int:
-    """Examples per pass of `run_circuit`; raises what `choose_batch_size` raises."""
-    return choose_batch_size(
-        runner.model,
-        task,
-        asked=asked,
-        bytes_per_example=runner.bytes_per_pair(task.longest),
-        memory=memory,
-        run=circuit_run(runner, circuit, ablation),
-    )
-
-
-def circuit_run(runner: CircuitRunner, circuit: Circuit, ablation: Ablation) -> Run:
-    """`run_circuit` in one batch, for the prediction of its memory; the plan is compiled already."""
-
-    def run(model: Model, task: Task) -> None:
-        same = CircuitRunner(model, circuit, resample=ablation.paired, plan=runner.plan)
-        shelf = BaselineShelf(max_bytes=0)
-        prepared = ablation.prepare(model, task, batch_size=task.n, seed=0)
-        for batch in task.batches(task.n):
-            _circuit_logits(same, prepared, shelf, batch.to(model.device))
-
-    return plain_run if runner.plan.everything else run
+    return with_room(ablated, size)
 
 
 def _run_soft(

@@ -21,7 +21,7 @@ sources that `logits` needs. Three things make a pair cheaper still:
 
 import copy
 from collections.abc import Hashable, Sequence
-from functools import partial
+from functools import cache, partial
 
 import torch
 from jaxtyping import Float, Int
@@ -36,7 +36,6 @@ from assay.execution.prepared import PreparedInputs
 from assay.execution.written import Wanted, Written, written_by
 from assay.models import Model, Trace
 from assay.models.attention import PlacedAttention, Tables
-from assay.models.streaming import per_block
 
 
 class PairRunner:
@@ -53,11 +52,10 @@ class PairRunner:
         self, model: Model, circuit: Circuit, *, prefix: Int[Tensor, " shared"] | None = None
     ) -> None:
         model.check_text("running a table of pairs")
-        model.check_together("a table of pairs")
         if any(block.target_norm is not None for block in model.blocks):
             raise UnsupportedModelError(
                 f"a table of pairs of {model.id} cannot run with post_norm={model.post_norm!r}, where a "
-                "target does not read the sum of a clean and a corrupted part; use 'exact' or 'frozen'"
+                "target does not read the sum of a clean and a corrupted part; use 'exact'"
             )
         self.model = model
         self.dtype = model.result_dtype
@@ -66,7 +64,6 @@ class PairRunner:
             circuit.mask,
             resample=True,
             coupling=model.coupling,
-            frozen=model.post_norm == "frozen",
         )
         self.prefix = torch.zeros(0, dtype=torch.long) if prefix is None else prefix
         self._layout = lay_out(self.plan)
@@ -77,7 +74,7 @@ class PairRunner:
             step = steps[layer]
             return None if step is None else bind(model, step, feeds[layer], dtype)
 
-        self._attention = per_block(model.module, bound)
+        self._attention = cache(bound)
         self._wanted = Wanted.by(self._layout.feeds)
         self._prefix_channels = self._read_prefix()
 
@@ -114,8 +111,6 @@ class PairRunner:
                 if key not in parts:
                     parts[key] = gathered(writes, rows, [feed])[0]
         for layer, bound in enumerate(map(self._attention, range(self.model.n_layers))):
-            if bound is not None and self.model.post_norm == "frozen":
-                parts["scale", layer] = trace.scale[layer][:, len(self.prefix) :].to(self.dtype)
             for projection in bound.projections if bound else ():
                 feed = projection.feed
                 if feed.pure:
@@ -332,18 +327,10 @@ class _Tile:
             channels.update(zip(projection.channels, value.unbind(-2), strict=True))
         stacked = partial(self.stacked, layer, channels)
         full, last = (
-            None
-            if z is None
-            else block.rescaled(z.to(self.runner.dtype), self.frozen_scale(layer, z.shape[2])).transpose(0, 1)
+            None if z is None else block.rescaled(z.to(self.runner.dtype)).transpose(0, 1)
             for z in live_heads(self.positions, block, step, stacked)
         )
         return full, last
-
-    def frozen_scale(self, layer: int, length: int) -> Tensor | None:
-        """1/rms of the clean run, `[pairs, pos or 1, 1]`, where norms behind heads are to take that."""
-        if self.model.post_norm != "frozen":
-            return None
-        return self.flat(self.left(("scale", layer)))[:, -length:]
 
     def project(self, layer: int, projection: Projection) -> Tensor:
         feed, model = projection.feed, self.model

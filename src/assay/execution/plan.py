@@ -100,11 +100,10 @@ class AttentionStep:
 
 @dataclass(kw_only=True)
 class MlpStep:
-    """One live MLP node: the MLP of a block, or one of its experts."""
+    """One live MLP."""
 
     layer: int
     inlet: Inlet
-    expert: int = 0
 
 
 @dataclass(kw_only=True)
@@ -117,7 +116,7 @@ class CompiledMask:
         clean: Per source, computed from the clean input alone.
         everywhere, somewhere: Per source, needed at all positions, needed at all.
         attention: Step per block (None where all of it is dead, clean or ablated).
-        mlp: Steps per block, by source, of those that are neither.
+        mlp: Step per block (None where it is dead, clean or ablated).
         logits: Inlet of `logits`.
     """
 
@@ -127,16 +126,16 @@ class CompiledMask:
     everywhere: Bool[Tensor, " n_sources"]
     somewhere: Bool[Tensor, " n_sources"]
     attention: list[AttentionStep | None]
-    mlp: list[dict[int, MlpStep]]
+    mlp: list[MlpStep | None]
     logits: Inlet
 
     @cached_property
     def inlets(self) -> list[Inlet]:
         """All distinct inputs, in forward order."""
         inlets = []
-        for attention, mlps in zip(self.attention, self.mlp, strict=True):
+        for attention, mlp in zip(self.attention, self.mlp, strict=True):
             inlets += attention.inlets if attention else []
-            inlets += dict.fromkeys(step.inlet for step in mlps.values())
+            inlets += [mlp.inlet] if mlp else []
         return [*inlets, self.logits]
 
     @cached_property
@@ -181,7 +180,6 @@ def source_types(
     mask: Bool[Tensor, "n_sources n_targets"],
     *,
     coupling: Coupling = "none",
-    frozen: bool = False,
 ) -> tuple[Bool[Tensor, " n_sources"], Bool[Tensor, " n_sources"]]:
     """Which sources are clean and which are ablated-only; all others mix the two inputs.
 
@@ -199,8 +197,6 @@ def source_types(
         feeds = inputs[columns, rows]
         clean[rows] = (~feeds | target_clean[:, None]).all(0)
         ablated[rows] = (~feeds | target_ablated[:, None]).all(0)
-        if frozen and _is_attention(columns, rows):
-            ablated[rows] = False
     return clean, ablated
 
 
@@ -211,7 +207,6 @@ def compile_plan(
     resample: bool,
     pools: bool = False,
     coupling: Coupling = "none",
-    frozen: bool = False,
 ) -> CompiledMask:
     """Work out what an ablated run of `mask` has to compute.
 
@@ -222,11 +217,10 @@ def compile_plan(
             a source fed by ablated values only equals its own ablated value.
         pools: True where `logits` reads all positions (mean pooling), not one.
         coupling: Which heads of a block depend on each other's inputs; see `Model.coupling`.
-        frozen: Whether kept heads are scaled as in the clean run, so that none equals its ablated value.
     """
     if mask.shape != graph.valid.shape:
         raise ShapeError(f"mask has shape {tuple(mask.shape)}; expected {tuple(graph.valid.shape)}")
-    clean, ablated = source_types(graph, mask, coupling=coupling, frozen=frozen)
+    clean, ablated = source_types(graph, mask, coupling=coupling)
     kept = mask & ~ablated[:, None] if resample else mask.clone()
     everywhere, somewhere = _liveness(graph, kept, clean, pools=pools, coupling=coupling)
     live = _Live(
@@ -249,7 +243,7 @@ def compile_plan(
     )
     for layer in range(graph.n_layers):
         plan.attention.append(_attention_step(live, layer, coupling))
-        plan.mlp.append(_mlp_steps(live, layer))
+        plan.mlp.append(_mlp_step(live, layer))
     return plan
 
 
@@ -304,14 +298,13 @@ class _Live:
         return Inlet(everywhere=everywhere, from_total=from_total, terms=tuple(terms))
 
 
-def _mlp_steps(live: _Live, layer: int) -> dict[int, MlpStep]:
-    steps, graph = {}, live.graph
-    for expert in range(graph.n_mlps):
-        row, column = graph.mlp_source(layer, expert), graph.mlp_target(layer, expert)
-        if live.computed[row]:
-            inlet = live.inlet(column, everywhere=bool(live.everywhere[row]))
-            steps[row] = MlpStep(layer=layer, inlet=inlet, expert=expert)
-    return steps
+def _mlp_step(live: _Live, layer: int) -> MlpStep | None:
+    graph = live.graph
+    row = graph.mlp_source(layer)
+    if not graph.mlps or not live.computed[row]:
+        return None
+    inlet = live.inlet(graph.mlp_target(layer), everywhere=bool(live.everywhere[row]))
+    return MlpStep(layer=layer, inlet=inlet)
 
 
 def _attention_step(live: _Live, layer: int, coupling: Coupling) -> AttentionStep | None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from jaxtyping import Float, Int
@@ -15,8 +16,6 @@ from assay.execution.plan import AttentionStep, CompiledMask, Inlet, compile_pla
 from assay.execution.written import Wanted, Written
 from assay.models import Block, Model, Trace
 from assay.models.attention import PlacedAttention
-from assay.models.experts import Routing
-from assay.models.streaming import per_block
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,14 +55,13 @@ class CircuitRunner:
             resample=resample,
             pools=model.pools or several,
             coupling=model.coupling,
-            frozen=model.post_norm == "frozen",
         )
         self.dtype = model.result_dtype
         self._wanted = Wanted.by(self.plan.inlets)
         plan, live = self.plan, [self._live(layer) for layer in range(model.n_layers)]
         self._live_heads = live
-        self._projections = per_block(model.module, lambda layer: _bind(model, plan.attention[layer]))
-        self._out_weight = per_block(model.module, lambda layer: _out_weight(model, layer, *live[layer]))
+        self._projections = cache(lambda layer: _bind(model, plan.attention[layer]))
+        self._out_weight = cache(lambda layer: _out_weight(model, layer, *live[layer]))
 
     def _live(self, layer: int) -> tuple[list[int], list[int]]:
         """Heads of a block that are needed at all positions, and those needed at the read position only."""
@@ -74,7 +72,7 @@ class CircuitRunner:
     @property
     def clean_depth(self) -> int | None:
         """Blocks of the clean pass that `logits` needs; None: the whole model."""
-        if self.plan.everything or self.model.post_norm == "frozen" or self.model.graph.experts:
+        if self.plan.everything:
             return None
         return max(self.plan.clean_depth, self.model.table_depth)
 
@@ -83,7 +81,6 @@ class CircuitRunner:
         rows = len(self._wanted.every) + 2 * max(
             (len(step.inlets) for step in self.plan.attention if step), default=1
         )
-        rows += 2 * self.model.n_layers * self.model.graph.experts  # outputs in the clean and the ablated run
         return (rows + 12) * length * self.model.d_model * (8 if self.dtype == torch.float64 else 4)
 
     @torch.no_grad()
@@ -170,11 +167,11 @@ class _CircuitRun:
             attention = self.attention(layer)
             if not graph.parallel:
                 self.put_heads(layer, *attention)
-            mlps = self.mlps(layer)
+            mlp = self.mlp(layer)
             if graph.parallel:
                 self.put_heads(layer, *attention)
-            for row, difference in mlps:
-                self.written.put(row, difference)
+            if mlp is not None:
+                self.written.put(graph.mlp_source(layer), mlp)
         start = self.wide(self.baseline.final_in())
         if not model.reads_all(self.read):
             start = self.written.at_read(start)
@@ -237,16 +234,8 @@ class _CircuitRun:
         mixed = live_heads(self.positions, block, step, stacked)
         for heads, z in zip((step.full, step.last), mixed, strict=True):
             if z is not None:
-                scale = self.frozen_scale(layer, z.shape[2])
-                outputs |= zip(heads, block.rescaled(self.wide(z), scale).unbind(1), strict=True)
+                outputs |= zip(heads, block.rescaled(self.wide(z)).unbind(1), strict=True)
         return outputs
-
-    def frozen_scale(self, layer: int, length: int) -> Tensor | None:
-        """1/rms of the clean run, `[pairs, pos or 1, 1]`, where norms behind heads are to take that."""
-        if self.model.post_norm != "frozen":
-            return None
-        scale = self.wide(self.clean.scale[layer])
-        return scale if length == self.length else self.written.at_read(scale)[:, None]
 
     def project(self, layer: int, block: Block) -> dict[tuple[str, int], Tensor]:
         """q, k and v of the live heads: (channel, head) -> `[pairs, pos or 1, d_head]`."""
@@ -287,55 +276,23 @@ class _CircuitRun:
             channels[channel, head] = part.expand(self.n_pairs, -1, -1)
         return channels
 
-    def mlps(self, layer: int) -> list[tuple[int, Tensor]]:
-        """Live MLP nodes of a block with their outputs minus the ablated ones.
+    def mlp(self, layer: int) -> Tensor | None:
+        """Output of the MLP of a block minus the ablated one; None where no one needs it.
 
-        The outputs are `[pairs, pos, d_model]`, or `[pairs, d_model]` where only the read position is needed.
+        `[pairs, pos, d_model]`, or `[pairs, d_model]` where only the read position is needed.
         """
-        graph, d_model = self.model.graph, self.model.d_model
-        outputs = self.computed_mlps(layer)
-        differences = []
-        for expert in range(graph.n_mlps):
-            row, part = graph.mlp_source(layer, expert), slice(expert * d_model, (expert + 1) * d_model)
-            if not self.plan.somewhere[row]:
-                continue
-            ablated = self.wide(self.baseline.mlp[layer][..., part])
-            if row in outputs:
-                everywhere = self.plan.mlp[layer][row].inlet.everywhere
-                difference = outputs[row] - (ablated if everywhere else self.written.at_read(ablated))
-            else:
-                difference = self.wide(self.clean.mlp[layer][..., part]) - ablated
-                if not self.plan.everywhere[row]:
-                    difference = self.written.at_read(difference)
-            differences.append((row, difference))
-        return differences
-
-    def computed_mlps(self, layer: int) -> dict[int, Tensor]:
-        """Outputs of the live MLP nodes of a block that depend on both inputs, by source."""
-        steps, block = self.plan.mlp[layer], self.model.blocks[layer]
-        if not steps:
-            return {}
+        row, step = self.model.graph.mlp_source(layer), self.plan.mlp[layer]
+        if not self.model.graph.mlps or not self.plan.somewhere[row]:
+            return None
+        ablated = self.wide(self.baseline.mlp[layer])
+        if step is None:
+            difference = self.wide(self.clean.mlp[layer]) - ablated
+            return difference if self.plan.everywhere[row] else self.written.at_read(difference)
         start = self.wide(self.baseline.mlp_in(layer))
-        streams = {}
-        for inlet in dict.fromkeys(step.inlet for step in steps.values()):
-            at = start if inlet.everywhere else self.written.at_read(start)
-            streams[inlet] = self.inputs([inlet], at)[0].to(self.model.dtype)
-        if block.experts is None:
-            ((row, step),) = steps.items()
-            return {row: self.wide(block.run_mlp(streams[step.inlet]))}
-        outputs: dict[int, Tensor] = {}
-        for everywhere in (True, False):
-            some = {row: step for row, step in steps.items() if step.inlet.everywhere is everywhere}
-            if not some:
-                continue
-            routing = self.clean.routing[layer]
-            if not everywhere:
-                routing = Routing(
-                    chosen=self.written.at_read(routing.chosen), weight=self.written.at_read(routing.weight)
-                )
-            found = block.run_experts([(step.expert, streams[step.inlet]) for step in some.values()], routing)
-            outputs |= zip(some, map(self.wide, found), strict=True)
-        return outputs
+        everywhere = step.inlet.everywhere
+        stream = self.inputs([step.inlet], start if everywhere else self.written.at_read(start))[0]
+        output = self.wide(self.model.blocks[layer].run_mlp(stream.to(self.model.dtype)))
+        return output - (ablated if everywhere else self.written.at_read(ablated))
 
     def put_heads(self, layer: int, full: Tensor | None, last: Tensor | None) -> None:
         """Project the differences of the heads of a block into the stream and keep them."""

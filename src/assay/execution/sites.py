@@ -9,7 +9,6 @@ from jaxtyping import Bool, Float, Float64, Int64
 from torch import Tensor
 
 from assay.core.random import stream
-from assay.execution.baseline import at_counterparts
 from assay.models import Block, Model
 from assay.tasks import Batch, Task
 
@@ -62,10 +61,7 @@ class Setting:
     _logits: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
 
     def outputs(self, task: Task, *, corrupted: bool = False) -> list[Float[Tensor, "n pos n_heads d_head"]]:
-        """Outputs of the heads in a plain pass over a task, per block; kept for the next intervention.
-
-        Those on corrupted prompts stand at the places of the clean tokens.
-        """
+        """Outputs of the heads in a plain pass over a task, per block; kept for the next intervention."""
         key = (id(task), corrupted)
         if key not in self._outputs:
             parts: list[list[Tensor]] = [[] for _ in range(self.model.n_layers)]
@@ -74,12 +70,9 @@ class Setting:
                 batch = batch.to(self.model.device)
                 with torch.no_grad(), self.model.tracing() as trace:
                     hidden = self.model.forward(batch.corrupted if corrupted else batch.clean)
-                    where = batch.corrupted_positions if corrupted else batch.positions
-                    read = self.model.read(hidden, where)
+                    read = self.model.read(hidden, batch.positions)
                 logits.append(read.to(self.model.result_dtype).cpu())
                 for into, z in zip(parts, trace.head_z, strict=True):
-                    if corrupted and batch.alignment is not None:
-                        z = at_counterparts(z, batch.alignment)
                     into.append(z.unflatten(-1, (self.model.n_heads, self.model.d_head)))
             self._outputs[key] = [torch.cat(part) for part in parts]
             self._logits[key] = torch.cat(logits)

@@ -12,8 +12,9 @@ differ from position to position. (uit de Bos and Garriga-Alonso 2024, equation 
 arXiv:2104.03514, for the relaxation.)
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
 import torch
@@ -25,8 +26,6 @@ from assay.execution.attend import project
 from assay.execution.baseline import Baseline, Prepared
 from assay.models import Block, Model
 from assay.models.attention import PlacedAttention, Tables
-from assay.models.experts import Routing
-from assay.models.streaming import per_block
 from assay.tasks import Batch
 from assay.tasks.checks import NO_POSITION
 
@@ -39,19 +38,15 @@ class SoftPairs:
         embedded: Clean minus ablated output of `input`, `[batch, pos, d_model]`.
         baseline: Ablated values of every source, and the streams they add up to.
         tables: Rotary tables by kind.
-        scale: Per block, what a norm behind its heads divides by in the clean run, if there is one.
         read: Read position of each example, or several `[batch, reads]`.
         model_logits: The model on the clean inputs, at the read position.
-        routing: Per block, where the tokens of the clean inputs go, where experts are nodes.
     """
 
     embedded: Float[Tensor, "batch pos d_model"]
     baseline: Baseline
     tables: dict[Hashable, Tables]
-    scale: list[Float[Tensor, "batch pos 1"]]
     read: Int[Tensor, "batch ..."]
     model_logits: Float[Tensor, "batch ... d_vocab"]
-    routing: Sequence[Routing] = ()
 
     def __len__(self) -> int:
         return len(self.read)
@@ -67,10 +62,8 @@ class SoftPairs:
                 kind: (cos, sin) if len(cos) == 1 else (cos[rows], sin[rows])
                 for kind, (cos, sin) in self.tables.items()
             },
-            scale=[value[rows] for value in self.scale],
             read=self.read[rows],
             model_logits=self.model_logits[rows],
-            routing=[Routing(chosen=each.chosen[rows], weight=each.weight[rows]) for each in self.routing],
         )
 
 
@@ -112,8 +105,8 @@ class SoftRunner:
         self.model = model
         self.dtype = model.result_dtype
         blocks, dtype = model.blocks, model.result_dtype
-        self._qkv = per_block(model.module, lambda layer: _projection(blocks[layer], dtype))
-        self._out = per_block(model.module, lambda layer: blocks[layer].out_weight().to(dtype).contiguous())
+        self._qkv = cache(lambda layer: _projection(blocks[layer], dtype))
+        self._out = cache(lambda layer: blocks[layer].out_weight().to(dtype).contiguous())
 
     def bytes_per_pair(self, length: int) -> int:
         """Rough memory of one pair when gradients are wanted."""
@@ -169,16 +162,14 @@ class SoftRunner:
         read = read.to(device)
         with model.tracing(until=None) as clean_trace:
             hidden = model.forward(clean[:, :width].to(device))
-        with model.tracing(streams=True, routing=clean_trace.routing) as trace:
+        with model.tracing(streams=True) as trace:
             model.forward(corrupted[:, :width].to(device))
         return SoftPairs(
             embedded=(clean_trace.input.to(self.dtype) - trace.input.to(self.dtype)),
             baseline=Baseline(model=model, input=trace.input, z=trace.z, mlp=trace.mlp, trace=trace),
             tables=model.tables(trace.calls),
-            scale=clean_trace.scale,
             read=read,
             model_logits=model.read(hidden, read).to(self.dtype),
-            routing=clean_trace.routing,
         )
 
     @torch.no_grad()
@@ -197,10 +188,8 @@ class SoftRunner:
             embedded=trace.input.to(self.dtype) - baseline.input.to(self.dtype),
             baseline=baseline,
             tables=model.tables(trace.calls),
-            scale=trace.scale,
             read=batch.positions,
             model_logits=model.read(hidden, batch.positions).to(self.dtype),
-            routing=trace.routing,
         )
 
     def logits(
@@ -364,7 +353,7 @@ class _Walk:
             heads=range(heads),
             kv_of_head=[block.kv_head(head) for head in range(heads)],
         )
-        z = block.rescaled(z.to(self.runner.dtype), self.frozen_scale(layer, last=last)).transpose(0, 1)
+        z = block.rescaled(z.to(self.runner.dtype)).transpose(0, 1)
         ablated = (
             baseline.z[layer].to(self.runner.dtype).unflatten(-1, (heads, block.d_head)).permute(2, 0, 1, 3)
         )
@@ -372,13 +361,6 @@ class _Walk:
         outputs = torch.bmm(difference.flatten(1, 2), self.runner._out(layer))
         result: Tensor = outputs.unflatten(1, difference.shape[1:3])
         return result
-
-    def frozen_scale(self, layer: int, *, last: bool) -> Tensor | None:
-        """What a norm behind the heads divides by where it is that of the clean run."""
-        if self.model.post_norm != "frozen":
-            return None
-        scale = self.pairs.scale[layer].to(self.runner.dtype)
-        return self._read(scale[None])[0] if last else scale
 
     def mlps(self, layer: int, *, last: bool) -> Tensor:
         """Outputs of a block's MLP nodes minus the corrupted ones, `[n_mlps, batch, pos or 1, d_model]`."""
@@ -389,13 +371,6 @@ class _Walk:
             differences = self.at_read
             start, ablated = self._read(start[None])[0], self._read(ablated)
         streams = self.mix(differences, graph.mlp_targets(layer), start).to(self.model.dtype)
-        if block.experts is None:
-            outputs = block.run_mlp(streams[0])[None]
-        else:
-            routing = self.pairs.routing[layer]
-            if last:
-                chosen, weight = (self._read(each[None])[0] for each in (routing.chosen, routing.weight))
-                routing = Routing(chosen=chosen, weight=weight)
-            outputs = torch.stack(block.run_experts(list(enumerate(streams)), routing))
+        outputs = block.run_mlp(streams[0])[None]
         difference: Tensor = outputs.to(self.runner.dtype) - ablated.to(self.runner.dtype)
         return difference

@@ -5,13 +5,13 @@ decided: what is live there then stays as it is.
 """
 
 from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from jaxtyping import Bool
 from torch import Tensor
 
 from assay.models import Model
-from assay.models.streaming import per_block
 
 
 @dataclass(kw_only=True, eq=False)
@@ -80,9 +80,7 @@ class LiveStages:
         graph = model.graph
         self.model, self.several = model, several
         self.kept: Bool[Tensor, "n_sources n_targets"] = graph.valid.clone()
-        self.out = per_block(
-            model.module, lambda layer: model.blocks[layer].out_weight().to(model.result_dtype)
-        )
+        self.out = cache(lambda layer: model.blocks[layer].out_weight().to(model.result_dtype))
         self.everywhere = torch.zeros(graph.n_targets, dtype=torch.bool)
         self.somewhere = torch.zeros(graph.n_targets, dtype=torch.bool)
         self.last = 2 * model.n_layers

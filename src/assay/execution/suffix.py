@@ -58,7 +58,6 @@ class SuffixRunner:
 
     def __init__(self, model: Model, *, keep: bool = True, several: bool = False) -> None:
         check_heads_apart(model, "acdc", projected=True)
-        model.check_together("acdc")
         self.model, self.keep = model, keep
         self.dtype = model.result_dtype
         self._live = LiveStages(model, several=several)

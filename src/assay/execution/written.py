@@ -113,8 +113,6 @@ def written_by(
             begin = place[start + heads[0]]
             into = writes[begin : begin + len(heads)].flatten(1, 2)
             torch.bmm(z, block.out_weight()[heads].to(dtype), out=into)
-        for expert in range(graph.n_mlps):
-            if (row := graph.mlp_source(layer, expert)) in place:
-                part = slice(expert * model.d_model, (expert + 1) * model.d_model)
-                writes[place[row]] = trace.mlp[layer][:, behind:, part]
+        if graph.mlps and (row := graph.mlp_source(layer)) in place:
+            writes[place[row]] = trace.mlp[layer][:, behind:]
     return writes

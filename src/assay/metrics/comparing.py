@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 
 from assay.circuits import Circuit
-from assay.circuits.given import takes_text
 from assay.core.errors import InputError
 from assay.core.measurement import Measurement
 from assay.execution import Ablation, CircuitRuns
@@ -17,7 +16,6 @@ from assay.stats import FunctionOfSums, RatioOfSums, paired_difference
 from assay.tasks import Task
 
 
-@takes_text(spans=True, reads=True, lengths=True)
 def compare(
     a: Circuit,
     b: Circuit,

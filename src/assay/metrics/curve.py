@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int
 
 from assay.circuits import Circuit, EdgeScores
-from assay.circuits.given import takes_text
+from assay.circuits.slots import check_everywhere
 from assay.core.errors import GraphMismatchError, InputError, check_name
 from assay.core.measurement import Measurement
 from assay.core.plotted import Plotted
@@ -211,7 +211,6 @@ def trapezoid_weights(
     return np.asarray(np.append(widths, 0.0) + np.append(0.0, widths))
 
 
-@takes_text(reads=True, lengths=True)
 def faithfulness_curve(
     scores: EdgeScores,
     model: Model,
@@ -269,6 +268,7 @@ def faithfulness_curve(
     """
     shares = _check_fractions(FRACTIONS if fractions is None else fractions)
     check_name("selection", selection, ("top", "greedy"))
+    check_everywhere(scores.spans, "faithfulness_curve", "scores.total()")
     if scores.graph.fingerprint != model.graph.fingerprint:
         raise GraphMismatchError(
             f"the scores are of {scores.graph.describe()}, but the model is {model.graph.describe()}"

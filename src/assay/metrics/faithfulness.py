@@ -19,7 +19,7 @@ from assay.metrics.metric import (
 )
 from assay.objectives import OBJECTIVES
 from assay.stats import mean_of, ratio_of, recovery_of
-from assay.tasks import ImageRows
+from assay.tasks import ImageTask
 
 
 SMALL_MARGIN = 1e-3  # share of the median |margin| below which a single example's ratio says nothing
@@ -73,7 +73,7 @@ def _faithfulness(
 
     Undefined (`zero_denominator`) where |sum y_full| < 1e-8 n.
     """
-    if normalised or (isinstance(runs.task, ImageRows) and _is_divergence(runs.objective)):
+    if normalised or (isinstance(runs.task, ImageTask) and _is_divergence(runs.objective)):
         return _faithfulness_norm(runs, METRICS["faithfulness-norm"])
     check_name("aggregate", aggregate, ("ratio_of_sums", "mean_of_ratios"))
     used = finite_examples(runs, "full", "keep")

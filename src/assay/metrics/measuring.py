@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Float64
 
 from assay.circuits import Circuit
-from assay.circuits.given import takes_text
 from assay.core.errors import InputError, check_least, check_name
 from assay.core.measurement import Measurement
 from assay.core.random import stream
@@ -28,7 +27,6 @@ def measure(circuit: Circuit, model: Model, task: Task, metric: str, **keywords:
 def measure(
     circuit: Circuit, model: Model, task: Sequence[Task], metric: str, **keywords: Any
 ) -> list[Measurement]: ...
-@takes_text(several_tasks=True, spans=True, reads=True, lengths=True)
 def measure(
     circuit: Circuit,
     model: Model,

@@ -6,7 +6,6 @@ from typing import Any
 from assay.core.verdict import FEW_PROMPTS, FEWEST_PROMPTS, SAME_PROMPTS
 from assay.page import text as words
 from assay.page.blocks import Cell, Column, Figure, Note, Page, Row, Section, Table, folded_record
-from assay.page.strip import strip
 from assay.page.text import NARROW, Span, Text, code
 
 
@@ -16,8 +15,8 @@ RECORD = {"id", "name", "hash", "value", "n", "unit", "direction", "statistic", 
 Document = Mapping[str, Any]
 
 LEGEND = (
-    "Limits are those of the published rules; the tinted part of each small axis is where a rule passes. A "
-    "verdict is given only if the whole interval agrees. Squares: mean of random circuits of equal size."
+    "Limits are those of the published rules. A verdict is given only if the whole interval agrees. Random: "
+    "mean of random circuits of equal size."
 )
 
 # What each measurement means, by its code.
@@ -217,7 +216,6 @@ def _measurement_row(name: str, measurement: Document) -> Row:
     random = ((measurement.get("baseline") or {}).get("random") or {}).get("value")
     status, value, n = measurement.get("status") or "none", measurement.get("value"), measurement.get("n")
     excluded, unit = measurement.get("n_excluded", 0), _unit(measurement)
-    picture = strip(measurement)
     shown, between = words.estimate(value, low, high)
     return Row(
         cells=[
@@ -232,9 +230,7 @@ def _measurement_row(name: str, measurement: Document) -> Row:
                 style="quiet",
                 title=str(interval.get("method") or ""),
             ),
-            Cell(text=limit(measurement), drawing=picture)
-            if picture
-            else Cell(text=Span(reason(measurement), "undefined")),
+            limit(measurement) if value is not None else Span(reason(measurement), "undefined"),
             Cell(
                 text="" if random is None else words.number(random),
                 value="" if random is None else random,

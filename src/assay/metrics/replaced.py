@@ -25,12 +25,8 @@ from assay.metrics.outputs import divergences
 
 
 def heads_alone(circuit: Circuit) -> bool:
-    """Whether the circuit ablates whole heads and nothing else, so that they can be replaced in plain passes.
-
-    Not where experts are nodes: a plain pass sends tokens to other experts once heads are replaced.
-    """
-    alone = circuit.heads is not None and (circuit.keeps_mlps or not circuit.graph.mlps)
-    return alone and not circuit.graph.experts
+    """Whether the circuit ablates whole heads and nothing else, so that they are replaced in plain passes."""
+    return circuit.heads is not None and (circuit.keeps_mlps or not circuit.graph.mlps)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -37,7 +37,6 @@ def _corrupt_restore(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     The heads of an edge circuit are those of its connected form. Draws of noise are averaged. Undefined
     (`zero_denominator`) where ablating every head leaves the model's margin.
     """
-    runs.model.check_together("corrupt-restore")
     check_name("ablation of heads", runs.ablation, INTERVENTIONS)
     intervention = INTERVENTIONS[runs.ablation]
     complement = Complement(runs=runs)

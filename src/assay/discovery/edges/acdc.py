@@ -56,7 +56,6 @@ class Acdc(EdgeMethod):
     source: ClassVar[str] = "Conmy et al. 2023, arXiv:2304.14997"
     objective: ClassVar[str | None] = "kl"
     keeps_examples: ClassVar[bool] = False
-    many_passes: ClassVar[bool] = True
 
     threshold: float | int = 0.01
     order: str = "reverse"

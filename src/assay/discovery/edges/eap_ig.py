@@ -2,7 +2,6 @@
 
 import abc
 from collections.abc import Sequence
-from dataclasses import replace
 
 import torch
 from jaxtyping import Float
@@ -22,7 +21,6 @@ from assay.discovery.edges.quadrature import Node, quadrature_nodes
 from assay.execution import Baseline, Prepared
 from assay.execution.forward import check_finite
 from assay.models import Model, Trace
-from assay.models.experts import Routing
 from assay.tasks import Batch
 
 
@@ -49,22 +47,14 @@ class Passes:
             self.clean, logits = kept
             self.traces[1.0], self.losses[1.0] = self.clean, self.loss(logits)
         trace = None
-        if settings.ablation.paired and batch.alignment is None:
-            routing = self.clean.routing
-            trace = self._native(batch.corrupted, 0.0, gradients=0.0 in alphas, routing=routing)
-        elif settings.ablation.paired:
-            self.forward += 1  # the baseline's own: at other places, it is not the run of alpha = 0
+        if settings.ablation.paired:
+            trace = self._native(batch.corrupted, 0.0, gradients=0.0 in alphas)
         self.baseline: Baseline = prepared.baseline(batch, trace)
         self.clean_input = self.clean.input
-        self.ablated_input = self.baseline.far_end(self.baseline.input, self.clean_input)
+        self.ablated_input = self.baseline.input.to(self.clean_input.dtype).expand_as(self.clean_input)
 
-    def _native(
-        self, tokens: Tensor, alpha: float, *, gradients: bool, routing: Sequence[Routing] = ()
-    ) -> Trace:
-        with (
-            torch.set_grad_enabled(gradients),
-            self.model.tracing(gradients=gradients, routing=routing) as trace,
-        ):
+    def _native(self, tokens: Tensor, alpha: float, *, gradients: bool) -> Trace:
+        with torch.set_grad_enabled(gradients), self.model.tracing(gradients=gradients) as trace:
             hidden = self.model.forward(tokens)
             self._finish(trace, hidden, alpha, trace.leaf)
         return trace
@@ -82,7 +72,7 @@ class Passes:
         """The native blocks from a given input source on."""
         with (
             torch.set_grad_enabled(gradients),
-            self.model.tracing(sources=False, gradients=gradients, routing=self.clean.routing) as trace,
+            self.model.tracing(sources=False, gradients=gradients) as trace,
         ):
             hidden = self.model.resume(start, self.clean)
             self._finish(trace, hidden, alpha, start if gradients else None)
@@ -129,7 +119,6 @@ class _PathGradient(BatchMethod):
     """Abstract: gradients at points between the ablated and the clean input."""
 
     needs_gradients = True
-    splits = True
 
     @abc.abstractmethod
     def nodes(self, settings: Choices) -> Sequence[Node]:
@@ -159,11 +148,6 @@ class _PathGradient(BatchMethod):
                 trace.release()
             effect = passes.input_effect() if self.measures_completeness else None
         differences = passes.differences()
-        absent = passes.baseline.absent
-        if effect is not None and absent is not None:  # the path leaves these tokens out, the scores do not
-            alone = replace(differences, input=differences.input * absent[..., None])
-            scores = sums.contract(alone, batch.positions, rows=slice(0, 1), per_example=False)
-            effect += float(scores.double().sum())
         return BatchScores(
             scores=sums.contract(differences, batch.positions, per_example=settings.apart),
             coarse=centre.contract(differences, batch.positions, per_example=False) if middle else None,
@@ -178,9 +162,8 @@ class _PathGradient(BatchMethod):
         per_step = 2 * model.n_layers
         steps = len(self.nodes(settings))
         graph = model.graph
-        expanded = graph.n_sources + 3 * model.n_heads + graph.experts  # see `GradientSums.contract`
-        kept = 30 + 4 * graph.experts  # outputs of two runs, their differences
-        floats = (kept * model.n_layers + per_step * steps + expanded) * model.d_model * length
+        expanded = graph.n_sources + 3 * model.n_heads  # see `GradientSums.contract`
+        floats = (30 * model.n_layers + per_step * steps + expanded) * model.d_model * length
         scores = model.graph.n_sources * model.graph.n_targets * 2 if settings.apart else 0
         return 4 * (floats + scores)
 
@@ -189,7 +172,6 @@ class Eap(_PathGradient):
     """Edge attribution patching: the gradient at the clean run."""
 
     key = "eap"
-    aligns = True
     source = "Syed et al. 2023, arXiv:2310.10348"
 
     def nodes(self, settings: Choices) -> Sequence[Node]:
@@ -218,7 +200,6 @@ class EapIgInputs(_PathGradient):
     """EAP with the gradient averaged while the input source moves from its ablated to its clean value."""
 
     key = "eap-ig-inputs"
-    aligns = True
     source = "Hanna et al. 2024, arXiv:2403.17806"
     measures_completeness = True
     integrates = True
@@ -238,17 +219,13 @@ class EapIgInputs(_PathGradient):
 class EapIgActivations(BatchMethod):
     """Integrated gradients on activations: each source group moves from its ablated to its clean value.
 
-    Groups are `input`, the heads of one block together, and each MLP (where experts are nodes, those of one
-    block together); only edges out of the group take the group's gradients. A run differs from the clean one
-    behind its group only, so it starts there.
+    Groups are `input`, the heads of one block together, and each MLP; only edges out of the group take the
+    group's gradients. A run differs from the clean one behind its group only, so it starts there.
     """
 
     key = "eap-ig-activations"
-    aligns = True
     needs_gradients = True
-    splits = True
     integrates = True
-    many_passes = True
     source = "Marks et al. 2024, arXiv:2403.19647"
 
     def check(self, settings: Choices) -> None:
@@ -287,30 +264,22 @@ class EapIgActivations(BatchMethod):
         reads_own_heads = kind == "heads" and not model.graph.parallel
         first_attention = layer if kind == "input" else layer + 1
         first_mlp = layer if kind == "input" or reads_own_heads else layer + 1
-        # A norm that targets apply to the heads is differentiated at each node's own heads.
-        apart = kind == "heads" and bool(differences.normed_z)
-        scores = []
-        for some in [[node] for node in nodes] if apart else [nodes]:
-            sums = GradientSums(model, first_attention=first_attention, first_mlp=first_mlp)
-            for node in some:
-                if kind == "input":
-                    trace = passes.between(node.alpha)
-                else:
-                    trace = self._from_site(passes, kind, layer, node.alpha)
-                sums.add(trace, batch.positions, node.weight)
-                trace.release()
-            moved = differences
-            if apart:
-                moved = differences.around(layer, self._value(passes, kind, layer, some[0].alpha))
-            scores.append(sums.contract(moved, batch.positions, rows=rows, per_example=passes.settings.apart))
-        return torch.stack(scores).sum(0)
+        sums = GradientSums(model, first_attention=first_attention, first_mlp=first_mlp)
+        for node in nodes:
+            if kind == "input":
+                trace = passes.between(node.alpha)
+            else:
+                trace = self._from_site(passes, kind, layer, node.alpha)
+            sums.add(trace, batch.positions, node.weight)
+            trace.release()
+        return sums.contract(differences, batch.positions, rows=rows, per_example=passes.settings.apart)
 
     @staticmethod
     def _value(passes: Passes, kind: str, layer: int, alpha: float) -> Tensor:
         """Outputs of one group of block `layer` at a~ + alpha (a - a~)."""
         clean = passes.clean.z[layer] if kind == "heads" else passes.clean.mlp[layer]
         ablated = (passes.baseline.z if kind == "heads" else passes.baseline.mlp)[layer]
-        ablated = passes.baseline.far_end(ablated, clean)
+        ablated = ablated.to(clean.dtype).expand_as(clean)
         return ablated + alpha * (clean - ablated)
 
     @classmethod
@@ -318,12 +287,8 @@ class EapIgActivations(BatchMethod):
         """The run in which one group of block `layer` is at a~ + alpha (a - a~)."""
         model, block = passes.model, passes.model.blocks[layer]
         value = cls._value(passes, kind, layer, alpha)
-        leaf = (value if kind == "heads" else block.all_mlps(value)).requires_grad_()
-        routing = passes.clean.routing
-        with (
-            torch.enable_grad(),
-            model.tracing(sources=False, gradients=True, routing=routing) as trace,
-        ):
+        leaf = value.requires_grad_()
+        with torch.enable_grad(), model.tracing(sources=False, gradients=True) as trace:
             if kind == "heads" and block.branch_norm is not None:
                 # What the heads add to the stream moves, not what the norm behind them reads.
                 assert block.branch_norm.module is not None

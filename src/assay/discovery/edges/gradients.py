@@ -12,7 +12,8 @@ counts as a constant, the term in x^ falls away.
 (Syed et al. 2023, arXiv:2310.10348; Hanna et al. 2024, arXiv:2403.17806.)
 """
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import cache
 
 import torch
 from jaxtyping import Float, Int
@@ -20,9 +21,7 @@ from torch import Tensor
 
 from assay.execution import Baseline
 from assay.models import Model, Norm, Trace
-from assay.models.experts import Routing
 from assay.models.reading import at_reads
-from assay.models.streaming import per_block
 
 
 # Bytes of expanded differences and gradients held at once; more gains nothing on any device tried.
@@ -36,18 +35,13 @@ class ActivationDifferences:
     Attributes:
         input: `[batch, pos, d_model]`.
         z: Per block `[batch, pos, n_heads, d_head]`.
-        normed_z: Per block, outputs of the heads at which the norm behind them is differentiated, where
-            targets apply it: those of the clean run.
-        mlp: Per block `[batch, pos, d_model]`; where experts are nodes, of all of them as in a trace.
-        constant_scale: Whether the scale of such a norm counts as a constant.
+        mlp: Per block `[batch, pos, d_model]`.
     """
 
     model: Model
     input: Tensor
     z: list[Tensor]
     mlp: list[Tensor]
-    normed_z: list[Tensor] = field(default_factory=list)
-    constant_scale: bool = False
 
     @classmethod
     def between(
@@ -56,8 +50,6 @@ class ActivationDifferences:
         clean: Trace,
         baseline: Baseline,
         lengths: Int[Tensor, " batch"],
-        *,
-        constant_scale: bool = False,
     ) -> "ActivationDifferences":
         """Differences of a batch, zero at padded positions."""
         real = (torch.arange(clean.input.shape[1], device=lengths.device) < lengths[:, None])[..., None]
@@ -72,13 +64,7 @@ class ActivationDifferences:
             input=difference(baseline.input, clean.input),
             z=[difference(b, a).unflatten(-1, heads) for a, b in zip(clean.z, baseline.z, strict=True)],
             mlp=[difference(b, a) for a, b in zip(clean.mlp, baseline.mlp, strict=True)],
-            normed_z=clean.z if model.post_norm == "per-target" else [],
-            constant_scale=constant_scale,
         )
-
-    def around(self, layer: int, z: Tensor) -> "ActivationDifferences":
-        """The same with the norm behind the heads of one block differentiated at these outputs of theirs."""
-        return replace(self, normed_z=[*self.normed_z[:layer], z, *self.normed_z[layer + 1 :]])
 
     def expand(self, rows: slice) -> Float[Tensor, "n_sources batch pos d_model"]:
         """Differences as the stream sees them, for some examples."""
@@ -92,15 +78,8 @@ class ActivationDifferences:
             weight = block.out_weight().to(first.dtype)
             heads = expanded[row : row + model.n_heads]
             torch.bmm(z, weight, out=heads.flatten(1, 2))
-            if self.normed_z and block.target_norm is not None:
-                written = self.normed_z[layer][rows].to(first.dtype) @ weight.flatten(0, 1)
-                direction, inverse = block.target_norm.standardise(written)
-                change = block.target_norm.centre(heads)
-                change = change if self.constant_scale else _tangent(change, direction)
-                heads.copy_(block.target_norm.scaled_by_gain(change * inverse))
             if graph.mlps:
-                by_node = self.mlp[layer][rows].unflatten(-1, (graph.n_mlps, -1))
-                expanded[graph.mlp_sources(layer)] = by_node.permute(2, 0, 1, 3)
+                expanded[graph.mlp_source(layer)] = self.mlp[layer][rows]
         return expanded
 
 
@@ -136,11 +115,9 @@ class GradientSums:
         self.constant_scale = constant_scale
         self.first_attention, self.first_mlp = first_attention, first_mlp
         self.channels = [_ChannelSums() for _ in model.blocks]
-        # Where experts are nodes, of those that each token goes to, [batch, pos, chosen, d_model].
         self.mlp: list[Tensor | None] = [None] * model.n_layers
-        self.routing: dict[int, Routing] = {}
         self.logits: Tensor | None = None
-        self._weight = per_block(model.module, lambda layer: _projections(model, layer))
+        self._weight = cache(lambda layer: _projections(model, layer))
 
     def add(self, trace: Trace, positions: Int[Tensor, "batch *reads"], weight: float) -> None:
         """Take one finished backward pass into the sums."""
@@ -151,15 +128,10 @@ class GradientSums:
             self._add_attention(layer, layer - offset_attention, trace, weight, wide)
         for layer in range(self.first_mlp, self.model.n_layers):
             block = self.model.blocks[layer]
-            gradient = trace.gradients.get(("mlp" if block.experts is None else "experts", layer, 0))
+            gradient = trace.gradients.get(("mlp", layer, 0))
             if gradient is not None:
                 x = trace.mlp_in[layer - offset_mlp]
-                if block.experts is not None:
-                    self.routing[layer] = routing = trace.routing[layer - offset_mlp]
-                    x, gradient = x[:, :, None], gradient.view(*routing.chosen.shape, -1)
-                else:
-                    gradient = gradient.view(x.shape)
-                above = gradient.to(wide) * weight
+                above = gradient.view(x.shape).to(wide) * weight
                 change = norm_backward(block.mlp_norm, x, above, constant_scale=self.constant_scale)
                 before = self.mlp[layer]
                 self.mlp[layer] = change if before is None else before + change
@@ -205,17 +177,6 @@ class GradientSums:
         result: Tensor = gradient.unflatten(1, (n, length))
         return result
 
-    def _mlp_gradient(self, layer: int, rows: slice) -> Tensor | None:
-        """`[n_mlps, batch, pos, d_model]` of some examples."""
-        gradient = self.mlp[layer]
-        if gradient is None:
-            return None
-        if layer not in self.routing:
-            return gradient[rows][None]
-        routing = self.routing[layer]
-        routing = replace(routing, chosen=routing.chosen[rows], weight=routing.weight[rows])
-        return routing.spread(gradient[rows], self.model.graph.experts).permute(2, 0, 1, 3)
-
     def contract(
         self,
         differences: ActivationDifferences,
@@ -238,8 +199,7 @@ class GradientSums:
         scores = differences.input.new_zeros(n if per_example else 1, graph.n_sources, graph.n_targets)
         size = max(
             1,
-            CHUNK_BYTES
-            // ((graph.n_sources + 3 * self.model.n_heads + graph.experts) * length * self.model.d_model * 4),
+            CHUNK_BYTES // ((graph.n_sources + 3 * self.model.n_heads) * length * self.model.d_model * 4),
         )
         for start in range(0, n, size):
             chunk = slice(start, min(start + size, n))
@@ -251,10 +211,11 @@ class GradientSums:
                 if gradient is not None:
                     sources = slice(wanted.start, min(wanted.stop, graph.sources_before_block(layer)))
                     _multiply(into, expanded, gradient, sources, slice(first, last), per_example)
-                mlp = self._mlp_gradient(layer, chunk)
+                mlp = self.mlp[layer]
                 if mlp is not None:
                     sources = slice(wanted.start, min(wanted.stop, graph.sources_before_mlp(layer)))
-                    _multiply(into, expanded, mlp, sources, graph.mlp_targets(layer), per_example)
+                    targets = graph.mlp_targets(layer)
+                    _multiply(into, expanded, mlp[chunk][None], sources, targets, per_example)
             if self.logits is not None:
                 index = torch.arange(chunk.stop - chunk.start, device=positions.device)
                 whole = self.model.reads_all(positions)
@@ -277,11 +238,6 @@ def _multiply(
         )
     else:
         into[0, sources, targets] += left.flatten(1) @ right.flatten(1).T
-
-
-def _tangent(change: Tensor, direction: Tensor) -> Tensor:
-    """What is left of a change of a norm's input when the norm's scale moves along."""
-    return change - direction * (change * direction).mean(-1, keepdim=True)
 
 
 def norm_backward(norm: Norm, x: Tensor, gradient: Tensor, *, constant_scale: bool) -> Tensor:

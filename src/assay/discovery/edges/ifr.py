@@ -56,7 +56,6 @@ class Ifr(BatchMethod):
     """
 
     key = "ifr"
-    aligns = True
     needs_gradients = False
     cuts = False
     source = "Ferrando and Voita 2024, arXiv:2403.00824"

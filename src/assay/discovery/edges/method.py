@@ -83,11 +83,8 @@ class EdgeMethod(abc.ABC):
         source: Author, year, arXiv id.
         objective: What it attributes unless told otherwise; None: the task's own.
         keeps_examples: Whether the scores of each example can be kept.
-        splits: Whether it serves experts that are nodes; see `Model.with_experts`.
         cuts: Whether its scores speak of runs with edges cut, so that treatments of norms behind branches
             change them.
-        aligns: Whether it resamples from prompts of another length (docs/theory/lengths.md).
-        many_passes: Whether it makes too many passes to go through them all for their memory.
     """
 
     key: ClassVar[str]
@@ -96,10 +93,7 @@ class EdgeMethod(abc.ABC):
     source: ClassVar[str]
     objective: ClassVar[str | None] = None
     keeps_examples: ClassVar[bool] = True
-    splits: ClassVar[bool] = False
     cuts: ClassVar[bool] = True
-    aligns: ClassVar[bool] = False
-    many_passes: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):

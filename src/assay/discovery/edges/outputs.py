@@ -14,11 +14,9 @@ import torch
 from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
-from assay.circuits.given import takes_text
 from assay.core.errors import InputError, NonFiniteError
 from assay.discovery.edges.eap_ig import EapIgInputs
 from assay.discovery.edges.feeding import check_kept_apart
-from assay.discovery.edges.gradients import norm_backward
 from assay.discovery.edges.method import Choices, provenance_of
 from assay.discovery.edges.quadrature import Node, quadrature_nodes
 from assay.discovery.edges.sums import DistinctIds, WeightedSums
@@ -53,7 +51,6 @@ class OutputScores:
     resampled: Float32[Tensor, "n_resamples n_sources"] | None = None
 
 
-@takes_text(reads=True, lengths=True)
 def output_scores(
     model: Model,
     task: Task,
@@ -90,7 +87,6 @@ def output_scores(
     Notes:
         Cost with `steps=5`: 7 forward passes: over the clean inputs, for the ablated values, one per node.
     """
-    model.check_together("output_scores")
     if isinstance(steps, bool):
         raise InputError(f"steps is {steps!r}; give a positive integer")
     method = EapIgInputs()
@@ -108,7 +104,7 @@ def output_scores(
     method.check(settings)
     task = model.bind(task)
     size = choose_batch_size(
-        model, task, asked=batch_size, bytes_per_example=8 * model.d_model * task.longest * 4, memory=memory
+        model, task, asked=batch_size, bytes_per_example=8 * model.d_model * task.length * 4, memory=memory
     )
     started = time.perf_counter()
     prepared = settings.ablation.prepare(model, task, batch_size=size, seed=seed)
@@ -198,7 +194,7 @@ def _batch(
         hidden = model.forward(batch.clean)
         clean_logits = model.read(hidden, batch.positions).to(model.result_dtype)
         check_finite(clean_logits, f"{model.id} on the clean input", batch.indices)
-    ablated = baseline.far_end(baseline.input, clean.input)
+    ablated = baseline.input.to(clean.input.dtype).expand_as(clean.input)
     gradient = None
     for node in nodes:
         with torch.no_grad():
@@ -242,11 +238,7 @@ def _contract(
     for layer, block in enumerate(model.blocks):
         # A head writes z W_O, so its product with the gradient is that of z with W_O g: d_head numbers.
         heads = difference(baseline.z[layer], clean.z[layer]).unflatten(2, (model.n_heads, model.d_head))
-        weight, reaching = block.out_weight().to(wide), gradient
-        if model.post_norm == "per-target" and block.target_norm is not None:
-            written = at(clean.z[layer]) @ weight.flatten(0, 1)
-            reaching = norm_backward(block.target_norm, written, gradient, constant_scale=False)
-        through = torch.einsum("bpd,hcd->bphc", reaching, weight)
+        through = torch.einsum("bpd,hcd->bphc", gradient, block.out_weight().to(wide))
         columns.append((heads * through).sum((1, 3)))
         if model.graph.mlps:
             mlp = difference(baseline.mlp[layer], clean.mlp[layer])

@@ -28,7 +28,7 @@ class Exact(BatchMethod):
     """The damage itself: J(run with this one edge ablated) - J(clean), for every edge.
 
     A run differs from the clean one behind its edge only, so it starts at the edge's target, and many edges
-    into one target share a pass. Where the heads of a block depend on each other, or experts are nodes, each
+    into one target share a pass. Where the heads of a block depend on each other, each
     edge has a run of its own.
 
     Attributes:
@@ -36,11 +36,8 @@ class Exact(BatchMethod):
     """
 
     key: ClassVar[str] = "exact"
-    aligns: ClassVar[bool] = True
-    splits: ClassVar[bool] = True
     needs_gradients: ClassVar[bool] = False
     source: ClassVar[str] = "Conmy et al. 2023, arXiv:2304.14997"
-    many_passes: ClassVar[bool] = True
 
     edges: Sequence[str] | str | Circuit | None = None
 
@@ -74,7 +71,7 @@ class Exact(BatchMethod):
     @torch.no_grad()
     def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
         wanted = self.wanted(model.graph)
-        runs = runs_from_targets if _starts_at_targets(model, batch) else runs_apart
+        runs = runs_from_targets if _starts_at_targets(model) else runs_apart
         baseline = prepared.baseline(batch)
         scores = None
         for row, column, damage in runs(model, batch, baseline, settings, wanted):
@@ -89,13 +86,9 @@ class Exact(BatchMethod):
 Damages = Iterator[tuple[int, int, Float[Tensor, " batch"]]]
 
 
-def _starts_at_targets(model: Model, batch: Batch) -> bool:
-    """Whether a change of one head, or of one query or key, leaves the rest of its block as it is.
-
-    Runs that begin inside a block know clean and corrupted prompts of one length only.
-    """
-    alone = model.family.branch_norm is None and model.coupling == "none" and model.experts == "together"
-    return alone and batch.alignment is None
+def _starts_at_targets(model: Model) -> bool:
+    """Whether a change of one head, or of one query or key, leaves the rest of its block as it is."""
+    return model.family.branch_norm is None and model.coupling == "none"
 
 
 def runs_from_targets(
@@ -140,8 +133,6 @@ class Random(BatchMethod):
     """Uniform scores on (-1, 1): the baseline that a method has to beat."""
 
     key = "random"
-    aligns = True
-    splits = True
     needs_gradients = False
     source = "Mueller et al. 2025, arXiv:2504.13151"
 

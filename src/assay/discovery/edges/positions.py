@@ -16,7 +16,6 @@ import torch
 from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
-from assay.circuits.given import takes_text
 from assay.circuits.scores import EdgeScores
 from assay.circuits.spans import Place, Spans
 from assay.core.errors import InputError, NonFiniteError
@@ -31,7 +30,6 @@ from assay.objectives import Loss, Objective
 from assay.tasks import Batch, Task
 
 
-@takes_text(reads=True)
 def discover_positions(
     model: Model,
     task: Task,
@@ -82,7 +80,6 @@ def discover_positions(
     References:
         Haklay et al. (2025), arXiv:2502.04577.
     """
-    model.check_together("discover_positions")
     chosen = _path_gradient(get_method(method), steps)
     settings = chosen.choices(
         task, objective=objective, ablation=ablation, steps=steps, quadrature=quadrature, seed=seed

@@ -48,7 +48,6 @@ class EdgePruning(EdgeMethod):
     needs_gradients = True
     objective = "kl"
     keeps_examples = False
-    many_passes = True
     source = "Bhaskar et al. 2024, arXiv:2406.16778"
 
     n_edges: int | None = None

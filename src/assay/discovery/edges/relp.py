@@ -69,7 +69,6 @@ class Relp(BatchMethod):
     attention: Attention = "full"
 
     key = "relp"
-    aligns = True
     needs_gradients = True
     source = "Rezaei Jafari et al. 2025, arXiv:2508.21258"
 
@@ -93,9 +92,7 @@ class Relp(BatchMethod):
         sums = GradientSums(model, constant_scale=True)
         sums.add(trace, batch.positions, 1.0)
         baseline = prepared.baseline(batch)
-        differences = ActivationDifferences.between(
-            model, trace, baseline, batch.lengths, constant_scale=True
-        )
+        differences = ActivationDifferences.between(model, trace, baseline, batch.lengths)
         return BatchScores(
             scores=sums.contract(differences, batch.positions, per_example=settings.apart),
             forward=1 + int(settings.ablation.paired),

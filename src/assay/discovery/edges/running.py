@@ -10,33 +10,27 @@ import torch
 from torch import Tensor
 
 from assay.circuits import EdgeScores
-from assay.circuits.given import takes_text
-from assay.core.errors import AssayWarning, InputError
+from assay.core.errors import AssayWarning
 from assay.discovery.edges.feeding import check_kept_apart, completeness_gap, scores_of
 from assay.discovery.edges.method import (
-    METHODS,
     BatchMethod,
     Choices,
     EdgeMethod,
     get_method,
     provenance_of,
 )
-from assay.discovery.edges.routing import routed_losses, routing_change
 from assay.discovery.edges.sums import Sweep
 from assay.execution import Ablation
-from assay.execution.batches import choose_batch_size, free_memory
-from assay.execution.memory import Run
+from assay.execution.batches import choose_batch_size, free_memory, with_room
 from assay.models import Model
-from assay.models.streaming import streams
 from assay.objectives import Loss, Objective
-from assay.tasks import Task, check_equal_lengths
+from assay.tasks import Task
 
 
 TOLERANCE = 0.02  # of steps="auto": completeness gap, and share of the strongest edges that moved
 WIDE_BYTES = 8 * 2**30  # a float32 copy for `drift` takes no more, so that a pass decides the peak of memory
 
 
-@takes_text(reads=True, lengths=True)
 def discover(
     model: Model,
     task: Task,
@@ -77,16 +71,13 @@ def discover(
             weights follow `seed` and the id of each example (`poisson_weights`); adds 4 bytes per edge and
             resample. Ablated values are those of all examples in every resample.
         seed: Root seed.
-        post_norm: Treatment of norms behind branches (Gemma 2 and 3, OLMo 2): `exact` (default), `frozen`,
-            `per-target` or `eap-ig`; see `Model.treating`.
+        post_norm: Treatment of norms behind branches (Gemma 2 and 3, OLMo 2): `exact` (default) or
+            `eap-ig`; see `Model.treating`.
         **options: Options of the method, such as `threshold` of `acdc`.
 
     Returns:
         Signed scores, mean over examples, in the unit of the objective; positive: ablation hurts.
-        `details` has the passes spent; for `eap-ig-inputs` the completeness gap; for a mixture of experts
-        `routing`, how many choices of experts the corrupted input changes (with a node per expert and
-        `resample` also its mean loss with the routing of the clean input, `kept`: that of the empty circuit,
-        and with its own, `followed`); for a half-precision model
+        `details` has the passes spent; for `eap-ig-inputs` the completeness gap; for a half-precision model
         `drift`, the relative L2 distance of the scores of at most 8 examples from those of a float32
         copy under the same treatment: a fraction, >= 0. It is NaN, and `drift_reason` says why, where the
         copy would take more than 8 GiB (2.1 billion weights) or than `memory`.
@@ -110,7 +101,11 @@ def discover(
     )
     asked = resolve(model, task, configured, settings, batch_size=batch_size, memory=memory)
     started = time.perf_counter()
-    sweep, details = _sweeps(asked.method, model, asked.task, asked.settings, asked.size)
+
+    def run(size: int) -> tuple[Asked, Sweep, dict[str, Any]]:
+        return replace(asked, size=size), *_sweeps(asked.method, model, asked.task, asked.settings, size)
+
+    asked, sweep, details = with_room(run, asked.size)
     return asked.scores(sweep, details | {"seconds": time.perf_counter() - started})
 
 
@@ -139,18 +134,11 @@ class Asked:
         details = details | {"batch_size": self.size}
         provenance = provenance_of(self.model, self.task, self.method, self.settings)
         scores = scores_of(self.model, sweep, self.task.n, provenance, details)
-        details, passes = dict(scores.details), dict(scores.details["passes"])
-        if self.model.family.router is not None:
-            details["routing"] = routing_change(self.model, self.task, self.size)
-            passes["forward"] += 2
-            if self.model.experts == "nodes" and self.settings.ablation.paired:
-                losses = routed_losses(self.model, self.task, self.settings.objective, self.size)
-                details["routing"] |= losses
-                passes["forward"] += 3
+        details = dict(scores.details)
         half = self.model.dtype in (torch.bfloat16, torch.float16)
         if half and self.method.needs_gradients and isinstance(self.method, BatchMethod):
             details |= _drift(self)
-        return replace(scores, details=details | {"passes": passes})
+        return replace(scores, details=details)
 
 
 def resolve(
@@ -164,51 +152,16 @@ def resolve(
 ) -> Asked:
     """What `discover` runs; raises what it raises."""
     check_kept_apart(method, settings)
-    if settings.ablation.paired and not method.aligns:
-        able = ", ".join(key for key, known in METHODS.items() if known.aligns)
-        check_equal_lengths(task, f"{method.key} under resample, unlike {able},")
-    if model.experts != "together" and not method.splits:
-        able = ", ".join(key for key, known in METHODS.items() if known.splits)
-        raise InputError(
-            f"{method.key} does not serve the experts of {model.id} as nodes; use one of {able}, or load the "
-            "model with experts='together'"
-        )
     method.check(settings)
     task = model.bind(task)
-    extra = method.bytes_per_example(model, task.longest, settings)
-    size = choose_batch_size(
-        model,
-        task,
-        asked=batch_size,
-        bytes_per_example=extra,
-        memory=memory,
-        run=in_one_batch(method, settings),
-    )
+    extra = method.bytes_per_example(model, task.length, settings)
+    size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra, memory=memory)
     return Asked(model=model, task=task, method=method, settings=settings, size=size, memory=memory)
-
-
-def in_one_batch(method: EdgeMethod, settings: Choices) -> Run | None:
-    """The sweep, or with steps="auto" the larger of the two, over examples that make one batch.
-
-    None where that takes too many passes to go through them for their memory.
-    """
-    auto = settings.steps == "auto"
-    chosen = replace(settings, steps="auto, refined") if auto and method.integrates else settings
-    if method.many_passes:
-        return None
-
-    def run(model: Model, task: Task) -> None:
-        method.sweep(model, task, chosen, task.n)
-
-    return run
 
 
 def _drift(asked: Asked) -> dict[str, Any]:
     """`drift`: relative L2 distance of half-precision scores from those of a float32 copy; or why not."""
     model = asked.model
-    if streams(model.module):
-        reason = f"no drift: a float32 copy of {model.id} would hold the weights that stay in its checkpoint"
-        return {"drift": float("nan"), "drift_reason": reason}
     free = free_memory(model.device) * 6 // 10 if asked.memory is None else asked.memory
     takes, most = 4 * model.n_parameters, min(free, WIDE_BYTES)
     if takes > most:
@@ -219,7 +172,7 @@ def _drift(asked: Asked) -> dict[str, Any]:
         return {"drift": float("nan"), "drift_reason": reason}
     few = asked.task.subset(torch.arange(min(asked.task.n, asked.size, 8)))
     wide = Model(deepcopy(model.module).float(), model.family, name=model.id)
-    wide = wide.treating(model.post_norm).with_experts(model.experts)
+    wide = wide.treating(model.post_norm)
     low, high = (asked.method.sweep(each, few, asked.settings, few.n).total for each in (model, wide))
     return {"drift": float((low - high).norm() / high.norm())}
 
@@ -237,13 +190,11 @@ def _sweeps(
     sweep = method.sweep(model, task, settings, size)
     assert sweep.coarse is not None
     moved = _moved(model, sweep.coarse, sweep.total)
-    # Where experts change, which no number of steps resolves.
-    jumps = model.family.router is not None and model.experts == "together"
-    if moved <= TOLERANCE and (jumps or _gap(sweep) <= TOLERANCE):
+    if moved <= TOLERANCE and _gap(sweep) <= TOLERANCE:
         return sweep, {"steps": 3, "top_moved": moved}
     finer = _merge(sweep, method.sweep(model, task, replace(settings, steps="auto, refined"), size))
     moved = _moved(model, sweep.total, finer.total)
-    if not jumps and _gap(finer) > TOLERANCE:
+    if _gap(finer) > TOLERANCE:
         warnings.warn(
             f"9 steps leave a completeness gap of {_gap(finer):.1%}; give more steps, e.g. steps=27",
             AssayWarning,

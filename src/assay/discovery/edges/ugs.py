@@ -63,7 +63,6 @@ class Ugs(EdgeMethod):
     needs_gradients = True
     objective = "kl"
     keeps_examples = False
-    many_passes = True
     source = "Li and Janson 2024, arXiv:2409.09951"
 
     price: float = 1e-3

@@ -15,7 +15,6 @@ from assay.discovery.heads.interventions import INTERVENTIONS, Donor
 from assay.execution import ABLATIONS, Ablation, BaselineShelf, run_circuit
 from assay.execution.ablation import check_aligned
 from assay.execution.sites import Setting
-from assay.tasks import ImageStream
 
 
 def run_with_edges_replaced(
@@ -39,7 +38,7 @@ def run_with_edges_replaced(
     if isinstance(intervention, Donor):
         donors = intervention.donors_of(setting)
         rows = torch.from_numpy(np.where(donors < 0, np.arange(len(donors)), donors))
-        prompts = (prompts.loaded() if isinstance(prompts, ImageStream) else prompts).with_donors(rows)
+        prompts = prompts.with_donors(rows)
         ablation = "resample"
     if ablation not in ABLATIONS:
         have = ", ".join(sorted({*ABLATIONS} & {*INTERVENTIONS}))

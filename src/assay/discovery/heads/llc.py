@@ -24,7 +24,7 @@ from assay.execution.batches import choose_batch_size
 from assay.models import Block, Model, Separate, Trace
 from assay.objectives import Objective, get_objective
 from assay.tasks import Batch, Task, map_tensors
-from assay.tasks.image_rows import draw_rows
+from assay.tasks.rows import draw_rows
 
 
 NOT_CONVERGED = "llc_not_converged"

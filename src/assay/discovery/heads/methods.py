@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from assay.circuits.given import takes_text
 from assay.core.errors import InputError, check_name, unknown_name
 from assay.core.registry import Registry
 from assay.discovery.heads.attribution import attribution_patching
@@ -29,7 +28,7 @@ from assay.discovery.heads.single_heads import activation_patching, drop_effect,
 from assay.discovery.heads.weights import MATRICES, answer_norm, weight_scores
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
-from assay.tasks import Task, check_equal_lengths
+from assay.tasks import Task
 
 
 Objectives = str | Objective | Loss | None
@@ -108,7 +107,6 @@ def find_head_method(name: str) -> HeadMethod:
     raise unknown_name("head method", name, [*HEAD_METHODS, *(spec.id for spec in known)])
 
 
-@takes_text(reads=True, lengths=True)
 def discover_heads(
     model: Model, task: Task, method: str = "activation-patching", **options: Any
 ) -> HeadScores:
@@ -141,8 +139,6 @@ def discover_heads(
     spec = find_head_method(method)
     for name in options:
         check_name(f"option of head method {spec.key!r}", name, spec.options)
-    if "pairs" in spec.requires:
-        check_equal_lengths(task, f"{spec.key}, which exchanges activations by position,")
     found = spec.compute(model.uncut, model.bind(task), **options)
     how = {"key": spec.key, "id": spec.id, "version": spec.version}
     return replace(found, provenance={**found.provenance, "method": how})

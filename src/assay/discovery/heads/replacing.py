@@ -84,7 +84,6 @@ def heads_replaced(model: Model, heads: Heads, replacement: Replacement, batch: 
         replacement: What by.
         batch: The prompts that pass; a pass may hold several copies of them, one after the other.
     """
-    model.check_together("replacing heads inside plain passes")
     by_layer: dict[int, list[int]] = {}
     for layer, head in sorted(heads):
         if not (0 <= layer < model.n_layers and 0 <= head < model.n_heads):

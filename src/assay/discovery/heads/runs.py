@@ -30,7 +30,6 @@ Reading = Callable[[Tensor, Tensor], Tensor]
 @torch.no_grad()
 def base_run(model: Model, tokens: Int[Tensor, "n pos"]) -> Trace:
     """A plain pass with everything that runs of single heads start from."""
-    model.check_together("replacing heads inside plain passes")
     with model.tracing(streams=True) as trace:
         model.forward(tokens)
     return trace
