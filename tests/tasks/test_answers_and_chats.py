@@ -174,9 +174,10 @@ def test_pairs_whose_answers_begin_alike_are_left_out(tmp_path: Path, gpt2_token
         TokenizationError, match=r"rows.jsonl: answer ' Bamako' .* so do those of all 2 pairs"
     ):
         load_task(path, gpt2_tokenizer, answer_tokens="first")
-    path.write_text("\n".join(map(json.dumps, [rows[0], {**rows[1], "corrupted": "Of"}])))
-    with pytest.raises(TokenizationError, match=r"line 2: pair 0: clean prompt 'The city of' has 3 tokens"):
-        load_task(path, gpt2_tokenizer, answer_tokens="first")
+    path.write_text("\n".join(map(json.dumps, [rows[0], {**rows[1], "corrupted": "Of"}, *rows[1:]])))
+    task = load_task(path, gpt2_tokenizer, answer_tokens="first")
+    assert task.ids.tolist() == [3, 4]
+    assert [note.split(",")[0] for note in task.notes] == ["1 of 4 pairs", "1 of 3 pairs"]
 
 
 def test_grammars_pair_answers_that_differ_in_their_first_token(gpt2_tokenizer: Any) -> None:

@@ -15,28 +15,27 @@ from assay.tasks import (
     DIGIT_CLASSES,
     DIGIT_SWAPS,
     EvalTransform,
-    ImageSet,
+    ImageTask,
     digits_source,
     digits_task,
     draw_digits,
     find_domains,
     load_images,
-    read_source,
 )
 from assay.tasks.digits import _PAINT, DIGIT_COLOURS
 
 
-def labels_of(images: ImageSet) -> np.ndarray:
+def labels_of(images: ImageTask) -> np.ndarray:
     assert images.labels is not None
-    return images.labels
+    return images.labels.numpy()
 
 
-def colours_of(images: ImageSet) -> np.ndarray:
+def colours_of(images: ImageTask) -> np.ndarray:
     """The class that each colour stands for."""
     return np.array([DIGIT_COLOURS.index(colour) for colour in images.fields["colour"]])
 
 
-def hues(images: ImageSet) -> np.ndarray:
+def hues(images: ImageTask) -> np.ndarray:
     """Which paint the pixels of each image are, whatever the field says."""
     seen = images.pixels.reshape(images.n, -1, 3).astype(float).sum(1)
     seen /= np.linalg.norm(seen, axis=1, keepdims=True)
@@ -56,7 +55,7 @@ def hues(images: ImageSet) -> np.ndarray:
 def test_an_image_depends_on_its_number_alone(
     seed: int, start: int, n: int, agreement: float, swap: str | None, split: str
 ) -> None:
-    def drawn(n: int, start: int) -> ImageSet:
+    def drawn(n: int, start: int) -> ImageTask:
         return draw_digits(n, agreement=agreement, seed=seed, split=split, swap=swap, start=start)
 
     whole, part = drawn(start + n, 0), drawn(n, start)
@@ -166,7 +165,7 @@ def model() -> Any:
 def test_a_task_pairs_every_image_with_its_counterpart(model: Any, swap: str) -> None:
     task = digits_task(model, 12, swap=swap, seed=3, start=5)
     transform = EvalTransform.for_model(model)
-    for tensor, each in ((task.images, None), (task.corrupted, swap)):
+    for tensor, each in ((task.clean, None), (task.corrupted, swap)):
         pixels = draw_digits(12, seed=3, split="test", swap=each, start=5).pixels
         torch.testing.assert_close(tensor, transform.normalised(pixels), rtol=0, atol=0)
     assert task.labels is not None
@@ -219,14 +218,15 @@ def test_a_source_names_agreement_and_swap(model: Any) -> None:
 
 
 def test_the_source_without_an_agreement_is_three_domains() -> None:
-    assert [each.name for each in find_domains("colour-digits")] == [
+    assert list(find_domains("colour-digits")) == [
         "agreement-0.1",
         "agreement-0.5",
         "agreement-0.9",
     ]
-    sets = read_source("colour-digits:0.1", transform=EvalTransform(resize=(28, 28)), drawn=5)
+    found = find_domains("colour-digits:0.1", drawn=5)["agreement-0.1"]
     expected = draw_digits(5, agreement=0.1, split="test")
-    np.testing.assert_array_equal(sets["agreement-0.1"].pixels, expected.pixels)
+    held = found.with_transform(EvalTransform(resize=(28, 28))).held()
+    np.testing.assert_array_equal(held.pixels, expected.pixels)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """The 39 calibration domains: golden values of the published code, determinism, and what they may not do."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,15 +14,11 @@ from assay.core.random import stream
 from assay.tasks import (
     CORRUPTIONS,
     EvalTransform,
-    ImageListing,
-    ImageSet,
-    ImageStream,
-    ReadOptions,
+    ImageTask,
     corrupt,
-    list_files,
+    read_files,
 )
 from assay.tasks.corruptions import plasma
-from assay.tasks.image_decoding import Arrays
 
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "generalization"
@@ -38,8 +35,9 @@ def golden() -> dict[str, np.ndarray]:
         return dict(archive)
 
 
-def repeated(pixels: np.ndarray, n: int = 1) -> ImageSet:
-    return ImageSet(pixels=np.repeat(pixels[None], n, axis=0), domain="photo", fields={"row": list(range(n))})
+def repeated(pixels: np.ndarray, n: int = 1) -> ImageTask:
+    pixels = np.repeat(pixels[None], n, axis=0)
+    return ImageTask(pixels=pixels, domain="photo", fields={"row": list(range(n))})
 
 
 def key_of(golden_name: str) -> str:
@@ -55,56 +53,63 @@ def test_there_are_thirty_nine_and_each_says_what_it_does() -> None:
 
 
 @pytest.fixture(scope="module")
-def listing(tmp_path_factory: pytest.TempPathFactory) -> ImageListing:
+def files(tmp_path_factory: pytest.TempPathFactory) -> ImageTask:
     folder = tmp_path_factory.mktemp("photos")
     rng = np.random.default_rng(0)
     for row in range(4):
         Image.fromarray(rng.integers(0, 256, (48, 40, 3), np.uint8)).save(folder / f"{row}.png")
-    return list_files(sorted(folder.glob("*.png")), domain="photo")
+    return read_files(sorted(folder.glob("*.png")), domain="photo")
 
 
 @pytest.mark.parametrize("key", KEYS)
-def test_a_stream_is_corrupted_to_the_same_pixels(key: str, listing: ImageListing) -> None:
-    options = ReadOptions(transform=EvalTransform(resize=36, crop=(32, 32)), workers=int(key == "snow-3"))
-    held = corrupt(listing.read(options), key, seed=7)
-    streamed = corrupt(listing.stream(options), key, seed=7)
+def test_files_are_corrupted_to_the_same_pixels(key: str, files: ImageTask) -> None:
+    lazy = replace(
+        files.with_transform(EvalTransform(resize=36, crop=(32, 32))), workers=int(key == "snow-3")
+    )
+    held, streamed = corrupt(lazy.held(), key, seed=7), corrupt(lazy, key, seed=7)
     assert (streamed.domain, streamed.config["corruption"]) == (held.domain, held.config["corruption"])
-    np.testing.assert_array_equal(pixels_of(streamed), held.pixels)
+    expected = pixels_of(held)
+    np.testing.assert_array_equal(pixels_of(streamed), expected)
     # A subset keeps the draws of its images, before the corruption and after it.
-    np.testing.assert_array_equal(pixels_of(streamed.subset([2, 0])), held.pixels[[2, 0]])
-    some = corrupt(listing.stream(options).subset([2, 0]), key, seed=7)
-    np.testing.assert_array_equal(pixels_of(some), held.pixels[[2, 0]])
+    np.testing.assert_array_equal(pixels_of(streamed.subset([2, 0])), expected[[2, 0]])
+    np.testing.assert_array_equal(pixels_of(corrupt(lazy.subset([2, 0]), key, seed=7)), expected[[2, 0]])
+    np.testing.assert_array_equal(
+        pixels_of(corrupt(lazy.held().subset([2, 0]), key, seed=7)), expected[[2, 0]]
+    )
     batches = list(streamed.batches(3))
     assert [len(each.images) for each in batches] == [3, 1]
-    assert torch.equal(torch.cat([each.images for each in batches]), held.task(options.transform).images)
-    np.testing.assert_array_equal(pixels_of(streamed.held()), held.pixels)
+    assert torch.equal(torch.cat([each.images for each in batches]), streamed.held().clean)
 
 
-def pixels_of(stream: ImageStream) -> np.ndarray:
-    return np.concatenate([each.pixels.numpy() for each in stream.decoded(3)])
+def pixels_of(images: ImageTask) -> np.ndarray:
+    pixels = images.held().pixels
+    assert pixels is not None
+    return pixels
 
 
-def test_a_corrupted_stream_is_known_by_its_corruption(listing: ImageListing) -> None:
-    images = listing.stream(ReadOptions(transform=EvalTransform(resize=(32, 32))))
+def test_corrupted_images_are_known_by_their_corruption(files: ImageTask) -> None:
+    images = files.with_transform(EvalTransform(resize=(32, 32)))
     hashes = {corrupt(images, key, seed=seed).source_hash for key in ("fog-1", "edge") for seed in (0, 1)}
-    other = listing.stream(ReadOptions(transform=EvalTransform(resize=36, crop=(32, 32))))
+    other = files.with_transform(EvalTransform(resize=36, crop=(32, 32)))
     hashes |= {images.source_hash, corrupt(other, "edge").source_hash}
     assert len(hashes) == 6
     assert corrupt(images, "edge").source_hash == corrupt(images, "edge").source_hash
-    small = listing.stream(ReadOptions(transform=EvalTransform(resize=(31, 40))))
+    small = files.with_transform(EvalTransform(resize=(31, 40)))
     with pytest.raises(ShapeError, match="31 x 40"):
         corrupt(small, "edge")
+    with pytest.raises(InputError, match="given normalised; corruptions need 8-bit pixels"):
+        corrupt(ImageTask(images=images.clean), "edge")
 
 
 @pytest.mark.parametrize("style", STYLES)
 def test_stylisations_are_those_of_the_published_code(style: str, golden: dict[str, np.ndarray]) -> None:
-    made = corrupt(repeated(golden["image"]), key_of(style)).pixels[0]
+    made = pixels_of(corrupt(repeated(golden["image"]), key_of(style)))[0]
     np.testing.assert_array_equal(made, golden[f"style/{style}"])
 
 
 @pytest.mark.parametrize("severity", range(1, 6))
 def test_defocus_blur_is_that_of_the_published_code(severity: int, golden: dict[str, np.ndarray]) -> None:
-    made = corrupt(repeated(golden["image"]), f"defocus-blur-{severity}").pixels[0]
+    made = pixels_of(corrupt(repeated(golden["image"]), f"defocus-blur-{severity}"))[0]
     # OpenCV blurs in other arithmetic, and fractions are cut off: a whole value may fall to the one below.
     difference = np.abs(made.astype(int) - golden[f"defocus_blur/{severity}"])
     assert difference.max() <= 1
@@ -115,7 +120,7 @@ def test_defocus_blur_is_that_of_the_published_code(severity: int, golden: dict[
 def test_random_corruptions_have_the_published_statistics(name: str, golden: dict[str, np.ndarray]) -> None:
     published = json.loads((GOLDEN / "corruptions.json").read_text())["stochastic_statistics_100_draws"][name]
     clean = golden["image"].astype(float)
-    draws = corrupt(repeated(golden["image"], 100), key_of(name)).pixels.astype(float)
+    draws = pixels_of(corrupt(repeated(golden["image"], 100), key_of(name))).astype(float)
     change = np.abs(draws - clean).mean((1, 2, 3))
     # Both means carry sampling error: six standard errors of their difference, or five per cent.
     error = 6 * np.hypot(published["mean_abs_change_sem"], change.std() / 10)
@@ -129,14 +134,14 @@ def test_random_corruptions_have_the_published_statistics(name: str, golden: dic
 @pytest.mark.parametrize("key", KEYS)
 def test_a_domain_is_seeded_by_image_and_changes_it(key: str, golden: dict[str, np.ndarray]) -> None:
     images = repeated(golden["image"], 3)
-    whole = corrupt(images, key, seed=3)
+    whole = corrupt(images, key, seed=3).held()
     assert whole.pixels.shape == images.pixels.shape
     assert (whole.pixels != images.pixels).any((1, 2, 3)).all()
     assert whole.domain == f"photo+{key}"
     assert whole.config["corruption"]["seed"] == 3
-    np.testing.assert_array_equal(corrupt(images.subset([2]), key, seed=3).pixels[0], whole.pixels[2])
+    np.testing.assert_array_equal(pixels_of(corrupt(images.subset([2]), key, seed=3))[0], whole.pixels[2])
     random = not np.array_equal(whole.pixels[0], whole.pixels[1])
-    other = corrupt(images, key, seed=4).pixels
+    other = pixels_of(corrupt(images, key, seed=4))
     assert random == (not np.array_equal(other, whole.pixels))
     families = {"gaussian-noise", "shot-noise", "fog", "frost", "snow", "palette", "cutout"}
     assert random == (CORRUPTIONS[key].family in families)
@@ -150,7 +155,7 @@ def test_severities_do_more_and_more_harm_at_any_size(family: str, shape: tuple[
     images = repeated(np.repeat(pattern[..., None], 3, axis=2).astype(np.uint8), 8)
     # What is lost is the correlation with the clean image; frost may well change fewer grey levels.
     kept = [
-        np.corrcoef(corrupt(images, f"{family}-{s}").pixels.ravel(), images.pixels.ravel())[0, 1]
+        np.corrcoef(pixels_of(corrupt(images, f"{family}-{s}")).ravel(), images.pixels.ravel())[0, 1]
         for s in range(1, 6)
     ]
     assert kept[4] < kept[2] < kept[0] < 0.999
@@ -158,14 +163,14 @@ def test_severities_do_more_and_more_harm_at_any_size(family: str, shape: tuple[
 
 def test_the_palette_is_one_permutation_for_all_channels(golden: dict[str, np.ndarray]) -> None:
     grey = np.repeat(np.arange(1024, dtype=np.uint8).reshape(32, 32, 1), 3, axis=2)
-    made = corrupt(repeated(grey), "palette").pixels[0]
+    made = pixels_of(corrupt(repeated(grey), "palette"))[0]
     assert sorted(made[:8, :, 0].ravel()) == list(range(256))
     np.testing.assert_array_equal(made[..., 0], made[..., 2])
 
 
 def test_the_cutout_is_one_square_of_the_published_share() -> None:
     white = np.full((56, 70, 3), 255, dtype=np.uint8)
-    made = corrupt(repeated(white, 20), "cutout").pixels
+    made = pixels_of(corrupt(repeated(white, 20), "cutout"))
     assert (made == 0).all(3).sum((1, 2)).tolist() == [400] * 20  # 80 / 224 of 56 is 20
     rows = [int((image == 0).all(2).any(1).argmax()) for image in made]
     assert len(set(rows)) > 5
@@ -188,16 +193,15 @@ def test_frost_takes_photographs_and_says_so(tmp_path: Path, golden: dict[str, n
     assert made.config["corruption"]["frost_textures"] == "1 photographs"
     # 0.8 of the image and 0.6 of a texture of one colour, clipped.
     expected = np.clip(0.8 * golden["image"] + 0.6 * np.array([100, 200, 250]), 0, 255)
-    assert np.abs(made.pixels[1] - expected).max() <= 1.0 + 1e-9
+    assert np.abs(pixels_of(made)[1] - expected).max() <= 1.0 + 1e-9
 
 
-def test_a_stream_is_another_with_other_photographs(tmp_path: Path, golden: dict[str, np.ndarray]) -> None:
+def test_other_photographs_make_other_images(tmp_path: Path, golden: dict[str, np.ndarray]) -> None:
     images = repeated(golden["image"], 2)
-    listed = ImageStream(pictures=Arrays("x", images.pixels), transform=EvalTransform())
     hashes = []
     for colour in (100, 101, 100):
         Image.new("RGB", (20, 30), (colour, 200, 250)).save(tmp_path / "ice.png")
-        hashes.append(corrupt(listed, "frost-2", frost_textures=tmp_path).source_hash)
+        hashes.append(corrupt(images, "frost-2", frost_textures=tmp_path).source_hash)
     assert hashes[0] == hashes[2] != hashes[1]
 
 

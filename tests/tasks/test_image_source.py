@@ -1,11 +1,11 @@
-"""Where images come from, by name or path, and the task an image classifier gets of them."""
+"""Where images come from: folders of every depth, tables, drawn domains; and what a model is given."""
 
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from picture_files import DRAWN, write
 from transformers import ViTConfig, ViTForImageClassification
 
 from assay.core.errors import FileFormatError, InputError, UnknownNameError
@@ -13,14 +13,15 @@ from assay.models import Model, load_model
 from assay.tasks import (
     SHAPE_DOMAINS,
     EvalTransform,
-    ReadOptions,
+    ImageTask,
+    draw_digits,
     draw_shapes,
     find_domains,
     is_shapes,
     load_images,
     load_task,
     one_domain,
-    read_source,
+    read_table,
 )
 from assay.zoo import Zoo
 
@@ -48,116 +49,196 @@ def classifier(classes: tuple[str, ...] = ("cat", "dog"), size: int = 16) -> Mod
     return model
 
 
-def write(path: Path, value: int = 0) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.full((16, 16, 3), value, dtype=np.uint8)).save(path)
+def values(images: ImageTask) -> list[int]:
+    pixels = images.held().pixels
+    assert pixels is not None
+    return pixels[:, 0, 0, 0].tolist()
+
+
+def labels(images: ImageTask) -> list[int]:
+    assert images.labels is not None
+    return images.labels.tolist()
+
+
+# ---- drawn --------------------------------------------------------------------------------------------
 
 
 def test_drawn_domains() -> None:
     assert is_shapes("shapes")
     assert is_shapes("shapes:flat")
     assert not is_shapes("flat")
-    every = read_source("shapes", transform=TRANSFORM, drawn=2)
-    assert list(every) == sorted(SHAPE_DOMAINS)
-    one = read_source("shapes:neon", transform=TRANSFORM, options=ReadOptions(n=3, seed=5), start=7)
-    assert np.array_equal(one["neon"].pixels, draw_shapes("neon", 3, seed=5, size=16, start=7).pixels)
+    assert list(find_domains("shapes", drawn=2)) == sorted(SHAPE_DOMAINS)
+    found = find_domains("shapes:neon", n=3, seed=5, start=7)["neon"]
+    assert (found.ids.tolist(), labels(found)) == ([7, 8, 9], [1, 2, 3])
+    for side in (16, 48):
+        expected = draw_shapes("neon", 3, seed=5, size=side, start=7)
+        assert np.array_equal(
+            found.with_transform(EvalTransform(resize=(side, side))).held().pixels, expected.pixels
+        )
+    digits = find_domains("colour-digits:0.5", n=4)["agreement-0.5"]
+    expected = draw_digits(4, agreement=0.5, split="test", size=28)
+    assert np.array_equal(
+        digits.with_transform(EvalTransform(resize=(28, 28))).held().pixels, expected.pixels
+    )
+    assert labels(digits) == labels(expected)
     with pytest.raises(UnknownNameError, match="flat"):
-        read_source("shapes:falt", transform=TRANSFORM)
+        find_domains("shapes:falt")
     with pytest.raises(InputError, match="square"):
-        read_source("shapes", transform=EvalTransform(resize=(16, 32)))
+        found.with_transform(EvalTransform(resize=(16, 32))).held()
 
 
-def test_a_folder_is_a_domain_or_holds_domains(tmp_path: Path) -> None:
-    write(tmp_path / "one" / "cat" / "a.png", 1)
-    write(tmp_path / "one" / "dog" / "b.png", 2)
-    write(tmp_path / "two" / "dog" / "c.png", 3)
-    both = read_source(tmp_path, transform=TRANSFORM)
-    assert {name: images.n for name, images in both.items()} == {"one": 2, "two": 1}
-    assert both["two"].labels.tolist() == [1]
-    alone = read_source(tmp_path / "one", transform=TRANSFORM, classes=("dog", "cat"))
-    assert one_domain(alone, "one").labels.tolist() == [1, 0]
-    with pytest.raises(InputError, match=r"2 domains \(one, two\)"):
-        one_domain(both, tmp_path)
+def test_drawn_images_are_none_that_the_embedded_zoo_was_trained_on() -> None:
+    zoo = Zoo.embedded()
+    assert load_images("shapes:flat", zoo.load(zoo.keys[0]), n=4).ids.tolist() == list(range(20_000, 20_004))
+
+
+# ---- folders ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def pacs(tmp_path: Path) -> Path:
+    """Two domains, three classes; the second domain lacks one; a file that is not an image."""
+    for number, name in enumerate(["art/dog/1.png", "art/dog/2.jpg", "art/cat/1.png", "art/owl/sub/1.PNG"]):
+        write(tmp_path / name, 10 * number)
+    write(tmp_path / "photo/owl/1.png", 77)
+    (tmp_path / "art/dog/notes.txt").write_text("no image")
+    return tmp_path
+
+
+def test_domains_share_the_labels_of_all_classes(pacs: Path) -> None:
+    domains = find_domains(pacs)
+    assert list(domains) == ["art", "photo"]
+    art, photo = domains["art"], domains["photo"]
+    assert art.classes == photo.classes == ("cat", "dog", "owl")
+    assert (labels(art), labels(photo)) == ([0, 1, 1, 2], [2])
+    assert art.fields["path"] == ["cat/1.png", "dog/1.png", "dog/2.jpg", "owl/sub/1.PNG"]
+    assert values(art) == [20, 0, 10, 30]
+    assert (art.n, art.domain, art.name) == (4, "art", "art")
+    assert one_domain(find_domains(pacs / "photo"), "").classes == ("owl",)
+    with pytest.raises(InputError, match=r"2 domains \(art, photo\); name one of them, e.g. .*/art"):
+        one_domain(domains, pacs)
+
+
+def test_no_image_vanishes(tmp_path: Path) -> None:
+    """What Pillow reads is read whatever its ending; other files are counted by their ending in a note."""
+    for number, name in enumerate(("a.jfif", "b.JPE", "c.avif", "d.webp", "e.tga", "f.jp2")):
+        write(tmp_path / "x/cat" / Path(name).with_suffix(".png").name, 10 * number)
+        kinds = {"jfif": "JPEG", "JPE": "JPEG"}
+        path = tmp_path / "x/cat" / name
+        write(path.with_suffix(".png"), 10 * number)
+        from PIL import Image
+
+        Image.open(path.with_suffix(".png")).save(path, kinds.get(path.suffix[1:]))
+        path.with_suffix(".png").unlink()
+    for name in ("y.heic", "z.heic", "README", ".hidden", "facts.txt"):
+        (tmp_path / "x/cat" / name).write_bytes(b"")
+    (found,) = find_domains(tmp_path / "x").values()
+    assert found.n == 6
+    assert values(found) == pytest.approx([0, 10, 20, 30, 40, 50], abs=3)
+    note = "4 files of x were left out by their endings: 2 .heic, 1 .txt, 1 no ending"
+    assert found.notes == (note,)
+    assert found.with_transform(TRANSFORM).describe()["notes"] == [note]
+    (loose,) = find_domains(tmp_path / "x/cat").values()
+    assert loose.notes == (note.replace("of x", "of cat"),)
 
 
 def test_files_of_a_folder_without_labels(tmp_path: Path) -> None:
     write(tmp_path / "new" / "a.png")
     write(tmp_path / "new" / "b.png")
-    found = one_domain(read_source(tmp_path / "new", transform=TRANSFORM), "new")
+    found = one_domain(find_domains(tmp_path / "new"), "new")
     assert (found.domain, found.n, found.labels) == ("new", 2, None)
-    (tmp_path / "new" / "deep").mkdir()
-    with pytest.raises(InputError, match="mixes folders, archives and images"):
-        read_source(tmp_path / "new", transform=TRANSFORM)
+    write(tmp_path / "new" / "deep" / "c.png")
+    with pytest.raises(InputError, match=r"mixes 1 folders and 2 images, e\.g\. [ab]\.png"):
+        find_domains(tmp_path / "new")
+    assert find_domains(tmp_path, labels=False)[tmp_path.name].n == 3
 
 
 def test_every_corruption_and_severity_is_a_domain(tmp_path: Path) -> None:
-    write(tmp_path / "fog" / "1" / "cat" / "a.png", 1)
+    write(tmp_path / "fog" / "1" / "cat" / "a.JPEG", 1)
     write(tmp_path / "fog" / "3" / "dog" / "a.png", 3)
     write(tmp_path / "snow" / "3" / "cat" / "a.png", 5)
-    found = read_source(tmp_path, transform=TRANSFORM)
-    assert {name: int(images.pixels[0, 0, 0, 0]) for name, images in found.items()} == {
-        "fog/1": 1,
-        "fog/3": 3,
-        "snow/3": 5,
+    found = find_domains(tmp_path)
+    assert {name: values(images) for name, images in found.items()} == {
+        "fog/1": [1],
+        "fog/3": [3],
+        "snow/3": [5],
     }
     # A severity that lacks a class has the labels of the others.
-    assert [images.labels.tolist() for images in found.values()] == [[0], [1], [0]]
-    listed = {each.name: each.classes for each in find_domains(tmp_path)}
-    assert listed == {"fog/1": ("cat",), "fog/3": ("dog",), "snow/3": ("cat",)}
-    assert one_domain(read_source(tmp_path / "fog" / "1", transform=TRANSFORM), "").classes == ("cat",)
+    assert [labels(images) for images in found.values()] == [[0], [1], [0]]
+    assert one_domain(find_domains(tmp_path / "fog" / "1"), "").classes == ("cat",)
 
 
-def camelyon(root: Path) -> Path:
-    """Camelyon17 as WILDS lays it out: slide 0 and 1 of hospital 0, slide 20 of hospital 1."""
+def test_empty_and_absent_folders_are_named(tmp_path: Path) -> None:
+    with pytest.raises(FileFormatError, match="nowhere has no images; expected a folder, a .csv file"):
+        find_domains(tmp_path / "nowhere")
+    with pytest.raises(InputError, match="has no images"):
+        find_domains(tmp_path)
+    (tmp_path / "art/dog").mkdir(parents=True)
+    with pytest.raises(InputError, match="domain 'art' has no images"):
+        find_domains(tmp_path)
+
+
+# ---- tables -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def camelyon(tmp_path: Path) -> Path:
+    """Camelyon17 as WILDS lays it out."""
     lines = [",patient,node,x_coord,y_coord,tumor,slide,center,split"]
-    for x, (patient, slide, hospital) in enumerate([("004", 0, 0), ("004", 1, 0), ("020", 20, 1)] * 2):
-        lines.append(f"{x},{patient},4,{x},9,{x % 2},{slide},{hospital},0")
-        write(root / f"patches/patient_{patient}_node_4/patch_patient_{patient}_node_4_x_{x}_y_9.png", x)
-    (root / "metadata.csv").write_text("\n".join(lines))
-    return root
+    rows = [("004", 4, 1, 9, 1, 0, 0, 0), ("004", 4, 2, 9, 0, 1, 0, 1), ("020", 2, 3, 9, 1, 20, 1, 0)]
+    rows.append(("041", 1, 4, 9, 0, 30, 2, 0))
+    for number, row in enumerate(rows):
+        lines.append(",".join(map(str, (number, *row))))
+        patient, node, x, y = row[:4]
+        folder = f"patches/patient_{patient}_node_{node}"
+        write(tmp_path / f"{folder}/patch_patient_{patient}_node_{node}_x_{x}_y_{y}.png", 10 * int(x))
+    (tmp_path / "metadata.csv").write_text("\n".join(lines))
+    return tmp_path
 
 
-def test_slides_of_hospitals_are_domains(tmp_path: Path) -> None:
-    source = f"camelyon17:{camelyon(tmp_path)}"
-    assert one_domain(read_source(source, transform=TRANSFORM), source).n == 6
+def test_camelyon17_as_wilds_has_it(camelyon: Path) -> None:
+    source = f"camelyon17:{camelyon}"
+    images = one_domain(find_domains(source), source)
+    assert images.classes == ("normal", "tumor")
+    assert (labels(images), values(images)) == ([1, 0, 1, 0], [10, 20, 30, 40])
+    assert images.fields["wilds_split"] == ["train", "id_val", "val", "test"]
+    assert images.fields["patient"] == ["004", "004", "020", "041"]
+    second = read_table(f"{source}:center=1,2:tumor=0")
+    assert (second.ids.tolist(), second.domain) == ([3], "center=1,2+tumor=0")
     slides = find_domains(source, by=())
-    assert [each.name for each in slides] == [
+    assert list(slides) == [
         "hospital 0/slide 0",
         "hospital 0/slide 1",
         "hospital 1/slide 20",
+        "hospital 2/slide 30",
     ]
-    second = slides[1].read(ReadOptions(transform=TRANSFORM), None)
-    assert (second.domain, second.ids.tolist(), second.labels.tolist()) == (
-        "hospital 0/slide 1",
-        [1, 4],
-        [1, 0],
-    )
-    assert [each.name for each in find_domains(f"{source}:slide!=0,1", by=["hospital"])] == ["hospital 1"]
-    assert one_domain(read_source(f"{source}:slide=0", transform=TRANSFORM), source).ids.tolist() == [0, 3]
-    with pytest.raises(UnknownNameError, match="did you mean 'slide'"):
-        find_domains(source, by=["slides"])
-    with pytest.raises(InputError, match="has slide=9"):
-        find_domains(f"{source}:slide=9")
-    with pytest.raises(InputError, match="need a table"):
-        find_domains("shapes:flat", by=["slide"])
+    assert values(slides["hospital 1/slide 20"]) == [30]
+    assert list(find_domains(f"{source}:slide!=0,1", by=["hospital"])) == ["hospital 1", "hospital 2"]
 
 
 def test_regions_and_times_of_fmow_are_domains_and_other_is_not(tmp_path: Path) -> None:
-    rows = [("val", "KEN", "2014"), ("val", "XXX", "2014"), ("test", "FRA", "2017"), ("train", "FRA", "2016")]
-    lines = ["split,category,country_code,timestamp"]
-    for number, (split, country, year) in enumerate(rows):
-        lines.append(f"{split},zoo,{country},{year}-05-01T00:00:00Z")
-        write(tmp_path / f"images/rgb_img_{number}.png", number)
-    (tmp_path / "rgb_metadata.csv").write_text("\n".join(lines))
-    (tmp_path / "country_code_mapping.csv").write_text("alpha-3,region\nFRA,Europe\nKEN,Africa\n")
-    source = f"fmow:{tmp_path}"
-    # Neither the region `Other` nor images of later years outside the official splits.
-    assert [each.name for each in find_domains(source, by=())] == ["Africa/val", "Europe/test"]
-    assert [each.name for each in find_domains(source, by=["region", "year"])] == [
-        "Africa/year 2014",
-        "Europe/year 2016",
-        "Europe/year 2017",
+    rows = [
+        ("train", "zoo", "FRA", "2009-05-01T00:00:00Z"),
+        ("seq", "zoo", "FRA", "2009-05-01T00:00:00Z"),
+        ("val", "airport", "KEN", "2012-12-31T23:00:00Z"),
+        ("val", "airport", "KEN", "2013-01-01T00:00:00Z"),
+        ("test", "airport", "XXX", "2016-01-01T00:00:00Z"),
+        ("train", "airport", "KEN", "2016-01-01T00:00:00Z"),
     ]
+    table = ["split,category,country_code,timestamp", *(",".join(row) for row in rows)]
+    (tmp_path / "rgb_metadata.csv").write_text("\n".join(table))
+    (tmp_path / "country_code_mapping.csv").write_text("alpha-3,region\nFRA,Europe\nKEN,Africa\n")
+    for number in (0, 2, 3, 4, 5):
+        write(tmp_path / f"images/rgb_img_{number}.png", number)
+    images = read_table(f"fmow:{tmp_path}")
+    assert images.classes == ("airport", "zoo")
+    assert values(images) == images.ids.tolist() == [0, 2, 3, 4, 5]
+    assert images.fields["wilds_split"] == ["train", "id_val", "val", "test", ""]
+    assert images.fields["region"] == ["Europe", "Africa", "Africa", "Other", "Africa"]
+    # Neither the region `Other` nor images of later years outside the official splits.
+    assert list(find_domains(f"fmow:{tmp_path}", by=())) == ["Africa/id_val", "Africa/val", "Europe/train"]
+    years = find_domains(f"fmow:{tmp_path}", by=["region", "year"])
+    assert list(years)[:2] == ["Africa/year 2012", "Africa/year 2013"]
 
 
 def test_cameras_of_iwildcam_are_domains_and_labels_are_numbers(tmp_path: Path) -> None:
@@ -167,9 +248,9 @@ def test_cameras_of_iwildcam_are_domains_and_labels_are_numbers(tmp_path: Path) 
         write(tmp_path / f"train/{number}.jpg", number)
     (tmp_path / "metadata.csv").write_text("\n".join(lines))
     found = find_domains(f"iwildcam:{tmp_path}:wilds_split=test", by=())
-    assert [each.name for each in found] == ["location_remapped 3", "location_remapped 11"]
-    images = found[0].read(ReadOptions(transform=TRANSFORM), None)
-    assert (images.classes, images.labels.tolist()) == (("0", "2", "10"), [2, 1])
+    assert list(found) == ["location_remapped 3", "location_remapped 11"]
+    images = found["location_remapped 3"]
+    assert (images.classes, labels(images)) == (("0", "2", "10"), [2, 1])
 
 
 def test_a_plain_table_names_paths_labels_and_domains(tmp_path: Path) -> None:
@@ -177,46 +258,61 @@ def test_a_plain_table_names_paths_labels_and_domains(tmp_path: Path) -> None:
         write(tmp_path / f"{name}.png")
     (tmp_path / "list.csv").write_text("path,label,site\na.png,cat,north\nb.png,dog,south\n")
     source = str(tmp_path / "list.csv")
-    assert [each.name for each in find_domains(source, by=["site"])] == ["north", "south"]
-    assert one_domain(read_source(f"{source}:site=south", transform=TRANSFORM), source).labels.tolist() == [1]
+    assert list(find_domains(source, by=["site"])) == ["north", "south"]
+    assert labels(one_domain(find_domains(f"{source}:site=south"), source)) == [1]
     with pytest.raises(InputError, match="which columns make domains"):
         find_domains(source, by=())
 
 
-def test_archives(tmp_path: Path) -> None:
-    pixels = np.zeros((3, 16, 16, 3), dtype=np.uint8)
-    for name in ("photo", "sketch"):
-        np.savez(tmp_path / f"{name}.npz", images=pixels, labels=np.array([0, 1, 1]))
-    assert list(read_source(tmp_path, transform=TRANSFORM)) == ["photo", "sketch"]
-    assert one_domain(read_source(tmp_path / "photo.npz", transform=TRANSFORM), "").domain == "photo"
-    with pytest.raises(FileFormatError, match="has no images"):
-        read_source(tmp_path / "art.npz", transform=TRANSFORM)
+def test_tables_that_do_not_fit_are_named(camelyon: Path) -> None:
+    source = f"camelyon17:{camelyon}"
+    for wrong in (f"{source}:centre=1",):
+        with pytest.raises(UnknownNameError, match="did you mean 'center'"):
+            read_table(wrong)
+    with pytest.raises(UnknownNameError, match="did you mean 'slide'"):
+        find_domains(source, by=["slides"])
+    with pytest.raises(InputError, match="has center=9"):
+        read_table(f"{source}:center=9")
+    with pytest.raises(InputError, match="need a table"):
+        find_domains("shapes:flat", by=["slide"])
+    with pytest.raises(FileFormatError, match=r"cannot read the table .*none\.csv"):
+        read_table(camelyon / "none.csv")
+    text = (camelyon / "metadata.csv").read_text()
+    (camelyon / "metadata.csv").write_text(text.replace(",9,1,20", ",9,7,20"))
+    with pytest.raises(InputError, match=r"column 'tumor' of .* holds \['7'\], not among \['0', '1'\]"):
+        read_table(source)
+    (camelyon / "metadata.csv").write_text("a,b\n1\n")
+    with pytest.raises(FileFormatError, match="row 0 and the header differ in the number of columns"):
+        read_table(camelyon / "metadata.csv")
+    table = camelyon / "rgb_metadata.csv"
+    table.write_text("split,category,country_code,timestamp\ntrain,zoo,FRA,n/a\n")
+    (camelyon / "country_code_mapping.csv").write_text("alpha-3,region\nFRA,Europe\n")
+    with pytest.raises(FileFormatError, match=r"metadata\.csv is not a table of this layout \(ValueError"):
+        read_table(f"fmow:{camelyon}")
+    table.write_text("split,category,country_code\ntrain,zoo,FRA\n")
+    with pytest.raises(UnknownNameError, match="timestamp"):
+        read_table(f"fmow:{camelyon}")
+
+
+# ---- for a model --------------------------------------------------------------------------------------
 
 
 def test_load_images_gives_what_the_model_reads(tmp_path: Path) -> None:
-    model = classifier()
+    model = classifier(("dog", "cat"))
     write(tmp_path / "cat" / "a.png", 255)
     write(tmp_path / "dog" / "b.png", 0)
     task = load_images(tmp_path, model)
-    assert task.labels.tolist() == [0, 1]
-    assert float(task.images[0].min()) == 1.0
-    assert float(task.images[1].max()) == -1.0
+    assert labels(task) == [1, 0]
+    assert float(task.clean[0].min()) == 1.0
+    assert float(task.clean[1].max()) == -1.0
     (tmp_path / "dog" / "c.png").write_bytes(b"no image")
     with pytest.raises(FileFormatError, match=r"c\.png"):
         load_images(tmp_path, model)
-    assert load_images(tmp_path, model, skip_bad=True).config["skipped"] == 1
-
-
-def test_drawn_images_are_none_that_the_embedded_zoo_was_trained_on() -> None:
-    zoo = Zoo.embedded()
-    assert load_images("shapes:flat", zoo.load(zoo.keys[0]), n=4).ids.tolist() == list(range(20_000, 20_004))
-
-
-def test_the_classes_are_the_models(tmp_path: Path) -> None:
-    write(tmp_path / "cat" / "a.png")
+    for hold in (True, False):
+        assert load_images(tmp_path, model, skip_bad=True, hold=hold).config["skipped"] == 1
     write(tmp_path / "cow" / "b.png")
     with pytest.raises(InputError, match="cow"):
-        load_images(tmp_path, classifier())
+        load_images(tmp_path, model, skip_bad=True)
 
 
 def test_prompts_and_images_are_told_apart() -> None:
@@ -226,3 +322,6 @@ def test_prompts_and_images_are_told_apart() -> None:
         load_images("shapes:flat", load_model("mini"))
     with pytest.raises(InputError, match="at least one image"):
         load_images("shapes:flat", classifier(), n=0)
+    assert DRAWN.classes is not None
+    with pytest.raises(InputError, match="are 32 x 32, but the model reads 16 x 16"):
+        classifier(DRAWN.classes).bind(DRAWN)

@@ -7,7 +7,7 @@ import torch
 from bos_tokenizers import SHAPES, Letters, adding
 
 from assay.core.errors import AssayWarning, FileFormatError, InputError, TokenizationError, UnknownNameError
-from assay.tasks import Prompt, Tokens, encode_prompts, load_task, pair_task, read_pairs
+from assay.tasks import TASKS, Prompt, Tokens, encode_prompts, load_task, pair_task, read_pairs
 
 
 class Loaded:
@@ -102,8 +102,8 @@ def test_an_empty_task_is_refused(n: int, mini_tokenizer: Any) -> None:
 
 
 def ids_of(task: Any, side: str = "clean") -> list[list[int]]:
-    lengths = getattr(task, "lengths" if side == "clean" else "corrupted_lengths").tolist()
-    return [ids[:length] for ids, length in zip(getattr(task, side).tolist(), lengths, strict=True)]
+    rows = zip(getattr(task, side).tolist(), task.lengths.tolist(), strict=True)
+    return [ids[:length] for ids, length in rows]
 
 
 def first_words(tokenizer: Any, text: str) -> list[int]:
@@ -147,15 +147,15 @@ def test_prompts_are_what_the_tokenizer_makes_of_them(shape: str, stored: bool, 
 
 
 def test_a_task_begins_as_its_tokenizer_does_in_python_too(tmp_path: Path) -> None:
-    """A tokenizer without offsets; a word of one letter, whose slot and read position move with it."""
+    """A tokenizer without offsets; read positions move with what it puts before the words."""
     tokenizer = Letters()
     row = {"clean": "ab c", "corrupted": "ab d", "answers": ["e"], "positions": [2, -1]}
-    row |= {"answers": [["c"], ["e"]], "spans": {"x": ["b", "b"]}}
-    task = load_task(write(tmp_path / "a.jsonl", row), tokenizer, lengths="aligned")
+    row |= {"answers": [["c"], ["e"]]}
+    task = load_task(write(tmp_path / "a.jsonl", row), tokenizer)
     assert ids_of(task) == [tokenizer("ab c")["input_ids"][:-1]]
-    assert (task.positions.tolist(), task.slots["x"].tolist()) == ([[3, 4]], [2])
-    without = load_task(tmp_path / "a.jsonl", tokenizer, lengths="aligned", bos=False)
-    assert (without.positions.tolist(), without.slots["x"].tolist()) == ([[2, 3]], [1])
+    assert task.positions.tolist() == [[3, 4]]
+    without = load_task(tmp_path / "a.jsonl", tokenizer, bos=False)
+    assert without.positions.tolist() == [[2, 3]]
 
 
 def test_token_ids_are_all_that_is_read_and_drawn_ones_are_begun(tmp_path: Path) -> None:
@@ -274,11 +274,6 @@ MALFORMED: dict[str, tuple[Any, type[Exception], str]] = {
         TokenizationError,
         r"line 2: prompt 'Then, Zyxw' has a word",
     ),
-    "unequal lengths": (
-        {**PAIR, "corrupted": "Then, Mary and John went to the store. John gave a ring"},
-        TokenizationError,
-        "line 2: pair 0: clean prompt 'Then, .* has 15 tokens, corrupted prompt 'Then, .* has 14",
-    ),
     "right and wrong": (
         {**PAIR, "wrong": [" Mary"]},
         TokenizationError,
@@ -292,6 +287,41 @@ def test_a_malformed_line_is_named_with_its_file(case: str, tmp_path: Path, mini
     record, error, message = MALFORMED[case]
     with pytest.raises(error, match=message):
         load_task(write(tmp_path / "bad.jsonl", PAIR, record), mini_tokenizer)
+
+
+SHORT = {**PAIR, "corrupted": "Then, Mary and John went to the store. John gave a ring"}
+
+
+def test_pairs_of_unequal_token_count_are_left_out_and_counted(tmp_path: Path, mini_tokenizer: Any) -> None:
+    path = write(tmp_path / "a.jsonl", SHORT, PAIR, SHORT, {**PAIR, "wrong": [" Lisa"]})
+    task = load_task(path, mini_tokenizer)
+    assert task.ids.tolist() == [2, 4]
+    assert task.notes == ("2 of 4 pairs, whose prompts differ in token count, are left out",)
+    assert task.describe()["notes"] == [*task.notes]
+    alone = load_task(write(tmp_path / "b.jsonl", PAIR, {**PAIR, "wrong": [" Lisa"]}), mini_tokenizer)
+    assert (task.data_hash, alone.notes) == (alone.data_hash, ())
+    with pytest.warns(AssayWarning, match=r"holds 4 pairs, fewer than the requested 9"):
+        load_task(path, mini_tokenizer, n=9)
+
+
+def test_a_file_without_a_pair_of_equal_token_count_is_refused(tmp_path: Path, mini_tokenizer: Any) -> None:
+    message = (
+        r"bad.jsonl: pair 0: clean prompt 'Then, .* has 15 tokens, corrupted prompt 'Then, .* has 14 "
+        r"\(all 2 pairs differ\)"
+    )
+    with pytest.raises(TokenizationError, match=message):
+        load_task(write(tmp_path / "bad.jsonl", SHORT, SHORT), mini_tokenizer)
+    wrong = {**PAIR, "wrong": [" Mary Lisa"]}
+    with pytest.raises(TokenizationError, match=r"mixed.jsonl, line 2: wrong answer ' Mary Lisa'"):
+        load_task(write(tmp_path / "mixed.jsonl", SHORT, wrong, PAIR), mini_tokenizer)
+
+
+def test_pairs_of_a_grammar_have_equal_token_counts(mini_tokenizer: Any) -> None:
+    grammar = TASKS["ioi"](Tokens(mini_tokenizer))
+    clean = [Prompt(text=PAIR["clean"], answers=(" Mary",))] * 2
+    corrupted = [Prompt(text=row["corrupted"]) for row in (PAIR, SHORT)]
+    with pytest.raises(TokenizationError, match=r"pair 1: .* has 15 tokens, .* 14; .*use words of one token"):
+        pair_task(clean, corrupted, grammar.tokens, name="own", grammar=grammar)
 
 
 def test_a_file_that_cannot_be_a_task_is_refused(tmp_path: Path, mini_tokenizer: Any) -> None:

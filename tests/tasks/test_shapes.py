@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from assay.core.errors import InputError, UnknownNameError
-from assay.tasks import SHAPE_CLASSES, SHAPE_DOMAINS, ImageSet, draw_shapes
+from assay.tasks import SHAPE_CLASSES, SHAPE_DOMAINS, EvalTransform, ImageTask, draw_shapes
 from assay.tasks.shapes import _FIGURES
 
 
-def features(images: ImageSet) -> np.ndarray:
+def features(images: ImageTask) -> np.ndarray:
     return images.pixels.reshape(images.n, -1) / 255
 
 
@@ -85,7 +85,7 @@ def test_a_set_says_how_it_was_drawn() -> None:
         "start": 7,
         "n": 2,
     }
-    assert images.task().describe()["name"] == "shapes"
+    assert images.with_transform(EvalTransform()).describe()["name"] == "shapes"
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:

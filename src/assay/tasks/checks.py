@@ -1,59 +1,20 @@
 """Whether the tensors of a task of pairs fit together."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from assay.core.errors import InputError, ShapeError
-from assay.tasks.alignment import check_alignment
+
+
+if TYPE_CHECKING:
+    from assay.tasks.task import PairTask
 
 
 NO_TOKEN = -1  # fills `answers` and `wrong` where a row has fewer than the longest
 NO_POSITION = -1  # fills `positions` where a prompt is read at fewer than others
-PER_ROW = ("lengths", "positions", "ids", "corrupted_lengths")  # fields with a number, or some, for each pair
-
-
-@runtime_checkable
-class _PairRows(Protocol):
-    """What is read of a `PairTask`, which imports this module."""
-
-    @property
-    def clean(self) -> Tensor: ...
-
-    @property
-    def corrupted(self) -> Tensor: ...
-
-    @property
-    def answers(self) -> Tensor: ...
-
-    @property
-    def wrong(self) -> Tensor | None: ...
-
-    @property
-    def lengths(self) -> Tensor: ...
-
-    @property
-    def corrupted_lengths(self) -> Tensor: ...
-
-    @property
-    def positions(self) -> Tensor: ...
-
-    @property
-    def alignment(self) -> Tensor | None: ...
-
-    @property
-    def fields(self) -> Mapping[str, Sequence[Any]]: ...
-
-    @property
-    def slots(self) -> Mapping[str, Tensor]: ...
-
-    @property
-    def n(self) -> int: ...
-
-    @property
-    def length(self) -> int: ...
+PER_ROW = ("lengths", "positions", "ids")  # fields with a number, or some, for each pair
 
 
 def integers(name: str, value: Any) -> Tensor:
@@ -67,7 +28,7 @@ def integers(name: str, value: Any) -> Tensor:
     return value.detach().to("cpu", torch.long)
 
 
-def check_shapes(task: _PairRows) -> None:
+def check_shapes(task: "PairTask") -> None:
     """Refuse tensors whose shapes do not fit together."""
     if task.clean.ndim != 2:
         raise ShapeError(
@@ -78,16 +39,10 @@ def check_shapes(task: _PairRows) -> None:
             f"the task is empty: clean has shape {tuple(task.clean.shape)}; give at least one prompt"
         )
     shape, other = task.clean.shape, task.corrupted.shape
-    if task.alignment is not None:
-        if task.alignment.shape != shape or len(other) != 2 or other[0] != shape[0] or not other[1]:
-            raise ShapeError(
-                f"alignment has shape {tuple(task.alignment.shape)} and corrupted {tuple(other)}; expected "
-                f"{tuple(shape)}, a place for each clean token, and [{shape[0]}, U]"
-            )
-    elif other != shape:
+    if other != shape:
         raise ShapeError(
             f"clean has shape {tuple(shape)}, but corrupted {tuple(other)}; every corrupted prompt needs the "
-            "token count of its clean one, or give alignment=align_prompts(lengths, corrupted_lengths)"
+            "token count of its clean one"
         )
     n = len(task.clean)
     rows: tuple[int, ...] = (n,)
@@ -112,7 +67,7 @@ def check_shapes(task: _PairRows) -> None:
             )
 
 
-def check_rows(task: _PairRows) -> None:
+def check_rows(task: "PairTask") -> None:
     """Whatever accompanies the ids has one entry per prompt."""
     per_prompt: dict[str, Any] = {f"field {name!r}": values for name, values in task.fields.items()}
     per_prompt |= {f"slot {name!r}": where for name, where in task.slots.items()}
@@ -122,8 +77,8 @@ def check_rows(task: _PairRows) -> None:
             raise ShapeError(f"{name} has {len(values)} entries for {task.n} prompts; give one per prompt")
 
 
-def check_values(task: _PairRows) -> None:
-    """Refuse ids, lengths, positions and alignments out of range."""
+def check_values(task: "PairTask") -> None:
+    """Refuse ids, lengths and positions out of range."""
     for name in ("clean", "corrupted"):
         _first(getattr(task, name) < 0, f"{name} holds a negative token id", "pad on the right with pad_id")
     for name in ("answers", "wrong"):
@@ -135,23 +90,13 @@ def check_values(task: _PairRows) -> None:
     width = task.length
     outside = (task.lengths < 1) | (task.lengths > width)
     _first(outside, f"lengths is out of range 1..{width}", "count the tokens before the padding")
-    other, width = task.corrupted_lengths, task.corrupted.shape[1]
-    outside = (other < 1) | (other > width)
-    _first(outside, f"corrupted_lengths is out of range 1..{width}", "count the tokens before the padding")
     _check_positions(task)
-    if task.alignment is not None:
-        check_alignment(task.alignment, task.lengths, other, task.positions)
-    elif not torch.equal(task.lengths, other):
-        raise InputError(
-            "corrupted_lengths differs from lengths, but there is no alignment; give both the same numbers, "
-            "or alignment=align_prompts(lengths, corrupted_lengths)"
-        )
     if task.wrong is not None:
         same = (task.answers[..., :, None] == task.wrong[..., None, :]) & (task.answers[..., :, None] >= 0)
         _first(same, "an answer is also a wrong answer", "an id can be only one of them")
 
 
-def _check_positions(task: _PairRows) -> None:
+def _check_positions(task: "PairTask") -> None:
     where = task.positions
     if where.ndim == 1:
         outside = (where < 0) | (where >= task.lengths)

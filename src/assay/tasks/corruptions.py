@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import scipy
@@ -23,10 +23,9 @@ from PIL import Image, ImageFilter, ImageOps
 from assay.core.errors import FileFormatError, InputError, ShapeError
 from assay.core.random import stream
 from assay.core.registry import Registry
-from assay.tasks.image_decoding import LabelledPicture, Pictures, decoded
-from assay.tasks.image_set import ImageSet
-from assay.tasks.image_stream import ImageStream
-from assay.tasks.image_transform import BROKEN, read_rgb
+from assay.tasks.image_reading import Pictures
+from assay.tasks.image_transform import BROKEN, EvalTransform, read_rgb
+from assay.tasks.images import ImageTask
 
 
 MIN_SIDE = 32  # the blur kernels reach 12 pixels, and reflect at the border
@@ -34,7 +33,6 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 Pixels = UInt8[np.ndarray, "h w 3"]
 Numbers = NDArray[np.float64]
-Some = TypeVar("Some", bound=ImageSet | ImageStream)
 Textures = Sequence[UInt8[np.ndarray, "_ _ 3"]]
 
 
@@ -65,36 +63,40 @@ class Corruption:
 CORRUPTIONS: Registry[Corruption] = Registry("corruption", holds=Corruption)
 
 
-def corrupt(images: Some, key: str, *, seed: int = 0, frost_textures: str | Path | None = None) -> Some:
+def corrupt(
+    images: ImageTask, key: str, *, seed: int = 0, frost_textures: str | Path | None = None
+) -> ImageTask:
     """The images under one calibration domain; labels, ids and fields stay.
 
     Args:
-        images: At least 32 pixels high and wide. A stream is corrupted as it is decoded, by the same
-            processes, to the same pixels.
+        images: At least 32 pixels high and wide. They are corrupted as they are decoded, by the same
+            processes; `held` does it once.
         key: Name in the registry (`assay.tasks.CORRUPTIONS`), e.g. `fog-2` or `solarize`.
         seed: Root seed of the draws.
         frost_textures: Folder of photographs of frost for `frost-1` to `frost-5`. Default: synthetic
-            plasma; the record of the set says which was used.
+            plasma; the record of the images says which was used.
 
     Returns:
-        A set or stream of the same size whose domain is `DOMAIN+KEY`.
+        As many images whose domain is `DOMAIN+KEY`.
 
     Raises:
         UnknownNameError: If no corruption has this name.
         ShapeError: If a side is below 32 pixels.
-        InputError: If the folder of textures holds no image.
+        InputError: If the folder of textures holds no image, or the images were given normalised.
         FileFormatError: If a texture cannot be read.
 
     References:
         Hendrycks and Dietterich 2019, arXiv:1903.12261; Peng et al., CVPR 2026, appendix on monitoring.
 
     Example:
-        >>> grey = ImageSet(pixels=np.full((2, 32, 32, 3), 200, dtype=np.uint8), domain="plain")
+        >>> grey = ImageTask(pixels=np.full((2, 32, 32, 3), 200, dtype=np.uint8), domain="plain")
         >>> dark = corrupt(grey, "solarize")
-        >>> dark.domain, int(dark.pixels.max())
+        >>> dark.domain, int(dark.held().pixels.max())
         ('plain+solarize', 55)
     """
     entry = CORRUPTIONS[key]
+    if images.images is not None:
+        raise InputError("the images were given normalised; corruptions need 8-bit pixels")
     height, width = images.image_size
     if min(height, width) < MIN_SIDE:
         raise ShapeError(
@@ -108,54 +110,55 @@ def corrupt(images: Some, key: str, *, seed: int = 0, frost_textures: str | Path
         if frost_textures is not None:
             textures = _read_textures(Path(frost_textures))
             record["frost_textures"] = f"{len(textures)} photographs"
-    made: dict[str, Any] = {
-        "domain": f"{images.domain}+{key}",
-        "config": {**images.config, "corruption": record},
-    }
-    if isinstance(images, ImageStream):
-        made["pictures"] = _CorruptedPictures(images, entry.key, seed, textures)
-        made["transform"] = replace(images.transform, resize=None, crop=None)  # applied by the pictures
-    else:
-        made["pixels"] = np.empty_like(images.pixels)
-        for row, number in enumerate(images.ids.tolist()):
-            made["pixels"][row] = _corrupted(images.pixels[row], entry, seed, number, textures)
-    return replace(images, **made)
+    return replace(
+        images,
+        pixels=None,
+        source=_Corrupted(images, entry.key, seed, textures),
+        domain=f"{images.domain}+{key}",
+        config={**images.config, "corruption": record},
+    )
 
 
-def _corrupted(pixels: Pixels, entry: Corruption, seed: int, number: int, textures: Textures) -> Pixels:
-    return entry.apply(pixels, stream(seed, f"corruption/{entry.key}/{number}"), textures)
+class _Corrupted(Pictures):
+    """The pictures of a task, resized, cropped and corrupted."""
 
-
-class _CorruptedPictures(Pictures):
-    """The pictures of a stream, resized, cropped and corrupted."""
-
-    def __init__(self, images: ImageStream, key: str, seed: int, textures: Textures) -> None:
-        self._pictures, self._transform = images.pictures, images.transform
+    def __init__(self, images: ImageTask, key: str, seed: int, textures: Textures) -> None:
+        super().__init__()
+        self._images, self.size = images, images.image_size
         self._ids = dict(zip(images.rows.tolist(), images.ids.tolist(), strict=True))
         self._key, self._seed, self._textures = key, seed, textures
-        frost = hashlib.sha256()
-        for each in textures:
-            frost.update(repr(each.shape).encode() + each.tobytes())
-        self._frost = frost.hexdigest()
-        self.most_workers = images.pictures.most_workers
 
     def __len__(self) -> int:
-        return len(self._pictures)
+        return len(self._ids)
 
     def name(self, row: int) -> str:
-        return self._pictures.name(row)
+        inner = self._images
+        return f"{inner.name}, image {row}" if inner.source is None else inner.source.name(row)
 
     def content(self, row: int) -> Pixels:
-        content = self._pictures.content(row)
-        if isinstance(content, LabelledPicture):
-            content = content.content
-        pixels = decoded(self.name(row), content, self._transform)
-        return _corrupted(pixels, CORRUPTIONS[self._key], self._seed, self._ids[row], self._textures)
+        return self.decoded(row, None)[0]
+
+    def decoded(self, row: int, transform: EvalTransform | None) -> tuple[Pixels, bool]:
+        inner, turned = self._images, False
+        if inner.source is None:
+            assert inner.pixels is not None  # `corrupt` refuses normalised images
+            pixels = inner.pixels[row]
+        else:
+            pixels, turned = inner.source.decoded(row, inner.transform)
+        rng = stream(self._seed, f"corruption/{self._key}/{self._ids[row]}")
+        return CORRUPTIONS[self._key].apply(pixels, rng, self._textures), turned
 
     def marks(self, rows: Sequence[int]) -> Iterator[str]:
-        made = json.dumps([self._key, self._seed, self._frost, self._transform.to_dict()])
-        for mark in self._pictures.marks(rows):
-            yield f"{mark} {made}"
+        frost = hashlib.sha256(
+            b"".join(repr(each.shape).encode() + each.tobytes() for each in self._textures)
+        )
+        transform = self._images.transform
+        how = [self._key, self._seed, frost.hexdigest(), None if transform is None else transform.to_dict()]
+        yield json.dumps(how)
+        if self._images.source is None:
+            yield self._images.source_hash
+        else:
+            yield from self._images.source.marks(rows)
 
 
 def _read_textures(folder: Path) -> list[UInt8[np.ndarray, "_ _ 3"]]:
@@ -170,7 +173,7 @@ def _read_textures(folder: Path) -> list[UInt8[np.ndarray, "_ _ 3"]]:
     textures = []
     for path in paths:
         try:
-            textures.append(np.asarray(read_rgb(path)))
+            textures.append(np.asarray(read_rgb(path)[0]))
         except BROKEN as error:
             raise FileFormatError(f"cannot read frost texture {path}: {error}") from error
     return textures

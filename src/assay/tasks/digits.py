@@ -22,7 +22,6 @@ from PIL import Image
 
 from assay.core.errors import InputError, check_name, unknown_name
 from assay.core.random import stream
-from assay.tasks.image_set import ImageSet
 from assay.tasks.image_transform import EvalTransform
 from assay.tasks.images import ImageTask
 
@@ -52,7 +51,7 @@ def draw_digits(
     label_noise: float = 0.0,
     size: int = SIDE,
     start: int = 0,
-) -> ImageSet:
+) -> ImageTask:
     """Coloured digits of one domain, or their counterparts; image number i shows a digit of class i modulo 2.
 
     Args:
@@ -95,10 +94,10 @@ def draw_digits(
     scenes = [
         _scene(int(number), agreement, label_noise, seed=seed, split=split, swap=swap) for number in ids
     ]
-    return ImageSet(
+    return ImageTask(
         pixels=np.stack([scene.draw(size) for scene in scenes]),
-        labels=np.array([scene.label for scene in scenes], dtype=np.int64),
-        ids=ids,
+        labels=torch.tensor([scene.label for scene in scenes]),
+        ids=torch.from_numpy(ids),
         domain=f"agreement-{agreement:g}",
         fields={
             "digit": [scene.digit for scene in scenes],
@@ -155,7 +154,7 @@ def digits_task(
 
     Example:
         >>> task = digits_task(load_model("colour-digits"), 6, swap="colour", answer="colour")
-        >>> task.images.shape, task.objective, task.ablation
+        >>> task.clean.shape, task.objective, task.ablation
         (torch.Size([6, 3, 28, 28]), 'logit_diff', 'resample')
     """
     check_name("answer of coloured digits", answer, ("label", "colour"))
@@ -177,18 +176,23 @@ def digits_task(
         draw_digits(n, agreement=agreement, seed=seed, split=split, swap=each, size=height, start=start)
         for each in (None, swap)
     )
-    task = images.task(EvalTransform.for_model(model), corrupted=others)
+    task = images.with_transform(EvalTransform.for_model(model))
     right = task.labels
     if answer == "colour":
         right = torch.tensor([DIGIT_COLOURS.index(colour) for colour in images.fields["colour"]])
     assert right is not None
     return replace(
         task,
+        corrupted=replace(others, transform=task.transform).clean,
         labels=right,
         foils=1 - right[:, None],
         objective="logit_diff",
         ablation="resample",
-        config={**task.config, "answer": answer},
+        config={
+            **task.config,
+            "counterparts": {**others.config, "domain": others.domain},
+            "answer": answer,
+        },
     )
 
 

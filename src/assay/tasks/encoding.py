@@ -9,7 +9,6 @@ from jaxtyping import Int
 from torch import Tensor
 
 from assay.core.errors import InputError, TokenizationError
-from assay.tasks.alignment import Part, Span, align_prompts
 from assay.tasks.grammar import Prompt
 from assay.tasks.reads import PromptReads, Reader, tables_of
 from assay.tasks.task import PairTask
@@ -32,8 +31,6 @@ class EncodedPrompts:
         wrong: Wrong next tokens, likewise.
         forced: Tokens of the answer at the end of each row, behind the prompt.
         slots: Slot name to position of its last token.
-        spans: For each prompt, slot name to its range of tokens.
-        starts: For each prompt, the first token of its own text, behind what the tokenizer begins it with.
         fields: Field name to one value per prompt; `n_tokens` is among them.
         texts: The prompts as the model reads them; None if one has no text.
     """
@@ -45,8 +42,6 @@ class EncodedPrompts:
     wrong: Int[Tensor, "n ... n_wrong"] | None
     forced: tuple[tuple[int, ...], ...]
     slots: Mapping[str, Int[Tensor, " n"]]
-    spans: tuple[Mapping[str, Part], ...]
-    starts: tuple[int, ...]
     fields: Mapping[str, list[Any]]
     texts: tuple[str, ...] | None
 
@@ -85,7 +80,7 @@ def encode_prompts(
     known = tables_of(reads)
     n_tokens = [len(row) for row in rows]
     rows = [(*row, *ids) for row, ids in zip(rows, behind, strict=True)]
-    spans = tuple(each.slots for each in tokenized)
+    spans = [each.slots for each in tokenized]
     slots = {
         name: torch.tensor([place[name][1] - 1 for place in spans])
         for name in spans[0]
@@ -101,8 +96,6 @@ def encode_prompts(
         wrong=known.wrong,
         forced=tuple(behind),
         slots=slots,
-        spans=spans,
-        starts=tuple(each.start for each in tokenized),
         fields={**fields, "n_tokens": n_tokens},
         texts=_texts(prompts, tokens) if all(p.ids is None for p in prompts) else None,
     )
@@ -116,39 +109,49 @@ def pair_task(
     name: str,
     grammar: "Grammar | None" = None,
     config: Mapping[str, Any] | None = None,
-    aligned: bool = False,
     notes: tuple[str, ...] = (),
 ) -> PairTask:
     """A task out of clean prompts and, in the same order, their corrupted counterparts.
 
-    Where the first token of an answer decides, pairs whose right and wrong answers begin with the same are
-    left out; a note of the task counts them, and its `ids` are the places of the others.
+    Pairs that no grammar made are left out where their prompts differ in token count. Where the first token
+    of an answer decides, so are pairs whose right and wrong answers begin with the same. Notes of the task
+    count them, and its `ids` are the places of the others.
 
     Args:
-        clean: The prompts; the slots that both prompts of a pair have are its spans.
+        clean: The prompts.
         corrupted: Their counterparts.
         tokens: The tokenizer; None is enough for ids.
         name: Name of the task.
-        grammar: What the prompts were drawn from.
+        grammar: What the prompts were drawn from; both prompts of its pairs must have as many tokens.
         config: How the task was made.
-        aligned: Whether the prompts of a pair may differ in length; `config` then notes it, where they do.
         notes: What was left out before.
 
     Raises:
-        TokenizationError: If a pair differs in token count, or a prompt breaks a rule of `encode_prompts`.
-        AlikeError: If the right and wrong answers of every pair begin alike.
-        InputError: If the spans of a pair overlap or differ in order.
+        TokenizationError: If a pair of a grammar differs in token count, or a prompt breaks a rule of
+            `encode_prompts`.
+        NoPairsError: If no pair is left.
     """
     left = encode_prompts(clean, tokens)
     right = encode_prompts(corrupted, tokens, behind=left.forced)
-    if not aligned and not torch.equal(left.lengths, right.lengths):
-        index = int((left.lengths != right.lengths).nonzero()[0])
-        counts = [side.fields["n_tokens"][index] for side in (left, right)]
-        raise TokenizationError(
-            f"pair {index}: clean prompt {clean[index]} has {counts[0]} tokens, corrupted prompt "
-            f"{corrupted[index]} has {counts[1]}; patching by position needs equal counts, so use fillers of "
-            "one token, or align the prompts with lengths='aligned'"
+
+    def only(rows: list[int], reason: str) -> PairTask:
+        note = f"{len(clean) - len(rows)} of {len(clean)} pairs, {reason}, are left out"
+        task = pair_task(
+            [clean[row] for row in rows],
+            [corrupted[row] for row in rows],
+            tokens,
+            name=name,
+            grammar=grammar,
+            config=config,
+            notes=(*notes, note),
         )
+        return replace(task, ids=torch.tensor(rows)[task.ids])
+
+    equal = (left.lengths == right.lengths).nonzero().flatten().tolist()
+    if len(equal) < len(clean):
+        if grammar is not None or not equal:
+            raise _unequal(clean, corrupted, left, right, every=not equal)
+        return only(equal, "whose prompts differ in token count")
     if left.answers is None:
         without = next(
             prompt for prompt in clean if not all(each.answers for each in prompt.reads or (prompt,))
@@ -157,23 +160,8 @@ def pair_task(
     if tokens is not None and tokens.answer_tokens == "first":
         apart = _told_apart(clean, left)
         if len(apart) < len(clean):
-            alike = len(clean) - len(apart)
-            note = (
-                f"{alike} of {len(clean)} pairs, whose right and wrong answers begin with the same token, "
-                "are left out"
-            )
-            task = pair_task(
-                [clean[row] for row in apart],
-                [corrupted[row] for row in apart],
-                tokens,
-                name=name,
-                grammar=grammar,
-                config=config,
-                aligned=aligned,
-                notes=(*notes, note),
-            )
-            return replace(task, ids=torch.tensor(apart))
-    task = PairTask(
+            return only(apart, "whose right and wrong answers begin with the same token")
+    return PairTask(
         clean=left.ids,
         corrupted=right.ids,
         answers=left.answers,
@@ -190,31 +178,35 @@ def pair_task(
         grammar=grammar,
         config=config or {},
         pad_id=0 if tokens is None else tokens.pad_id,
-        alignment=_alignment(left, right) if aligned else None,
-        corrupted_lengths=right.lengths,
         notes=notes,
     )
-    if task.alignment is None:
-        return task
-    return replace(task, config={**task.config, "lengths": "aligned"})
-
-
-def _alignment(left: EncodedPrompts, right: EncodedPrompts) -> Int[Tensor, "n pos"]:
-    """Clean and corrupted tokens part by part: what the tokenizer begins with, and the slots of both."""
-    spans: list[list[Span]] = []
-    for clean, other, *starts in zip(left.spans, right.spans, left.starts, right.starts, strict=True):
-        names = sorted((name for name in clean if name in other), key=lambda name: clean[name])
-        begins = (starts[0], starts[0]), (starts[1], starts[1])
-        spans.append([begins, *((clean[name], other[name]) for name in names)])
-    return align_prompts(left.lengths.tolist(), right.lengths.tolist(), spans)
 
 
 def _texts(prompts: Sequence[Prompt], tokens: Tokens | None) -> tuple[str, ...]:
     return tuple(prompt.text if tokens is None else tokens.turn_of(prompt.text)[0] for prompt in prompts)
 
 
-class AlikeError(TokenizationError):
-    """No pair has right and wrong answers that the tokens by which they are scored tell apart."""
+class NoPairsError(TokenizationError):
+    """No pair has prompts of one token count, or answers that the tokens they are scored by distinguish."""
+
+
+def _unequal(
+    clean: Sequence[Prompt],
+    corrupted: Sequence[Prompt],
+    left: EncodedPrompts,
+    right: EncodedPrompts,
+    *,
+    every: bool,
+) -> TokenizationError:
+    """What is wrong with the first pair whose prompts differ in token count."""
+    row = int((left.lengths != right.lengths).nonzero()[0])
+    counts = [side.fields["n_tokens"][row] for side in (left, right)]
+    others = f" (all {len(clean)} pairs differ)" if every and len(clean) > 1 else ""
+    kind = NoPairsError if every else TokenizationError
+    return kind(
+        f"pair {row}: clean prompt {clean[row]} has {counts[0]} tokens, corrupted prompt {corrupted[row]} "
+        f"has {counts[1]}{others}; patching by position needs equal counts, so use words of one token"
+    )
 
 
 def _told_apart(prompts: Sequence[Prompt], encoded: EncodedPrompts) -> list[int]:
@@ -226,7 +218,7 @@ def _told_apart(prompts: Sequence[Prompt], encoded: EncodedPrompts) -> list[int]
     if bool(alike.all()):
         _, right, wrong = same.nonzero()[0].tolist()
         others = f", and so do those of all {len(prompts)} pairs" if len(prompts) > 1 else ""
-        raise AlikeError(
+        raise NoPairsError(
             f"answer {prompts[0].answers[right]!r} and wrong answer {prompts[0].wrong[wrong]!r} of the "
             f"prompt {prompts[0]} begin with the same token{others}; use answers that differ in it"
         )

@@ -19,16 +19,13 @@ from assay.core.errors import (
     check_name,
 )
 from assay.core.random import stream
-from assay.tasks.alignment import Part
 from assay.tasks.choices import MultipleChoice, is_question, question_of
-from assay.tasks.encoding import AlikeError, pair_task
+from assay.tasks.encoding import NoPairsError, pair_task
 from assay.tasks.grammar import Prompt, Read
-from assay.tasks.image_rows import draw_rows
-from assay.tasks.loaded_sets import loaded_rows, name_of
 from assay.tasks.published import is_published, published_pair
-from assay.tasks.rows import Rows, read_rows
+from assay.tasks.rows import Rows, draw_rows, loaded_rows, name_of, read_rows
 from assay.tasks.task import PairTask
-from assay.tasks.tokens import Tokens, check_lengths
+from assay.tasks.tokens import Tokens
 
 
 Pair = tuple[Prompt, Prompt]
@@ -48,7 +45,6 @@ def read_pairs(
     chat: bool = False,
     answer_tokens: str = "one",
     columns: Mapping[str, str] | None = None,
-    lengths: str = "equal",
     **options: Any,
 ) -> PairTask:
     """A task from a file with one JSON object per line, or a parquet file or a data set with one per row.
@@ -59,12 +55,10 @@ def read_pairs(
       of continuations, each one token with its leading space, or of ids); every other key is a field. A key
       `corrupted.NAME` is a field of the corrupted prompt. With `positions` (numbers of the line's own tokens,
       whatever is put before them; negative ones from the end) a prompt is read at each of them; `answers` and
-      `wrong` then hold a list for each. Where
-      lengths are aligned, `spans` names parts of both prompts in order, each as its clean and its corrupted
-      text, or as two ranges `[start, stop]` of ids: `{"name": [" Mary", " Elizabeth"]}`.
+      `wrong` then hold a list for each. Pairs whose prompts differ in token count are left out, which a note
+      of the task counts.
     - MIB: `prompt`, its answer and counterfactuals, as `published_pair` reads them. Rows that the tokenizer
-      cannot use (an answer of several tokens, prompts of unequal length unless aligned) are left out, with a
-      warning.
+      cannot use (an answer of several tokens, prompts of unequal length) are left out, with a warning.
     - Questions, as `question_of` reads them; each is asked once, with letters from the stream `questions`.
 
     Args:
@@ -76,7 +70,6 @@ def read_pairs(
         chat: Make every prompt the user's turn of the tokenizer's chat template.
         answer_tokens: `one`, `first` or `each`; see `load_task`.
         columns: For a data set: key of a row -> the column that holds it.
-        lengths: `equal` or `aligned`; see `load_task`.
         **options: `corruption` of MIB's rows (the counterfactual) and of questions; `leading_space` of MIB's
             rows; `letters` of questions.
 
@@ -86,10 +79,7 @@ def read_pairs(
         MissingExtraError: If the file is parquet and pyarrow is not installed.
         TokenizationError: If a prompt or answer breaks a token rule; file and line are named.
     """
-    rules: dict[str, Any] = {"bos": bos, "chat": chat, "answer_tokens": answer_tokens, "lengths": lengths}
-    check_lengths(lengths)
-    aligned = lengths == "aligned"
-    tokens = None if tokenizer is None else Tokens(tokenizer, **rules)
+    tokens = None if tokenizer is None else Tokens(tokenizer, bos=bos, chat=chat, answer_tokens=answer_tokens)
     for name, asked in (("chat", chat), ("bos", bos)):
         if tokens is None and asked:
             raise TokenizationError(f"{name}=True needs the model's tokenizer; pass it, or leave {name} out")
@@ -105,7 +95,7 @@ def read_pairs(
     first = rows.record(int(numbers[0]))
     if is_published(first):
         _check_options(options, ("corruption", "leading_space"), "a file of MIB's form")
-        ids, pairs = _usable_rows(rows, numbers, tokens, n, seed, options, aligned=aligned)
+        ids, pairs = _usable_rows(rows, numbers, tokens, n, seed, options)
     else:
         ids = numbers[draw_rows(len(numbers), n, seed=seed, what="lines")]
         if is_question(first):
@@ -113,10 +103,7 @@ def read_pairs(
             pairs = _asked(rows, ids, tokens, seed, options)
         else:
             _check_options(options, (), "a task file")
-            pairs = [
-                _pair(rows.record(number), rows.where(number), aligned=aligned, whole=not bos)
-                for number in ids.tolist()
-            ]
+            pairs = [_pair(rows.record(number), rows.where(number), whole=not bos) for number in ids.tolist()]
             _check_wrong(rows.path, pairs)
     told = {"bos": False} if tokens is None else tokens.rules
     if all(prompt.whole for pair in pairs for prompt in pair):
@@ -127,14 +114,14 @@ def read_pairs(
     if len(ids) < len(numbers) or is_question(first):
         config["seed"] = seed
     try:
-        task = _task(pairs, tokens, name=name, config=config, aligned=aligned)
-    except AlikeError as error:
-        raise AlikeError(f"{rows.path}: {error}") from error
+        task = _task(pairs, tokens, name=name, config=config)
+    except NoPairsError as error:
+        raise NoPairsError(f"{rows.path}: {error}") from error
     except AssayError:
         for number, pair in zip(ids.tolist(), pairs, strict=True):
             try:
-                _task([pair], tokens, name=name, aligned=aligned)
-            except AlikeError:
+                _task([pair], tokens, name=name)
+            except NoPairsError:
                 continue  # another line is at fault
             except AssayError as error:
                 raise TokenizationError(f"{rows.where(number)}: {error}") from error
@@ -157,7 +144,7 @@ def _check_options(options: Mapping[str, Any], known: tuple[str, ...], what: str
 # ------------------------------------------------------------------------------------------------- pairs
 
 
-def _pair(record: Mapping[str, Any], where: str, *, aligned: bool, whole: bool) -> Pair:
+def _pair(record: Mapping[str, Any], where: str, *, whole: bool) -> Pair:
     """Clean and corrupted prompt of one line."""
     missing = [key for key in _KEYS[:3] if key not in record]
     if missing:
@@ -171,15 +158,13 @@ def _pair(record: Mapping[str, Any], where: str, *, aligned: bool, whole: bool) 
     answers, wrong = ((), ()) if reads else (_pieces(record, key, where) for key in ("answers", "wrong"))
     if not (reads or answers):
         raise FileFormatError(f"{where}: 'answers' is empty; give at least one correct continuation")
-    slots, other_slots = _spans(record, where) if aligned and "spans" in record else ({}, {})
-    known = (*_KEYS, "spans") if aligned else _KEYS
-    fields = {key: value for key, value in record.items() if key not in known}
+    fields = {key: value for key, value in record.items() if key not in _KEYS}
     prefix = "corrupted."
     other = {key.removeprefix(prefix): value for key, value in fields.items() if key.startswith(prefix)}
     own = {key: value for key, value in fields.items() if not key.startswith(prefix)}
     return (
-        _prompt(record["clean"], whole, fields=own, answers=answers, wrong=wrong, reads=reads, slots=slots),
-        _prompt(record["corrupted"], whole, fields=other, slots=other_slots),
+        _prompt(record["clean"], whole, fields=own, answers=answers, wrong=wrong, reads=reads),
+        _prompt(record["corrupted"], whole, fields=other),
     )
 
 
@@ -221,35 +206,6 @@ def _reads(record: Mapping[str, Any], where: str) -> tuple[Read, ...]:
         Read(position=place, answers=answers, wrong=wrong)
         for place, answers, wrong in zip(places, *known.values(), strict=True)
     )
-
-
-def _spans(record: Mapping[str, Any], where: str) -> tuple[dict[str, Part], dict[str, Part]]:
-    """Where the named parts of a line are in its clean and its corrupted prompt."""
-    spans = record["spans"]
-    if not isinstance(spans, dict) or not all(isinstance(v, list) and len(v) == 2 for v in spans.values()):
-        raise FileFormatError(
-            f"{where}: 'spans' is {spans!r}; expected names, each with its clean and corrupted part, e.g. "
-            '{"name": [" Mary", " Elizabeth"]}'
-        )
-    found: tuple[dict[str, Part], dict[str, Part]] = ({}, {})
-    for side, key in enumerate(("clean", "corrupted")):
-        prompt, behind = record[key], 0
-        for name, parts in spans.items():
-            part = parts[side]
-            if isinstance(prompt, str):
-                start = prompt.find(part, behind) if isinstance(part, str) and part else -1
-                place = (start, start + len(part)) if start >= 0 else None
-            else:
-                inside = _all_ids(part) and len(part) == 2 and behind <= part[0] <= part[1] <= len(prompt)
-                place = (part[0], part[1]) if inside else None
-            if place is None:
-                expected = "text of it" if isinstance(prompt, str) else "a range [start, stop] of its ids"
-                raise FileFormatError(
-                    f"{where}: span {name!r} of the {key} prompt is {part!r}; expected {expected}, behind "
-                    "the spans before it"
-                )
-            found[side][name], behind = place, place[1]
-    return found
 
 
 def _all_ids(value: Any) -> bool:
@@ -296,8 +252,6 @@ def _usable_rows(
     n: int | None,
     seed: int,
     options: Mapping[str, Any],
-    *,
-    aligned: bool,
 ) -> tuple[Int64[np.ndarray, " n"], list[Pair]]:
     """`n` rows that the tokenizer can use, drawn without replacement, in the order of the file."""
     if n is not None and n < 1:
@@ -314,7 +268,7 @@ def _usable_rows(
             reasons.append(f"{where}: the counterfactual is empty")
             continue
         try:
-            _task([pair], tokens, name="", aligned=aligned)
+            _task([pair], tokens, name="")
         except AssayError as error:
             reasons.append(f"{where}: {error}")
         else:

@@ -52,8 +52,7 @@ class Prompt:
         answers: Right continuations, as text or ids; each must be one token.
         wrong: Continuations to compare with.
         reads: Where the prompt is read, with the answers there, instead of at its last token.
-        slots: Slot name to character span in `text`, or to a range `(start, stop)` of `ids`; prompts of a
-            pair that differ in length are aligned slot by slot.
+        slots: Slot name to character span in `text`, or to a range `(start, stop)` of `ids`.
         fields: What the prompt is filled with; the names are the task's metadata fields.
         values: All choices behind the prompt, also those that only its corruption uses.
     """

@@ -1,7 +1,6 @@
 """A batch of images on a device, as a model reads it."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
@@ -65,7 +64,6 @@ class ImageBatch(OfClasses, ObjectiveBatch):
     ids: Int[Tensor, " batch"]
     lengths: Int[Tensor, " batch"]
     pinned: bool = False
-    alignment: ClassVar[None] = None  # counterparts have as many positions
 
     @property
     def clean(self) -> Float[Tensor, "batch 3 h w"]:
@@ -85,11 +83,6 @@ class ImageBatch(OfClasses, ObjectiveBatch):
                 "use ablation='mean-positional', which needs none"
             )
         return self.counterparts
-
-    @property
-    def corrupted_positions(self) -> Int[Tensor, " batch"]:
-        """The position at which counterparts are read: the same."""
-        return self.positions
 
     @property
     def width(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 import numpy as np
 import torch
 from jaxtyping import Float, UInt8
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
 from assay.core.errors import AssayWarning, FileFormatError, InputError, ShapeError, check_name
@@ -167,7 +167,8 @@ class EvalTransform(Record):
             config: The processor's `to_dict()`, or the file's content: `size`, `crop_size`, `resample`,
                 `image_mean`, `image_std`, `rescale_factor` and the switches `do_resize`, `do_center_crop`,
                 `do_rescale`, `do_normalize`. A plain number as `size` is the shorter side for CLIP
-                and BiT processors and a square for others, as in transformers.
+                and BiT processors and a square for others, as in transformers. `null` is the default of the
+                processor's class.
 
         Raises:
             InputError: If the config asks for something else than resize, centre crop and normalise.
@@ -177,6 +178,10 @@ class EvalTransform(Record):
             'bicubic'
         """
         kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
+        if None in config.values():
+            usual = _usual(kind)
+            config = {key: usual.get(key) if value is None else value for key, value in config.items()}
+            config = {key: value for key, value in config.items() if value is not None}
         if config.get("do_pad") or config.get("do_random_crop") or config.get("crop_pct"):
             raise InputError(
                 f"the image processor {kind or 'config'} pads, crops at random or crops by a share, which "
@@ -239,6 +244,12 @@ class EvalTransform(Record):
             std=_channels("std", config.get("std", (0.229, 0.224, 0.225))),
             centre="round",
         )
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Height and width that every image gets; None where they depend on the image."""
+        made = self.crop or self.resize
+        return made if isinstance(made, tuple) and (self.crop or self.fit == "squash") else None
 
     @property
     def normalisation(self) -> dict[str, Any]:
@@ -314,8 +325,12 @@ BROKEN = (
 )
 
 
-def read_rgb(content: Path | bytes) -> Image.Image:
-    """The image of a file, whole and in three channels of 8 bits.
+def read_rgb(content: Path | bytes, *, turns: bool = True) -> tuple[Image.Image, bool]:
+    """The image of a file, whole and in three channels of 8 bits, and whether it was turned.
+
+    Args:
+        content: The file, or its path.
+        turns: Turn it as its EXIF orientation says.
 
     Raises:
         Exception: One of `BROKEN` for what cannot be decoded and for more than Pillow's limit of pixels, of
@@ -326,7 +341,17 @@ def read_rgb(content: Path | bytes) -> Image.Image:
         # Counted here: Pillow's warning is an error only under a filter, which threads share.
         _check_pixels(image.width, image.height)
         image.load()
-        return as_rgb(image)
+        whole, turned = upright(image) if turns else (image, False)
+        return as_rgb(whole), turned
+
+
+def upright(image: Image.Image) -> tuple[Image.Image, bool]:
+    """The image as its EXIF orientation says, and whether that turned or mirrored it."""
+    try:
+        turned = image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
+    except BROKEN:  # a damaged block of EXIF says nothing, and the image itself may be whole
+        return image, False
+    return (ImageOps.exif_transpose(image), True) if turned else (image, False)
 
 
 def picture_of(image: Any) -> Image.Image:
@@ -340,10 +365,10 @@ def picture_of(image: Any) -> Image.Image:
         ShapeError: For an array that is not an 8-bit image.
     """
     if isinstance(image, Image.Image):
-        return as_rgb(image)
+        return as_rgb(upright(image)[0])
     if isinstance(image, str | Path):
         try:
-            return read_rgb(Path(image))
+            return read_rgb(Path(image))[0]
         except BROKEN as error:
             raise FileFormatError(f"cannot read {image} as an image: {error}") from error
     pixels = np.asarray(image)
@@ -372,6 +397,16 @@ def as_rgb(image: Image.Image) -> Image.Image:
             f"the image has mode {image.mode}, with more than 8 bits; scale it to 0..255 and save it again"
         )
     return image.convert("RGB")
+
+
+def _usual(kind: str) -> Mapping[str, Any]:
+    """The settings of a class of image processors of transformers; none for an unknown class."""
+    import transformers  # not above: images are read without it
+
+    # Where torchvision is missing, the class of the name itself warns and gives way to this one.
+    known = getattr(transformers, f"{kind}Pil", None) or (getattr(transformers, kind, None) if kind else None)
+    settings: Mapping[str, Any] = {} if known is None else known().to_dict()
+    return settings
 
 
 def _size(size: Any, *, square: bool) -> tuple[int, int] | int:

@@ -13,12 +13,9 @@ from assay.tasks.digits import digits_source, digits_task
 from assay.tasks.encoding import pair_task
 from assay.tasks.files import read_pairs
 from assay.tasks.grammar import TASKS, Grammar
-from assay.tasks.image_listing import DEFAULTS, ReadOptions
-from assay.tasks.image_source import FIRST_FREE, DomainSource, find_domains, one_domain
-from assay.tasks.image_stream import ImageStream
-from assay.tasks.image_transform import EvalTransform
+from assay.tasks.image_datasets import read_dataset
+from assay.tasks.image_source import FIRST_FREE, find_domains, one_domain
 from assay.tasks.images import ImageTask
-from assay.tasks.loaded_sets import list_dataset
 from assay.tasks.rows import is_task_file
 from assay.tasks.task import PairTask
 from assay.tasks.tokens import Tokens
@@ -54,7 +51,6 @@ def load_task(
     bos: bool | None = None,
     chat: bool | None = None,
     answer_tokens: str | None = None,
-    lengths: str | None = None,
     allow_unaligned: bool = False,
     **options: Any,
 ) -> PairTask:
@@ -84,9 +80,6 @@ def load_task(
             token behind those before it: the answer without its last token stands behind both prompts, and a
             prompt counts by the mean over the tokens of its answer. It has one right answer, and wrong ones
             of as many tokens. Default: as the model has it, else `one`.
-        lengths: `equal`: the two prompts of a pair have as many tokens. `aligned`: they may differ, and are
-            aligned slot by slot (of a file: by the `spans` of a line), else by their ends; see
-            `align_prompts`. Default: as the model has it, else `equal`.
         allow_unaligned: Permit corruptions that move words to other positions.
         **options: Arguments of the task's grammar, e.g. `corruption="s2_io_flip"`, `template_ids=[0, 1]`,
             `objects=["ring", "bone"]`.
@@ -115,14 +108,14 @@ def load_task(
             f"load_model({str(model)!r}))"
         )
     tokenizer = model.tokenizer if isinstance(model, HasTokenizer) else model
-    told = {"bos": bos, "chat": chat, "answer_tokens": answer_tokens, "lengths": lengths}
+    told = {"bos": bos, "chat": chat, "answer_tokens": answer_tokens}
     usual = getattr(model, "prompt_rules", {})
     rules = {**usual, **{key: value for key, value in told.items() if value is not None}}
     if not isinstance(name, str) or is_task_file(name):
         source = name if isinstance(name, str | Path) else "the data set"
         task = read_pairs(name, tokenizer, n=n, seed=seed, **rules, **options)
-        if n is not None and n > task.n:
-            _note(f"{source} holds {task.n} pairs, fewer than the requested {n}; all of them are used")
+        if n is not None and n > (lines := task.config["n"]):
+            _note(f"{source} holds {lines} pairs, fewer than the requested {n}; all of them are used")
         if seed and "seed" not in task.config:
             _note(f"all pairs of {source} are used, so seed={seed} has no effect on the choice of pairs")
     else:
@@ -166,7 +159,6 @@ def draw_task(
         name=grammar.key,
         grammar=grammar,
         config=config,
-        aligned=grammar.tokens.lengths == "aligned",
         notes=grammar.notes,
     )
 
@@ -179,20 +171,24 @@ def load_images(
     seed: int = 0,
     skip_bad: bool = False,
     workers: int | None = None,
+    hold: bool = True,
 ) -> ImageTask:
-    """Images of one domain, normalised for an image classifier, in memory.
+    """Images of one domain, as an image classifier reads them.
 
     Args:
         source: `shapes:DOMAIN` (drawn, no download; numbers from 20,000 on, which no model of the embedded
             zoo was trained on), `colour-digits[:AGREEMENT[/SWAP]]` (as `digits_task` draws
-            them; default 0.9 and `both`), an `.npz`, `.parquet` or `.tar` file (WebDataset), shards of one
-            kind as `FOLDER/*.tar`, a folder with a folder per class, a folder of unlabelled images; or a data
-            set of PyTorch or of the `datasets` library, as `list_dataset` takes it.
+            them; default 0.9 and `both`), a folder with a folder per class, a folder of unlabelled images, a
+            table as in `read_table`; or a data set of PyTorch or of the `datasets` library, as `read_dataset`
+            takes it.
         model: A loaded image classifier; its stored transform is applied, its class names give the labels.
         n: Number of images, a random sample. Default: 200 drawn ones, all of a file or folder.
         seed: Seed of the sample, or of the drawing.
-        skip_bad: Leave out files that cannot be decoded, and count them, instead of failing.
-        workers: Processes that decode beside this one; see `ReadOptions`.
+        skip_bad: Leave out files that cannot be decoded, and count them, instead of failing. Each image is
+            decoded once for it.
+        workers: Processes that decode beside this one; see `ImageTask`.
+        hold: Decode the images now, once, and hold them in 8 bits. False: decode them whenever the task is
+            run, for more images than the memory holds; coloured digits then have no counterparts.
 
     Raises:
         InputError: If the model reads prompts, the source holds several domains, or classes differ.
@@ -202,14 +198,16 @@ def load_images(
     Example:
         >>> from assay.zoo import Zoo
         >>> zoo = Zoo.embedded()
-        >>> load_images("shapes:flat", zoo.load(zoo.keys[0]), n=3).images.shape
+        >>> load_images("shapes:flat", zoo.load(zoo.keys[0]), n=3).clean.shape
         torch.Size([3, 3, 32, 32])
     """
-    read = _for_model(ReadOptions(n=n, seed=seed, skip_bad=skip_bad, workers=workers), model)
-    assert read.transform is not None
-    if not isinstance(source, str | Path):
-        return list_dataset(source, classes=model.classes).read(read).task(read.transform)
-    if (digits := digits_source(source)) is not None:
+    if getattr(model, "vision", None) is None:
+        raise InputError(
+            f"{getattr(model, 'id', model)} reads prompts, not images; use load_task(name, model)"
+        )
+    if n is not None and n < 1:
+        raise InputError(f"n is {n}; a task needs at least one image")
+    if hold and (digits := digits_source(source)) is not None:
         return digits_task(
             model,
             DEFAULT_N if n is None else n,
@@ -217,47 +215,16 @@ def load_images(
             swap=digits.swap or "both",
             seed=seed,
         )
-    return _domain(source).read(read, model.classes).task(read.transform)
-
-
-def stream_images(source: Any, model: Any, options: ReadOptions = DEFAULTS) -> ImageStream:
-    """As `load_images`, but the images are decoded whenever the task is run, and none is held.
-
-    Args:
-        source: As of `load_images`; coloured digits are drawn without counterparts.
-        model: As there; its transform is applied whenever an image is decoded.
-        options: Sample, seed, bad files and workers; its transform does not count.
-
-    Raises:
-        InputError, FileFormatError: As `load_images`; an image that cannot be decoded is met when it is read.
-
-    Example:
-        >>> from assay.zoo import Zoo
-        >>> zoo = Zoo.embedded()
-        >>> stream_images("shapes:flat", zoo.load(zoo.keys[0]), ReadOptions(n=3))
-        ImageStream('shapes', domain='flat', n=3, size=32x32)
-    """
-    read = _for_model(options, model)
-    if not isinstance(source, str | Path):
-        return list_dataset(source, classes=model.classes).stream(read)
-    return _domain(source).stream(read, model.classes)
-
-
-def _for_model(options: ReadOptions, model: Any) -> ReadOptions:
-    """The same with the transform of a model, which must read images."""
-    if getattr(model, "vision", None) is None:
-        raise InputError(
-            f"{getattr(model, 'id', model)} reads prompts, not images; use load_task(name, model)"
-        )
-    if options.n is not None and options.n < 1:
-        raise InputError(f"n is {options.n}; a task needs at least one image")
-    return replace(options, transform=EvalTransform.for_model(model))
-
-
-def _domain(source: str | Path) -> DomainSource:
-    """The only domain of a source; drawn images are those that no model was trained on."""
-    domains = find_domains(source, start=FIRST_FREE, drawn=DEFAULT_N)
-    return one_domain({each.name: each for each in domains}, source)
+    if isinstance(source, str | Path):
+        # Drawn images are those that no model was trained on.
+        domains = find_domains(source, n=n, seed=seed, start=FIRST_FREE, drawn=DEFAULT_N)
+        images = one_domain(domains, source)
+    else:
+        images = read_dataset(source, n=n, seed=seed)
+    images = replace(images.for_model(model), workers=workers)
+    if hold:
+        return images.held(skip_bad=skip_bad)
+    return images.readable() if skip_bad else images
 
 
 def _grammar(name: str, tokenizer: Any, rules: Mapping[str, Any], options: Mapping[str, Any]) -> Grammar:

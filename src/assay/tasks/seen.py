@@ -10,12 +10,11 @@ import numpy as np
 from jaxtyping import Bool, Int, Int64, UInt32
 from torch import Tensor
 
-from assay.tasks.image_rows import ImageRows, digest_of
-from assay.tasks.images import ImageTask
+from assay.tasks.images import ImageTask, digest_of
 from assay.tasks.task import PairTask
 
 
-T = TypeVar("T", bound=PairTask | ImageRows)
+T = TypeVar("T", bound=PairTask | ImageTask)
 
 KEY = "clean_prompts"  # of the record of a task
 ENOUGH = 0.05  # share of shared prompts above which a measurement is not one of other prompts
@@ -34,7 +33,7 @@ def prompt_set(task: PairTask) -> str:
     return base64.b64encode(np.unique(prompt_codes(task)).astype("<u4").tobytes()).decode()
 
 
-def describe_discovery(task: PairTask | ImageRows) -> dict[str, Any]:
+def describe_discovery(task: PairTask | ImageTask) -> dict[str, Any]:
     """The record of a task that something is found on: its own, with the codes of its prompts."""
     return task.describe() | ({KEY: prompt_set(task)} if isinstance(task, PairTask) else {})
 
@@ -58,7 +57,7 @@ def seen_prompts(provenance: Mapping[str, object], task: PairTask) -> Bool[np.nd
     return np.isin(prompt_codes(task), np.frombuffer(base64.b64decode(codes), dtype="<u4"))
 
 
-def found_on(provenance: Mapping[str, object], task: PairTask | ImageRows) -> bool:
+def found_on(provenance: Mapping[str, object], task: PairTask | ImageTask) -> bool:
     """Whether a circuit was found on more than 5 % of these prompts, or on exactly these images."""
     if isinstance(task, PairTask):
         return bool(seen_prompts(provenance, task).mean() > ENOUGH)
@@ -69,7 +68,7 @@ def found_on(provenance: Mapping[str, object], task: PairTask | ImageRows) -> bo
 # ---- different examples ------------------------------------------------------------------------------
 
 
-def example_codes(*tasks: PairTask | ImageRows, paired: bool) -> Int64[np.ndarray, " n"]:
+def example_codes(*tasks: PairTask | ImageTask, paired: bool) -> Int64[np.ndarray, " n"]:
     """Which different example each row of some tasks is, from 0; -1 for a row equal to its counterpart.
 
     Rows of one code are copies: the same prompts, read at the same positions, whatever their answers; or the
@@ -85,16 +84,16 @@ def example_codes(*tasks: PairTask | ImageRows, paired: bool) -> Int64[np.ndarra
     return np.array([-1 if a == b else codes.setdefault((a, b, at), len(codes)) for a, b, at in rows])
 
 
-def _inputs(task: PairTask | ImageRows, *, paired: bool) -> Iterator[tuple[Hashable, ...]]:
+def _inputs(task: PairTask | ImageTask, *, paired: bool) -> Iterator[tuple[Hashable, ...]]:
     """Clean input, counterpart and read positions of each row; the counterpart is None where none is read."""
     if isinstance(task, PairTask):
         sides = [
             prompt_tokens(task.clean, task.lengths),
-            prompt_tokens(task.corrupted, task.corrupted_lengths),
+            prompt_tokens(task.corrupted, task.lengths),
         ]
     else:
         sides = [cast(list[Hashable], task.digests)]
-        if isinstance(task, ImageTask) and task.corrupted is not None:
+        if task.corrupted is not None:
             sides.append(list(map(digest_of, task.corrupted)))
     other = sides[1] if paired and len(sides) > 1 else [None] * task.n
     return zip(sides[0], other, map(str, task.positions.tolist()), strict=True)
@@ -112,7 +111,7 @@ def first_rows(codes: Int64[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
     return first & (codes >= 0)
 
 
-def example_notes(task: PairTask | ImageRows, codes: Int64[np.ndarray, " n"]) -> tuple[str, ...]:
+def example_notes(task: PairTask | ImageTask, codes: Int64[np.ndarray, " n"]) -> tuple[str, ...]:
     """How many rows of a task equal their counterparts, and how many are copies."""
     kind, equal = "pairs" if isinstance(task, PairTask) else "images", int((codes < 0).sum())
     copies = len(codes) - equal - int(first_rows(codes).sum())
@@ -125,7 +124,7 @@ def example_notes(task: PairTask | ImageRows, codes: Int64[np.ndarray, " n"]) ->
 
 
 def different_examples(
-    task: T, *, paired: bool, besides: Sequence[PairTask | ImageRows] = ()
+    task: T, *, paired: bool, besides: Sequence[PairTask | ImageTask] = ()
 ) -> tuple[T, Int64[np.ndarray, " k"]]:
     """A task without copies and without rows equal to their counterparts, and the rows it keeps.
 

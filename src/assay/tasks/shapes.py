@@ -8,12 +8,13 @@ a style paints with the distance. Place, size, turn and colours of an image come
 from collections.abc import Callable
 
 import numpy as np
+import torch
 from jaxtyping import Float64, UInt8
 from numpy.typing import NDArray
 
 from assay.core.errors import InputError, check_name
 from assay.core.random import stream
-from assay.tasks.image_set import ImageSet
+from assay.tasks.images import ImageTask
 
 
 SHAPE_CLASSES = ("circle", "cross", "moon", "square", "star", "triangle")
@@ -22,7 +23,7 @@ SHAPES_VERSION = 1  # raised when the same arguments draw other images than befo
 Numbers = NDArray[np.float64]
 
 
-def draw_shapes(domain: str, n: int, *, seed: int = 0, size: int = 32, start: int = 0) -> ImageSet:
+def draw_shapes(domain: str, n: int, *, seed: int = 0, size: int = 32, start: int = 0) -> ImageTask:
     """Images of one style; image number i shows class i modulo 6.
 
     Styles: `flat` (dark on pale), `sketch` (pencil on paper), `neon` (glowing outlines on black), `stripes`
@@ -58,10 +59,10 @@ def draw_shapes(domain: str, n: int, *, seed: int = 0, size: int = 32, start: in
     for row, number in enumerate(ids):
         rng = stream(seed, f"shapes/{domain}/{number}")
         pixels[row] = _draw(SHAPE_CLASSES[labels[row]], _STYLES[domain], size, rng)
-    return ImageSet(
+    return ImageTask(
         pixels=pixels,
-        labels=labels,
-        ids=ids,
+        labels=torch.from_numpy(labels),
+        ids=torch.from_numpy(ids),
         domain=domain,
         classes=SHAPE_CLASSES,
         name="shapes",

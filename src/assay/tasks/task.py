@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
-from torch.nn import functional
 
 from assay.core.errors import InputError, TokenizationError, check_least
 from assay.core.machine import count_examples
 from assay.core.random import stream
-from assay.tasks.alignment import one_by_one
 from assay.tasks.checks import PER_ROW, check_rows, check_shapes, check_values, integers
 
 
@@ -34,38 +32,27 @@ class PairBatch:
 
     Attributes:
         clean: Token ids `[batch, pos]`.
-        corrupted: Token ids of the counterparts, same shape unless there is an alignment.
+        corrupted: Token ids of the counterparts, same shape.
         answers: Right next tokens `[batch, n_answers]`, -1 where a row has fewer.
         wrong: Tokens to compare with `[batch, n_wrong]`, -1 where a row has fewer; None if there are none.
         lengths: Tokens of each prompt; what stands right of them is padding.
         positions: Position whose logits are read; `[batch, reads]` where there are several, -1 where a row
             has fewer. `answers` and `wrong` are then `[batch, reads, ...]`.
         indices: Row numbers in the task.
-        alignment: As that of `PairTask`, `[batch, pos]`; None: tokens of one number stand at one place.
     """
 
     clean: Int[Tensor, "batch pos"]
-    corrupted: Int[Tensor, "batch corrupted_pos"]
+    corrupted: Int[Tensor, "batch pos"]
     answers: Int[Tensor, "batch ... n_answers"]
     wrong: Int[Tensor, "batch ... n_wrong"] | None
     lengths: Int[Tensor, " batch"]
     positions: Int[Tensor, "batch ..."]
     indices: Int[Tensor, " batch"]
-    alignment: Int[Tensor, "batch pos"] | None = None
 
     @property
     def ids(self) -> Int[Tensor, " batch"]:
         """What weights of resamples follow: row numbers."""
         return self.indices
-
-    @property
-    def corrupted_positions(self) -> Int[Tensor, "batch ..."]:
-        """`positions` as places of the corrupted prompts."""
-        if self.alignment is None:
-            return self.positions
-        places = self.positions.reshape(len(self.positions), -1)
-        found = self.alignment.gather(1, places.clamp(min=0)).where(places >= 0, places)
-        return found.view(self.positions.shape)
 
     @property
     def width(self) -> int:
@@ -87,7 +74,6 @@ class PairBatch:
             lengths=self.lengths[row],
             positions=self.positions[counted],
             indices=self.indices[row],
-            alignment=None if self.alignment is None else self.alignment[row],
         )
 
 
@@ -102,19 +88,6 @@ def check_read_once(positions: Int[Tensor, "n *reads"], what: str) -> None:
         raise InputError(
             f"{what} reads prompts at one position, but some here are read at {count}; give each position a "
             "prompt of its own, or score answers of several tokens by the first (answer_tokens='first')"
-        )
-
-
-def check_equal_lengths(task: object, what: str) -> None:
-    """Refuse pairs whose prompts differ in length where only equal ones are served.
-
-    Raises:
-        InputError: Naming `what` needs equal ones.
-    """
-    if isinstance(task, PairTask) and task.alignment is not None:
-        raise InputError(
-            f"{what} needs clean and corrupted prompts of one length, but {task.unequal} of {task.n} pairs "
-            f"of {task.name!r} differ in it; give pairs of one length (leave out lengths='aligned')"
         )
 
 
@@ -137,7 +110,7 @@ class PairTask:
 
     Args:
         clean: Token ids `[N, T]`; prompts shorter than T are padded on the right.
-        corrupted: Token ids of the counterparts, same shape and lengths; `[N, U]` with an alignment.
+        corrupted: Token ids of the counterparts, same shape and lengths.
         answers: Right next tokens of the clean prompts `[N, A]`; -1 fills rows that have fewer.
         wrong: Tokens the answers are compared with `[N, W]`, -1 as above; None if there are none.
         lengths: Tokens of each prompt `[N]`, 1..T. Default: T.
@@ -159,12 +132,7 @@ class PairTask:
         grammar: What the prompts were drawn from, so that more can be drawn.
         config: How the task was made (JSON values): part of every result's provenance.
         pad_id: Id that fills short rows.
-        alignment: Where prompts of a pair differ in length, the place of the corrupted token that stands at
-            the place of each clean one `[N, T]`, -1 where there is none; `align_prompts` makes it. None, as
-            also where it says no more: tokens of one number stand at one place.
         notes: What was left out of the pairs, a sentence each, for every result on them.
-        corrupted_lengths: Tokens of each corrupted prompt `[N]`, 1..U. Default: `lengths`; with an alignment
-            U.
 
     Raises:
         InputError: If there is no prompt, a length or position is out of range, an id is negative, a row
@@ -179,7 +147,7 @@ class PairTask:
     """
 
     clean: Int[Tensor, "n pos"]
-    corrupted: Int[Tensor, "n corrupted_pos"]
+    corrupted: Int[Tensor, "n pos"]
     answers: Int[Tensor, "n ... n_answers"]
     wrong: Int[Tensor, "n ... n_wrong"] | None = None
     # Left out, these four are filled in by `__post_init__`, so that readers never meet None.
@@ -197,15 +165,10 @@ class PairTask:
     grammar: "Grammar | None" = None
     config: Mapping[str, Any] = field(default_factory=dict)
     pad_id: int = 0
-    alignment: Int[Tensor, "n pos"] | None = None
-    corrupted_lengths: Int[Tensor, " n"] = None  # type: ignore[assignment]  # filled in, as above
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        tensors = {
-            name: getattr(self, name)
-            for name in ("clean", "corrupted", "answers", "wrong", "alignment", *PER_ROW)
-        }
+        tensors = {name: getattr(self, name) for name in ("clean", "corrupted", "answers", "wrong", *PER_ROW)}
         for name, value in tensors.items():
             if value is not None:
                 object.__setattr__(self, name, integers(name, value))
@@ -219,9 +182,6 @@ class PairTask:
         n, width = self.clean.shape
         defaults: dict[str, Callable[[], Tensor]] = {
             "lengths": lambda: torch.full((n,), width),
-            "corrupted_lengths": lambda: (
-                self.lengths if self.alignment is None else torch.full((n,), self.corrupted.shape[1])
-            ),
             "positions": lambda: self.lengths - 1,
             "ids": lambda: torch.arange(n),
         }
@@ -231,11 +191,6 @@ class PairTask:
         object.__setattr__(self, "fields", dict(self.fields or {}))
         check_rows(self)
         check_values(self)
-        if self.alignment is not None and not self.unequal:
-            more = width - self.corrupted.shape[1]  # padding alone: the prompts are as long as the clean ones
-            same = functional.pad(self.corrupted, (0, more), value=self.pad_id)
-            object.__setattr__(self, "corrupted", same)
-            object.__setattr__(self, "alignment", None)
 
     def describe(self) -> dict[str, Any]:
         """Identity of the prompts as it enters records."""
@@ -255,28 +210,15 @@ class PairTask:
         """Width T of the token matrix: tokens of the longest prompt."""
         return self.clean.shape[1]
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest prompt, clean or corrupted."""
-        return max(self.clean.shape[1], self.corrupted.shape[1])
-
-    @property
-    def unequal(self) -> int:
-        """Pairs whose tokens are not aligned one by one: they differ in length, or inside their spans."""
-        if self.alignment is None:
-            return 0
-        return int((~one_by_one(self.alignment, self.lengths, self.corrupted_lengths)).sum())
-
     @cached_property
     def data_hash(self) -> str:
         """SHA-256 over all values that a result depends on, padding left out, and shapes, 64 hex digits."""
         digest = hashlib.sha256()
-        real = {"clean": self.lengths, "corrupted": self.corrupted_lengths}
-        aligned = () if self.alignment is None else ("alignment", "corrupted_lengths")
-        for name in ("clean", "corrupted", "answers", "wrong", "lengths", "positions", *aligned):
+        prompt = torch.arange(self.length) < self.lengths[:, None]
+        for name in ("clean", "corrupted", "answers", "wrong", "lengths", "positions"):
             value = getattr(self, name)
             if value is not None and value.ndim == 2:
-                inside = torch.arange(value.shape[1]) < real[name][:, None] if name in real else value >= 0
+                inside = prompt if name in ("clean", "corrupted") else value >= 0
                 used = inside.any(0).nonzero().flatten().tolist()
                 value = value.where(inside, -1)[:, : max(used, default=-1) + 1]
             shape = "none" if value is None else str(tuple(value.shape))
@@ -307,9 +249,7 @@ class PairTask:
         changed: dict[str, Any] = {
             name: getattr(self, name)[rows] for name in ("clean", "corrupted", "answers", *PER_ROW)
         }
-        for name in ("wrong", "alignment"):
-            value = getattr(self, name)
-            changed[name] = None if value is None else value[rows]
+        changed["wrong"] = None if self.wrong is None else self.wrong[rows]
         changed["fields"] = {name: [values[i] for i in places] for name, values in self.fields.items()}
         changed["slots"] = {name: where[rows] for name, where in self.slots.items()}
         for name in ("texts", "corrupted_texts"):
@@ -319,21 +259,10 @@ class PairTask:
 
     def with_donors(self, rows: Int[Tensor, " n"]) -> "PairTask":
         """The same prompts with, as counterparts, the clean prompts of the given rows."""
-        return replace(
-            self,
-            corrupted=self.clean[rows],
-            corrupted_texts=None,
-            alignment=None,
-            corrupted_lengths=self.lengths,
-        )
+        return replace(self, corrupted=self.clean[rows], corrupted_texts=None)
 
     def paired(self, pairs: Int[Tensor, "n_pairs 2"]) -> "PairTask":
-        """One row per (clean row, corrupted row); a corrupted row keeps an answer that stands behind it.
-
-        Raises:
-            InputError: If the prompts of a pair differ in length, so that other pairs have no alignment.
-        """
-        check_equal_lengths(self, "pairing prompts anew")
+        """One row per (clean row, corrupted row); a corrupted row keeps an answer that stands behind it."""
         clean, corrupted = pairs.unbind(1)
         other = self.subset(corrupted)
         return replace(self.subset(clean), corrupted=other.corrupted, corrupted_texts=other.corrupted_texts)
@@ -365,13 +294,8 @@ class PairTask:
                 lengths=self.lengths[rows],
                 positions=self.positions[rows],
                 indices=rows,
-                alignment=None if self.alignment is None else self.alignment[rows],
             )
             count_examples(int(rows[-1]) + 1, self.n)
-
-    def stand_in(self, n: int) -> "PairTask":
-        """As many prompts, to predict the memory of a pass: the first ones."""
-        return self.subset(range(n))
 
     def validate(self, n_vocab: int, n_positions: int | None = None) -> None:
         """Check every token id against a model's vocabulary, and the length against what it reads.
@@ -380,9 +304,9 @@ class PairTask:
             TokenizationError: If an id is `n_vocab` or more (the first such prompt is named), or the longest
                 prompt has more than `n_positions` tokens.
         """
-        if n_positions is not None and self.longest > n_positions:
+        if n_positions is not None and self.length > n_positions:
             raise TokenizationError(
-                f"the longest prompt of {self.name!r} has {self.longest} tokens, but the model reads only "
+                f"the longest prompt of {self.name!r} has {self.length} tokens, but the model reads only "
                 f"{n_positions}; make the prompts shorter"
             )
         for name in ("clean", "corrupted", "answers", "wrong"):

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from assay.core.errors import AssayWarning, TokenizationError, check_name
-from assay.tasks.alignment import Part
 
 
 if TYPE_CHECKING:
@@ -16,7 +15,8 @@ if TYPE_CHECKING:
 
 
 ANSWER_TOKENS = ("one", "first", "each")
-LENGTHS = ("equal", "aligned")
+Part = tuple[int, int]  # first token of a part of a prompt, and the one behind its last
+
 _CONTENT = "assay"  # stands for a prompt where only what surrounds it counts
 
 
@@ -33,11 +33,6 @@ class TokenizedPrompt(NamedTuple):
     start: int  # first token of the prompt's own text
 
 
-def check_lengths(lengths: str) -> None:
-    """Refuse an unknown rule of lengths."""
-    check_name("lengths", lengths, LENGTHS)
-
-
 class Tokens:
     """A tokenizer as the tasks need it: what it puts before a prompt, nothing behind, answers in context.
 
@@ -49,11 +44,10 @@ class Tokens:
             turn, so it loses its leading space.
         answer_tokens: `one`: an answer is one token. `first`: it is scored by its first token. `each`: by
             every one, behind those before it.
-        lengths: `equal`: the prompts of a pair have as many tokens. `aligned`: they may differ.
 
     Raises:
         TokenizationError: If the tokenizer has no such id or no such template, or both are asked for.
-        UnknownNameError: For another rule of answers or lengths.
+        UnknownNameError: For another rule of answers.
     """
 
     def __init__(
@@ -63,14 +57,11 @@ class Tokens:
         bos: bool | None = None,
         chat: bool = False,
         answer_tokens: str = "one",
-        lengths: str = "equal",
     ) -> None:
         self.tokenizer: Any = tokenizer
         self.prefix: tuple[int, ...] = ()
         self.chat = chat
         self.answer_tokens = answer_tokens
-        self.lengths = lengths
-        check_lengths(lengths)
         check_name("answer_tokens", answer_tokens, ANSWER_TOKENS)
         if chat and getattr(tokenizer, "chat_template", None) is None:
             raise TokenizationError(
@@ -95,10 +86,7 @@ class Tokens:
 
     @property
     def rules(self) -> dict[str, Any]:
-        """How prompts and answers become ids: arguments that make this object again from its tokenizer.
-
-        `lengths` is not among them: it changes no prompt, and a task names it where pairs differ in length.
-        """
+        """How prompts and answers become ids: arguments that make this object again from its tokenizer."""
         rules: dict[str, Any] = {"bos": bool(self.prefix)}
         if self.chat:
             rules["chat"] = True
