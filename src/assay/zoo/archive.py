@@ -1,29 +1,99 @@
-"""`Zoo`: models on disk with how they were made; read from `zoo.json`, or found in a plain directory."""
+"""`Zoo`: models on disk with how they were made; read from `zoo.json`, or found in a plain directory.
 
+What a model says of images is kept below the zoo under a hash of its weights and of the images, and is not
+computed again.
+"""
+
+import io
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, final
 
 import numpy as np
 import torch
+from jaxtyping import Float32, Float64, Int64, UInt8
 
 from assay.circuits import write_atomically
 from assay.core.errors import AssayError, FileFormatError, InputError, unknown_name
-from assay.core.record import BRIEF, Record, named
-from assay.core.untrusted import MALFORMED, parse_json
+from assay.core.record import BRIEF, HIDDEN, Record, named, record_id
+from assay.core.untrusted import load_npz, read_object
+from assay.execution import run_model
 from assay.models import Model, load_model
-from assay.tasks import ImageSet
-from assay.zoo.records import Correctness, predict
-from assay.zoo.training import Progress
+from assay.tasks import EvalTransform, ImageTask
 
 
-SCHEMA = "assay-zoo/1"
+Progress = Callable[[str, int, int], None]
+"""Told the stage, what is done and all there is to do."""
+
+EMBEDDED = Path(__file__).parent / "embedded"
 _KEY = re.compile(r"[A-Za-z0-9][\w.+=,@ -]{0,199}", re.ASCII)
 SHOWN = 5  # models that are named in a sentence
-EMBEDDED = Path(__file__).parent / "embedded"
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Correctness:
+    """Which model gets which image right: the matrix that OODSelect reads.
+
+    Attributes:
+        correct: 1 where model i (row) classifies image j rightly `[M, N]`.
+        id_accuracy: Accuracy of each model in distribution, 0 .. 1 `[M]`; NaN where unknown.
+        keys: Names of the models.
+        families: What each model started from; its own name where unknown.
+        ids: Number of each image in its data set `[N]`.
+        labels: Class of each image `[N]`.
+        domain: Where the images come from.
+        n_id: Images behind each in-distribution accuracy; 0 if unknown.
+    """
+
+    correct: UInt8[np.ndarray, "m n"]
+    id_accuracy: Float64[np.ndarray, " m"]
+    keys: tuple[str, ...]
+    families: tuple[str, ...]
+    ids: Int64[np.ndarray, " n"]
+    labels: Int64[np.ndarray, " n"]
+    domain: str
+    n_id: int
+
+    @property
+    def accuracy(self) -> Float64[np.ndarray, " m"]:
+        """Accuracy of each model on these images, 0 .. 1."""
+        shares: Float64[np.ndarray, " m"] = self.correct.mean(axis=1)
+        return shares
+
+    def save(self, path: str | Path) -> Path:
+        """Write the archive that OODSelect reads.
+
+        It holds `X`, `y`, `n_id`, `model_id`, `group` (the model: one per training run), `family`,
+        `example_id`, `label`, and the columns `meta_id` and `meta_domain`; no pickles.
+
+        Raises:
+            InputError: If an in-distribution accuracy is unknown, or two images have one id.
+            OutputError: If the file cannot be written.
+        """
+        if unknown := [k for k, y in zip(self.keys, self.id_accuracy, strict=True) if np.isnan(y)]:
+            count = f"the in-distribution accuracy of {len(unknown)} models is unknown, e.g. of {unknown[0]}"
+            raise InputError(f"{count}; give labelled in-distribution images to measure it on")
+        examples = np.array([f"{self.domain}/{number}" for number in self.ids])
+        if len(np.unique(examples)) < len(examples):
+            raise InputError(f"two images of {self.domain!r} have the same id; ids must be unique")
+        return _write_arrays(
+            Path(path),
+            X=self.correct,
+            y=self.id_accuracy,
+            n_id=np.array(self.n_id),
+            model_id=np.array(self.keys),
+            group=np.array(self.keys),
+            family=np.array(self.families),
+            example_id=examples,
+            label=self.labels,
+            meta_id=self.ids,
+            meta_domain=np.array([self.domain] * len(self.ids)),
+        )
 
 
 @final
@@ -48,7 +118,7 @@ class ZooEntry(Record):
         best_step: Training step it was kept at; None if unknown.
         recipe: How it was trained; empty if unknown.
         weight_hash: `Model.weight_hash`; None if unknown.
-        kept: Its checkpoints.
+        checkpoints: The model on its way, as `training_dynamics` reads it.
         reason: Why training failed.
     """
 
@@ -59,41 +129,31 @@ class ZooEntry(Record):
     best_step: int | None = None
     recipe: Mapping[str, Any] = field(default_factory=dict)
     weight_hash: str | None = None
-    kept: tuple[Checkpoint, ...] = field(default=(), metadata=named("checkpoints"))
+    checkpoints: tuple[Checkpoint, ...] = ()
     reason: str = field(default="", metadata=BRIEF)
-
-    @property
-    def checkpoints(self) -> dict[int, str]:
-        """Training step to directory, relative to the zoo."""
-        return {each.step: each.path for each in self.kept}
 
     def check(self) -> None:
         """Raises `FileFormatError` unless what is written under the key and the paths stays in the zoo."""
         if not _KEY.fullmatch(self.key):
-            raise FileFormatError(
-                f"invalid model name {self.key!r}: it becomes a file name. Use letters, digits and any of "
-                "'._+=,@-', beginning with a letter or digit"
-            )
-        for place in (self.path, *self.checkpoints.values()):
+            raise FileFormatError(f"invalid model name {self.key!r}; use letters, digits and '._+=,@-'")
+        for place in (self.path, *(each.path for each in self.checkpoints)):
             if Path(place).is_absolute() or ".." in Path(place).parts:
-                raise FileFormatError(
-                    f"the model {self.key!r} lies at {place!r}, outside the zoo; move it inside"
-                )
+                raise FileFormatError(f"the model {self.key!r} lies at {place!r}, outside the zoo")
 
 
 @final
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class Zoo:
+class Zoo(Record):
     """Models that are compared with each other.
 
     Attributes:
         path: Directory of the zoo.
         name: What it is called.
-        entries: The models, failed and pending ones included.
         id_domain: Domain the models were trained on; None if unknown.
         classes: Names of the classes, label 0 first; None if unknown.
         data: Facts about the training images.
         selection: How its configurations were chosen; None if they were not.
+        entries: The models, failed and pending ones included.
 
     Example:
         >>> zoo = Zoo.embedded()
@@ -101,13 +161,15 @@ class Zoo:
         ('flat', 6)
     """
 
-    path: Path
+    record_schema = "assay-zoo/1"
+
+    path: Path = field(default=Path(), metadata=HIDDEN)
     name: str
-    entries: tuple[ZooEntry, ...]
     id_domain: str | None = None
     classes: tuple[str, ...] | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     selection: Mapping[str, Any] | None = None
+    entries: tuple[ZooEntry, ...] = field(default=(), metadata=named("models"))
 
     def __repr__(self) -> str:
         return f"Zoo({self.name!r}, {len(self.keys)} models, id_domain={self.id_domain!r})"
@@ -126,50 +188,25 @@ class Zoo:
         """
         path = Path(path)
         if not path.is_dir():
-            raise FileFormatError(
-                f"{path} is not a directory; give a zoo, or a directory of model directories"
-            )
-        if not (path / "zoo.json").exists():
-            return cls._plain(path)
-        try:
-            content = parse_json((path / "zoo.json").read_text(encoding="utf-8"))
-            if content["schema"] != SCHEMA:
-                raise FileFormatError(
-                    f"{path / 'zoo.json'} has schema {content['schema']!r}; this version reads {SCHEMA!r}"
-                )
-            return cls(
-                path=path,
-                name=content["name"],
-                entries=tuple(map(_entry, content["models"])),
-                id_domain=content["id_domain"],
-                classes=None if content["classes"] is None else tuple(content["classes"]),
-                data=content["data"],
-                selection=content["selection"],
-            )
-        except (OSError, *MALFORMED) as error:
-            if isinstance(error, AssayError):
-                raise
-            raise FileFormatError(f"{path / 'zoo.json'} is not a description of a zoo: {error!r}") from error
-
-    @classmethod
-    def _plain(cls, path: Path) -> "Zoo":
+            raise FileFormatError(f"{path} is not a directory; give a zoo, or a directory of models")
+        if (path / "zoo.json").exists():
+            document = read_object(path / "zoo.json", "a description of a zoo")
+            try:
+                zoo = replace(cls.from_dict(document), path=path)
+                for entry in zoo.entries:
+                    entry.check()
+            except FileFormatError as error:
+                raise FileFormatError(f"{path / 'zoo.json'}: {error}") from error
+            return zoo
         folders = sorted(each.name for each in path.iterdir() if (each / "config.json").is_file())
         if not folders:
-            raise FileFormatError(
-                f"{path} has neither zoo.json nor directories with a config.json; give a zoo, or a "
-                "directory of model directories"
-            )
+            raise FileFormatError(f"{path} has neither zoo.json nor directories with a config.json")
         return cls(path=path, name=path.name, entries=tuple(ZooEntry(key=f, path=f) for f in folders))
 
     @classmethod
     def embedded(cls) -> "Zoo":
         """The small ViTs on `shapes` that come with the package; no download."""
         return cls.open(EMBEDDED)
-
-    @property
-    def keeps_records(self) -> bool:
-        """Whether what its models say is kept below it; not below the embedded zoo."""
-        return self.path != EMBEDDED
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -179,11 +216,8 @@ class Zoo:
     @property
     def missing(self) -> dict[str, str]:
         """Models that are planned and not done -> their state, with the reason of a failure."""
-        return {
-            entry.key: f"{entry.status}: {entry.reason}" if entry.reason else entry.status
-            for entry in self.entries
-            if entry.status != "done"
-        }
+        rest = [entry for entry in self.entries if entry.status != "done"]
+        return {each.key: f"{each.status}: {each.reason}" if each.reason else each.status for each in rest}
 
     def check_done(self, fewest: int = 1) -> None:
         """Raises `InputError` unless that many models are done; it names those that are missing."""
@@ -199,136 +233,143 @@ class Zoo:
         Raises:
             UnknownNameError: If the zoo has no such model.
         """
-        for entry in self.entries:
-            if entry.key == key:
-                return entry
-        raise unknown_name("model of the zoo", key, [entry.key for entry in self.entries])
+        entries = {entry.key: entry for entry in self.entries}
+        if key not in entries:
+            raise unknown_name("model of the zoo", key, entries)
+        return entries[key]
 
-    def folder(self, key: str, step: int | None = None) -> Path:
-        """Directory of a model, or of its checkpoint after a training step.
+    def folder(self, key: str) -> Path:
+        """Directory of a model.
 
         Raises:
             UnknownNameError: If the zoo has no such model.
-            InputError: If it has no such checkpoint, or its training is not done.
+            InputError: If its training is not done.
         """
         entry = self.entry(key)
-        if step is not None:
-            if step not in entry.checkpoints:
-                steps = sorted(entry.checkpoints)
-                raise InputError(f"{key} has no checkpoint after step {step}; available steps: {steps}")
-            return self.path / entry.checkpoints[step]
         if entry.status != "done":
-            why = f" ({entry.reason})" if entry.reason else ""
-            raise InputError(f"the training of {key} is {entry.status}{why}, so it has no model")
+            raise InputError(f"the training of {key} is {self.missing[key]}, so it has no model")
         return self.path / entry.path
 
-    def load(
-        self,
-        key: str,
-        *,
-        step: int | None = None,
-        device: str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> Model:
-        """A model, or its checkpoint after a training step; numbers as of `load_model` by default.
+    def load(self, key: str, *, device: str | None = None, dtype: torch.dtype | None = None) -> Model:
+        """A model; numbers as of `load_model` by default.
 
         Raises:
             UnknownNameError: If the zoo has no such model.
             AssayError: Of `load_model`, with the name of the model in front.
         """
-        folder = self.folder(key, step)
-        try:
+        folder = self.folder(key)
+        with self._named(key):
             model = load_model(folder, device=device, dtype=dtype)
-        except AssayError as error:
-            # OSError and ImportError among the leaves take other arguments, a single text suits all.
-            raise type(error)(f"model {key!r} of the zoo {self.name!r}: {error}") from error
-        if model.vision is None:
-            raise InputError(f"model {key!r} of the zoo {self.name!r} reads text; remove it from the zoo")
+            if model.vision is None:
+                raise InputError("it reads text; remove it from the zoo")
         return model
 
-    def correctness(
+    def predict(
         self,
-        images: ImageSet,
+        key: str,
+        images: ImageTask,
         *,
-        id_images: ImageSet | None = None,
         batch_size: int | None = None,
         device: str | None = None,
         dtype: torch.dtype | None = None,
-        keep: bool | Path | None = None,
+        keep: bool = True,
+    ) -> Float32[np.ndarray, "n n_classes"]:
+        """Logits of one model on images, from the zoo's records if they are there.
+
+        Args:
+            key: Name of the model.
+            images: Of the size that the model reads; the model's own normalisation is applied.
+            batch_size: Images per pass. Default: by free memory.
+            device: Where to run. Default: the CPU.
+            dtype: Number type of the weights. Default: as of `load_model`.
+            keep: Read and write `records/KEY/HASH.npz` below the zoo; never below the embedded one.
+
+        Raises:
+            InputError: If model and images do not have the same classes.
+            ShapeError: If the model takes another size.
+            NonFiniteError: If a logit is NaN or infinite.
+            OutputError: If the record cannot be written.
+        """
+        model = self.load(key, device=device, dtype=dtype)
+        with self._named(key):
+            task = images.with_transform(EvalTransform.for_model(model))
+            task.validate(model.image_size, model.classes)
+            identity = record_id("predictions", {"weights": model.weight_hash, "images": task.data_hash})
+            place = self.path / "records" / key / f"{identity}.npz"
+            keep = keep and self.path != EMBEDDED
+            if keep and (logits := _read_logits(place)) is not None:
+                return logits
+            logits = run_model(model, task, batch_size=batch_size).float().cpu().numpy()
+            if keep:
+                _write_arrays(place, logits=logits)
+        return logits
+
+    def correctness(
+        self,
+        images: ImageTask,
+        *,
+        id_images: ImageTask | None = None,
         progress: Progress | None = None,
+        **options: Any,
     ) -> Correctness:
         """Which model gets which image right, of those that are done, in their order.
+
+        The answer of a model is its largest logit, the first of equals.
 
         Args:
             images: Labelled images, in or out of distribution.
             id_images: Labelled in-distribution images to measure `id_accuracy` on. Default: what the zoo
                 knows from the validation of its training.
-            batch_size: Images per pass. Default: by free memory.
-            device: Where to run. Default: the CPU.
-            dtype: Number type of the weights. Default: as of `load_model`.
-            keep: Read and write the zoo's records, or those in this folder. Default: the zoo's, unless it is
-                the embedded one.
             progress: Called with the stage, the models done and all models.
+            options: Of `predict`: `batch_size`, `device`, `dtype`, `keep`.
 
         Raises:
             InputError: If labels are missing, the zoo has no model that is done, or classes differ.
             AssayError: As `predict`, with the name of the model in front.
         """
         self.check_done()
-        for given in (images, id_images):
-            if given is not None and given.labels is None:
-                raise InputError(f"the images of {given.domain!r} have no labels, but correctness needs them")
-        options: dict[str, Any] = {"batch_size": batch_size, "device": device, "dtype": dtype, "keep": keep}
-
-        def answers(key: str, given: ImageSet) -> np.ndarray:
-            return predict(self, key, given, **options).correct
-
-        rows, within = [], []
-        for number, key in enumerate(self.keys):
+        within = None if id_images is None else id_images.labels
+        if images.labels is None or (id_images is not None and within is None):
+            raise InputError(f"images of {images.domain!r} have no labels, but correctness needs them")
+        rows, accuracies = [], []
+        for number, key in enumerate(self.keys, 1):
+            rows.append(self.predict(key, images, **options).argmax(axis=1) == images.labels.numpy())
+            accuracy = self.entry(key).id_accuracy
+            if id_images is not None and within is not None:
+                known = self.predict(key, id_images, **options).argmax(axis=1)
+                accuracy = float((known == within.numpy()).mean())
+            accuracies.append(np.nan if accuracy is None else accuracy)
             if progress is not None:
                 progress("predict", number, len(self.keys))
-            rows.append(answers(key, images))
-            if id_images is not None:
-                within.append(answers(key, id_images).mean())
-            else:
-                accuracy = self.entry(key).id_accuracy
-                within.append(np.nan if accuracy is None else accuracy)
-        if progress is not None:
-            progress("predict", len(self.keys), len(self.keys))
-        assert images.labels is not None
         return Correctness(
-            correct=np.stack(rows),
-            id_accuracy=np.array(within, dtype=np.float64),
+            correct=np.stack(rows).astype(np.uint8),
+            id_accuracy=np.array(accuracies, dtype=np.float64),
             keys=self.keys,
             families=tuple(str(self.entry(key).recipe.get("init", key)) for key in self.keys),
-            ids=images.ids,
-            labels=images.labels,
+            ids=images.ids.numpy(),
+            labels=images.labels.numpy(),
             domain=images.domain,
             n_id=id_images.n if id_images is not None else int(self.data.get("n_validation", 0)),
         )
 
     def save(self) -> Path:
         """Write `zoo.json`; an older one is replaced once the new one is complete."""
-        content = {
-            "schema": SCHEMA,
-            "name": self.name,
-            "id_domain": self.id_domain,
-            "classes": None if self.classes is None else list(self.classes),
-            "data": dict(self.data),
-            "selection": None if self.selection is None else dict(self.selection),
-            "models": [entry.to_dict() for entry in self.entries],
-        }
-        return write_atomically(
-            self.path / "zoo.json", json.dumps(content, indent=1, allow_nan=False).encode()
-        )
+        content = json.dumps(self.to_dict(), indent=1, allow_nan=False)
+        return write_atomically(self.path / "zoo.json", content.encode())
 
     def with_entry(self, entry: ZooEntry) -> "Zoo":
         """The zoo with this entry instead of the one of the same name, or added."""
-        if entry.key in [each.key for each in self.entries]:
-            entries = tuple(entry if each.key == entry.key else each for each in self.entries)
-        else:
-            entries = (*self.entries, entry)
-        return replace(self, entries=entries)
+        entries = {each.key: each for each in self.entries} | {entry.key: entry}
+        return replace(self, entries=tuple(entries.values()))
+
+    @contextmanager
+    def _named(self, key: str) -> Iterator[None]:
+        """Errors about one model say which it is."""
+        try:
+            yield
+        except AssayError as error:
+            # OSError and ImportError among the leaves take other arguments, a single text suits all.
+            raise type(error)(f"model {key!r} of the zoo {self.name!r}: {error}") from error
 
 
 def missing_text(missing: Mapping[str, str], done: int) -> str:
@@ -348,8 +389,17 @@ def missing_text(missing: Mapping[str, str], done: int) -> str:
     return f"{text}; run the same `assay zoo train` command again, which goes on where it stopped"
 
 
-def _entry(document: object) -> ZooEntry:
-    """The entry of a `zoo.json`: records of a model are written under its key, below the zoo."""
-    entry = ZooEntry.from_dict(document)
-    entry.check()
-    return entry
+def _read_logits(path: Path) -> np.ndarray | None:
+    """The logits of a record, None where there is no whole one."""
+    try:
+        return load_npz(path)["logits"]
+    except (FileFormatError, KeyError):  # cut off, or not there: it is made again
+        return None
+
+
+def _write_arrays(path: Path, **arrays: np.ndarray) -> Path:
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    with suppress(OSError):  # writing tells what is wrong
+        path.parent.mkdir(parents=True, exist_ok=True)
+    return write_atomically(path, buffer.getvalue())

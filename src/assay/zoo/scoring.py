@@ -1,32 +1,163 @@
-"""What a trained module says of images, and what training checks before it starts."""
+"""Images as a zoo uses them: divided, compared, fed to training batch by batch, scored."""
 
-import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float
+from jaxtyping import Int64
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, Dataset
 
-from assay.core.errors import InputError, NonFiniteError, ShapeError, UnsupportedModelError
-from assay.tasks import EvalTransform, ImageSet, ImageStream
-from assay.tasks.image_decoding import Decoding, Pictures
-from assay.zoo.feeding import Images, labels_of, scored_batches, size_of
-from assay.zoo.recipe import Recipe
+from assay.core.errors import AssayError, InputError, NonFiniteError
+from assay.core.random import stream
+from assay.tasks import EvalTransform, ImageTask
+from assay.tasks.image_reading import loaded_by
+from assay.zoo.grid import Recipe
+from assay.zoo.models import module_logits
 
 
 EVALUATION_BATCH = 256
 
 
-# Where the two libraries keep what turns features into logits.
-_HEADS = ("classifier", "cls_classifier", "distillation_classifier", "head", "head_dist")
+def labels_of(images: ImageTask) -> Int64[np.ndarray, " n"]:
+    """Class of each image.
+
+    Raises:
+        InputError: If it is unknown.
+    """
+    if images.labels is None:
+        raise InputError(f"the images of {images.domain!r} have no labels, but training and scores need them")
+    return np.asarray(images.labels, dtype=np.int64)
+
+
+def split(images: ImageTask, share: float, *, seed: int = 0) -> tuple[ImageTask, ImageTask]:
+    """Images to train on and images to validate on, drawn at random within each class.
+
+    Args:
+        images: Labelled images of one domain.
+        share: Share of every class that is held out, rounded, at least one image; between 0 and 1.
+        seed: Seed of the stream `zoo/split`.
+
+    Raises:
+        InputError: If labels are missing, the share is out of range, or a class has a single image.
+    """
+    labels = labels_of(images)
+    if not 0 < share < 1:
+        raise InputError(f"the held-out share is {share}; expected a fraction between 0 and 1")
+    rng = stream(seed, "zoo/split")
+    held = []
+    for label in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        if len(rows) < 2:
+            raise InputError(f"class {label} of {images.domain!r} has only one image; add more or remove it")
+        held.append(rows[: max(1, min(len(rows) - 1, round(share * len(rows))))])
+    held_out = np.sort(np.concatenate(held))
+    kept = np.setdiff1d(np.arange(images.n), held_out)
+    return images.subset(kept), images.subset(held_out)
+
+
+def shared(training: ImageTask, validation: ImageTask) -> list[int]:
+    """Numbers of the validation images that are trained on; of images in files, those of one source."""
+    theirs = validation.ids.tolist()
+    if training.pixels is not None and validation.pixels is not None:
+        mine = dict(zip(training.ids.tolist(), training.pixels, strict=True))
+        pairs = zip(theirs, validation.pixels, strict=True)
+        return [number for number, pixels in pairs if number in mine and np.array_equal(mine[number], pixels)]
+    if training.source is None or training.source is not validation.source:
+        return []
+    both = np.isin(validation.rows, training.rows)
+    return [number for number, hit in zip(theirs, both, strict=True) if hit]
+
+
+def transform_for(images: ImageTask, stored: EvalTransform | None) -> EvalTransform:
+    """How a model reads images: as its checkpoint says, else resized and scaled to [-1, 1].
+
+    Images in memory have their size: the arithmetic of a checkpoint holds for them, its geometry does not.
+    """
+    if stored is not None and images.source is not None:
+        return stored
+    return replace(stored or EvalTransform(), resize=images.image_size, crop=None, fit="squash")
+
+
+# ------------------------------------------------------------------------------------------------- training
+
+
+def batch_rows(n: int, batch_size: int, step: int, *, seed: int) -> Int64[np.ndarray, " batch"]:
+    """Rows of the training set in the batch of a step; every epoch has its own order, its rest is left out.
+
+    Args:
+        n: Images of the training set.
+        batch_size: Images per step; `n` if that is smaller.
+        step: Number of the step, from 0.
+        seed: Seed of the streams `zoo/epoch/NUMBER`.
+    """
+    size = min(batch_size, n)
+    epoch, place = divmod(step, n // size)
+    order = stream(seed, f"zoo/epoch/{epoch}").permutation(n)
+    return order[place * size : (place + 1) * size]
+
+
+class TrainingBatches(Dataset[Any]):
+    """The batches of a training by the number of the step: the same in any process, in any order.
+
+    Args:
+        images: Labelled.
+        recipe: Batch size, augmentation, seed.
+        transform: Size and normalisation.
+    """
+
+    def __init__(self, images: ImageTask, recipe: Recipe, transform: EvalTransform) -> None:
+        self._images, self._recipe, self._transform = images, recipe, transform
+        self._labels = labels_of(images)
+
+    def __getitem__(self, step: int) -> "tuple[Tensor, Tensor] | AssayError":
+        """Images and labels of the batch of a step, or why there is none."""
+        rows = batch_rows(len(self._labels), self._recipe.batch_size, step, seed=self._recipe.seed)
+        rng = stream(self._recipe.seed, f"zoo/augment/{step}")
+        try:
+            pixels = self._recipe.augmentation.apply(self._pixels(rows), rng)
+        except AssayError as error:  # as it is, rather than as a text with a worker's traceback
+            return error
+        return self._transform.normalised(pixels), torch.from_numpy(self._labels[rows])
+
+    def _pixels(self, rows: Int64[np.ndarray, " batch"]) -> np.ndarray:
+        images = self._images
+        if images.pixels is not None:
+            held: np.ndarray = images.pixels[rows]
+            return held
+        assert images.source is not None  # normalised images take no transform
+        places = images.rows[torch.from_numpy(rows)].tolist()
+        return np.stack([images.source.decoded(at, self._transform)[0] for at in places])
+
+    def from_step(self, first: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
+        """Images and labels of each step from `first` to the last, on the device.
+
+        Raises:
+            FileFormatError: If an image cannot be decoded.
+            WorkerError: If a worker process ended without being asked to.
+        """
+        on_gpu = torch.device(device).type == "cuda"
+        loader: DataLoader[Any] = DataLoader(
+            self,
+            batch_size=None,
+            sampler=range(first, self._recipe.steps),
+            num_workers=self._images.decoding_workers,
+            pin_memory=on_gpu,
+            generator=torch.Generator(),  # the global one stays as it is
+        )
+        for images, labels in loaded_by(loader):
+            yield images.to(device, non_blocking=on_gpu), labels.to(device, non_blocking=on_gpu)
+
+
+# -------------------------------------------------------------------------------------------------- scoring
 
 
 def score_of(
     module: nn.Module,
-    images: Images,
+    images: ImageTask,
     transform: EvalTransform,
     *,
     score: str = "accuracy",
@@ -37,16 +168,20 @@ def score_of(
     Args:
         module: In evaluation mode.
         images: Labelled; in memory, of the size that the model reads.
-        transform: Normalisation of the images, and geometry of those of a stream.
+        transform: Normalisation of the images, and geometry of those in files.
         score: `accuracy`, or `macro-f1`: the mean F1 over the classes that occur, as in WILDS.
         device: Where the module is. Default: the CPU.
     """
     from sklearn.metrics import f1_score
 
     labels = labels_of(images)
-    if labels is None:
-        raise InputError(f"the images of {images.domain!r} have no labels, but a score needs them")
-    logits = logits_of(module, images, transform, device=device)
+    dtype = next((each.dtype for each in module.parameters()), torch.float32)
+    with torch.inference_mode():
+        answers = [
+            module_logits(module, batch.images.to(device or "cpu", dtype)).float().cpu()
+            for batch in images.with_transform(transform).batches(EVALUATION_BATCH)
+        ]
+    logits = torch.cat(answers)
     loss = float(cross_entropy(logits.double(), torch.from_numpy(labels)))
     if not np.isfinite(loss):
         raise NonFiniteError(f"logits on {images.domain!r} are NaN or infinite; the model has diverged")
@@ -55,175 +190,3 @@ def score_of(
         return float((predicted == labels).mean()), loss
     present = np.unique(labels)
     return float(f1_score(labels, predicted, labels=present, average="macro", zero_division=0)), loss
-
-
-def logits_of(
-    module: nn.Module, images: Images, transform: EvalTransform, *, device: str | None = None
-) -> Float[Tensor, "n n_classes"]:
-    """Logits of every image, float32 on the CPU, from a native module in evaluation mode."""
-    dtype = next((each.dtype for each in module.parameters()), torch.float32)
-    with torch.inference_mode():
-        batches = [
-            module_logits(module, batch.to(device or "cpu", dtype)).float().cpu()
-            for batch in scored_batches(images, transform, EVALUATION_BATCH)
-        ]
-    return torch.cat(batches)
-
-
-def head_names(module: nn.Module) -> tuple[str, ...]:
-    """Names of the submodules that turn features into logits.
-
-    Raises:
-        UnsupportedModelError: If there is none under a name that transformers or timm use.
-    """
-    names = tuple(
-        name
-        for name, child in module.named_children()
-        if name in _HEADS and any(True for _ in child.parameters())
-    )
-    if not names:
-        raise UnsupportedModelError(
-            f"{type(module).__name__} has none of the heads {', '.join(_HEADS)}; build it with one output "
-            "per class"
-        )
-    return names
-
-
-def weights_hash(module: nn.Module) -> str:
-    """SHA-256 over names, types and bytes of all parameters and buffers, 16 hex digits."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(module.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:16]
-
-
-def images_hash(images: Images) -> str:
-    """SHA-256 over pixels, labels and ids of a set, or what identifies a stream's, 16 hex digits."""
-    if isinstance(images, ImageStream):
-        return images.source_hash[:16]
-    digest = hashlib.sha256()
-    for array in (images.pixels, images.labels, images.ids):
-        if array is not None:
-            digest.update(f"{array.dtype} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()[:16]
-
-
-def module_logits(module: nn.Module, images: Tensor) -> Tensor:
-    """Logits of a module, whatever it wraps them in."""
-    output = module(images)
-    return output if isinstance(output, Tensor) else output.logits
-
-
-def check_training(
-    module: nn.Module,
-    sets: Mapping[str, Images],
-    recipe: Recipe,
-    checkpoints: Sequence[int],
-    save_every: int | None,
-) -> None:
-    """Refuse modules, images and recipes that cannot be trained together."""
-    training = sets["training"]
-    for name, images in sets.items():
-        if images.labels is None:
-            raise InputError(f"the {name} images ({images.domain!r}) have no labels, but training needs them")
-        if images.classes != training.classes:
-            raise InputError(
-                f"the {name} images have the classes {images.classes}, but the training images "
-                f"{training.classes}; read both with the same classes="
-            )
-        if size_of(images) != size_of(training):
-            raise InputError(
-                f"the {name} images have {size_of(images)} pixels, but the training images "
-                f"{size_of(training)}; read both with one transform"
-            )
-    if shared := _shared(training, sets["validation"]):
-        raise InputError(
-            f"{len(shared)} validation images are also in the training set, e.g. number {shared[0]}; give "
-            "disjoint sets"
-        )
-    size = stated_size(module)
-    read = size_of(training)
-    if size is not None and size != read:
-        raise ShapeError(
-            f"the model reads images of {size[0]} x {size[1]}, but these are {read[0]} x {read[1]}; read "
-            "them with an EvalTransform of that size"
-        )
-    for step in checkpoints:
-        if not 0 <= step <= recipe.steps:
-            raise InputError(f"a checkpoint after step {step} of {recipe.steps} does not exist")
-    if save_every is not None and save_every < 1:
-        raise InputError(f"save_every is {save_every}; give at least 1")
-    for name, tensor in module.state_dict().items():
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise NonFiniteError(f"{name} holds NaN or infinite values before the first step")
-    n_outputs = _n_outputs(module)
-    n_classes = (
-        int(max(int(images.labels.max()) for images in sets.values() if images.labels is not None)) + 1
-        if training.classes is None
-        else len(training.classes)
-    )
-    if n_outputs < n_classes or (training.classes is not None and n_outputs != n_classes):
-        raise InputError(
-            f"the model has {n_outputs} outputs, but the data {n_classes} classes; replace its head with "
-            "`initial_module`"
-        )
-
-
-def _shared(training: Images, validation: Images) -> list[int]:
-    """Numbers of the images that both hold: of one number, or one name in their source, and one picture."""
-    if isinstance(training, ImageSet) and isinstance(validation, ImageSet):
-        _, mine, theirs = np.intersect1d(training.ids, validation.ids, return_indices=True)
-        pairs = zip(mine, theirs, strict=True)
-        same = [j for i, j in pairs if np.array_equal(training.pixels[i], validation.pixels[j])]
-    elif isinstance(training, ImageStream) and isinstance(validation, ImageStream):
-        rows = {training.pictures.name(row): row for row in training.rows.tolist()}
-        named = [
-            (place, row, validation.pictures.name(row)) for place, row in enumerate(validation.rows.tolist())
-        ]
-        same = _equal(
-            training.pictures,
-            validation.pictures,
-            [(place, rows[name], row) for place, row, name in named if name in rows],
-        )
-    else:
-        return []
-    return [int(validation.ids[place]) for place in same]
-
-
-def _equal(first: Pictures, second: Pictures, pairs: Sequence[tuple[int, int, int]]) -> list[int]:
-    """Of (place, row of the first, row of the second), of one name: the places where it is one picture.
-
-    Two folders may use the same names for different files.
-    """
-    if first is second:
-        return [place for place, row, other in pairs if row == other]
-    alike = [each for each in pairs if [*first.marks([each[1]])] == [*second.marks([each[2]])]]
-    decoding = Decoding(transform=None)
-    mine = decoding.pieces(first, [[row] for _, row, _ in alike])
-    theirs = decoding.pieces(second, [[other] for _, _, other in alike])
-    return [
-        place
-        for (place, _, _), one, two in zip(alike, mine, theirs, strict=True)
-        if one.pixels is not None and two.pixels is not None and torch.equal(one.pixels, two.pixels)
-    ]
-
-
-def _n_outputs(module: nn.Module) -> int:
-    head = module.get_submodule(head_names(module)[0])
-    layers = [layer for layer in head.modules() if isinstance(layer, nn.Linear)]
-    if not layers:
-        raise UnsupportedModelError(f"the head of {type(module).__name__} is not a linear layer")
-    return layers[-1].out_features
-
-
-def stated_size(module: nn.Module) -> tuple[int, int] | None:
-    """Height and width that a model is built for, where it declares them."""
-    for name in ("config.image_size", "patch_embed.img_size"):
-        size: Any = module
-        for part in name.split("."):
-            size = getattr(size, part, None)
-        if size is not None:
-            return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
-    return None

@@ -1,99 +1,197 @@
-"""Training one image classifier, so that a run that was killed goes on to the same weights.
+"""Training image classifiers, one by a recipe or a zoo by a grid; a run that was killed goes on.
 
 All chance of a step comes from streams named after the seed and the step's number: the order of the images,
-the augmentation, dropout. A state file therefore holds only tensors and the history, no state of a generator.
+the augmentation, dropout. A state file therefore holds only tensors and the course of the run, no state of a
+generator, and a run that goes on ends with the weights of one that was never stopped.
 """
 
 import copy
 import json
-import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, final
 
-import numpy as np
 import torch
+from filelock import FileLock
+from jaxtyping import Float, Int
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout
 
 from assay.circuits import write_atomically
-from assay.core.errors import FileFormatError, NonFiniteError
+from assay.core.errors import FileFormatError, InputError, NonFiniteError, unknown_name
 from assay.core.random import stream
-from assay.core.untrusted import parse_json
-from assay.tasks import EvalTransform
-from assay.zoo.feeding import Images, TrainingBatches, size_of
-from assay.zoo.folders import save_model
-from assay.zoo.loss_term import LossTerm
-from assay.zoo.precision import Precision
-from assay.zoo.recipe import Recipe
-from assay.zoo.run_folder import TrainingRun, Validation, check_same, finished, finished_run, state_file
-from assay.zoo.scoring import check_training, head_names, images_hash, module_logits, score_of, weights_hash
+from assay.core.record import HIDDEN, Record, named
+from assay.core.untrusted import parse_json, read_object
+from assay.models import load_model
+from assay.tasks import EvalTransform, ImageTask
+from assay.zoo.archive import Checkpoint, Progress, Zoo, ZooEntry
+from assay.zoo.grid import Grid, Recipe
+from assay.zoo.models import head_names, initial_module, module_logits, save_model, weights_hash
+from assay.zoo.scoring import (
+    TrainingBatches,
+    labels_of,
+    score_of,
+    shared,
+    transform_for,
+)
 
 
-SCHEMA = "assay-training/1"
+PRECISIONS = ("float32", "bfloat16")
+LOCK = ".lock"  # held while `zoo.json` is read and written again: shards share it
+Row = Mapping[str, Any]
+"""A validation: `step`, `score`, `loss` (mean cross entropy, nats), and `watch`, scores of other sets."""
 
 
-Progress = Callable[[str, int, int], None]
-Validated = Callable[[Validation], None]
+class LossTerm(ABC):
+    """A quantity added to the cross entropy of every batch, e.g. a penalty on the circuit."""
+
+    @abstractmethod
+    def __call__(
+        self,
+        module: nn.Module,
+        images: Float[Tensor, "batch 3 h w"],
+        labels: Int[Tensor, " batch"],
+        logits: Float[Tensor, "batch n_classes"],
+    ) -> Float[Tensor, ""]:
+        """The term of a batch, weighted as it is to be added to the mean cross entropy."""
+
+    @abstractmethod
+    def describe(self) -> dict[str, Any]:
+        """Every setting as JSON values: part of what a run is told by."""
+
+    def readings(self) -> dict[str, float]:
+        """Numbers of the last call to keep in the history of the run; the same names at every step."""
+        return {}
+
+
+@final
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainingRun(Record):
+    """A run, as `training.json` holds it.
+
+    Attributes:
+        folder: Where it lies, as `load_model` reads it.
+        recipe: How it is trained.
+        initial_weights: Hash of the weights it started from.
+        data: Domain, size and hash of each set of images.
+        classes: Names of the classes.
+        transform: How the model reads images.
+        loss_term: Settings of what was added to the cross entropy; None if nothing was.
+        precision: Number type of the passes of a step.
+        kept_steps: Steps at which the model was kept on the way.
+        best_step: Number of steps after which the validation score was best (the first of equals).
+        best_score: That score, 0 .. 1.
+        weights: Hash of the weights at the best step.
+        seconds: Time of the steps.
+        curve: A row per validation: `step`, `score`, `loss` (mean cross entropy, nats), and the score of each
+            watched set under `watch`.
+        history: A value per step of `loss` (cross entropy of the batch, nats) and, with a loss term, of
+            `term` and each of its readings.
+    """
+
+    record_schema = "assay-training/1"
+
+    folder: Path = field(default=Path(), metadata=HIDDEN)
+    recipe: Recipe
+    initial_weights: str
+    data: Mapping[str, Any]
+    classes: Sequence[str] | None
+    transform: Mapping[str, Any]
+    loss_term: Mapping[str, Any] | None = None
+    precision: str = "float32"
+    kept_steps: Sequence[int] = field(default=(), metadata=named("checkpoints"))
+    best_step: int = 0
+    best_score: float = -1.0
+    weights: str = ""
+    seconds: float = 0.0
+    curve: list[dict[str, Any]] = field(default_factory=list)
+    history: dict[str, list[float]] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, folder: str | Path) -> "TrainingRun | None":
+        """The finished run of a folder; None if there is none.
+
+        Raises:
+            FileFormatError: If `training.json` is damaged.
+        """
+        path = Path(folder) / "training.json"
+        if not path.exists():
+            return None
+        return replace(cls.from_dict(read_object(path, "the record of a training run")), folder=Path(folder))
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the result depends on, as JSON values."""
+        course = ("best_step", "best_score", "weights", "seconds", "curve", "history")
+        return {name: value for name, value in self.to_dict().items() if name not in course}
+
+    @property
+    def checkpoints(self) -> dict[int, Path]:
+        """Step to directory of the models kept on the way."""
+        return {step: self.folder / "checkpoints" / str(step) for step in self.kept_steps}
+
+
+def _check_equal(folder: Path, there: Mapping[str, Any], here: Mapping[str, Any], of: str = "") -> None:
+    """Refuse a folder in which something else was made; names the first fact that differs."""
+    for name in {**there, **here}:
+        old, new = there.get(name), here.get(name)
+        if isinstance(old, Mapping) and isinstance(new, Mapping):
+            _check_equal(folder, old, new, f"{of}{name}.")
+        elif old != new:
+            raise InputError(f"{folder} is of another training: {of}{name} is {old} there, {new} here")
 
 
 def train(
     module: nn.Module,
-    train_set: Images,
-    validation_set: Images,
+    train_set: ImageTask,
+    validation_set: ImageTask,
     recipe: Recipe,
     folder: str | Path,
     *,
     transform: EvalTransform | None = None,
     loss_term: LossTerm | None = None,
     checkpoints: Sequence[int] = (),
-    watch: Mapping[str, Images] | None = None,
-    save_every: int | None = None,
+    watch: Mapping[str, ImageTask] | None = None,
     device: str | None = None,
     precision: str = "float32",
     progress: Progress | None = None,
-    validated: Validated | None = None,
+    validated: Callable[[Row], None] | None = None,
 ) -> TrainingRun:
-    """Train an image classifier and keep the step with the best validation score.
+    """Train a classifier and keep the weights of the best validation.
 
-    SGD with momentum or AdamW on the mean cross entropy, linear warm-up and cosine decay, the gradient
-    clipped by its norm. The same call continues a run that was stopped, to weights that are equal bit by bit
-    on the same CPU and number of threads; a finished run is read from its folder.
+    The same call goes on after the last validation of a run that was stopped, and reads a finished one. It
+    ends with the weights of a run that was never stopped, bit by bit (on the same CPU and number of threads).
 
     Args:
-        module: A classifier of transformers or timm with as many outputs as there are classes. It is copied,
-            not changed.
-        train_set: Labelled images: 8-bit ones in memory, of the size that the model reads, or a stream, whose
-            crops are cut from the originals by its workers. The weights do not depend on their number.
-        validation_set: More of them, of the same classes, none of which is trained on.
-        recipe: Learning rate, batch size and the rest.
-        folder: Directory of this run. Ends with the model (`config.json`, `model.safetensors`,
-            `preprocessor_config.json`), `training.json` and `checkpoints/STEP/`.
-        transform: Normalisation of the images, and geometry of those of a stream. Default: pixels to [-1, 1],
-            resized to the size of the images.
-        loss_term: Added to the cross entropy of every step.
+        module: A Hugging Face or timm image classifier with an output per class. Not changed.
+        train_set: Labelled images: in memory, of the size the model reads, or in files, whose crops are cut
+            from the resized images.
+        validation_set: More of them; they choose the best step.
+        recipe: How to train.
+        folder: Directory of the run. Ends as a model directory with `training.json`.
+        transform: Kept with the model. Default: to [-1, 1], and resizing to the size of the images.
+        loss_term: Added to the cross entropy of every batch.
         checkpoints: Numbers of steps after which the model is kept as well, 0 (untrained) .. steps.
         watch: Further labelled sets whose score is written down at each validation; they choose nothing.
-        save_every: Steps between state files. Default: at each validation.
         device: Where to train. Default: the CPU.
-        precision: Number type of the passes of a step: `float32`, `bfloat16`, or `float16` on CUDA. Weights
-            are float32 always, and so are validations, because the model is used that way.
+        precision: Number type of the passes of a step: `float32` or `bfloat16`. Weights are float32 always,
+            and so are validations, because the model is used that way.
         progress: Called with the stage, the steps done and all steps.
-        validated: Called after each validation with what it showed.
-
-    Returns:
-        The run, with the best model.
+        validated: Called after each validation with its row of the curve.
 
     Raises:
         InputError: If labels are missing, class lists differ, sets overlap, a checkpoint lies outside the
-            run, the folder holds another run, or the device does not compute in `precision`.
+            run, or the folder holds another run.
         ShapeError: If the model does not take images of this size.
-        NonFiniteError: If a weight or the loss is NaN or infinite.
-        FileFormatError: If the state file is damaged.
+        NonFiniteError: If the loss is NaN or infinite.
+        FileFormatError: If the state file or the record of a finished run is damaged.
 
     Notes:
         On an accelerator two runs agree only as far as its kernels are deterministic.
@@ -113,124 +211,127 @@ def train(
         >>> run.best_step, len(run.history["loss"])
         (2, 2)
     """
-    folder = Path(folder)
-    transform = transform or EvalTransform(resize=size_of(train_set))
+    folder, device = Path(folder), device or "cpu"
     sets = {"training": train_set, "validation": validation_set, **(watch or {})}
-    check_training(module, sets, recipe, checkpoints, save_every)
-    numbers = Precision(precision, device or "cpu")
-    run = _TrainingState(
-        module, sets, recipe, folder, transform, loss_term, tuple(sorted(set(checkpoints))), device, numbers
+    _check(sets, recipe, checkpoints, precision)
+    transform = transform or EvalTransform(resize=train_set.image_size)
+    run = TrainingRun(
+        folder=folder,
+        recipe=recipe,
+        initial_weights=weights_hash(module),
+        data={
+            k: {"domain": each.domain, "n": each.n, "hash": each.source_hash[:16]} for k, each in sets.items()
+        },
+        classes=train_set.classes,
+        transform=transform.to_dict(),
+        loss_term=None if loss_term is None else loss_term.describe(),
+        precision=precision,
+        kept_steps=sorted(set(checkpoints)),
     )
-    identity = run.identity(module)
-    if (earlier := finished(folder, identity)) is not None:
-        return finished_run(earlier, module, recipe, folder)
-    run.resume(identity)
-    while run.step < recipe.steps:
-        if run.step in run.checkpoints:
-            run.keep_checkpoint()
-        run.advance()
-        if run.step % recipe.validate_every == 0 or run.step == recipe.steps:
-            report = run.validate()
-            if validated is not None:
-                validated(report)
-        if run.step % (save_every or recipe.validate_every) == 0 and run.step < recipe.steps:
-            run.save(identity)
+    if (earlier := TrainingRun.read(folder)) is not None:
+        _check_equal(folder, earlier.facts, run.facts)
+        return earlier
+
+    state = _State(copy.deepcopy(module).to(device).eval(), run)
+    state.resume()
+    write = partial(save_model, state.module, transform=transform, classes=train_set.classes)
+    score = partial(score_of, state.module, transform=transform, score=recipe.score, device=device)
+    batches = TrainingBatches(train_set, recipe, transform).from_step(state.step, device)
+    for step, (images, labels) in enumerate(batches, state.step + 1):
+        if step - 1 in checkpoints:
+            write(run.checkpoints[step - 1])
+        state.advance(images, labels, loss_term)
         if progress is not None:
-            progress("train", run.step, recipe.steps)
-    if recipe.steps in run.checkpoints:
-        run.keep_checkpoint()
-    return finished_run(run.finish(identity), module, recipe, folder)
+            progress("train", step, recipe.steps)
+        if step % recipe.validate_every and step < recipe.steps:
+            continue
+        row = state.note({name: score(each) for name, each in sets.items() if name != "training"})
+        if validated is not None:
+            validated(row)
+        if step < recipe.steps:
+            state.save()
+    if recipe.steps in checkpoints:
+        write(run.checkpoints[recipe.steps])
+
+    state.module.load_state_dict(state.best)
+    write(folder)
+    run = replace(state.run, weights=weights_hash(state.module), seconds=round(state.run.seconds, 1))
+    content = json.dumps(run.to_dict(), indent=1, allow_nan=False)
+    write_atomically(folder / "training.json", content.encode())  # last: it marks the run as done
+    state.file.unlink(missing_ok=True)
+    return run
 
 
-# --------------------------------------------------------------------------------------------------- a run
+def _check(sets: Mapping[str, ImageTask], recipe: Recipe, checkpoints: Sequence[int], precision: str) -> None:
+    """Refuse what would train something else than was meant, or fail after hours."""
+    classes = sets["training"].classes
+    if precision not in PRECISIONS:
+        raise unknown_name("precision", precision, PRECISIONS)
+    if wrong := [step for step in checkpoints if not 0 <= step <= recipe.steps]:
+        raise InputError(f"a checkpoint after step {wrong[0]} of {recipe.steps} does not exist")
+    for name, images in sets.items():
+        labels_of(images)
+        if images.classes != classes:
+            raise InputError(f"the {name} images have the classes {images.classes}; training has {classes}")
+    if both := shared(sets["training"], sets["validation"]):
+        raise InputError(f"{len(both)} validation images are also in the training set, e.g. number {both[0]}")
 
 
-class _TrainingState:
-    """The changing part of a run: weights, optimiser, history, and the number of steps done."""
+class _State:
+    """What the steps of a run change: weights, moments of the optimiser, the best weights, the course."""
 
-    def __init__(
-        self,
-        module: nn.Module,
-        sets: Mapping[str, Images],
-        recipe: Recipe,
-        folder: Path,
-        transform: EvalTransform,
-        term: LossTerm | None,
-        checkpoints: tuple[int, ...],
-        device: str | None,
-        precision: Precision,
-    ) -> None:
-        self.module = copy.deepcopy(module).to(device or "cpu")
-        self.sets, self.recipe, self.folder, self.transform = sets, recipe, folder, transform
-        self.term, self.checkpoints, self.device = term, checkpoints, device or "cpu"
-        self.precision = precision
-        self.batches: Iterator[tuple[Tensor, Tensor]] | None = None
-        self.heads = head_names(self.module)
-        if recipe.mode == "linear":
-            prefixes = tuple(f"{name}." for name in self.heads)
-            for name, parameter in self.module.named_parameters():
-                parameter.requires_grad_(name.startswith(prefixes))
-        self.parameters = [p for p in self.module.parameters() if p.requires_grad]
-        self.optimiser = _optimiser(recipe, self.parameters)
-        self.step = 0
+    def __init__(self, module: nn.Module, run: TrainingRun) -> None:
+        self.module, self.run, self.recipe = module, run, run.recipe
+        self.file = run.folder / "state.safetensors"
         self.best: dict[str, Tensor] = {}
-        self.best_step, self.best_score = 0, -1.0
-        self.curve: list[dict[str, Any]] = []
-        self.history: dict[str, list[float]] = {"loss": []}
-        self.seconds = 0.0
+        self.heads = [module.get_submodule(name) for name in head_names(module)]
+        if self.recipe.mode == "linear":
+            module.requires_grad_(False)
+            for head in self.heads:
+                head.requires_grad_(True)
+        self.trained = [each for each in module.parameters() if each.requires_grad]
+        options: dict[str, Any] = {"lr": self.recipe.lr, "weight_decay": self.recipe.weight_decay}
+        self.optimiser: torch.optim.Optimizer
+        if self.recipe.optimiser == "adamw":
+            self.optimiser = torch.optim.AdamW(self.trained, **options)
+        else:
+            self.optimiser = torch.optim.SGD(self.trained, momentum=self.recipe.momentum, **options)
 
-    def identity(self, module: nn.Module) -> dict[str, Any]:
-        """What the result depends on, as JSON values."""
-        return {
-            "recipe": self.recipe.to_dict(),
-            "initial_weights": weights_hash(module),
-            "data": {
-                name: {"domain": images.domain, "n": images.n, "hash": images_hash(images)}
-                for name, images in self.sets.items()
-            },
-            "classes": None if self.sets["training"].classes is None else list(self.sets["training"].classes),
-            "transform": self.transform.to_dict(),
-            "loss_term": None if self.term is None else self.term.describe(),
-            "precision": self.precision.name,
-            "checkpoints": list(self.checkpoints),
-        }
+    @property
+    def step(self) -> int:
+        """Steps done."""
+        return len(self.run.history.get("loss", ()))
 
-    # ------------------------------------------------------------------------------------------ steps
-
-    def advance(self) -> None:
+    def advance(self, images: Tensor, labels: Tensor, term: LossTerm | None) -> None:
         """One step of the optimiser."""
         started = time.monotonic()
-        recipe = self.recipe
-        if self.batches is None:  # begun here, because `resume` sets the step
-            self.batches = TrainingBatches(self.sets["training"], recipe, self.transform).from_step(
-                self.step, self.device
-            )
-        images, labels = next(self.batches)
         for group in self.optimiser.param_groups:
-            group["lr"] = recipe.learning_rate(self.step)
-        with self._training_mode():
-            with self.precision.passes():
+            group["lr"] = self.recipe.learning_rate(self.step)
+        half = self.run.precision == "bfloat16"
+        readings: dict[str, float] = {}
+        with self._training_mode(images.device):
+            with torch.autocast(images.device.type, torch.bfloat16, enabled=half):
                 logits = module_logits(self.module, images)
             logits = logits.float()
-            loss = cross_entropy(logits, labels)
-            added = None if self.term is None else self.term(self.module, images, labels, logits)
-            total = loss if added is None else loss + added
+            loss = total = cross_entropy(logits, labels)
+            if term is not None:
+                added = term(self.module, images, labels, logits)
+                total = loss + added
+                readings = {"term": float(added.detach()), **term.readings()}
             if not torch.isfinite(total):
-                raise NonFiniteError(
-                    f"the loss of step {self.step + 1} is {float(total.detach())} with lr {recipe.lr:g}; "
-                    "lower lr, lengthen the warm-up, or clip the gradient"
-                )
-            self.precision.step(total, self.optimiser, self.parameters, recipe.clip)
-        readings = {"loss": float(loss.detach())}
-        if self.term is not None and added is not None:
-            readings |= {"term": float(added.detach()), **self.term.readings()}
-        for name, value in readings.items():
-            self.history.setdefault(name, []).append(value)
-        self.step += 1
-        self.seconds += time.monotonic() - started
+                where = f"the loss of step {self.step + 1} is {float(total.detach())}"
+                raise NonFiniteError(f"{where}; lower lr, lengthen the warm-up, or clip the gradient")
+            self.optimiser.zero_grad(set_to_none=True)
+            total.backward()
+            if self.recipe.clip is not None:
+                nn.utils.clip_grad_norm_(self.trained, self.recipe.clip)
+            self.optimiser.step()
+        for name, value in {"loss": float(loss.detach()), **readings}.items():
+            self.run.history.setdefault(name, []).append(value)
+        self.run = replace(self.run, seconds=self.run.seconds + time.monotonic() - started)
 
     @contextmanager
-    def _training_mode(self) -> Iterator[None]:
+    def _training_mode(self, device: torch.device) -> Iterator[None]:
         """Dropout on, its draws fixed by the number of the step; evaluation mode and generators come back."""
         share = self.recipe.head_dropout
 
@@ -239,18 +340,14 @@ class _TrainingState:
             return (dropout(inputs[0], share), *inputs[1:]) if head.training else inputs
 
         seed = int(stream(self.recipe.seed, f"zoo/dropout/{self.step}").integers(2**63 - 1))
-        devices = [self.device] if str(self.device).startswith("cuda") else []
+        devices = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(devices=devices):
             torch.manual_seed(seed)
-            hooks = [
-                self.module.get_submodule(name).register_forward_pre_hook(drop)
-                for name in self.heads
-                if share > 0
-            ]
+            hooks = [head.register_forward_pre_hook(drop) for head in self.heads if share > 0]
             if self.recipe.mode == "full":
                 self.module.train()
-            for name in self.heads:
-                self.module.get_submodule(name).train()
+            for head in self.heads:
+                head.train()
             try:
                 yield
             finally:
@@ -258,133 +355,188 @@ class _TrainingState:
                 for hook in hooks:
                     hook.remove()
 
-    def validate(self) -> Validation:
-        """Score the current weights; keep them if they are the best so far."""
-        score, loss = self._score("validation")
+    def note(self, scores: dict[str, tuple[float, float]]) -> Row:
+        """Write a validation down; its weights are kept if they are the best so far."""
+        score, loss = scores.pop("validation")
         row: dict[str, Any] = {"step": self.step, "score": score, "loss": loss}
-        if watched := [name for name in self.sets if name not in ("training", "validation")]:
-            row["watch"] = {name: self._score(name)[0] for name in watched}
-        self.curve.append(row)
-        if score > self.best_score:
-            self.best_step, self.best_score = self.step, score
-            self.best = _tensors(self.module)
-        since = self.step - (self.curve[-2]["step"] if len(self.curve) > 1 else 0)
-        return Validation(
-            step=self.step,
-            steps=self.recipe.steps,
-            training_loss=float(np.mean(self.history["loss"][-since:])),
-            loss=loss,
-            measure=self.recipe.score,
-            score=score,
-        )
+        if scores:
+            row["watch"] = {name: watched for name, (watched, _) in scores.items()}
+        self.run.curve.append(row)
+        if score > self.run.best_score:
+            self.run = replace(self.run, best_step=self.step, best_score=score)
+            self.best = _copies(self.module.state_dict())
+        return row
 
-    def _score(self, name: str) -> tuple[float, float]:
-        self.module.eval()
-        return score_of(
-            self.module, self.sets[name], self.transform, score=self.recipe.score, device=self.device
-        )
-
-    def keep_checkpoint(self) -> None:
-        place = self.folder / "checkpoints" / str(self.step)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        self.module.eval()
-        save_model(self.module, place, transform=self.transform, classes=self.sets["training"].classes)
-
-    # --------------------------------------------------------------------------------------- the state
-
-    def save(self, identity: Mapping[str, Any]) -> None:
+    def save(self) -> None:
         """Everything the next step depends on, in one file that is whole or not there."""
-        arrays = {f"model/{name}": tensor for name, tensor in _tensors(self.module).items()}
-        arrays |= {f"best/{name}": tensor for name, tensor in self.best.items()}
-        for number, state in self.optimiser.state_dict()["state"].items():
-            for name, value in state.items():
-                if value is not None:
-                    arrays[f"optimiser/{number}/{name}"] = _plain(value)
-        if self.term is not None:
-            arrays |= {f"term/{name}": _plain(value) for name, value in self.term.state().items()}
-        facts = {
-            "schema": SCHEMA,
-            "identity": identity,
-            "step": self.step,
-            "best_step": self.best_step,
-            "best_score": self.best_score,
-            "curve": self.curve,
-            "history": self.history,
-            "seconds": self.seconds,
-            "precision": self.precision.state(),
-        }
-        self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(state_file(self.folder), save(arrays, {"training": json.dumps(facts)}))
+        groups = {"model": self.module.state_dict(), "best": self.best}
+        groups |= {str(number): state for number, state in self.optimiser.state_dict()["state"].items()}
+        arrays = {f"{group} {name}": each for group in groups for name, each in groups[group].items()}
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(self.file, save(_copies(arrays), {"run": json.dumps(self.run.to_dict())}))
 
-    def resume(self, identity: Mapping[str, Any]) -> None:
-        """Take the state of an interrupted run of the same identity, if there is one."""
-        path = state_file(self.folder)
-        if not path.exists():
+    def resume(self) -> None:
+        """Take the state of an interrupted run of the same facts, if there is one."""
+        if not self.file.exists():
             return
+        groups: dict[str, dict[str, Tensor]] = {}
         try:
-            with safe_open(path, "pt") as file:
-                facts = parse_json((file.metadata() or {})["training"])
-                arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
+            with safe_open(self.file, "pt") as file:
+                earlier = TrainingRun.from_dict(parse_json((file.metadata() or {})["run"]))
+                for place in file.keys():  # noqa: SIM118 - no mapping
+                    group, _, name = place.partition(" ")
+                    groups.setdefault(group, {})[name] = file.get_tensor(place)
         except (OSError, SafetensorError, KeyError, ValueError) as error:
-            raise FileFormatError(
-                f"{path} is not a state of a training run ({error}); remove it to start over"
-            ) from error
-        check_same(self.folder, facts["identity"], identity)
-        groups: dict[str, dict[str, Tensor]] = {"model": {}, "best": {}, "optimiser": {}, "term": {}}
-        for name, tensor in arrays.items():
-            group, _, rest = name.partition("/")
-            groups[group][rest] = tensor
-        self.module.load_state_dict(groups["model"])
-        self.best = groups["best"]
-        packed = self.optimiser.state_dict()
-        states: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in groups["optimiser"].items():
-            number, _, rest = name.partition("/")
-            states.setdefault(int(number), {})[rest] = tensor
-        self.optimiser.load_state_dict({**packed, "state": states})
-        if self.term is not None:
-            self.term.restore({name: value.to(self.device) for name, value in groups["term"].items()})
-        self.step, self.best_step, self.best_score = facts["step"], facts["best_step"], facts["best_score"]
-        self.curve, self.history, self.seconds = facts["curve"], facts["history"], facts["seconds"]
-        self.precision.restore(facts.get("precision", {}))
-
-    def finish(self, identity: Mapping[str, Any]) -> dict[str, Any]:
-        """Write the best model and the record; the record comes last and marks the run as done."""
-        self.module.load_state_dict(self.best)
-        self.module.eval().requires_grad_(True)
-        staged = self.folder / ".best"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        save_model(self.module, staged, transform=self.transform, classes=self.sets["training"].classes)
-        for file in sorted(staged.iterdir()):
-            os.replace(file, self.folder / file.name)
-        staged.rmdir()
-        record = {
-            "schema": SCHEMA,
-            **identity,
-            "best_step": self.best_step,
-            "best_score": self.best_score,
-            "weights": weights_hash(self.module),
-            "seconds": round(self.seconds, 1),
-            "curve": self.curve,
-            "history": self.history,
-        }
-        content = json.dumps(record, indent=1, allow_nan=False)
-        write_atomically(self.folder / "training.json", content.encode())
-        state_file(self.folder).unlink(missing_ok=True)
-        return record
+            text = f"{self.file} is not a state of a training run ({error}); remove it to start over"
+            raise FileFormatError(text) from error
+        _check_equal(self.file.parent, earlier.facts, self.run.facts)
+        self.run = replace(earlier, folder=self.run.folder)
+        self.module.load_state_dict(groups.pop("model"))
+        self.best = groups.pop("best")
+        moments = {int(number): state for number, state in groups.items()}
+        self.optimiser.load_state_dict(self.optimiser.state_dict() | {"state": moments})
 
 
-def _optimiser(recipe: Recipe, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    if recipe.optimiser == "adamw":
-        return torch.optim.AdamW(parameters, lr=recipe.lr, weight_decay=recipe.weight_decay)
-    return torch.optim.SGD(
-        parameters, lr=recipe.lr, momentum=recipe.momentum, weight_decay=recipe.weight_decay
+def _copies(tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+    """What safetensors can write; SGD without momentum has None for it."""
+    return {
+        name: each.detach().cpu().contiguous().clone() for name, each in tensors.items() if each is not None
+    }
+
+
+# ---------------------------------------------------------------------------------------------------- a zoo
+
+
+def train_zoo(
+    grid: Grid,
+    images: ImageTask,
+    validation: ImageTask,
+    folder: str | Path,
+    *,
+    transform: EvalTransform | None = None,
+    shard: tuple[int, int] = (1, 1),
+    device: str | None = None,
+    progress: Progress | None = None,
+    validated: Callable[[str, Row], None] | None = None,
+    **options: Any,
+) -> Zoo:
+    """Train a model for every recipe of a grid on one domain.
+
+    The same call goes on where an earlier one stopped, also in the middle of a model. Recipes of another grid
+    are added to a zoo of the same images. A model that diverges is written down as failed, and the rest is
+    trained.
+
+    Args:
+        grid: The recipes and what they start from.
+        images: Labelled images of the in-distribution domain with class names: in memory, of the size the
+            models read, or in files.
+        validation: More of them, to choose the best steps by; `split` holds some out.
+        folder: Directory of the zoo; made if it does not exist.
+        transform: Kept with every model. Default: the normalisation a checkpoint was stored with, else to
+            [-1, 1], and resizing to the size of the images. Images in files are read with the whole
+            transform of a checkpoint.
+        shard: `(i, n)` trains every n-th recipe, from the i-th: shards 1 .. n, in processes that share the
+            folder, train the whole grid.
+        device: Where to train and score. Default: the CPU.
+        progress: Called with the key of a model, the steps done and all steps.
+        validated: Called after each validation with the key of the model and the row of its curve.
+        options: Of `train`: `checkpoints`, `precision`.
+
+    Returns:
+        The zoo, as the folder holds it at the end.
+
+    Raises:
+        InputError: If class names or labels are missing, the shard does not exist, or the folder holds a zoo
+            of other images.
+        AssayError: Of `initial_module` and `train`.
+    """
+    folder = Path(folder)
+    if not 1 <= shard[0] <= shard[1]:
+        raise InputError(f"the shard is {shard[0]}/{shard[1]}; give i/n with i from 1 to n")
+    zoo = _enrolled(grid, images, validation, folder)
+    for recipe in grid.recipes()[shard[0] - 1 :: shard[1]]:
+        entry = zoo.entry(recipe.key)
+        key, place = entry.key, folder / entry.path
+        if entry.status == "done" and (place / "training.json").exists():
+            continue
+        origin, classes = entry.recipe["start"], images.classes or ()
+        start = initial_module(**origin, classes=classes, image_size=images.image_size, seed=recipe.seed)
+        rule = transform or transform_for(images, start.transform)
+        held_out = validation.with_transform(rule)
+        try:
+            run = train(
+                start.module,
+                images.with_transform(rule),
+                held_out,
+                recipe,
+                place,
+                transform=rule,
+                device=device,
+                progress=progress and (lambda stage, *of, key=key: progress(f"{stage} {key}", *of)),
+                validated=validated and partial(validated, key),
+                **options,
+            )
+        except NonFiniteError as error:
+            entry = replace(entry, status="failed", reason=str(error))
+        else:
+            entry = _done(entry, run, held_out, device)
+        with FileLock(folder / LOCK):
+            zoo = Zoo.open(folder).with_entry(entry)
+            zoo.save()
+    return zoo
+
+
+def _enrolled(grid: Grid, images: ImageTask, validation: ImageTask, folder: Path) -> Zoo:
+    """The zoo of a folder with an entry for every recipe of a grid, written down; new ones are pending."""
+    if images.classes is None:
+        raise InputError(f"the images of {images.domain!r} have no class names; read them with classes=")
+    if [*folder.glob("[!.]*")] and not (folder / "zoo.json").exists():  # in this order: shards begin at once
+        raise InputError(f"{folder} is not empty and is not a zoo; give a new directory")
+    facts = {
+        "name": images.name,
+        "config": dict(images.config),
+        "n_train": images.n,
+        "n_validation": validation.n,
+        "train_hash": images.source_hash[:16],
+        "validation_hash": validation.source_hash[:16],
+        "image_size": list(images.image_size),
+    }
+    zoo = Zoo(path=folder, name=grid.name, id_domain=images.domain, classes=images.classes, data=facts)
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder / LOCK):
+        if (folder / "zoo.json").exists():
+            new, zoo = zoo, Zoo.open(folder)
+            _check_equal(folder, _trained_on(zoo), _trained_on(new))
+        starts = {each.key: each.recipe.get("start") for each in zoo.entries}
+        for recipe in grid.recipes():
+            start = grid.initialisations[recipe.init].to_dict()
+            if recipe.key not in starts:
+                facts, place = {**recipe.to_dict(), "start": start}, f"models/{recipe.key}"
+                zoo = zoo.with_entry(ZooEntry(key=recipe.key, path=place, status="pending", recipe=facts))
+            elif (earlier := starts[recipe.key]) != start:
+                raise InputError(f"{folder} has {recipe.key} from {earlier}, not {start}; rename the init")
+        zoo.save()
+    return zoo
+
+
+def _trained_on(zoo: Zoo) -> dict[str, Any]:
+    """What all models of a zoo share."""
+    hashes = {name: zoo.data.get(name) for name in ("train_hash", "validation_hash")}
+    return {"id_domain": zoo.id_domain, "classes": zoo.classes, **hashes}
+
+
+def _done(entry: ZooEntry, run: TrainingRun, validation: ImageTask, device: str | None) -> ZooEntry:
+    """The entry of a model that was trained."""
+    model = load_model(run.folder, device=device)
+    accuracy = run.best_score
+    if run.recipe.score != "accuracy":
+        accuracy, _ = score_of(model.module, validation, EvalTransform.for_model(model), device=device)
+    kept = [Checkpoint(step=step, path=f"{entry.path}/checkpoints/{step}") for step in run.checkpoints]
+    return replace(
+        entry,
+        status="done",
+        id_accuracy=accuracy,
+        best_step=run.best_step,
+        weight_hash=model.weight_hash,
+        checkpoints=tuple(kept),
     )
-
-
-def _plain(tensor: Tensor) -> Tensor:
-    return tensor.detach().cpu().contiguous().clone()
-
-
-def _tensors(module: nn.Module) -> dict[str, Tensor]:
-    return {name: _plain(tensor) for name, tensor in module.state_dict().items()}
