@@ -10,7 +10,7 @@ from planted_zoo import SETTINGS, planted
 
 from assay.analyses.generalization import summarize_correlations, universal_motif
 from assay.analyses.generalization.comparison import compare_rankings
-from assay.analyses.generalization.predictors import ORDER
+from assay.analyses.generalization.metrics import METRICS
 from assay.analyses.generalization.ranking import rank_inspections
 from assay.analyses.generalization.ranking_table import Ranking
 from assay.core.errors import InputError
@@ -19,7 +19,7 @@ from assay.core.errors import InputError
 @functools.cache
 def ranked(seed: int, *, labelled: bool = True) -> Ranking:
     shown = {f"q{q:g}": planted(q, seed=seed, labelled=labelled) for q in (0.1, 0.5, 0.9, 0.3, 0.7)}
-    return rank_inspections(shown, metrics=[key for key in ORDER if key != "cot"], settings=SETTINGS)
+    return rank_inspections(shown, metrics=[key for key in METRICS if key != "cot"], settings=SETTINGS)
 
 
 def test_cells_are_means_over_targets_and_the_average_is_over_cells() -> None:

@@ -9,14 +9,11 @@ import pytest
 from small_vits import untrained_vit
 
 from assay.analyses.generalization import baselines, circuit_shifts, rank_shift_map
-from assay.analyses.generalization.batches import labelled_outputs
+from assay.analyses.generalization.batches import labelled_inspection
 from assay.analyses.generalization.dependency import dependency_depth_bias, dependency_matrix
-from assay.analyses.generalization.domain_evaluation import (
-    DomainEvaluation,
-    DomainProbe,
-    EvaluatedDomain,
-    EvaluationSettings,
-)
+from assay.analyses.generalization.domain_evaluation import DomainEvaluation
+from assay.analyses.generalization.domains import Domain, DomainProbe, EvaluationSettings
+from assay.analyses.generalization.evaluation_page import evaluation_page
 from assay.analyses.generalization.shift import ShiftView
 from assay.circuits import EdgeScores
 from assay.core.errors import InputError, UnknownNameError
@@ -37,11 +34,11 @@ def model() -> Model:
 
 @pytest.fixture(scope="module")
 def reference(model: Model) -> EdgeScores:
-    return discover(model, draw_shapes("flat", 12).task(), steps=2)
+    return discover(model, draw_shapes("flat", 12).with_transform(EvalTransform()), steps=2)
 
 
 def probe(model: Model, reference: EdgeScores, **settings: object) -> DomainProbe:
-    labelled = labelled_outputs(model, draw_shapes("flat", 18, start=100).task(TRANSFORM))
+    labelled = labelled_inspection(model, draw_shapes("flat", 18, start=100).with_transform(TRANSFORM))
     how = replace(EvaluationSettings(n=12), **settings)  # type: ignore[arg-type]
     return DomainProbe(model=model, reference=reference, labelled=labelled, settings=how, transform=TRANSFORM)
 
@@ -52,9 +49,9 @@ def test_performance_rests_on_all_images_and_everything_else_on_a_sample(
     images = draw_shapes("neon", 30, start=200)
     found = probe(model, reference).measure(images)
     rows = np.sort(stream(0, "domains/neon").permutation(30)[:12])
-    sample = images.subset(rows).task(TRANSFORM)
+    sample = images.subset(rows).with_transform(TRANSFORM)
     scores = discover(model, sample, steps=2)
-    logits, everything = run_model(model, sample), run_model(model, images.task(TRANSFORM))
+    logits, everything = run_model(model, sample), run_model(model, images.with_transform(TRANSFORM))
     assert images.labels is not None
     assert (found.n, found.n_labelled, found.group) == (12, 30, "neon")
     assert found.accuracy == baselines.id_accuracy(everything, images.labels)
@@ -74,7 +71,7 @@ def test_performance_rests_on_all_images_and_everything_else_on_a_sample(
 
 def test_published_options_change_what_is_measured(model: Model, reference: EdgeScores) -> None:
     images = draw_shapes("neon", 12, start=200)
-    scores = discover(model, images.task(TRANSFORM), steps=2)
+    scores = discover(model, images.with_transform(TRANSFORM), steps=2)
     signed = probe(model, reference, view=ShiftView(weights="signed", top_k=9)).measure(images)
     assert signed.shifts == pytest.approx(circuit_shifts(reference, scores, weights="signed", top_k=9))
     plain = probe(model, reference).measure(images)
@@ -95,12 +92,10 @@ def test_a_view_that_does_not_fit_is_refused(model: Model) -> None:
         ShiftView(weights="sign").check(model.graph)
 
 
-def domain(
-    name: str, performance: float, shift: float, *, group: str = "", mde: float = 0.0
-) -> EvaluatedDomain:
+def domain(name: str, performance: float, shift: float, *, group: str = "", mde: float = 0.0) -> Domain:
     """A domain with one dependency, the performance itself, and a shift."""
     rows = ((0.0, performance, 0.0), (0.0, 0.0, 1.0 - performance), (0.0, 0.0, 0.0))
-    return EvaluatedDomain(
+    return Domain(
         domain=name,
         group=group or name,
         n=10,
@@ -150,6 +145,18 @@ def test_correlations_are_signed_and_their_intervals_resample_domains() -> None:
     assert few["ac"]["low"] is None
 
 
+def test_the_best_metric_is_the_best_in_the_direction_it_states() -> None:
+    made = evaluation().to_dict()
+    assert evaluation_page(made).verdict.startswith("Over 6 test domains")
+    for key, srcc in {"spearman": 0.99, "ac": 0.6, "mde": -0.5, "ddb-output": -1.0, "ddb-deep": None}.items():
+        made["correlations"][key] |= {"srcc": srcc}  # a shift that rises with accuracy is no alarm
+    found = str(evaluation_page(made).verdict)
+    assert "AC goes with accuracy best (rank correlation 0.60" in found
+    assert "the spearman shift has 0.99" in found
+    made["correlations"] = {key: made["correlations"][key] for key in ("spearman", "ddb-output")}
+    assert "No metric goes with accuracy in the direction" in str(evaluation_page(made).verdict)
+
+
 def test_the_direction_of_the_energy_is_learned_from_calibration_domains() -> None:
     domains = evaluation().domains
     assert domains.higher_is_shift("spearman")
@@ -182,7 +189,7 @@ def test_a_record_is_finite_json_and_domains_come_back() -> None:
     record = json.loads(json.dumps(evaluation().to_dict(), allow_nan=False))
     assert record["schema"] == "assay-domain-evaluation/1"
     assert record["metrics"] == ["spearman", "ac", "mde"]
-    again = EvaluatedDomain.from_dict(record["test"][0])
+    again = Domain.from_dict(record["test"][0])
     assert math.isnan(again.depth_bias["global"])
     assert again.dependency == evaluation().test[0].dependency
     assert again.shifts == evaluation().test[0].shifts

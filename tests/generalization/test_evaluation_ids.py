@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from small_vits import untrained_vit
 
-from assay.analyses.generalization.domain_evaluation import DomainEvaluation, EvaluationSettings
+from assay.analyses.generalization.domain_evaluation import DomainEvaluation
+from assay.analyses.generalization.domains import EvaluationSettings
 from assay.analyses.generalization.shift import ShiftView
 from assay.models import Model, load_model
-from assay.pipeline.domain_evaluation import EvaluationPlan, evaluate_domains
+from assay.pipeline.domain_evaluation import EvaluationPlan, check_domains, evaluate_domains
 from assay.pipeline.monitoring import MonitorPlan
 
 
@@ -110,6 +111,17 @@ def test_whatever_can_change_a_number_changes_the_id(
 def test_other_weights_change_the_id(model: Model, cache: Path) -> None:
     other = vit(1)
     assert evaluated(other, PLAN, cache).id != evaluated(model, PLAN, cache).id
+
+
+def test_labels_mean_the_reference_s_classes_where_the_model_names_none(model: Model, tmp_path: Path) -> None:
+    for style, classes in (("flat", "abc"), ("neon", "bc")):
+        for name in classes:
+            (tmp_path / style / name).mkdir(parents=True)
+            (tmp_path / style / name / "1.png").touch()  # not decoded
+    start = replace(START, reference=str(tmp_path / "flat"))
+    (images,) = check_domains(model, replace(PLAN, start=start, images=(str(tmp_path / "neon"),))).values()
+    assert images.labels is not None
+    assert images.labels.tolist() == [1, 2]
 
 
 def test_the_columns_of_a_table_and_the_layer_sets_are_part_of_it(model: Model, cache: Path) -> None:

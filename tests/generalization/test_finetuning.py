@@ -17,8 +17,9 @@ from assay.analyses.generalization.dynamics import (
 )
 from assay.analyses.generalization.finetuning import DEFAULT_RECIPE, FineTuning, finetune
 from assay.core.errors import InputError
-from assay.tasks import SHAPE_CLASSES, EvalTransform, ImageSet, draw_shapes
+from assay.tasks import SHAPE_CLASSES, EvalTransform, ImageTask, draw_shapes
 from assay.zoo import Recipe
+from assay.zoo.models import weights_hash
 
 
 TRANSFORM = EvalTransform(resize=(32, 32))
@@ -49,7 +50,7 @@ def shapes_vit(seed: int = 0, dropout: float = 0.0) -> nn.Module:
         ).eval()
 
 
-def images(domain: str = "flat", n: int = 36, start: int = 0) -> ImageSet:
+def images(domain: str = "flat", n: int = 36, start: int = 0) -> ImageTask:
     return draw_shapes(domain, n, start=start)
 
 
@@ -75,7 +76,7 @@ def test_the_folder_is_a_model_with_its_history(finished: FineTuning) -> None:
     folder = finished.run.folder
     model = assay.load_model(folder)
     assert model.classes == SHAPE_CLASSES
-    assert model.weight_hash == assay.load_model(finished.run.module).weight_hash
+    assert weights_hash(model.module) == finished.run.weights
     document = json.loads((folder / "circuit.json").read_text())
     assert document == json.loads(json.dumps(finished.to_dict()))
     assert document["schema"] == "assay-finetune/1"
@@ -88,7 +89,7 @@ def test_the_folder_is_a_model_with_its_history(finished: FineTuning) -> None:
 def test_readings_are_the_depth_bias_of_the_full_circuit(finished: FineTuning) -> None:
     reading = finished.dynamics.readings[-1]
     model = assay.load_model(finished.run.checkpoints[6])
-    probe = images(start=100, n=24).sample(128).task(TRANSFORM)
+    probe = images(start=100, n=24).sample(128).with_transform(TRANSFORM)
     scores = assay.discover(model, probe, "eap-ig-inputs", steps=5)
     column = scores.values[:, -1].abs()
     assert reading.deep == pytest.approx(float(column[4:].sum()), rel=1e-4)
@@ -115,7 +116,7 @@ def test_the_loss_changes_the_weights_and_weight_zero_is_plain_training(
     plain = tuned(tmp_path / "plain", CircuitSettings(weight=0))
     assert plain.circuit is None
     assert "term" not in plain.run.history
-    assert plain.run.record["weights"] != finished.run.record["weights"]
+    assert plain.run.weights != finished.run.weights
     assert plain.dynamics.readings[0].depth_bias == finished.dynamics.readings[0].depth_bias
 
 
@@ -143,7 +144,7 @@ def test_a_run_that_was_killed_goes_on_to_identical_results(variant: str, tmp_pa
         finetune(*arguments, **options, progress=kill)
     assert not (tmp_path / "killed" / "circuit.json").exists()
     resumed = finetune(*arguments, **options)
-    assert resumed.run.record["weights"] == whole.run.record["weights"]
+    assert resumed.run.weights == whole.run.weights
     assert resumed.run.history == whole.run.history
     assert resumed.to_dict() == whole.to_dict()
     # And a finished run is read, not trained again.
@@ -213,7 +214,7 @@ def test_explicit_blocks_are_compared() -> None:
         )
         model = assay.load_model(ViTForImageClassification(config).eval())
     found = training_dynamics({0: model}, images(), settings=settings, transform=TRANSFORM)
-    scores = assay.discovery.edges.output_scores(model, images().task(TRANSFORM)).values.abs()
+    scores = assay.discovery.edges.output_scores(model, images().with_transform(TRANSFORM)).values.abs()
     assert found.readings[0].shallow == pytest.approx(float(scores[4:7].sum()), rel=1e-5)
     assert found.readings[0].deep == pytest.approx(float(scores[7:].sum()), rel=1e-5)
     assert found.readings[0].low is None
@@ -253,13 +254,13 @@ def test_what_cannot_be_trained_is_refused_before_the_first_step(tmp_path: Path)
     with pytest.raises(InputError, match="also in the training set"):
         finetune(shapes_vit(), images(), images(), tmp_path / "run", recipe=RECIPE, **common)
     other = replace(images(), classes=tuple(reversed(SHAPE_CLASSES)))
-    with pytest.raises(InputError, match="the order differs"):
+    with pytest.raises(InputError, match="in the same order"):
         finetune(shapes_vit(), other, other, tmp_path / "run", recipe=RECIPE, **common)
     assert not (tmp_path / "run").exists()
 
 
 def test_another_run_in_the_folder_is_refused(finished: FineTuning) -> None:
-    with pytest.raises(InputError, match=r"loss_term.weight is 0.1 there, but 0.2 here"):
+    with pytest.raises(InputError, match=r"loss_term.weight is 0.1 there, 0.2 here"):
         tuned(finished.run.folder, CircuitSettings(weight=0.2))
 
 

@@ -11,25 +11,24 @@ from torch import nn
 
 import assay
 from assay.analyses.generalization import dependency_matrix, output_depth_bias
-from assay.analyses.generalization.inspecting import inspect_model, inspect_models
 from assay.analyses.generalization.inspection import (
     Inspection,
     InspectionSettings,
+    inspect_model,
     load_inspection,
-    resamples,
 )
-from assay.analyses.generalization.predictors import ORDER
+from assay.analyses.generalization.metrics import METRICS
 from assay.analyses.generalization.ranking import named_loaders, rank_models
 from assay.analyses.generalization.sharpness import sharpness
 from assay.core.errors import FileFormatError, InputError, NonFiniteError, UnknownNameError
 from assay.discovery.edges import output_scores
 from assay.models import Model
+from assay.stats import poisson_weights
 from assay.tasks import EvalTransform, ImageTask, draw_shapes
 
 
 FEW = InspectionSettings(draws=20, steps=2, sharpness_batch=8)
 STORED = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
-EVERYTHING = ["edge-scores", "features", "logits"]
 IMAGES = draw_shapes("sketch", 18, seed=3)
 KNOWN = draw_shapes("flat", 24, seed=3, start=100)
 
@@ -56,7 +55,7 @@ def vit(seed: int = 0, *, layers: int = 4, classes: int = 6) -> Model:
 
 
 def task_of(model: Model) -> ImageTask:
-    return IMAGES.task(EvalTransform.for_model(model))
+    return IMAGES.with_transform(EvalTransform.for_model(model))
 
 
 def test_answers_and_spectra_come_from_one_pass_and_are_those_of_the_models_own_outputs() -> None:
@@ -71,7 +70,7 @@ def test_answers_and_spectra_come_from_one_pass_and_are_those_of_the_models_own_
     assert_close(found.confidence, p.amax(1).numpy(), rtol=1e-6)
     assert_close(found.negative_entropy, (p * p.log()).sum(1).numpy(), rtol=1e-6)
     assert_close(found.energies, -logits.logsumexp(1).numpy(), rtol=1e-6)
-    features = model.features(task.images).double()
+    features = model.features(task.clean).double()
     largest = torch.linalg.svdvals(features)[0]
     assert_close(found.spectra.raw[0, :18], torch.linalg.svdvals(features), atol=1e-6 * largest)
     assert found.cost["inspect"]["passes"] == {"forward": 1}
@@ -111,7 +110,7 @@ def relative_spread(counts: np.ndarray) -> float:
 def test_resampled_matrices_equal_those_of_repeated_images() -> None:
     model = vit()
     full = assay.discover(model, task_of(model), "eap-ig-inputs", steps=2, per_example=True)
-    counts = resamples(IMAGES.ids, FEW)
+    counts = poisson_weights(IMAGES.ids.numpy(), FEW.draws, seed=FEW.seed).astype(np.float64)
     found = inspect_model(model, task_of(model), ["edge-scores"], settings=FEW).dependency_draws
     for draw in (0, 7):
         rows = np.repeat(np.arange(18), counts[draw].astype(int))
@@ -121,23 +120,6 @@ def test_resampled_matrices_equal_those_of_repeated_images() -> None:
         assert_close(found[draw], dependency_matrix(scores).numpy(), rtol=1e-4)
 
 
-def test_models_that_look_together_show_what_each_shows_alone(tmp_path: Path) -> None:
-    models = [vit(0), vit(1, layers=3)]
-    tasks = [task_of(model) for model in models]
-    together = list(inspect_models(models, tasks, EVERYTHING, settings=FEW, cache=tmp_path))
-    for model, task, found in zip(models, tasks, together, strict=True):
-        alone = inspect_model(model, task, EVERYTHING, settings=FEW)
-        assert found.graph == model.graph
-        for name in ("logits", "confidence", "energies", "dependency", "dependency_draws", "output_draws"):
-            expected = getattr(alone, name)
-            largest = np.abs(expected).max()
-            assert_close(getattr(found, name), expected, atol=1e-5 * largest)
-        assert_close(found.spectra.centred, alone.spectra.centred, atol=1e-5 * largest_of(alone))
-    assert len(list(tmp_path.iterdir())) == 2
-    again = inspect_models(models[::-1], tasks[::-1], EVERYTHING, settings=FEW, cache=tmp_path)
-    np.testing.assert_array_equal(next(again).logits, together[1].logits)
-
-
 def largest_of(inspection: Inspection) -> float:
     """The largest singular value of the features."""
     return float(inspection.spectra.raw[0, 0])
@@ -145,19 +127,19 @@ def largest_of(inspection: Inspection) -> float:
 
 def test_sharpness_is_kept_per_whole_batch() -> None:
     model = vit()
-    task = KNOWN.task(EvalTransform.for_model(model))
+    task = KNOWN.with_transform(EvalTransform.for_model(model))
     found = inspect_model(model, task, ["sharpness"], settings=InspectionSettings(sharpness_batch=10))
     assert found.sharpness.shape == (2,)  # of 24 images; the last 4 make no batch
-    expected = sharpness(model, [(task.images[:10], task.labels[:10])])
+    expected = sharpness(model, [(task.clean[:10], task.labels[:10])])
     assert found.sharpness[0] == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_passes_of_sharpness_are_those_made() -> None:
     model = vit()
-    task = KNOWN.task(EvalTransform.for_model(model))
+    task = KNOWN.with_transform(EvalTransform.for_model(model))
     calls = []
     with model.module.register_forward_hook(lambda *_: calls.append(1)):
-        sharpness(model, [(task.images[:4], task.labels[:4])])
+        sharpness(model, [(task.clean[:4], task.labels[:4])])
     found = inspect_model(model, task, ["sharpness"], settings=InspectionSettings(sharpness_batch=12))
     assert found.cost["sharpness"]["passes"]["forward"] == len(calls)
 
@@ -223,7 +205,7 @@ def test_bad_requests_are_refused_before_anything_runs() -> None:
     with pytest.raises(InputError, match=r"'sketch' has 1 image, but mean ablation and intervals need 2"):
         inspect_model(model, task.subset([0]), settings=FEW)
     with pytest.raises(InputError, match="sharpness needs labels"):
-        inspect_model(model, ImageTask(images=task.images), ["sharpness"], settings=FEW)
+        inspect_model(model, ImageTask(images=task.clean), ["sharpness"], settings=FEW)
     with pytest.raises(InputError, match="reads prompts"):
         inspect_model(assay.load_model("mini"), task, settings=FEW)
 
@@ -258,7 +240,7 @@ def test_models_that_run_are_ranked_by_every_metric(tmp_path: Path) -> None:
         {"a": vit(0), "b": lambda: vit(1), "c": vit(2)},
         IMAGES,
         id_data=KNOWN,
-        metrics=ORDER,
+        metrics=tuple(METRICS),
         settings=FEW,
         cache=tmp_path,
         progress=lambda *each: seen.append(each),
@@ -267,7 +249,7 @@ def test_models_that_run_are_ranked_by_every_metric(tmp_path: Path) -> None:
     assert found.absent.keys() <= {"alpha-req"}  # 18 images have too few eigenvalues for it
     assert found.known["domain"] == "flat"
     truth = [
-        (assay.run_model(vit(seed), task_of(vit(seed))).argmax(1).numpy() == IMAGES.labels).mean()
+        (assay.run_model(vit(seed), task_of(vit(seed))).argmax(1).numpy() == IMAGES.labels.numpy()).mean()
         for seed in range(3)
     ]
     assert_close(found.performance.values, truth)
@@ -277,7 +259,7 @@ def test_models_that_run_are_ranked_by_every_metric(tmp_path: Path) -> None:
         {"a": vit(0), "b": vit(1), "c": vit(2)},
         IMAGES,
         id_data=KNOWN,
-        metrics=ORDER,
+        metrics=tuple(METRICS),
         settings=FEW,
         cache=tmp_path,
     )
@@ -289,7 +271,7 @@ def test_labels_may_be_required_or_left_unused() -> None:
     unused = rank_models(models, IMAGES, metrics=["average-confidence"], labels=False, settings=FEW)
     assert unused.performance is None
     assert unused.target["labelled"] is False
-    bare = ImageTask(images=task_of(vit()).images, domain="bare")
+    bare = ImageTask(images=task_of(vit()).clean, domain="bare")
     with pytest.raises(InputError, match="labels of 'bare' were requested, but it has none"):
         rank_models(models, bare, metrics=["average-confidence"], labels=True, settings=FEW)
 
@@ -309,7 +291,12 @@ def test_models_of_different_graphs_are_ranked_by_their_own_depth_biases() -> No
 
 def test_labels_beyond_the_classes_of_a_model_are_refused() -> None:
     with pytest.raises(InputError, match="labels hold class 5"):
-        rank_models([vit(0, classes=4), vit(1, classes=4)], IMAGES.task(), metrics=["rankme"], settings=FEW)
+        rank_models(
+            [vit(0, classes=4), vit(1, classes=4)],
+            IMAGES.with_transform(EvalTransform()),
+            metrics=["rankme"],
+            settings=FEW,
+        )
 
 
 def test_models_of_one_id_are_numbered_and_one_alone_is_refused() -> None:

@@ -3,17 +3,25 @@
 import json
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from scipy.stats import ks_2samp
 from small_vits import untrained_vit
 from torch import nn
 
 from assay.analyses.generalization import baselines, calibrate_threshold, circuit_shift, rank_shift_map
-from assay.analyses.generalization.alarms import SequentialTest
-from assay.analyses.generalization.journal import Reading
-from assay.analyses.generalization.monitoring import Monitor
+from assay.analyses.generalization.alarms import (
+    CIRCUIT,
+    OUTPUTS,
+    AlarmRules,
+    Calibration,
+    SequentialTest,
+    conformal_p_value,
+)
+from assay.analyses.generalization.monitor import Monitor, Reading
 from assay.circuits import EdgeScores
 from assay.core.errors import (
     FileFormatError,
@@ -25,6 +33,7 @@ from assay.core.errors import (
 )
 from assay.core.random import stream
 from assay.discovery.edges import discover
+from assay.execution import run_model
 from assay.models import Model, load_model
 from assay.tasks import EvalTransform, ImageTask, draw_shapes
 
@@ -33,7 +42,7 @@ N = 12
 
 
 def images(domain: str, start: int, n: int = N) -> ImageTask:
-    return draw_shapes(domain, n, start=start).task()
+    return draw_shapes(domain, n, start=start).with_transform(EvalTransform())
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +58,7 @@ def reference(model: Model) -> EdgeScores:
 @pytest.fixture
 def calibrated(model: Model, reference: EdgeScores) -> Monitor:
     monitor = Monitor(model, reference, alpha=0.2)
-    monitor.calibrate(draw_shapes("flat", 9 * N, start=1000).task(), batch_size=N)
+    monitor.calibrate(draw_shapes("flat", 9 * N, start=1000).with_transform(EvalTransform()), batch_size=N)
     return monitor
 
 
@@ -70,12 +79,10 @@ def test_a_reading_is_one_discovery_with_the_settings_of_the_reference(
     assert reading.shift == circuit_shift(reference, literal)
     expected = rank_shift_map(reference, literal)
     torch.testing.assert_close(torch.tensor(reading.layers, dtype=torch.float64), expected, atol=1e-6, rtol=0)
-    from assay.execution import run_model
-
     logits, known_logits = run_model(model, batch), run_model(model, known)
     assert known.labels is not None
-    assert reading.baselines["ac"] == baselines.average_confidence(logits)
-    assert reading.baselines["ane"] == baselines.average_negative_entropy(logits)
+    assert reading.baselines["ac"] == pytest.approx(baselines.average_confidence(logits), rel=1e-12)
+    assert reading.baselines["ane"] == pytest.approx(baselines.average_negative_entropy(logits), rel=1e-12)
     assert reading.baselines["atc"] == baselines.atc(known_logits, known.labels, logits)
     assert (reading.n, reading.domain, reading.data_hash) == (N, "neon", batch.data_hash)
     assert reading.alarm is None
@@ -95,11 +102,9 @@ def test_a_batch_costs_one_discovery_and_one_forward_pass(model: Model, referenc
     try:
         batch = images("neon", 500)
         alone = cost_of(lambda: discover(model, batch, steps=2, per_example=True))
-        bare = Monitor(model, reference, baselines=False)
-        whole = Monitor(model, reference)
+        monitor = Monitor(model, reference, outputs=images("flat", 700, 16))
         assert alone > 2
-        assert cost_of(lambda: bare.observe(batch)) == alone
-        assert cost_of(lambda: whole.observe(batch)) == alone + 1
+        assert cost_of(lambda: monitor.observe(batch)) == alone + 1
     finally:
         handle.remove()
 
@@ -109,8 +114,8 @@ def test_image_sets_and_tensors_read_the_same(model: Model, reference: EdgeScore
     monitor = Monitor(model, reference, transform=EvalTransform())
     shifts = {
         monitor.observe(raw).shift,
-        monitor.observe(raw.task()).shift,
-        monitor.observe(raw.task().images).shift,
+        monitor.observe(raw.with_transform(EvalTransform())).shift,
+        monitor.observe(raw.with_transform(EvalTransform()).clean).shift,
     }
     assert len(shifts) == 1
 
@@ -163,6 +168,71 @@ def test_a_shifted_domain_raises_both_alarms_and_a_known_one_does_not(calibrated
     assert last.e_value > 5
     assert calibrated.rule == "conformal"
     assert "at most 0.2" in calibrated.guarantee.statement
+
+
+def test_outputs_are_compared_with_those_on_known_images_class_by_class(
+    model: Model, reference: EdgeScores
+) -> None:
+    known = images("flat", 5000, 20)
+    monitor = Monitor(model, reference, outputs=known, alpha=0.4)
+    pool = images("flat", 1000, 4 * N)
+    found = monitor.calibrate(pool, batch_size=N)
+    p = run_model(model, known).double().softmax(1).numpy()
+
+    def literal(task: ImageTask) -> float:
+        q = run_model(model, task).double().softmax(1).numpy()
+        return max(ks_2samp(p[:, c], q[:, c]).statistic for c in range(p.shape[1]))
+
+    order = stream(0, "monitor/calibration").permutation(pool.n)
+    for place, shift in enumerate(found.output_shifts):
+        rows = order[place * N : (place + 1) * N].tolist()
+        assert shift == pytest.approx(literal(pool.subset(rows)))
+    batch = images("neon", 100)
+    reading = monitor.observe(batch, page="monitor.html")
+    assert reading.output_shift == pytest.approx(literal(batch))
+    assert reading.output_p_value == conformal_p_value(found.output_shifts, reading.output_shift)
+    assert reading.page == "monitor.html"
+    again = Monitor(model, reference, outputs=p, alpha=0.4)
+    assert again.observe(batch).output_shift == pytest.approx(reading.output_shift)
+
+
+def test_either_statistic_raises_the_alarm_at_half_the_rate_and_the_reading_says_which() -> None:
+    known = tuple(float(each) for each in range(9))
+    calibration = Calibration(shifts=known, output_shifts=tuple(each / 10 for each in known), n=N)
+    rules = AlarmRules(asked=None, threshold=None, alpha=0.2, seed=0).calibrated(calibration)
+    assert {name: test.alpha for name, test in rules.tests.items()} == {CIRCUIT: 0.1, OUTPUTS: 0.1}
+    quiet = rules.verdict(7.5, 0.35)
+    assert (quiet.alarm, quiet.decided_by, quiet.value, quiet.limit) == (False, CIRCUIT, 7.5, 8.0)
+    outputs = rules.verdict(0.5, 0.85)
+    assert (outputs.alarm, outputs.decided_by, outputs.value, outputs.limit) == (True, OUTPUTS, 0.85, 0.8)
+    assert (outputs.p_value, outputs.output_p_value) == (0.9, 0.1)
+    assert rules.verdict(9.0, 0.0).decided_by == CIRCUIT
+    few = replace(rules, alpha=0.1)  # nine batches serve one test at 0.1, not two at 0.05
+    assert list(few.tests) == [CIRCUIT]
+    assert "19 known batches" in few.guarantee.statement
+    assert few.verdict(9.0, 0.0).alarm is True
+    assert "at most 0.2" in rules.guarantee.statement
+
+
+def test_batches_of_another_size_are_judged_by_known_ones_of_that_size(
+    model: Model, reference: EdgeScores, tmp_path: Path
+) -> None:
+    def start() -> Monitor:
+        return Monitor(model, reference, alpha=0.3, log=tmp_path / "readings.jsonl")
+
+    monitor = start()
+    monitor.calibrate(images("flat", 1000, 4 * N), batch_size=N)
+    small = monitor.calibrate(images("flat", 2000, 20), batch_size=5)
+    monitor.observe(images("neon", 100))
+    reading = monitor.observe(images("neon", 300, 5))
+    assert reading.p_value == conformal_p_value(small.shifts, reading.shift)
+    assert reading.e_value == monitor.readings[0].e_value  # shifts of other sizes do not join the bet
+    again = start()
+    assert again.readings == monitor.readings
+    third = [each.observe(images("flat", 400, 5)) for each in (again, monitor)]
+    assert third[0].p_value == third[1].p_value
+    with pytest.raises(InputError, match="has been calibrated"):
+        monitor.calibrate(images("flat", 2000, 20), batch_size=5)
 
 
 def test_the_e_value_is_that_of_the_test_on_the_shifts(calibrated: Monitor) -> None:
@@ -222,6 +292,10 @@ def test_the_log_of_another_monitor_is_refused(model: Model, reference: EdgeScor
         Monitor(model, reference, distance="cosine", log=path)
     with pytest.raises(InputError, match="different: threshold"):
         Monitor(model, reference, threshold=0.3, log=path)
+    path.unlink()
+    Monitor(model, reference, outputs=images("flat", 500), log=path).observe(images("flat", 100))
+    with pytest.raises(InputError, match=r"different: known_outputs_hash\)"):
+        Monitor(model, reference, outputs=images("flat", 600), log=path)
     path.write_text("no log\n")
     with pytest.raises(FileFormatError, match="line 1"):
         Monitor(model, reference, log=path)
@@ -289,7 +363,7 @@ def test_wrong_options_are_refused(model: Model, reference: EdgeScores) -> None:
         Monitor(model, reference, threshold=confidence)
     with pytest.raises(InputError, match="needs known batches"):
         Monitor(model, reference, rule="conformal").observe(images("flat", 100))
-    unlabelled = ImageTask(images=images("flat", 100).images)
+    unlabelled = ImageTask(images=images("flat", 100).clean)
     with pytest.raises(InputError, match="no labels"):
         Monitor(model, reference, labelled=unlabelled)
 
@@ -318,8 +392,8 @@ def test_images_that_cannot_be_read_are_refused(model: Model, reference: EdgeSco
     with pytest.raises(InputError, match="images of the reference"):
         monitor.observe(images("flat", 0, 24))
     with pytest.raises(ShapeError):
-        monitor.observe(draw_shapes("flat", 4, size=48).task())
-    bad = images("flat", 100).images.clone()
+        monitor.observe(draw_shapes("flat", 4, size=48).with_transform(EvalTransform()))
+    bad = images("flat", 100).clean.clone()
     bad[3, 0, 0, 0] = math.nan
     with pytest.raises(NonFiniteError, match="row 3"):
         monitor.observe(bad)

@@ -9,11 +9,14 @@ import pytest
 from assay.analyses.generalization.alarms import (
     JUMP,
     POWERS,
+    AlarmRules,
+    Calibration,
     ConformalAlarm,
     SequentialTest,
     batches_for,
     conformal_p_value,
 )
+from assay.analyses.generalization.shift import output_shift
 from assay.core.errors import InputError, NonFiniteError
 
 
@@ -60,6 +63,32 @@ def test_the_rate_given_the_known_batches_keeps_its_bound() -> None:
     assert rates.mean() == pytest.approx(0.1, abs=0.005)  # k / (m + 1) = 4 / 40
     assert 0.935 < np.mean(rates <= bound) < 0.965
     assert 0.1 < bound < 0.2
+
+
+def test_two_statistics_keep_the_rate_together_and_find_what_either_finds() -> None:
+    """Batches of 20 outputs of four classes and a correlated circuit's shift, 39 known batches, rate 0.1."""
+    rng = np.random.default_rng(7)
+    known = rng.dirichlet(np.ones(4), 300)
+
+    def batch(*, outputs: float = 0.0, circuit: float = 0.0) -> tuple[float, float]:
+        p = rng.dirichlet(np.ones(4), 20)
+        p[:, 0] += outputs
+        moved = output_shift(known, p / p.sum(1, keepdims=True))
+        return moved + 0.05 * rng.normal() + circuit, moved
+
+    raised = {"nothing": 0, "outputs": 0, "circuit": 0}
+    runs = 300
+    for _ in range(runs):
+        shifts, moves = zip(*(batch() for _ in range(39)), strict=True)
+        calibration = Calibration(shifts=shifts, output_shifts=moves, n=20)
+        rules = AlarmRules(asked="conformal", threshold=None, alpha=0.1, seed=0).calibrated(calibration)
+        assert len(rules.tests) == 2
+        for name, change in (("nothing", {}), ("outputs", {"outputs": 0.5}), ("circuit", {"circuit": 0.5})):
+            raised[name] += bool(rules.verdict(*batch(**change)).alarm)
+    # 0.1 is the bound; 3 standard errors of 300 runs above it would be 0.152.
+    assert 0.03 < raised["nothing"] / runs <= 0.1 + 3 * math.sqrt(0.1 * 0.9 / runs)
+    assert raised["outputs"] > 0.9 * runs
+    assert raised["circuit"] > 0.9 * runs
 
 
 def test_the_capital_by_hand() -> None:

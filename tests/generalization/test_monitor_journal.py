@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from assay.analyses.generalization.journal import Journal
+from assay.analyses.generalization.monitor import Journal
 from assay.core.errors import FileFormatError, OutputError
 
 

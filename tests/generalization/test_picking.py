@@ -6,15 +6,14 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from assay.analyses.generalization import correlate
+from assay.analyses.generalization.metrics import METRICS
 from assay.analyses.generalization.picking import (
-    best_chances,
     correlation_with_intervals,
     interval_of,
     ranks,
     regret_of_picking,
+    shares_of_best,
 )
-from assay.analyses.generalization.predictor import PREDICTORS, MetricEstimate
 
 
 def test_ranks_start_at_the_best_and_leave_out_what_is_undefined() -> None:
@@ -23,15 +22,13 @@ def test_ranks_start_at_the_best_and_leave_out_what_is_undefined() -> None:
 
 def test_chances_share_ties_and_sum_to_one() -> None:
     draws = np.array([[1.0, 2.0, 2.0], [5.0, 1.0, math.nan], [math.nan, math.nan, 1.0]])
-    np.testing.assert_allclose(best_chances(draws), [1 / 3, 1 / 6, 1 / 2])
+    np.testing.assert_allclose(shares_of_best(draws).mean(0), [1 / 3, 1 / 6, 1 / 2])
 
 
 def test_regret_of_a_hand_made_case() -> None:
-    performance = np.array([0.9, 0.6])
-    performance_draws = np.array([[0.9, 0.6], [0.8, 0.7]])
-    oriented = np.array([1.0, 2.0])  # picks the worse model
-    oriented_draws = np.array([[1.0, 2.0], [2.0, 1.0]])  # and the better one in the second resample
-    found = regret_of_picking(oriented, oriented_draws, performance, performance_draws)
+    performance = np.array([[0.9, 0.6], [0.9, 0.6], [0.8, 0.7]])
+    oriented = np.array([[1.0, 2.0], [1.0, 2.0], [2.0, 1.0]])  # the worse model; the better one in the second
+    found = regret_of_picking(oriented, performance)
     assert found.observed == pytest.approx(0.3)
     assert found.expected == pytest.approx(0.15)
     assert found.random == pytest.approx((0.15 + 0.05) / 2)
@@ -40,25 +37,20 @@ def test_regret_of_a_hand_made_case() -> None:
 def test_picking_by_performance_itself_has_no_regret() -> None:
     rng = np.random.default_rng(0)
     draws = rng.uniform(size=(50, 4))
-    found = regret_of_picking(draws[0], draws, draws[0], draws)
+    found = regret_of_picking(draws, draws)
     assert found.observed == 0
     assert found.expected == 0
     assert found.random > 0
 
 
 def test_a_model_without_a_value_is_never_picked() -> None:
-    performance = np.array([0.9, 0.6])
-    draws = np.tile(performance, (3, 1))
-    found = regret_of_picking(
-        np.array([math.nan, 1.0]), np.tile(np.array([math.nan, 1.0]), (3, 1)), performance, draws
-    )
+    found = regret_of_picking(np.tile([math.nan, 1.0], (4, 1)), np.tile([0.9, 0.6], (4, 1)))
     assert found.observed == pytest.approx(0.3)
 
 
 def test_intervals_are_those_of_resampled_values_cut_at_what_a_metric_can_be() -> None:
     draws = np.random.default_rng(1).normal(3.0, 0.1, size=200)  # only their spread counts
-    share = PREDICTORS["average-confidence"]
-    found = interval_of(MetricEstimate(value=0.9, draws=draws, n=20), share, 0.95)
+    found = interval_of(np.array([0.9, *draws]), 20, METRICS["average-confidence"], 0.95)
     margin = scipy_stats.t.ppf(0.975, 19) * draws.std(ddof=1)
     assert found.low == pytest.approx(0.9 - margin)
     assert found.high == 1.0
@@ -68,27 +60,25 @@ def test_intervals_are_those_of_resampled_values_cut_at_what_a_metric_can_be() -
     ("value", "draws", "reason"),
     [
         (math.nan, np.zeros(30), "no_replicates"),
-        (1.0, None, "no_replicates"),
+        (1.0, np.full(30, math.nan), "no_replicates"),
         (1.0, np.array([math.nan] * 2 + [1.0] * 28), "undefined_replicates"),
     ],
 )
 def test_intervals_that_the_data_do_not_determine_are_nan(value: float, draws, reason: str) -> None:
-    found = interval_of(MetricEstimate(value=value, draws=draws, n=9), PREDICTORS["energy"], 0.95)
+    found = interval_of(np.array([value, *draws]), 9, METRICS["energy"], 0.95)
     assert not found.defined
     assert found.reason == reason
 
 
 def test_correlations_of_resampled_models_equal_those_of_scipy() -> None:
     rng = np.random.default_rng(2)
-    metric = rng.normal(size=(40, 8)).round(1)  # with ties
-    performance = metric + rng.normal(size=(40, 8)).round(1)
-    found = correlation_with_intervals(
-        correlate(metric[0], performance[0]), metric, performance, level=0.9, seed=3
-    )
+    metric = rng.normal(size=(41, 8)).round(1)  # with ties
+    performance = metric + rng.normal(size=(41, 8)).round(1)
+    found = correlation_with_intervals(metric, performance, level=0.9, seed=3)
     from assay.core.random import stream
 
     chosen = stream(3, "rank/models").integers(0, 8, (40, 8))
-    x, y = (np.take_along_axis(each, chosen, axis=1) for each in (metric, performance))
+    x, y = (np.take_along_axis(each, chosen, axis=1) for each in (metric[1:], performance[1:]))
     literal = {
         "r2": [scipy_stats.pearsonr(a, b)[0] ** 2 for a, b in zip(x, y, strict=True)],
         "srcc": [scipy_stats.spearmanr(a, b)[0] for a, b in zip(x, y, strict=True)],
@@ -101,7 +91,7 @@ def test_correlations_of_resampled_models_equal_those_of_scipy() -> None:
 
 
 def test_four_models_have_no_interval_of_a_correlation() -> None:
-    draws = np.random.default_rng(4).normal(size=(20, 4))
-    found = correlation_with_intervals(correlate(draws[0], draws[1]), draws, draws)
+    numbers = np.random.default_rng(4).normal(size=(20, 4))
+    found = correlation_with_intervals(numbers, numbers)
     assert found.intervals["srcc"].reason == "too_few"
     assert found.to_dict()["srcc"]["interval"]["low"] is None

@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,15 +11,17 @@ import pytest
 import torch
 from planted_zoo import SETTINGS, planted
 
-from assay.analyses.generalization import motif, output_depth_bias, rank_words
-from assay.analyses.generalization.inspection import InspectionSettings
-from assay.analyses.generalization.predictors import ORDER
-from assay.analyses.generalization.rank_plots import layer_matrix
+from assay.analyses.generalization import motif, output_depth_bias, ranking_page, ranking_plots
+from assay.analyses.generalization.inspection import InspectionSettings, answers_of
+from assay.analyses.generalization.metrics import METRICS
 from assay.analyses.generalization.ranking import rank_inspections
+from assay.analyses.generalization.ranking_plots import layer_matrix
 from assay.analyses.generalization.ranking_table import Ranking
+from assay.analyses.generalization.spectra import Spectra
 from assay.core.errors import InputError, UnknownNameError
 from assay.graph import build_graph
 from assay.page.matrix import plot_matrix
+from assay.page.text import plain_text
 
 
 QUALITIES = (0.1, 0.5, 0.9, 0.3, 0.7)
@@ -31,13 +34,13 @@ def zoo(**more: object) -> dict:
 @functools.cache
 def ranked(**more: object) -> Ranking:
     """All metrics of the planted zoo with labelled known images; made once, for tests that only read it."""
-    given = {"metrics": ORDER, "settings": SETTINGS, **more}
+    given = {"metrics": tuple(METRICS), "settings": SETTINGS, **more}
     return rank_inspections(zoo(), zoo(n=80, seed=1), **given)
 
 
 def test_better_models_lead_by_every_metric_that_sees_the_quality() -> None:
     found = ranked()
-    assert list(found.columns) == list(ORDER)
+    assert list(found.columns) == list(METRICS)
     assert found.absent == {}
     for key in ("ddb-output", "sharpness", "average-confidence", "atc", "agreement-line"):
         assert found.best(key) == "q0.9", key
@@ -68,7 +71,7 @@ def test_a_metric_without_replicates_picks_the_same_model_throughout() -> None:
     column = found.column("sharpness")
     assert column.chances is None
     picked = int(np.nanargmin(column.ranks))
-    truth = found.performance.draws
+    truth = found.performance.numbers[1:]
     assert column.regret.expected == pytest.approx((truth.max(1) - truth[:, picked]).mean())
 
 
@@ -91,8 +94,8 @@ def test_copies_of_a_model_count_once_in_correlations_and_are_counted() -> None:
     assert found.ratios() == alone.ratios()
     assert [each.get("copy_of") for each in found.to_dict()["models"]] == [None] * 5 + ["q0.9"] * 2
     note = "2 of the 7 models are copies, which show the same as an earlier one (other name, other precision)"
-    assert any(note in text for text in rank_words.caveats(found.to_dict()))
-    assert "copies" not in " ".join(rank_words.caveats(alone.to_dict()))
+    assert any(note in text for text in ranking_page.caveats(found.to_dict()))
+    assert "copies" not in " ".join(ranking_page.caveats(alone.to_dict()))
 
 
 def test_a_metric_without_direction_ranks_nothing_and_keeps_its_correlation() -> None:
@@ -117,7 +120,7 @@ def test_without_labels_there_is_neither_performance_nor_regret() -> None:
 
 
 def test_metrics_without_their_data_are_absent_with_the_reason() -> None:
-    found = rank_inspections(zoo(), metrics=ORDER, settings=SETTINGS)
+    found = rank_inspections(zoo(), metrics=tuple(METRICS), settings=SETTINGS)
     assert set(found.absent) == {"id-accuracy", "sharpness", "atc", "doc", "cot", "agreement-line"}
     assert "id_data" in found.absent["atc"]
     with pytest.raises(InputError, match="atc is not in this ranking: needs labelled images"):
@@ -155,7 +158,7 @@ def test_ratios_cover_the_published_grid() -> None:
 def test_the_table_is_a_frame_of_models_by_metrics() -> None:
     frame = ranked().table()
     assert frame.index.tolist() == [f"q{quality:g}" for quality in QUALITIES]
-    assert frame.columns.tolist() == ["accuracy", *ORDER]
+    assert frame.columns.tolist() == ["accuracy", *METRICS]
 
 
 def test_macro_f1_is_used_for_target_and_known_images() -> None:
@@ -185,7 +188,7 @@ def test_matrices_are_of_the_models_that_the_leading_metric_ranks_first_and_last
     orders = set()
     for key in ("ddb-output", "rankme", "alpha-req", "energy"):
         found = rank_inspections(zoo(), zoo(n=80, seed=1), metrics=[key, "ddb-deep"], settings=SETTINGS)
-        leading = rank_words.leading(found.to_dict()) or {}
+        leading = ranking_plots.leading(found.to_dict()) or {}
         ranks = [row["rank"] for row in leading["rows"]]
         ends = [found.names[ranks.index(each)] for each in (1, max(ranks))]
         assert [each["name"] for each in found.to_dict()["dependency"]] == ends, key
@@ -228,13 +231,54 @@ def test_models_of_different_depth_are_ranked_at_shares_of_their_depth() -> None
     axes = plot_matrix(layer_matrix(found.motif().values.numpy(), document["layers"]))
     assert axes.get_xticklabels()[0].get_text() == "0\N{EN DASH}25 %"
     assert [each["blocks"] for each in document["models"]] == [4, 8, 4, 4, 4]
-    assert any("4 to 8 blocks" in note for note in rank_words.caveats(document))
+    assert any("4 to 8 blocks" in note for note in ranking_page.caveats(document))
 
 
 def test_the_first_metric_asked_for_leads() -> None:
     found = rank_inspections(zoo(), metrics=["average-confidence", "ddb-output"], settings=SETTINGS)
     assert list(found.columns) == ["average-confidence", "ddb-output"]
-    assert rank_words.verdict(found.to_dict()).startswith("AC picks")
+    assert ranking_page.verdict(found.to_dict()).startswith("AC picks")
+    default = rank_inspections(zoo(), zoo(n=80, seed=1), settings=SETTINGS)
+    assert list(default.columns)[:2] == ["id-accuracy", "ddb-output"]  # held-out labels first
+
+
+def test_the_first_sentence_leads_with_held_out_labels_and_says_which_metrics_agree() -> None:
+    metrics = ["ddb-output", "id-accuracy", "average-confidence", "energy"]
+    found = rank_inspections(zoo(), zoo(n=80, seed=5), metrics=metrics, settings=SETTINGS)
+    text = ranking_page.verdict(found.to_dict())
+    assert text.startswith("On 80 labelled images of target, q0.9 has the highest accuracy, 0.9")
+    assert re.search(
+        r"\(best in [\d.]+.% of resamples of these images\); DDB output and AC agree\. It has", text
+    )
+    alone = rank_inspections(zoo(labelled=False), metrics=["ddb-output", "rankme"], settings=SETTINGS)
+    text = ranking_page.verdict(alone.to_dict())
+    assert text.startswith("DDB output picks q0.9 (best in 100")
+    assert text.endswith("of resamples of these images); no other metric agrees.")
+    notes = ranking_page.caveats(alone.to_dict())
+    assert notes[0].startswith("Metrics disagree on the pick: DDB output picks q0.9; RankMe picks q0")
+
+
+def test_failed_models_and_degenerate_estimates_come_first_in_the_caveats() -> None:
+    targets, known = zoo(), zoo(n=80, seed=1)
+    shown = targets["q0.3"]
+    flat = np.full_like(shown.spectra.raw, 1e-9)
+    flat[:, 0] = 1.0
+    targets["q0.3"] = replace(
+        shown,
+        predictions=np.where(np.arange(60) < 57, 2, 0),
+        spectra=Spectra(raw=flat, centred=shown.spectra.centred),
+    )
+    sure = replace(known["q0.5"], **answers_of(10 * np.eye(4)[known["q0.5"].labels]))
+    targets["q0.5"] = replace(targets["q0.5"], confidence=np.full(60, 0.9))
+    metrics = ["rankme", "atc"]
+    found = rank_inspections(targets, known | {"q0.5": sure}, metrics=metrics, settings=SETTINGS).to_dict()
+    notes = [
+        plain_text(each).replace("\N{NARROW NO-BREAK SPACE}", " ") for each in ranking_page.caveats(found)
+    ]
+    assert notes[0] == "q0.3 gives one class to more than 90 % of the images (2: 95 %)."
+    assert notes[1] == "The features of q0.3 have collapsed (RankMe below 2)."
+    assert notes[2] == "ATC of q0.5 and q0.9 is 0 or 1, which is no estimate."
+    assert not any("one class" in note for note in ranking_page.caveats(ranked().to_dict()))
 
 
 def test_options_of_the_depth_bias_reach_the_metric_and_the_record() -> None:

@@ -10,11 +10,10 @@ from small_vits import untrained_vit
 import assay
 from assay.analyses.generalization import ranking
 from assay.analyses.generalization.inspection import InspectionSettings
-from assay.analyses.generalization.predictors import FAST_METRICS
 from assay.analyses.generalization.ranking import rank_models
 from assay.models import Model
-from assay.tasks import ImageStream, draw_shapes, load_images
-from assay.tasks.image_decoding import Arrays, Decoding
+from assay.tasks import draw_shapes, load_images
+from assay.tasks.image_reading import Files
 
 
 STORED = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
@@ -41,15 +40,8 @@ def folder(tmp_path: Path) -> Path:
 def test_a_folder_is_decoded_once_for_all_models(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     models = {"a": model(0, STORED), "b": model(1, STORED), "c": model(2, OTHER)}
     decoded: list[int] = []
-    pieces = Decoding.pieces
-
-    def counted(self: Decoding, pictures, groups):
-        for piece in pieces(self, pictures, groups):
-            decoded.extend([] if isinstance(pictures, Arrays) else piece.rows)  # or decoded already
-            yield piece
-
-    monkeypatch.setattr(Decoding, "pieces", counted)
-    monkeypatch.setattr(ImageStream, "loaded", None)
+    content = Files.content
+    monkeypatch.setattr(Files, "content", lambda files, row: decoded.append(row) or content(files, row))
     found = rank_models(models, folder, id_data=folder, metrics=METRICS, settings=FEW)
     assert sorted(decoded) == sorted([*range(18)] * 2)  # the target, and the own domain
     monkeypatch.undo()
@@ -63,19 +55,19 @@ def test_a_folder_is_decoded_once_for_all_models(folder: Path, monkeypatch: pyte
 def test_logits_are_kept_for_transport_that_is_small_or_asked_for_by_name(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("assay.analyses.generalization.predictors.COT_LIMIT", 100)  # of 18 * 6 unknowns
+    monkeypatch.setattr("assay.analyses.generalization.metrics.COT_LIMIT", 100)  # of 18 * 6 unknowns
     models = {"a": model(0, STORED), "b": model(1, STORED)}
     asked_parts: list[set[str]] = []
-    inspect = ranking.inspect_models
+    inspect = ranking.inspect_model
 
-    def noted(models, tasks, parts, **options):
+    def noted(model, task, parts, **options):
         asked_parts.append(set(parts))
-        return inspect(models, tasks, parts, **options)
+        return inspect(model, task, parts, **options)
 
-    monkeypatch.setattr(ranking, "inspect_models", noted)
-    usual = rank_models(models, folder, id_data=folder, metrics=FAST_METRICS, settings=FEW)
+    monkeypatch.setattr(ranking, "inspect_model", noted)
+    usual = rank_models(models, folder, id_data=folder, settings=FEW)
     assert "108 unknowns; name the metric" in usual.absent["cot"]
-    assert asked_parts == [{"features", "output-scores"}, set()] * 2
+    assert asked_parts == [{"features", "output-scores", "edge-scores"}, set()] * 2
     named = rank_models(models, folder, id_data=folder, metrics=["cot"], settings=FEW)
     assert np.isfinite(named.column("cot").values).all()
     assert asked_parts[4:] == [{"logits"}, set()] * 2

@@ -8,14 +8,14 @@ from assay.analyses.generalization import discover_reference
 from assay.core.errors import InputError
 from assay.discovery.edges import discover
 from assay.models import Model, load_model
-from assay.tasks import ImageTask, draw_shapes
+from assay.tasks import EvalTransform, ImageTask, draw_shapes
 
 
 N = 8
 
 
 def images(domain: str, start: int, n: int = N) -> ImageTask:
-    return draw_shapes(domain, n, start=start).task()
+    return draw_shapes(domain, n, start=start).with_transform(EvalTransform())
 
 
 @pytest.fixture(scope="module")

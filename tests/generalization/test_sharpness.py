@@ -128,9 +128,9 @@ def test_a_task_is_taken_in_batches_and_the_model_stays_to_the_bit() -> None:
     module.vit.embeddings.cls_token.requires_grad_(False)
     kept = {name: (tensor, tensor.clone()) for name, tensor in module.state_dict(keep_vars=True).items()}
     asks = {name: parameter.requires_grad for name, parameter in module.named_parameters()}
-    task = draw_shapes("flat", 20).task(EvalTransform())
+    task = draw_shapes("flat", 20).with_transform(EvalTransform())
     found = sharpness(module, task, batch_size=8, iterations=4)
-    cut = [(task.images[rows], task.labels[rows]) for rows in torch.arange(20).split(8)]
+    cut = [(task.clean[rows], task.labels[rows]) for rows in torch.arange(20).split(8)]
     assert found == sharpness(module, cut, iterations=4) > 0
     assert found != sharpness(module, task, iterations=4)  # one batch of all, as published: up to 256
     for name, tensor in module.state_dict(keep_vars=True).items():
@@ -142,7 +142,7 @@ def test_a_task_is_taken_in_batches_and_the_model_stays_to_the_bit() -> None:
 
 
 def test_images_take_the_dtype_of_the_weights() -> None:
-    task = draw_shapes("flat", 8).task()
+    task = draw_shapes("flat", 8).with_transform(EvalTransform())
     single, double = (
         sharpness(tiny_vit().to(dtype), task, iterations=2) for dtype in (torch.float32, torch.float64)
     )
@@ -174,20 +174,20 @@ def test_models_in_training_mode_are_refused() -> None:
 
 def test_labels_must_be_there_and_fit_the_model() -> None:
     images = draw_shapes("flat", 6)
-    unlabelled = type(images)(pixels=images.pixels, domain="flat").task()
+    unlabelled = type(images)(pixels=images.pixels, domain="flat").with_transform(EvalTransform())
     with pytest.raises(InputError, match="sharpness needs labels, but the images of 'flat' have none"):
         sharpness(tiny_vit(), unlabelled)
-    task = images.task()
+    task = images.with_transform(EvalTransform())
     with pytest.raises(InputError, match="labels go from 1 to 6, but the model has 6 classes"):
-        sharpness(tiny_vit(), [(task.images, task.labels + 1)])
+        sharpness(tiny_vit(), [(task.clean, task.labels + 1)])
 
 
 def test_batches_that_are_no_pairs_are_refused() -> None:
-    task = draw_shapes("flat", 6).task()
+    task = draw_shapes("flat", 6).with_transform(EvalTransform())
     with pytest.raises(InputError, match="batch 0 is ImageTask; give pairs of tensors"):
         sharpness(tiny_vit(), iter([task]))
     with pytest.raises(InputError, match="batch 1 is Tensor"):
-        sharpness(tiny_vit(), iter([(task.images, task.labels), task.images]))
+        sharpness(tiny_vit(), iter([(task.clean, task.labels), task.clean]))
 
 
 def test_settings_out_of_range_are_refused() -> None:
@@ -195,7 +195,7 @@ def test_settings_out_of_range_are_refused() -> None:
     with pytest.raises(InputError, match="at least one batch"):
         sharpness(module, [])
     with pytest.raises(InputError, match="batch_size is 0"):
-        sharpness(tiny_vit(), draw_shapes("flat", 6).task(), batch_size=0)
+        sharpness(tiny_vit(), draw_shapes("flat", 6).with_transform(EvalTransform()), batch_size=0)
     with pytest.raises(InputError, match="rho is 0.0"):
         sharpness(module, batches, rho=0.0)
     with pytest.raises(InputError, match="iterations 0"):

@@ -4,14 +4,14 @@ import pytest
 from small_vits import untrained_vit
 
 from assay.analyses.generalization import circuit_shift
-from assay.analyses.generalization.domain_shifts import measure_domains
-from assay.analyses.generalization.monitoring import Monitor
+from assay.analyses.generalization.domains import measure_domains
+from assay.analyses.generalization.monitor import Monitor
 from assay.analyses.generalization.shift import ShiftView
 from assay.circuits import EdgeScores
 from assay.core.errors import InputError
 from assay.discovery.edges import discover
 from assay.models import Model, load_model
-from assay.tasks import draw_shapes
+from assay.tasks import EvalTransform, draw_shapes
 
 
 VIEWS = (
@@ -29,26 +29,26 @@ def model() -> Model:
 
 @pytest.fixture(scope="module")
 def reference(model: Model) -> EdgeScores:
-    return discover(model, draw_shapes("flat", 8).task(), steps=1)
+    return discover(model, draw_shapes("flat", 8).with_transform(EvalTransform()), steps=1)
 
 
 @pytest.mark.parametrize(("view", "distance"), VIEWS)
 def test_a_monitor_compares_what_the_options_say(
     model: Model, reference: EdgeScores, view: ShiftView, distance: str
 ) -> None:
-    batch = draw_shapes("neon", 6, start=100).task()
+    batch = draw_shapes("neon", 6, start=100).with_transform(EvalTransform())
     scores = discover(model, batch, steps=1, per_example=True)
-    monitor = Monitor(model, reference, distance=distance, view=view, baselines=False)
+    monitor = Monitor(model, reference, distance=distance, view=view)
     reading = monitor.observe(batch)
     assert reading.shift == pytest.approx(circuit_shift(reference, scores, distance=distance, **vars(view)))
-    usual = Monitor(model, reference, distance=distance, baselines=False)
+    usual = Monitor(model, reference, distance=distance)
     assert usual.id != monitor.id
     assert "view" not in usual.to_dict()
     assert monitor.to_dict()["view"]["weights"] == view.weights
 
 
 def test_domains_are_compared_alike(model: Model, reference: EdgeScores) -> None:
-    batch = draw_shapes("neon", 6, start=100).task()
+    batch = draw_shapes("neon", 6, start=100).with_transform(EvalTransform())
     view = ShiftView(weights="signed")
     (domain,) = measure_domains(model, reference, {"neon": batch}, view=view)
     scores = discover(model, batch, steps=1)

@@ -23,6 +23,7 @@ from assay.stats import clopper_pearson
 
 
 RULES = ("threshold", "conformal", "sequential")
+CIRCUIT, OUTPUTS = "circuit shift", "output shift"  # the statistics of a batch
 POWERS = (1.0, 0.5, 0.25)  # of the bets: 1 does not bet, 0.25 puts most on small p-values
 JUMP = 0.01  # share of the capital dealt out anew before each bet
 MOST_BATCHES = 100  # known ones, unless more are asked for
@@ -372,14 +373,16 @@ class Calibration(Record):
     """Shifts of batches in distribution, each of `n` images that no other batch and no reference holds.
 
     Attributes:
-        shifts: One per batch.
+        shifts: Of the circuit, one per batch.
         n: Images of a batch.
         domain: Where they come from.
+        output_shifts: Of the outputs, one per batch; empty where these are not watched.
     """
 
     shifts: tuple[float, ...]
     n: int
     domain: str = ""
+    output_shifts: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -401,63 +404,6 @@ class Guarantee(Record):
     statement: str
 
 
-def guarantee(
-    rule: str | None,
-    threshold: Threshold | None,
-    calibration: Calibration | None,
-    alpha: float,
-) -> Guarantee:
-    """What is known about the false alarms of a rule.
-
-    Args:
-        rule: `"threshold"`, `"conformal"`, `"sequential"`, or None.
-        threshold: Of the threshold rule.
-        calibration: Known batches, if any.
-        alpha: Level of the other two.
-    """
-    rate, over, interval = math.nan, "batch", None
-    m = len(calibration.shifts) if calibration else 0
-    if rule is None:
-        statement = "No alarm is set: give a threshold, or calibrate on batches in distribution."
-    elif rule == "sequential":
-        rate, over = alpha, "ever"
-        statement = (
-            f"The probability of any false alarm, over all batches together, is at most {alpha:g}, if the "
-            f"{m} known batches and the watched ones are exchangeable until something changes."
-        )
-    elif rule == "conformal" and calibration is None:
-        statement = "Not calibrated yet: the conformal rule needs batches in distribution."
-    elif rule == "conformal":
-        assert calibration is not None
-        rate = alpha
-        bound = ConformalAlarm(known=calibration.shifts, alpha=alpha).rate_bound()
-        statement = (
-            f"A batch of {calibration.n} images raises a false alarm with probability at most "
-            f"{alpha:g}, if it is exchangeable with the {m} known batches; for these "
-            f"known batches as they are, the rate is below {bound:.2g} with 95 % confidence."
-        )
-    elif calibration is None:
-        assert threshold is not None
-        origin = (
-            "given as a number"
-            if math.isnan(threshold.performance)
-            else "calibrated on domains with known performance"
-        )
-        statement = (
-            "The rate of false alarms is unknown: no batches in distribution were measured. The threshold "
-            f"was {origin}."
-        )
-    else:
-        assert threshold is not None
-        raised = sum(threshold.alarm(each) for each in calibration.shifts)
-        rate, interval = raised / m, clopper_pearson(raised, m)
-        statement = (
-            f"{raised} of {m} batches of {calibration.n} images in distribution exceed the threshold: "
-            f"{rate:.2g} false alarms per batch, 95 % interval {interval.low:.2g} to {interval.high:.2g}."
-        )
-    return Guarantee(rule=rule, rate=rate, over=over, interval=interval, statement=statement)
-
-
 # -------------------------------------------------------------------------------------- all rules
 
 
@@ -468,12 +414,19 @@ class RuleVerdict:
     alarm: bool | None
     alarms: Mapping[str, bool]
     p_value: float | None
+    output_p_value: float | None
     e_value: float | None
+    decided_by: str
+    value: float | None
+    limit: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlarmRules:
     """The rules of a monitor at some point of its stream.
+
+    The conformal rule looks at two statistics of a batch, the circuit's shift and the outputs' shift. It goes
+    off where one of their p-values is at most alpha / 2, so a false alarm has probability at most alpha.
 
     Attributes:
         asked: The rule that is to decide; None: the threshold if there is one, else conformal.
@@ -481,7 +434,7 @@ class AlarmRules:
         alpha: Level of the other two, in (0, 1).
         seed: Of the draws that break ties.
         calibration: Known batches, if any.
-        sequential: The test after the batches so far.
+        sequential: The test after the batches so far, of the circuit's shift.
 
     Raises:
         InputError: For an `alpha` that is not a probability.
@@ -507,19 +460,75 @@ class AlarmRules:
             return self.asked
         if self.threshold is not None:
             return "threshold"
-        return None if self.conformal is None else "conformal"
+        return "conformal" if self.tests else None
 
     @cached_property
-    def conformal(self) -> ConformalAlarm | None:
-        """The conformal alarm; None without known batches, or with too few for `alpha`."""
-        if self.calibration is None or len(self.calibration.shifts) < batches_for(self.alpha):
-            return None
-        return ConformalAlarm(known=self.calibration.shifts, alpha=self.alpha)
+    def tests(self) -> dict[str, ConformalAlarm]:
+        """The conformal test of each statistic; empty without known batches, or with too few for `alpha`.
+
+        Both at alpha / 2 where there are known batches enough for that, else the circuit's alone at alpha.
+        """
+        known = self.calibration
+        if known is None or len(known.shifts) < batches_for(self.alpha):
+            return {}
+        if not known.output_shifts or len(known.shifts) < batches_for(self.alpha / 2):
+            return {CIRCUIT: ConformalAlarm(known=known.shifts, alpha=self.alpha)}
+        return {
+            CIRCUIT: ConformalAlarm(known=known.shifts, alpha=self.alpha / 2),
+            OUTPUTS: ConformalAlarm(known=known.output_shifts, alpha=self.alpha / 2),
+        }
 
     @property
     def guarantee(self) -> Guarantee:
         """How often the rule in force raises a false alarm, and what that rests on."""
-        return guarantee(self.rule, self.threshold, self.calibration, self.alpha)
+        rate, over, interval = math.nan, "batch", None
+        known, alpha = self.calibration, self.alpha
+        m = len(known.shifts) if known else 0
+        if self.rule is None:
+            statement = "No alarm is set: give a threshold, or calibrate on batches in distribution."
+        elif self.rule == "sequential":
+            rate, over = alpha, "ever"
+            statement = (
+                f"The probability of any false alarm, over all batches together, is at most {alpha:g}, if "
+                f"the {m} known batches and the watched ones are exchangeable until something changes."
+            )
+        elif self.rule == "conformal" and known is None:
+            statement = "Not calibrated yet: the conformal rule needs batches in distribution."
+        elif self.rule == "conformal" and known is not None:
+            rate = alpha
+            confidence = 1 - 0.05 / len(self.tests)
+            bound = sum(each.rate_bound(confidence) for each in self.tests.values())
+            statement = (
+                f"A batch of {known.n} images raises a false alarm with probability at most {alpha:g}, if it "
+                f"is exchangeable with the {m} known batches; for these known batches as they are, the rate "
+                f"is below {min(bound, 1):.2g} with 95 % confidence.{self._alone}"
+            )
+        elif known is None:
+            given = self.threshold is None or math.isnan(self.threshold.performance)
+            origin = "given as a number" if given else "calibrated on domains with known performance"
+            statement = (
+                "The rate of false alarms is unknown: no batches in distribution were measured. The "
+                f"threshold was {origin}."
+            )
+        else:
+            assert self.threshold is not None
+            raised = sum(self.threshold.alarm(each) for each in known.shifts)
+            rate, interval = raised / m, clopper_pearson(raised, m)
+            statement = (
+                f"{raised} of {m} batches of {known.n} images in distribution exceed the threshold: "
+                f"{rate:.2g} false alarms per batch, 95 % interval {interval.low:.2g} to {interval.high:.2g}."
+            )
+        return Guarantee(rule=self.rule, rate=rate, over=over, interval=interval, statement=statement)
+
+    @property
+    def _alone(self) -> str:
+        """What it takes to test the outputs, too; empty where they are tested."""
+        if len(self.tests) > 1:
+            return ""
+        return (
+            " Only the circuit's shift is tested: the outputs need known images of their own and "
+            f"{batches_for(self.alpha / 2)} known batches."
+        )
 
     def batches_of(self, n: int, size: int, asked: int | None) -> int:
         """Known batches of a size to measure when so many inputs are at hand.
@@ -546,32 +555,50 @@ class AlarmRules:
         start = SequentialTest.start(calibration.shifts)
         return replace(self, calibration=calibration, sequential=start)
 
-    def after(self, statistic: float, index: int) -> "AlarmRules":
+    def after(self, shift: float, index: int) -> "AlarmRules":
         """The rules after one more batch, whose number is `index`."""
         # In (0, 1]: exactly 0 would make a p-value of 0.
         tie = 1 - float(stream(self.seed, f"monitor/tie/{index}").random())
-        return replace(self, sequential=self.sequential.observe(statistic, tie))
+        return replace(self, sequential=self.sequential.observe(shift, tie))
 
-    def verdict(self, statistic: float) -> RuleVerdict:
+    def verdict(self, shift: float, output_shift: float | None = None) -> RuleVerdict:
         """What the rules say of the batch that was the last to be taken.
+
+        Args:
+            shift: Of its circuit.
+            output_shift: Of its outputs, where they are watched.
 
         Raises:
             InputError: For the conformal rule without known batches.
         """
-        alarms, conformal = {}, self.conformal
+        numbers = {CIRCUIT: shift, OUTPUTS: math.nan if output_shift is None else output_shift}
+        p_values = {name: test.p_value(numbers[name]) for name, test in self.tests.items()}
+        alarms = {}
         if self.threshold is not None:
-            alarms["threshold"] = self.threshold.alarm(statistic)
-        if conformal is not None:
-            alarms["conformal"] = conformal.alarm(statistic)
+            alarms["threshold"] = self.threshold.alarm(shift)
+        if self.tests:
+            alarms["conformal"] = any(test.alarm(numbers[name]) for name, test in self.tests.items())
         elif self.asked == "conformal":
             raise InputError("the conformal rule needs known batches; call calibrate() first")
         e_value = None
         if self.calibration is not None or self.asked == "sequential":
             alarms["sequential"] = self.sequential.alarm(self.alpha)
             e_value = math.exp(min(self.sequential.log_capital, 700.0))
+        decided: tuple[str, float | None, float | None] = ("", None, None)
+        if self.rule == "threshold" and self.threshold is not None:
+            decided = (CIRCUIT, shift, self.threshold.value)
+        elif self.rule == "sequential":
+            decided = ("e-value", e_value, 1 / self.alpha)
+        elif self.tests:
+            name = min(p_values, key=lambda name: p_values[name])
+            decided = (name, numbers[name], self.tests[name].limit)
         return RuleVerdict(
             alarm=None if self.rule is None else alarms[self.rule],
             alarms=alarms,
-            p_value=None if conformal is None else conformal.p_value(statistic),
+            p_value=p_values.get(CIRCUIT),
+            output_p_value=p_values.get(OUTPUTS),
             e_value=e_value,
+            decided_by=decided[0],
+            value=decided[1],
+            limit=decided[2],
         )

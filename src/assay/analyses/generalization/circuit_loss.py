@@ -14,7 +14,6 @@ from assay.core.errors import InputError, unknown_name
 from assay.core.record import Record
 from assay.graph import Graph
 from assay.models import Model, load_model
-from assay.models.folding import check_unfolded
 from assay.zoo import LossTerm
 
 
@@ -218,7 +217,6 @@ class CircuitLoss(LossTerm):
     def _seen(self, module: nn.Module) -> Model:
         if self._model is None or self._model.module is not module:
             self._model = load_model(module)
-            check_unfolded(self._model)
         return self._model
 
     def describe(self) -> dict[str, Any]:

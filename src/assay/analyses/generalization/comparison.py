@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from assay.analyses.generalization.dependency import Motif, universal_motif
+from assay.analyses.generalization.dependency import Motif, layer_names, universal_motif
 from assay.analyses.generalization.evaluation import (
     CorrelationSummary,
     TaskCorrelation,
     summarize_correlations,
 )
-from assay.analyses.generalization.picking import METRIC_FACTS
-from assay.analyses.generalization.predictor import PREDICTORS, Predictor
-from assay.analyses.generalization.predictors import ORDER
-from assay.analyses.generalization.ranking_table import Ranking, layer_names
+from assay.analyses.generalization.metrics import METRICS, Metric
+from assay.analyses.generalization.picking import CORRELATIONS, METRIC_FACTS
+from assay.analyses.generalization.ranking_table import Ranking
 from assay.core.errors import InputError
 from assay.core.plotted import Plotted
 from assay.core.record import Record, library_version, record_id, same
@@ -27,16 +26,14 @@ from assay.core.record import Record, library_version, record_id, same
 if TYPE_CHECKING:
     import pandas as pd
 
-KIND, SCHEMA = "ranking-comparison", "assay-ranking-comparison/1"
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MetricSummary(Record):
     """One metric over all labelled targets.
 
     Attributes:
-        metric: Its key.
-        tasks: Dataset -> its correlation on each target that has one.
+        predictor: The metric.
+        n_tasks: Targets that have a correlation.
         correlations: Means per dataset, their average and standard error; None where a dataset has no target
             with a correlation.
         regret: Mean expected regret of picking by it; NaN where it ranks nothing.
@@ -49,21 +46,11 @@ class MetricSummary(Record):
         **same("average", "sem", "regret", "missing", "n_tasks"),
     }
 
-    metric: str
-    tasks: Mapping[str, tuple[TaskCorrelation, ...]]
+    predictor: Metric
+    n_tasks: int
     correlations: CorrelationSummary | None
     regret: float
     missing: tuple[str, ...]
-
-    @property
-    def predictor(self) -> Predictor:
-        """The metric itself."""
-        return PREDICTORS[self.metric]
-
-    @property
-    def n_tasks(self) -> int:
-        """Targets that have a correlation."""
-        return sum(map(len, self.tasks.values()))
 
     @property
     def average(self) -> float:
@@ -86,9 +73,9 @@ class RankingComparison(Plotted, Record):
         random: Mean expected regret of a blind pick; NaN without labels.
     """
 
-    drawn_by = "assay.analyses.generalization.rank_plots:plot_comparison"
-    record_kind = KIND
-    record_schema = SCHEMA
+    drawn_by = "assay.analyses.generalization.ranking_plots:plot_comparison"
+    record_kind = "ranking-comparison"
+    record_schema = "assay-ranking-comparison/1"
     record_layout = {
         "id": "id",
         "datasets": "rankings.keys",
@@ -105,7 +92,7 @@ class RankingComparison(Plotted, Record):
     random: float
 
     def __repr__(self) -> str:
-        n = sum(map(len, self.rankings.values()))
+        n = len(self._listed)
         return f"RankingComparison({len(self.rankings)} datasets, {n} targets, {len(self.metrics)} metrics)"
 
     def table(self) -> "pd.DataFrame":
@@ -114,15 +101,17 @@ class RankingComparison(Plotted, Record):
 
         rows = {}
         for key, summary in self.metrics.items():
-            row: dict[tuple[str, str], float] = {}
-            for dataset in self.rankings:
-                cells = None if summary.correlations is None else summary.correlations.per_dataset[dataset]
-                for name in ("r2", "srcc", "krcc"):
-                    row[dataset, name] = math.nan if cells is None else cells[name]
-            row |= {("all", name): getattr(summary, name) for name in ("average", "sem", "regret")}
-            rows[key] = row
+            cells = {} if summary.correlations is None else summary.correlations.per_dataset
+            rows[key] = {
+                **{
+                    (dataset, name): cells.get(dataset, {}).get(name, math.nan)
+                    for dataset in self.rankings
+                    for name in CORRELATIONS
+                },
+                **{("all", name): getattr(summary, name) for name in ("average", "sem", "regret")},
+            }
         frame = pd.DataFrame.from_dict(rows, orient="index")
-        frame.columns = pd.MultiIndex.from_tuples([*next(iter(rows.values()))], names=["dataset", "number"])
+        frame.columns.names = ["dataset", "number"]
         frame.index.name = "metric"
         return frame
 
@@ -139,12 +128,12 @@ class RankingComparison(Plotted, Record):
         Raises:
             InputError: If there is none with labels and scores of all edges.
         """
-        motifs = {}
-        for name, each in _named(self.rankings):
-            if each.performance is not None and all(
-                shown.dependency is not None for shown in each.inspections
-            ):
-                motifs[name] = each.motif()
+        motifs = {
+            name: each.motif()
+            for name, each in _named(self.rankings).items()
+            if each.performance is not None
+            and all(shown.dependency is not None for shown in each.inspections)
+        }
         if not motifs:
             raise InputError(
                 "a motif needs a labelled target and scores of all edges ('ddb-deep', 'ddb-global')"
@@ -154,17 +143,6 @@ class RankingComparison(Plotted, Record):
     def universal_motif(self) -> torch.Tensor:
         """Mean of the motifs, each scaled by its largest entry; float64 `[L + 1, L + 1]`."""
         return universal_motif(list(self.motifs().values()))
-
-    @cached_property
-    def provenance(self) -> dict[str, Any]:
-        """How it came to be: the rankings by their ids."""
-        ids = {name: [each.id for each in listed] for name, listed in self.rankings.items()}
-        return {"library": library_version(), "rankings": ids}
-
-    @property
-    def id(self) -> str:
-        """Hash of how it came to be."""
-        return record_id(KIND, self.provenance)
 
     def ratio_summaries(self) -> dict[str, dict[float, CorrelationSummary]]:
         """Depth bias (`output`, `deep`, `global`) -> tau -> its correlations over all labelled targets.
@@ -184,18 +162,26 @@ class RankingComparison(Plotted, Record):
             for targets, table in found.items()
         }
 
-    def _ratios_entry(self) -> dict[str, list[dict[str, Any]]]:
-        return {
-            targets: [
-                {"ratio": ratio, **{name: getattr(each, name) for name in ("per_dataset", "average", "sem")}}
-                for ratio, each in table.items()
-            ]
-            for targets, table in self.ratio_summaries().items()
-        }
+    @cached_property
+    def provenance(self) -> dict[str, Any]:
+        """How it came to be: the rankings by their ids."""
+        ids = {name: [each.id for each in listed] for name, listed in self.rankings.items()}
+        return {"library": library_version(), "rankings": ids}
+
+    @property
+    def id(self) -> str:
+        """Hash of how it came to be."""
+        return record_id(self.record_kind, self.provenance)
 
     @property
     def _listed(self) -> list[Ranking]:
         return [each for listed in self.rankings.values() for each in listed]
+
+    def _ratios_entry(self) -> dict[str, list[dict[str, Any]]]:
+        return {
+            targets: [{"ratio": ratio, **vars(each)} for ratio, each in table.items()]
+            for targets, table in self.ratio_summaries().items()
+        }
 
     def _motif_entry(self) -> dict[str, Any]:
         """The universal motif with its layers; the reason where there is none, or models differ in depth."""
@@ -240,17 +226,13 @@ def compare_rankings(
     if not kept:
         raise InputError("rankings are missing; give at least one")
     everywhere = [each for listed in kept.values() for each in listed]
-    keys = {key for each in everywhere for key in (*each.columns, *each.absent)}
-    order = sorted(keys, key=lambda key: (ORDER.index(key) if key in ORDER else len(ORDER), key))
-    randoms = [
-        next((c.regret.random for c in each.columns.values() if c.regret is not None), None)
-        for each in everywhere
-    ]
-    known = [each for each in randoms if each is not None]
+    asked = {key for each in everywhere for key in (*each.columns, *each.absent)}
+    firsts = [next((c.regret for c in each.columns.values() if c.regret), None) for each in everywhere]
+    randoms = [each.random for each in firsts if each is not None]
     return RankingComparison(
         rankings=kept,
-        metrics={key: _summary(key, kept, absolute=absolute) for key in order},
-        random=float(np.mean(known)) if known else math.nan,
+        metrics={key: _summary(key, kept, absolute=absolute) for key in METRICS if key in asked},
+        random=float(np.mean(randoms)) if randoms else math.nan,
     )
 
 
@@ -258,7 +240,7 @@ def _summary(key: str, rankings: Mapping[str, tuple[Ranking, ...]], *, absolute:
     tasks: dict[str, list[TaskCorrelation]] = {name: [] for name in rankings}
     regrets, missing = [], []
     for dataset, listed in rankings.items():
-        for name, each in _named({dataset: listed}):
+        for name, each in _named({dataset: listed}).items():
             column = each.columns.get(key)
             if column is None or column.correlation is None:
                 missing.append(name)
@@ -268,16 +250,16 @@ def _summary(key: str, rankings: Mapping[str, tuple[Ranking, ...]], *, absolute:
                 regrets.append(column.regret.expected)
     whole = all(tasks.values())
     return MetricSummary(
-        metric=key,
-        tasks={name: tuple(found) for name, found in tasks.items()},
+        predictor=METRICS[key],
+        n_tasks=sum(map(len, tasks.values())),
         correlations=summarize_correlations(tasks, absolute=absolute) if whole else None,
         regret=float(np.mean(regrets)) if regrets else math.nan,
         missing=tuple(missing),
     )
 
 
-def _named(rankings: Mapping[str, Sequence[Ranking]]) -> list[tuple[str, Ranking]]:
-    """Every ranking with the name of its dataset and target, numbered where names are equal or missing."""
+def _named(rankings: Mapping[str, Sequence[Ranking]]) -> dict[str, Ranking]:
+    """Every ranking by the name of its dataset and target, numbered where names are equal or missing."""
     found: dict[str, Ranking] = {}
     own = {each.known["domain"] for listed in rankings.values() for each in listed if each.known}
     for dataset, listed in rankings.items():
@@ -286,4 +268,4 @@ def _named(rankings: Mapping[str, Sequence[Ranking]]) -> list[tuple[str, Ranking
             if len(own) > 1 and each.known:  # several zoos: tasks are named by both domains, as published
                 name = f"{dataset}: {each.known['domain']} to {each.target['domain'] or place}"
             found[f"{name} ({place})" if name in found else name] = each
-    return list(found.items())
+    return found

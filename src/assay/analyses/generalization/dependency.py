@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -52,6 +53,15 @@ def node_layers(graph: Graph, granularity: str = "block") -> tuple[np.ndarray, n
     writes, reads = ([name.startswith("m") for name in each] for each in (graph.sources, graph.targets))
     # Layer 0 of the blocks is the input, which has no halves.
     return np.maximum(2 * sources - 1 + writes, 0), 2 * targets - 1 + reads, 2 * graph.n_layers + 2
+
+
+def layer_names(n_layers: int, *, relative: bool = False) -> list[str]:
+    """Names of the rows and columns of a dependency matrix; `relative`: of shares of the depth."""
+    blocks = [f"block {layer}" for layer in range(n_layers)]
+    if relative:
+        ends = [f"{100 * layer / n_layers:.0f}" for layer in range(n_layers + 1)]
+        blocks = [f"{low}\N{EN DASH}{high} %" for low, high in pairwise(ends)]
+    return ["input", *blocks, "logits"]
 
 
 def edge_rows(scores: EdgeScores) -> Rows:
@@ -426,7 +436,7 @@ class Motif(Plotted):
         ridge: Penalty on the weights.
     """
 
-    drawn_by = "assay.analyses.generalization.rank_plots:plot_motif"
+    drawn_by = "assay.analyses.generalization.ranking_plots:plot_motif"
 
     loadings: Float[Tensor, "n_layers n_layers"]
     weights: Float[Tensor, "n_layers n_layers"]

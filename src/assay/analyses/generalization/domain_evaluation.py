@@ -1,9 +1,9 @@
-"""One model on labelled domains after deployment: every shift and baseline against how well it does there."""
+"""One model over labelled domains: which number that needs no labels goes with how well it does there."""
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -11,85 +11,17 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from assay.analyses.generalization import baselines
-from assay.analyses.generalization.batches import Labelled, Outputs
-from assay.analyses.generalization.dependency import (
-    TARGETS,
-    dependency_depth_bias,
-    dependency_matrix,
-    motif,
-)
-from assay.analyses.generalization.domain_measurement import BatchProbe, DomainShift
-from assay.analyses.generalization.domain_shifts import DomainCalibration
-from assay.analyses.generalization.evaluation import DELTAS, AlarmCurve, correlate
-from assay.analyses.generalization.shift import ShiftView, rank_shift_map
-from assay.circuits import EdgeScores
+from assay.analyses.generalization.dependency import TARGETS, motif
+from assay.analyses.generalization.domains import Domain, DomainCalibration, EvaluationSettings
+from assay.analyses.generalization.evaluation import AlarmCurve, correlate
 from assay.core.errors import DegenerateDataWarning, InputError
 from assay.core.random import stream
-from assay.core.record import BRIEF, Record, plain, record_id
-from assay.models import Model
+from assay.core.record import Record, plain, record_id
 from assay.stats import spearman
-from assay.tasks import EvalTransform, ImageSet, ImageStream
 
 
-SCHEMA = "assay-domain-evaluation/1"
 DRAWS = 1000  # resamples of the domains
 LEAST_GROUPS = 5  # domains, parts of one counted once, below which a resample of them says nothing
-Rows = tuple[tuple[float, ...], ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationSettings(Record):
-    """What is measured on each domain, and how the alarm is tried.
-
-    Attributes:
-        measure: True performance: `accuracy` or `macro-f1`.
-        n: Images of a domain that circuit and baselines rest on, at most.
-        view: What shifts compare.
-        granularity: Of dependency matrices and rank-shift maps: `block` or `sublayer`.
-        ratio: tau of the depth bias.
-        sets: Its shallow and deep layers: `symmetric` or `reference`.
-        include_input: Count the input as shallow.
-        deltas: Performance thresholds of the alarm curve.
-        n_subsets: Subsets of the calibration domains per threshold.
-        subset_size: Domains of a subset, at most.
-        seed: Of samples, subsets and resamples.
-    """
-
-    measure: str = "accuracy"
-    n: int = 300
-    view: ShiftView = field(default_factory=ShiftView)
-    granularity: str = "block"
-    ratio: float = 0.3
-    sets: str = "symmetric"
-    include_input: bool = False
-    deltas: tuple[float, ...] = DELTAS
-    n_subsets: int = 100
-    subset_size: int = 20
-    seed: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluatedDomain(DomainShift):
-    """A domain with everything that was measured on it.
-
-    Attributes:
-        group: The domain that it is a part of; its own name where it is whole.
-        accuracy: On all labelled images, in [0, 1].
-        macro_f1: Mean F1 of the classes that occur, in [0, 1].
-        depth_bias: Depth bias by its targets: `output`, `deep`, `global`.
-        dependency: Dependency matrix, `[layers][layers]`.
-        layers: Rank-shift map against the reference, `[layers][layers]`, in (-1, 1).
-        absent: Baseline -> why it is undefined here.
-    """
-
-    group: str
-    accuracy: float
-    macro_f1: float
-    depth_bias: Mapping[str, float]
-    dependency: Rows
-    layers: Rows
-    absent: Mapping[str, str] = field(default_factory=dict, metadata=BRIEF)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,126 +37,6 @@ class LeftOutDomain(Record):
     domain: str
     n: int
     reason: str
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DomainProbe:
-    """Measures one model on domain after domain, all in one way.
-
-    Attributes:
-        model: The deployed model.
-        reference: Its circuit on known data, gives the settings of discovery.
-        labelled: Outputs on labelled images in distribution, which no domain is made of: for the baselines
-            that learn from them.
-        settings: What is measured.
-        unlearnt: Why there are no such images; empty where there are.
-        transform: For 8-bit images; None: the model's own.
-        batch_size: Images per pass.
-    """
-
-    model: Model
-    reference: EdgeScores
-    labelled: Labelled | None
-    settings: EvaluationSettings
-    unlearnt: str = ""
-    transform: EvalTransform | None = None
-    batch_size: int | None = None
-
-    @cached_property
-    def batches(self) -> BatchProbe:
-        """What measures a batch of a domain as a monitor does."""
-        how = self.settings
-        return BatchProbe(
-            model=self.model,
-            reference=self.reference,
-            labelled=self.labelled,
-            n=how.n,
-            measure=how.measure,
-            view=how.view,
-            transform=self.transform,
-            batch_size=self.batch_size,
-            seed=how.seed,
-        )
-
-    def measure(self, images: ImageSet | ImageStream, *, group: str = "") -> EvaluatedDomain:
-        """Performance on all of the images, circuit and baselines on a sample of them.
-
-        Args:
-            images: Labelled images of one domain; circuits and baselines take `settings.n` of them.
-            group: The domain that these are a part of.
-
-        Returns:
-            Its numbers; costs a discovery on the sample and a forward pass over all.
-
-        Raises:
-            InputError: If the images have no labels, or a label is outside the classes.
-        """
-        how, probe = self.settings, self.batches
-        seen = probe.look(images.domain, images)
-        further, absent = further_baselines(seen.outputs)
-        if self.unlearnt:
-            absent["atc"] = self.unlearnt
-        biases = {
-            targets: dependency_depth_bias(
-                seen.scores,
-                targets=targets,
-                ratio=how.ratio,
-                sets=how.sets,
-                include_input=how.include_input,
-            )
-            for targets in TARGETS
-        }
-        moved = rank_shift_map(self.reference, seen.scores, granularity=how.granularity)
-        rates = {
-            name: float(baselines.performance_of(seen.predictions, seen.labels, measure=name)[0])
-            for name in baselines.MEASURES
-        }
-        shift = {each.name: getattr(seen.shift, each.name) for each in fields(seen.shift)}
-        return EvaluatedDomain(
-            **shift | {"baselines": {**seen.shift.baselines, **further}},
-            group=group or images.domain,
-            accuracy=rates["accuracy"],
-            macro_f1=rates["macro-f1"],
-            depth_bias=biases,
-            dependency=_rows(dependency_matrix(seen.scores, granularity=how.granularity)),
-            layers=_rows(moved),
-            absent=absent,
-        )
-
-
-def _rows(matrix: torch.Tensor) -> Rows:
-    return tuple(map(tuple, matrix.tolist()))
-
-
-def further_baselines(outputs: Outputs) -> tuple[dict[str, float], dict[str, str]]:
-    """Baselines that a monitor does not take, and why some are undefined.
-
-    Args:
-        outputs: On the new images.
-    """
-    logits, features = outputs.logits, outputs.features
-    further: dict[str, Callable[[], float]] = {
-        "mde": lambda: baselines.energy(logits),
-        "rankme": lambda: baselines.rankme(features),
-        "alpha-req": lambda: baselines.alpha_req(features),
-    }
-    found, absent = {}, {}
-    for key, estimate in further.items():
-        with warnings.catch_warnings(record=True) as raised:
-            warnings.simplefilter("always", DegenerateDataWarning)
-            try:
-                value = estimate()
-            except InputError as error:
-                absent[key] = str(error)
-                continue
-        if math.isfinite(value):
-            found[key] = value
-        else:
-            absent[key] = str(raised[0].message) if raised else "undefined on these images"
-    return found, absent
-
-
-# --------------------------------------------------------------------------------------- all domains
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,7 +57,7 @@ class DomainEvaluation(Record):
     """
 
     record_kind = "domain-evaluation"
-    record_schema = SCHEMA
+    record_schema = "assay-domain-evaluation/1"
     derived = ("id", "metrics", "correlations", "curves", "motif")
 
     model: Mapping[str, Any]
@@ -253,9 +65,9 @@ class DomainEvaluation(Record):
     reference: Mapping[str, Any]
     settings: EvaluationSettings
     distance: str = "spearman"
-    own: EvaluatedDomain | None
-    known: tuple[EvaluatedDomain, ...]
-    test: tuple[EvaluatedDomain, ...]
+    own: Domain | None
+    known: tuple[Domain, ...]
+    test: tuple[Domain, ...]
     left_out: tuple[LeftOutDomain, ...] = ()
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
@@ -381,7 +193,7 @@ class DomainEvaluation(Record):
         }
 
 
-def _column(key: str, domains: tuple[EvaluatedDomain, ...]) -> Float64[np.ndarray, " n"]:
+def _column(key: str, domains: tuple[Domain, ...]) -> Float64[np.ndarray, " n"]:
     if key.startswith("ddb-"):
         return np.array([each.depth_bias[key.removeprefix("ddb-")] for each in domains])
     return np.array([each.score(key) for each in domains])

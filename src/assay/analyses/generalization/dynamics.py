@@ -14,9 +14,9 @@ from assay.core.errors import InputError
 from assay.core.plotted import Plotted
 from assay.core.record import Record, same
 from assay.models import Model, load_model
-from assay.tasks import EvalTransform, ImageSet
-from assay.zoo.run_folder import finished
-from assay.zoo.scoring import images_hash, score_of
+from assay.tasks import EvalTransform, ImageTask
+from assay.zoo import TrainingRun
+from assay.zoo.scoring import score_of
 
 
 if TYPE_CHECKING:
@@ -92,10 +92,10 @@ class Dynamics(Plotted, Record):
 
 def training_dynamics(
     run: str | Path | Mapping[int, str | Path | Model],
-    images: ImageSet,
+    images: ImageTask,
     *,
     settings: CircuitSettings | None = None,
-    watch: Mapping[str, ImageSet] | None = None,
+    watch: Mapping[str, ImageTask] | None = None,
     known: Mapping[int, Mapping[str, float]] | None = None,
     steps: int = 5,
     transform: EvalTransform | None = None,
@@ -148,7 +148,7 @@ def training_dynamics(
         rule = transform or EvalTransform.for_model(model)
         scores = output_scores(
             model,
-            images.task(rule),
+            images.with_transform(rule),
             steps=steps,
             batch_size=batch_size,
             per_example=False,
@@ -164,7 +164,7 @@ def training_dynamics(
     facts = {
         "checkpoints": weights,
         "images": {"name": images.name, "domain": images.domain, "n": images.n},
-        "watched": {name: {"n": each.n, "hash": images_hash(each)} for name, each in watch.items()},
+        "watched": {name: {"n": each.n, "hash": each.source_hash[:16]} for name, each in watch.items()},
         "ratio": settings.ratio if settings.shallow is None else None,
         "shallow_blocks": [sets.low[0] - 1, sets.low[1] - 1],
         "deep_blocks": [sets.high[0] - 1, sets.high[1] - 1],
@@ -173,7 +173,9 @@ def training_dynamics(
     return Dynamics(readings=tuple(readings), facts=facts)
 
 
-def _check_given(checkpoints: Mapping[int, object], images: ImageSet, watch: Mapping[str, ImageSet]) -> None:
+def _check_given(
+    checkpoints: Mapping[int, object], images: ImageTask, watch: Mapping[str, ImageTask]
+) -> None:
     """Refuse a run without checkpoints, a single image, and watched sets without labels."""
     if not checkpoints:
         raise InputError("checkpoints are missing; give at least one step")
@@ -218,8 +220,8 @@ def checkpoints_of(run: str | Path) -> dict[int, Path]:
     """
     folder = Path(run) / "checkpoints"
     folders = {int(each.name): each for each in folder.glob("*") if each.is_dir() and each.name.isdigit()}
-    if folders and (record := finished(Path(run), {})) is not None:
-        folders.setdefault(int(record["best_step"]), Path(run))
+    if folders and (finished := TrainingRun.read(run)) is not None:
+        folders.setdefault(finished.best_step, Path(run))
     if not folders:
         raise InputError(
             f"{folder} has no checkpoint; train with checkpoints=, or pass a mapping from step to directory"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import Any
 
-from assay.analyses.generalization import evaluation_plots as plots
+from assay.analyses.generalization import monitor_plots as plots
 from assay.core.record import plain
 from assay.page.blocks import Block, Details, Figure, Note, Page, Section, Table, columns
 from assay.page.form import PAGES, PageForm
@@ -55,16 +55,18 @@ def verdict(document: Document) -> str:
     of_own = f"; in distribution it is {rounded(own['performance'])}" if own else ""
     text = f"Over {plural(len(rates), 'test domain')}, {measure} is {rounded(min(rates))} to "
     text += f"{rounded(max(rates))}{of_own}."
-    found = {key: row for key, row in document["correlations"].items() if row["srcc"] is not None}
-    if not found:
+    found, ordered = document["correlations"], plots.by_agreement(document)
+    if not ordered:
         return f"{text} Correlations with {measure} are undefined for fewer than three domains."
     shifts = document["test"][0]["shifts"]
-    best = max(found, key=lambda key: abs(found[key]["srcc"]))
+    best = ordered[0]
+    if plots.agreement(best, document) <= 0:
+        return f"{text} No metric goes with {measure} in the direction that it states."
     ends = interval(found[best]["low"], found[best]["high"], 2) if found[best]["low"] is not None else ""
     text += f" {plots.metric_name(best, shifts)[:1].upper()}{plots.metric_name(best, shifts)[1:]} goes with "
     text += f"{measure} best (rank correlation {number(found[best]['srcc'], 2)} {ends}".rstrip() + ")"
     leading = document["distance"]
-    if leading in found and leading != best:
+    if leading in ordered and leading != best:
         text += f"; the {leading} shift has {number(found[leading]['srcc'], 2)}"
     return f"{text}."
 
@@ -155,7 +157,7 @@ def _table(document: Document) -> Table:
 
 def _correlations(document: Document) -> list[Block]:
     found, shifts = document["correlations"], document["test"][0]["shifts"]
-    drawn = [key for key in found if found[key]["srcc"] is not None]
+    drawn = plots.by_agreement(document)
     if not drawn:
         return []
     has_known = any(found[key]["known_srcc"] is not None for key in drawn)
@@ -180,7 +182,7 @@ def _correlations(document: Document) -> list[Block]:
                 number(found[key]["krcc"], 2),
                 "" if found[key]["known_srcc"] is None else number(found[key]["known_srcc"], 2),
             ]
-            for key in sorted(drawn, key=lambda key: -abs(found[key]["srcc"]))
+            for key in drawn
         ],
         caption="Signed correlations with performance: R2 (squared Pearson), Spearman, Kendall's tau-b.",
     )

@@ -15,10 +15,9 @@ from assay.circuits import write_atomically
 from assay.core.errors import InputError
 from assay.core.record import Record, same
 from assay.models import Model, load_model
-from assay.models.folding import check_unfolded
-from assay.tasks import EvalTransform, ImageSet
+from assay.tasks import EvalTransform, ImageTask
 from assay.zoo import Augmentation, Recipe, TrainingRun, train
-from assay.zoo.training import Progress
+from assay.zoo.archive import Progress
 
 
 SCHEMA = "assay-finetune/1"
@@ -69,18 +68,18 @@ class FineTuning(Record):
     @property
     def weights(self) -> Any:
         """Hash of the selected weights."""
-        return self.run.record["weights"]
+        return self.run.weights
 
 
 def finetune(
     model: Model | str | Path | nn.Module,
-    train_set: ImageSet,
-    validation_set: ImageSet,
+    train_set: ImageTask,
+    validation_set: ImageTask,
     folder: str | Path,
     *,
     circuit: CircuitSettings | None = None,
     recipe: Recipe | None = None,
-    watch: Mapping[str, ImageSet] | None = None,
+    watch: Mapping[str, ImageTask] | None = None,
     checkpoints: Sequence[int] | None = None,
     n_images: int = 128,
     steps: int = 5,
@@ -137,11 +136,10 @@ def finetune(
     circuit = circuit or CircuitSettings()
     recipe = recipe or DEFAULT_RECIPE
     start = model if isinstance(model, Model) else load_model(model, device=None)
-    check_unfolded(start)
     _check(start, train_set, validation_set, recipe, circuit, n_images)
     rule = transform or EvalTransform.for_model(start)
     probe = validation_set.sample(n_images, seed=recipe.seed)
-    start.bind(probe.task(rule))  # classes and size, before hours of training
+    start.bind(probe.with_transform(rule))  # classes and size, before hours of training
     if checkpoints is None:
         checkpoints = [*range(0, recipe.steps, recipe.validate_every), recipe.steps]
     run = train(
@@ -184,8 +182,8 @@ def finetune(
 
 def _check(
     model: Model,
-    train_set: ImageSet,
-    validation_set: ImageSet,
+    train_set: ImageTask,
+    validation_set: ImageTask,
     recipe: Recipe,
     circuit: CircuitSettings,
     n_images: int,

@@ -5,10 +5,13 @@ compared that never were in memory together. It is kept under the hash of weight
 interrupted comparison goes on.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,18 +19,27 @@ from jaxtyping import Float, Float32, Float64, Int64
 from scipy.special import log_softmax, logsumexp
 
 from assay.analyses.generalization.baselines import negative_entropies
-from assay.analyses.generalization.spectra import Spectra
+from assay.analyses.generalization.dependency import dependency_matrix, layer_sums
+from assay.analyses.generalization.sharpness import sharpness
+from assay.analyses.generalization.spectra import Spectra, SpectrumSums
+from assay.circuits import EdgeScores
 from assay.circuits.files import read_arrays, write_arrays
-from assay.core.errors import InputError, check_least
-from assay.core.random import stream
-from assay.core.record import HIDDEN, Record
+from assay.core.errors import InputError, NonFiniteError, check_least, check_name
+from assay.core.record import HIDDEN, Record, library_version, record_id
+from assay.discovery.edges import METHODS, OutputScores, OutputSums, ScoreSums
+from assay.discovery.edges.running import resolve
+from assay.execution import Mean, MeanSums
+from assay.execution.batches import choose_batch_size
 from assay.graph import Graph, build_graph
-from assay.stats import poisson_weights
+from assay.models import Model
 from assay.stats.resampled import FEWEST
+from assay.tasks import ImageBatch, ImageTask
 
 
-STREAM = "rank/images"
 KIND = "inspection"
+LAYOUT = 2  # of the files in a cache: those of another one are made again
+# What can be asked for beyond the answers.
+PARTS = ("logits", "features", "output-scores", "edge-scores", "sharpness")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,8 +47,8 @@ class InspectionSettings(Record):
     """How edge scores and sharpness are measured; equal for every model of a comparison.
 
     Attributes:
-        objective: Loss to attribute; None: the task's own (KL).
-        ablation: What a cut edge carries; None: the task's own (mean over the images, per position).
+        objective: Loss to attribute.
+        ablation: What a cut edge carries; by default the mean over the images, per position.
         steps: Quadrature nodes.
         quadrature: Rule of the nodes.
         sharpness_batch: Images of one sharpness batch; published with 256.
@@ -45,8 +57,8 @@ class InspectionSettings(Record):
         batch_size: Images per pass; None: by free memory. Results do not depend on it.
     """
 
-    objective: str | None = None
-    ablation: str | None = None
+    objective: str = "kl"
+    ablation: str = "mean-positional"
     steps: int = 5
     quadrature: str = "midpoint"
     sharpness_batch: int = 256
@@ -61,7 +73,7 @@ class InspectionSettings(Record):
     @property
     def of_discovery(self) -> dict[str, Any]:
         """What discovering a circuit takes, by the names of its arguments."""
-        names = ("objective", "ablation", "steps", "quadrature", "batch_size", "seed")
+        names = ("objective", "ablation", "steps", "quadrature", "seed")
         return {"resamples": self.draws, **{name: getattr(self, name) for name in names}}
 
 
@@ -127,6 +139,211 @@ def answers_of(logits: Float64[np.ndarray, "n c"]) -> dict[str, np.ndarray]:
     }
 
 
+# ----------------------------------------------------------------------------------------- running
+
+
+def inspect_model(
+    model: Model,
+    task: ImageTask,
+    parts: Iterable[str] = (),
+    *,
+    settings: InspectionSettings | None = None,
+    cache: str | Path | None = None,
+) -> Inspection:
+    """Run a model on the images of one domain and keep what predictors of performance read.
+
+    Args:
+        model: An image classifier in evaluation mode.
+        task: The images, at least 2.
+        parts: Beyond the answers: `"logits"`; `"features"`, their spectrum; `"output-scores"`, scores of the
+            edges into the logits by the fast path; `"edge-scores"`, scores of all edges, which give those
+            too, and the dependency matrix with its resamples; `"sharpness"`, which needs labels.
+        settings: How scores and sharpness are measured.
+        cache: Folder of earlier inspections: one of the same weights, images, parts and settings is read
+            instead of made again. Made if it does not exist.
+
+    Raises:
+        InputError: For fewer than 2 images, a model in training mode, images or labels that do not fit the
+            model, or sharpness without labels.
+        UnknownNameError: For another part.
+        NonFiniteError: If a logit is NaN or infinite; the message names the image.
+        FileFormatError: If a file of the cache was damaged.
+
+    Notes:
+        Costs one forward pass for answers and features together, the passes of `assay.discover` or of
+        `output_scores`, and 41 forward and 20 backward passes per sharpness batch.
+    """
+    settings, wanted = settings or InspectionSettings(), set(parts)
+    for name in wanted:
+        check_name("part of an inspection", name, PARTS)
+    if "edge-scores" in wanted:
+        wanted.discard("output-scores")  # among them
+    name = task.domain or task.name
+    if task.n < 2:
+        raise InputError(
+            f"domain {name!r} has {task.n} image, but mean ablation and intervals need 2 or more"
+        )
+    if "sharpness" in wanted and task.labels is None:
+        raise InputError(f"sharpness needs labels, but the images of {name!r} have none")
+    task = model.bind(task)
+    provenance = {
+        "library": library_version(),
+        "layout": LAYOUT,
+        "model": model.describe(),
+        "task": task.describe("source_hash"),
+        "parts": sorted(wanted),
+        "settings": settings.to_dict(),
+    }
+    path = None if cache is None else Path(cache) / f"{record_id(KIND, provenance)}.safetensors"
+    if path is not None and path.exists():
+        return load_inspection(path)
+    made = _inspected(model, task, wanted, settings)
+    made = replace(
+        made, provenance={**provenance, "task": task.describe()}
+    )  # the images have been read by now
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        save_inspection(made, path)
+    return made
+
+
+class _Stages(dict[str, Any]):
+    """Seconds and passes per image of each stage."""
+
+    @contextmanager
+    def timed(self, stage: str, passes: Mapping[str, int] | None = None) -> Iterator[None]:
+        """Add to the seconds of a stage; note the passes per image that it makes."""
+        spent = self.setdefault(stage, {"seconds": 0.0, "passes": dict(passes or {})})
+        started = time.perf_counter()
+        yield
+        spent["seconds"] += time.perf_counter() - started
+
+
+def _inspected(model: Model, task: ImageTask, parts: set[str], settings: InspectionSettings) -> Inspection:
+    """Two passes over the images where edges are scored: the first gives the means that cut edges carry."""
+    cost = _Stages()
+    answers: list[dict[str, np.ndarray]] = []
+    logits = _on_disk(model, task.n) if "logits" in parts else None
+    spectra = SpectrumSums(task.n, settings.seed) if "features" in parts else None
+    size = choose_batch_size(model, task, asked=settings.batch_size)
+    method = METHODS["eap-ig-inputs"]
+    choices = method.choices(task, **settings.of_discovery)
+    stage = next((part for part in ("edge-scores", "output-scores") if part in parts), None)
+    means = None
+    if stage is not None:
+        resolved = resolve(model, task, method, choices, batch_size=settings.batch_size)
+        size = min(size, resolved.size)
+        means = MeanSums(model, choices.ablation) if isinstance(choices.ablation, Mean) else None
+    for batch in task.batches(size):
+        with cost.timed("inspect", {"forward": 1}):
+            outputs = _outputs(model, task, batch)
+            answers.append(answers_of(outputs.logits))
+            if logits is not None:
+                logits[batch.indices.numpy()] = outputs.logits
+            if spectra is not None:
+                spectra.add(batch.indices.numpy(), outputs.features)
+        if means is not None and stage is not None:
+            with cost.timed(stage):
+                means.add(batch)
+    arrays: dict[str, Any] = {name: np.concatenate([each[name] for each in answers]) for name in answers[0]}
+    if spectra is not None:
+        with cost.timed("metrics"):
+            arrays["spectra"] = spectra.spectra()
+    if stage is not None:
+        with cost.timed(stage):
+            prepared = (
+                choices.ablation.prepare(model, task, batch_size=size, seed=choices.seed)
+                if means is None
+                else means.prepared()
+            )
+            sums: OutputSums | ScoreSums = (
+                ScoreSums(model, method, choices, prepared)
+                if stage == "edge-scores"
+                else OutputSums(model, choices, prepared)
+            )
+        for batch in task.batches(size):
+            with cost.timed(stage):
+                sums.add(batch)
+        found = sums.scores()
+        cost[stage]["passes"] = dict(found.details["passes"])
+        with cost.timed("metrics"):
+            arrays |= _circuit(model.graph, found)
+    if "sharpness" in parts:
+        with cost.timed("sharpness", {"forward": 41, "backward": 20}):
+            arrays["sharpness"] = _sharpness(model, task, settings.sharpness_batch)
+    return Inspection(
+        graph=model.graph,
+        n_classes=model.n_classes,
+        logits=logits,
+        labels=None if task.labels is None else task.labels.numpy().astype(np.int64),
+        ids=task.ids.numpy().astype(np.int64),
+        classes=model.classes or task.classes,
+        cost=cost,
+        **arrays,
+    )
+
+
+def _on_disk(model: Model, n: int) -> Float[np.ndarray, "n n_classes"]:
+    """Room for logits of so many images, as the model gives them; gone with the last array that shows it."""
+    form = np.float64 if model.result_dtype == torch.float64 else np.float32
+    with tempfile.TemporaryFile() as file:
+        return np.memmap(file, form, mode="w+", shape=(n, model.n_classes))
+
+
+class Outputs(NamedTuple):
+    """What a model gives for some images in one pass: logits, and the features they are read from."""
+
+    logits: Float64[np.ndarray, "n c"]
+    features: Float64[np.ndarray, "n f"]
+
+
+def _outputs(model: Model, task: ImageTask, batch: ImageBatch) -> Outputs:
+    vision = model.vision
+    assert vision is not None  # `bind` refuses images for any other model
+    with torch.no_grad():
+        hidden = model.forward(batch.images.to(model.device))
+        logits = vision.logits(model.module, hidden).double().cpu()
+        features = vision.features(model.module, hidden).double().cpu()
+    bad = (~torch.isfinite(logits)).any(1).nonzero().flatten()
+    if len(bad):
+        raise NonFiniteError(
+            f"{model.id} gives NaN or infinite logits for image {int(batch.ids[bad[0]])} of "
+            f"{task.domain or task.name!r}; check its weights"
+        )
+    return Outputs(logits.numpy(), features.numpy())
+
+
+def _circuit(graph: Graph, found: EdgeScores | OutputScores) -> dict[str, np.ndarray]:
+    """Scores of the edges into the logits, the dependency matrix where all edges were scored, their draws."""
+    assert found.resampled is not None  # `of_discovery` asks for it
+    if not isinstance(found, EdgeScores):
+        values = found.values.detach().double().cpu().numpy()
+        return {"output_scores": values, "output_draws": found.resampled.numpy()}
+    drawn = found.resampled.abs().double().numpy()
+    into_logits = graph.valid.nonzero()[:, 1] == graph.n_targets - 1
+    return {
+        "output_scores": found.values[:, -1].detach().double().cpu().numpy(),
+        "output_draws": found.resampled[:, into_logits].contiguous().numpy(),
+        "dependency": dependency_matrix(found).numpy(),
+        "dependency_draws": layer_sums(graph, drawn).astype(np.float32),
+    }
+
+
+def _sharpness(model: Model, task: ImageTask, size: int) -> Float64[np.ndarray, " n_batches"]:
+    """Of each whole batch; a last short one, which would weigh as much as the others, is left out."""
+    values = []
+    for batch in task.batches(min(size, task.n)):
+        if len(batch.indices) < min(size, task.n):
+            break
+        assert batch.labels is not None
+        pair = (batch.images.to(model.device, model.dtype), batch.labels.to(model.device))
+        values.append(sharpness(model, [pair]))
+    return np.array(values)
+
+
+# --------------------------------------------------------------------------------------- comparing
+
+
 def copied_from(inspections: Sequence[Inspection]) -> Int64[np.ndarray, " models"]:
     """Place of the first model that shows what each model shows: a copy of it, or the model itself.
 
@@ -147,9 +364,7 @@ def copied_from(inspections: Sequence[Inspection]) -> Int64[np.ndarray, " models
 def check_comparable_inspections(
     names: tuple[str, str], first: Inspection, second: Inspection, *, what: str
 ) -> None:
-    """Refuse models whose numbers do not compare.
-
-    Graphs may differ: a depth bias compares the same share of the blocks at both ends of any model.
+    """Refuse models whose numbers do not compare; their graphs may differ.
 
     Args:
         names: Of the two models.
@@ -166,11 +381,7 @@ def check_comparable_inspections(
             f"{one} and {other} have different classes ({_classes(first)} and {_classes(second)}); rank "
             "models with the same class list"
         )
-    if first.labels is None or second.labels is None:
-        same_labels = first.labels is second.labels
-    else:
-        same_labels = np.array_equal(first.labels, second.labels)
-    if not (np.array_equal(first.ids, second.ids) and same_labels):
+    if not (np.array_equal(first.ids, second.ids) and np.array_equal(first.labels, second.labels)):  # type: ignore[arg-type]
         raise InputError(f"{one} and {other} were given different {what} images; give both the same images")
 
 
@@ -181,22 +392,9 @@ def _classes(inspection: Inspection) -> str:
     return f"{len(inspection.classes)}: {', '.join(inspection.classes[:4])}{more}"
 
 
-def resamples(
-    ids: Int64[np.ndarray, " n"], settings: InspectionSettings, name: str = STREAM
-) -> Float64[np.ndarray, "draws n"]:
-    """How often each image counts in each resample; the same for every model, whatever else is resampled.
-
-    Args:
-        ids: Number of each image.
-        settings: Number of resamples and root seed.
-        name: Other than the default: independent weights, for images that are not the target's.
-    """
-    seed = settings.seed if name == STREAM else int(stream(settings.seed, name).integers(2**62))
-    return poisson_weights(ids, settings.draws, seed=seed).astype(np.float64)
-
-
 # -------------------------------------------------------------------------------------------- files
 
+_SPECTRA = ("raw", "centred")
 _ARRAYS = (
     "predictions",
     "confidence",
@@ -211,19 +409,12 @@ _ARRAYS = (
     "dependency_draws",
     "sharpness",
 )
-_SPECTRA = ("raw", "centred")
 
 
 def save_inspection(inspection: Inspection, path: Path) -> Path:
     """Write an inspection as safetensors with JSON metadata, whole or not at all."""
-    arrays = {
-        name: torch.from_numpy(np.ascontiguousarray(value))
-        for name in _ARRAYS
-        if (value := getattr(inspection, name)) is not None
-    }
-    if inspection.spectra is not None:
-        for name in _SPECTRA:
-            arrays[f"spectra/{name}"] = torch.from_numpy(getattr(inspection.spectra, name))
+    arrays = {name: getattr(inspection, name) for name in _ARRAYS}
+    arrays |= {f"spectra/{name}": getattr(inspection.spectra, name, None) for name in _SPECTRA}
     metadata = {
         "kind": KIND,
         "n_classes": inspection.n_classes,
@@ -232,7 +423,12 @@ def save_inspection(inspection: Inspection, path: Path) -> Path:
         "provenance": dict(inspection.provenance),
         "cost": dict(inspection.cost),
     }
-    return write_arrays(path, arrays, metadata)
+    kept = {
+        name: torch.from_numpy(np.ascontiguousarray(each))
+        for name, each in arrays.items()
+        if each is not None
+    }
+    return write_arrays(path, kept, metadata)
 
 
 def load_inspection(path: str | Path) -> Inspection:
@@ -242,9 +438,9 @@ def load_inspection(path: str | Path) -> Inspection:
         FileFormatError: If the file is truncated, tampered with or of another kind.
     """
     arrays, metadata = read_arrays(Path(path), KIND)
-    shape = metadata["graph"]
-    columns: dict[str, Any] = {name: arrays[name].numpy() if name in arrays else None for name in _ARRAYS}
-    spectra = {name: arrays[f"spectra/{name}"].numpy() for name in _SPECTRA if f"spectra/{name}" in arrays}
+    shape = metadata.pop("graph")
+    columns = {name: array.numpy() for name, array in arrays.items()}
+    spectra = {name: columns.pop(f"spectra/{name}") for name in _SPECTRA if f"spectra/{name}" in columns}
     return Inspection(
         graph=build_graph(
             shape["n_layers"],
@@ -258,5 +454,5 @@ def load_inspection(path: str | Path) -> Inspection:
         classes=None if metadata["classes"] is None else tuple(metadata["classes"]),
         provenance=metadata["provenance"],
         cost=metadata["cost"],
-        **columns,
+        **{name: columns.get(name) for name in _ARRAYS},  # type: ignore[arg-type]
     )

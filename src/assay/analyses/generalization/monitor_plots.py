@@ -1,4 +1,4 @@
-"""Pictures of a monitor, drawn from its document alone."""
+"""Pictures of monitors and of evaluations over domains, drawn from their documents alone."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,19 +8,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from assay.analyses.generalization.monitor_words import (
-    known_shifts,
-    statistic_name,
-)
+from assay.analyses.generalization.metrics import METRICS, reading_direction
+from assay.analyses.generalization.ranking_plots import layer_matrix
 from assay.core.errors import InputError
 from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of, clipped
 from assay.page.matrix import Matrix
 
 
 if TYPE_CHECKING:
-    from assay.analyses.generalization.monitoring import Monitor
+    from assay.analyses.generalization.monitor import Monitor
 
 Document = Mapping[str, Any]
+CURVES = ("ac", "atc", "cot", "doc")  # baselines drawn beside the shift, where they were measured
+NAMES = {
+    **{metric.name.lower(): metric.name for metric in METRICS.values()},
+    "always": "an alarm that is always on",
+}
 LABELLED_RUNS, LONGEST_RUN = 12, 24  # origins of batches that still fit below the axis, and their letters
 DASHED = (0, (4, 2))
 # Dash and marker tell metrics apart where colour cannot.
@@ -31,6 +34,17 @@ STYLES: tuple[tuple[Any, str], ...] = (
     ((0, (6, 2, 1, 2)), "D"),
     ((0, (3, 1, 1, 1, 1, 1)), "v"),
 )
+
+
+def statistic_name(document: Document) -> str:
+    """What the rules compare, for an axis."""
+    return f"circuit shift ({document['distance']['key']})"
+
+
+def known_shifts(document: Document, *, outputs: bool = False) -> tuple[float, ...]:
+    """Shifts of the known batches."""
+    known = document.get("calibration") or {}
+    return tuple(known.get("output_shifts" if outputs else "shifts") or ())
 
 
 def plot_monitor(monitor: "Monitor", ax: Axes | None = None) -> Axes:
@@ -44,15 +58,15 @@ def plot_monitor(monitor: "Monitor", ax: Axes | None = None) -> Axes:
     return plot_shift(monitor.to_dict(), ax)
 
 
-def plot_shift(document: Document, ax: Axes | None = None) -> Axes:
-    """Draw the shift of every batch; known batches stand to the left of the first."""
-    ax = axes_of(ax, 8.6, 3.9)
-    readings = document["readings"]
+def plot_shift(document: Document, ax: Axes | None = None, *, outputs: bool = False) -> Axes:
+    """Draw the shift of every batch, of the circuit or the outputs; known batches are left of the first."""
+    ax = axes_of(ax, 8.6, 2.9 if outputs else 3.9)
+    readings, key = document["readings"], "output_shift" if outputs else "shift"
     x = np.array([each["index"] + 1 for each in readings])
-    y = np.array([each["shift"] for each in readings])
+    y = np.array([each[key] for each in readings], dtype=float)
     alarm = np.array([bool(each["alarm"]) for each in readings])
     start, room = int(x[0]) - 1, max(1.0, 0.05 * len(x))
-    known = known_shifts(document)
+    known = known_shifts(document, outputs=outputs)
     if known:
         places = start - room + 0.3 * room * np.resize([-1.0, 0.0, 1.0], len(known))
         ax.plot(places, known, "o", color=MUTED, markersize=3, alpha=0.7, linewidth=0)
@@ -61,7 +75,7 @@ def plot_shift(document: Document, ax: Axes | None = None) -> Axes:
             textcoords="offset points", ha="center", va="top", color=MUTED, fontsize=8.5,
             annotation_clip=False,
         )  # fmt: skip
-    _draw_levels(ax, document)
+    _draw_levels(ax, document, outputs=outputs)
     ax.plot(x, y, color=SUPPORTS, linewidth=1.2, zorder=2)
     ax.plot(x[~alarm], y[~alarm], "o", color=SUPPORTS, markersize=4.5, zorder=3)
     ax.plot(x[alarm], y[alarm], "D", color=OPPOSES, markersize=5.5, zorder=4)
@@ -70,17 +84,21 @@ def plot_shift(document: Document, ax: Axes | None = None) -> Axes:
     ax.set_xticks(_whole(start + 1, start + len(x)))
     ax.set_ylim(bottom=0)
     ax.set_xlabel("batch")
-    ax.set_ylabel(statistic_name(document))
+    ax.set_ylabel("shift of the outputs" if outputs else statistic_name(document))
     return ax
 
 
-def _draw_levels(ax: Axes, document: Document) -> None:
+def _draw_levels(ax: Axes, document: Document, *, outputs: bool) -> None:
     """Lines above which the rules go off."""
     levels = [
         (value, name, dash)
         for value, name, dash in (
-            ((document.get("threshold") or {}).get("value"), "threshold", "solid"),
-            ((document.get("conformal") or {}).get("limit"), "conformal limit", DASHED),
+            (None if outputs else (document.get("threshold") or {}).get("value"), "threshold", "solid"),
+            (
+                (document.get("outputs" if outputs else "conformal") or {}).get("limit"),
+                "conformal limit",
+                DASHED,
+            ),
         )
         if value is not None
     ]
@@ -132,25 +150,6 @@ def plot_evidence(document: Document, ax: Axes | None = None) -> Axes:
     ax.set_xlabel("batch")
     ax.set_ylabel("e-value")
     return ax
-
-
-def layers_matrix(graph: Document, reading: Document) -> Matrix | None:
-    """The rank-shift map of a reading; NaN where no edge joins two layers. None where it was not kept."""
-    if not reading["layers"]:
-        return None
-    values = np.array(reading["layers"], dtype=float)
-    last = len(values) - 1
-    rows, columns = np.indices(values.shape)
-    own = (rows == columns) & (rows > 0) & (rows < last) & (graph["mlps"] and not graph["parallel"])
-    values[~((rows < columns) | own)] = np.nan
-    blocks = [str(layer) for layer in range(last - 1)]
-    return Matrix(
-        rows=("input", *blocks),
-        columns=(*blocks, "logits"),
-        values=values[:-1, 1:],  # nothing is written by logits or read by the input
-        row_title="layer that writes",
-        column_title="layer that reads",
-    )
 
 
 def plot_curves(curves: Mapping[str, Document], ax: Axes | None = None) -> Axes:
@@ -206,6 +205,96 @@ def plot_domains(document: Document, ax: Axes | None = None) -> Axes:
     ax.set_ylabel(statistic_name(document))
     _explain(ax)
     return ax
+
+
+def metric_name(key: str, shifts: Mapping[str, Any]) -> str:
+    """What a page calls a metric."""
+    if key.startswith("ddb-"):
+        return f"depth bias ({key.removeprefix('ddb-')})"
+    return f"shift ({key})" if key in shifts else NAMES.get(key, key)
+
+
+def agreement(key: str, document: Document) -> float:
+    """Rank correlation with performance, positive where it has the sign that the metric states."""
+    found = document["correlations"][key]["srcc"]
+    direction = -1 if key in document["test"][0]["shifts"] else reading_direction(key)
+    return float(direction * found if direction else abs(found))
+
+
+def by_agreement(document: Document) -> list[str]:
+    """Metrics whose correlation with performance is defined, the best first."""
+    keys = [key for key, row in document["correlations"].items() if row["srcc"] is not None]
+    return sorted(keys, key=lambda key: -agreement(key, document))
+
+
+def plot_evaluation(document: Document, ax: Axes | None = None) -> Axes:
+    """Draw the shift against performance, of calibration and test domains."""
+    domains = {name: document[name] for name in ("known", "test")} | {"measure": measure_of(document)}
+    return plot_domains({"domains": domains, "distance": {"key": document["distance"]}}, ax)
+
+
+def measure_of(document: Document) -> str:
+    """The measure of performance, for axes and tables."""
+    return str(document["settings"]["measure"])
+
+
+def plot_correlations(document: Document, ax: Axes | None = None) -> Axes:
+    """Draw the rank correlation of every metric with performance over the test domains, the best first."""
+    found = document["correlations"]
+    keys = by_agreement(document)
+    ax = axes_of(ax, 6.0, 0.8 + 0.27 * max(len(keys), 3))
+    ax.axvline(0, color=RULE, linewidth=0.8, zorder=0)
+    for place, key in enumerate(keys):
+        row = found[key]
+        if row["low"] is not None:
+            ax.plot([row["low"], row["high"]], [place] * 2, color=SUPPORTS, linewidth=2.0, alpha=0.55)
+        ax.plot([row["srcc"]], [place], "o", color=INK, markersize=4.5)
+        if row["known_srcc"] is not None:
+            ax.plot([row["known_srcc"]], [place], "|", color=MUTED, markersize=9)
+    shifts = document["test"][0]["shifts"]
+    ax.set_yticks(range(len(keys)), [metric_name(key, shifts) for key in keys])
+    ax.set_ylim(len(keys) - 0.5, -0.5)
+    ax.set_xlim(-1.05, 1.05)
+    ax.set_xlabel(f"rank correlation with {measure_of(document)} over the test domains")
+    return ax
+
+
+def drawn_curves(document: Document) -> dict[str, Document]:
+    """The curves that are drawn, under their names: the shift first."""
+    curves = document["curves"] or {}
+    shifts = document["test"][0]["shifts"]
+    keys = [document["distance"], *CURVES, "always"]
+    return {metric_name(key, shifts): curves[key] for key in keys if key in curves}
+
+
+def plot_alarm_curves(document: Document, ax: Axes | None = None) -> Axes:
+    """Draw F1 of the alarm over performance thresholds."""
+    return plot_curves(drawn_curves(document), ax)
+
+
+def layers_of(document: Document) -> list[str]:
+    """Names of the layers of matrices, input first."""
+    blocks = document["graph"]["n_layers"]
+    if document["settings"]["granularity"] == "block":
+        return ["input", *map(str, range(blocks)), "logits"]
+    return ["input", *(f"{kind}{block}" for block in range(blocks) for kind in "am"), "logits"]
+
+
+def motif_matrix(document: Document) -> Matrix:
+    """The motif over the test domains."""
+    return layer_matrix(document["motif"]["values"], layers_of(document))
+
+
+def shift_matrix(document: Document, domain: Document) -> Matrix:
+    """The rank-shift map of a domain."""
+    return layer_matrix(domain["layers"], layers_of(document))
+
+
+def extremes(document: Document) -> dict[str, Document]:
+    """The test domains with the best and the worst performance, one where they are the same."""
+    ordered = sorted(document["test"], key=lambda each: -each["performance"])
+    best, worst = ordered[0], ordered[-1]
+    return {"worst": worst} if best is worst else {"best": best, "worst": worst}
 
 
 def _explain(ax: Axes) -> None:

@@ -1,8 +1,8 @@
 """One metric over all models, and what picking by it is worth: ranks, chances, regret, correlation."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,7 @@ import scipy
 from jaxtyping import Bool, Float64
 
 from assay.analyses.generalization.evaluation import TaskCorrelation, correlate
-from assay.analyses.generalization.predictor import MetricEstimate, Predictor
+from assay.analyses.generalization.metrics import Metric
 from assay.core.random import stream
 from assay.core.record import Record, same
 from assay.core.verdict import Interval, undefined_interval
@@ -19,24 +19,32 @@ from assay.stats.resampled import ResampledValue
 
 
 Values = Float64[np.ndarray, " models"]
-Replicates = Float64[np.ndarray, "draws models"]
+Numbers = Float64[np.ndarray, "rows models"]  # the value, then a replicate per resample
 
 UNDEFINED_SHARE = 0.05  # replicates that may be undefined before the interval is
 FEWEST_MODELS = 5  # below that, resampled models say nothing about a correlation
+CORRELATIONS = ("r2", "srcc", "krcc")
 _PAIR_BLOCK = 1 << 24  # pairs of models compared at a time
 
 
-def interval_of(estimate: MetricEstimate, metric: Predictor, level: float) -> Interval:
-    """The interval of a metric of one model, see `ResampledValue`; undefined without replicates."""
-    if estimate.draws is None or math.isnan(estimate.value):
-        return undefined_interval(level, "resampled", estimate.reason or "no_replicates")
-    if np.isfinite(estimate.draws).mean() < 1 - UNDEFINED_SHARE:
+def interval_of(numbers: Float64[np.ndarray, " rows"], n: int, metric: Metric, level: float) -> Interval:
+    """The interval of a metric of one model, see `ResampledValue`; undefined without replicates.
+
+    Args:
+        numbers: The value, then its replicates.
+        n: Images, or batches, behind them.
+        metric: Gives the bounds.
+        level: Coverage.
+    """
+    value, draws = float(numbers[0]), numbers[1:]
+    if math.isnan(value) or not np.isfinite(draws).any():
+        return undefined_interval(level, "resampled", "no_replicates")
+    if np.isfinite(draws).mean() < 1 - UNDEFINED_SHARE:
         return undefined_interval(level, "resampled", "undefined_replicates")
-    number = ResampledValue(value=estimate.value, draws=estimate.draws, n=estimate.n, bounds=metric.bounds)
-    return number.interval(level=level)
+    return ResampledValue(value=value, draws=draws, n=n, bounds=metric.bounds).interval(level=level)
 
 
-def ranks(oriented: Values) -> Float64[np.ndarray, " models"]:
+def ranks(oriented: Values) -> Values:
     """1 for the model predicted best; ties share the smaller rank; NaN where the metric is."""
     places = np.full(len(oriented), np.nan)
     defined = np.isfinite(oriented)
@@ -44,13 +52,8 @@ def ranks(oriented: Values) -> Float64[np.ndarray, " models"]:
     return places
 
 
-def best_chances(oriented: Replicates) -> Values:
-    """Share of the resamples in which each model is the best by a metric; ties share it equally."""
-    return np.asarray(_shares_of_best(oriented).mean(0))
-
-
-def _shares_of_best(oriented: Replicates) -> Replicates:
-    """Of each resample: 1 / ties for each model at the top; all equal where no model has a value."""
+def shares_of_best(oriented: Numbers) -> Numbers:
+    """Of each row: 1 / ties for each model at the top; all equal where no model has a value."""
     filled = np.where(np.isfinite(oriented), oriented, -np.inf)
     top = filled == filled.max(1, keepdims=True)
     return np.asarray(top / top.sum(1, keepdims=True))
@@ -74,45 +77,31 @@ class Regret(Record):
     random: float
 
 
-def regret_of_picking(
-    oriented: Values,
-    oriented_draws: Replicates,
-    performance: Values,
-    performance_draws: Replicates,
-    *,
-    level: float = 0.95,
-) -> Regret:
+def regret_of_picking(oriented: Numbers, performance: Numbers, *, level: float = 0.95) -> Regret:
     """Regret of picking the model of the highest metric.
 
     E_b[ max_m perf_b(m) - perf_b(argmax_m metric_b(m)) ], b a resample of the images.
 
     Args:
-        oriented: The metric of each model, higher predicted better; NaN is never picked.
-        oriented_draws: Its replicates.
-        performance: True performance of each model.
-        performance_draws: Its replicates, of the same resamples.
+        oriented: The metric of each model, higher predicted better; NaN is never picked. A metric without
+            replicates picks the same model in every resample.
+        performance: True performance of each model, under the same resamples.
         level: Coverage of the interval.
 
     Returns:
         In the unit of performance, >= 0; lower is better. The maximum over resampled performances is a little
         too good, for every metric alike: `random` is the yardstick, not 0.
     """
-    regret = performance_draws.max(1) - (_shares_of_best(oriented_draws) * performance_draws).sum(1)
-    picked = _shares_of_best(oriented[None])[0]
+    if not np.isfinite(oriented[1:]).any():
+        oriented = np.tile(oriented[0], (len(performance), 1))
+    best = performance.max(1)
+    observed, *regrets = best - (shares_of_best(oriented) * performance).sum(1)
     return Regret(
-        observed=float(performance.max() - picked @ performance),
-        expected=float(regret.mean()),
-        interval=_percentile_interval(regret, len(regret), level),
-        random=float((performance_draws.max(1) - performance_draws.mean(1)).mean()),
+        observed=float(observed),
+        expected=float(np.mean(regrets)),
+        interval=_percentiles(np.array(regrets), len(regrets), level),
+        random=float((best - performance.mean(1))[1:].mean()),
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CorrelationEstimate(Record):
-    """One correlation of a metric with true performance, and its interval."""
-
-    value: float
-    interval: Interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,53 +119,51 @@ class MetricCorrelation(Record):
     intervals: dict[str, Interval]
 
     @property
-    def estimates(self) -> dict[str, CorrelationEstimate]:
+    def estimates(self) -> dict[str, dict[str, Any]]:
         """Each correlation with its interval."""
         return {
-            name: CorrelationEstimate(value=getattr(self.point, name), interval=interval)
+            name: {"value": getattr(self.point, name), "interval": interval}
             for name, interval in self.intervals.items()
         }
 
 
 def correlation_with_intervals(
-    point: TaskCorrelation,
-    metric_draws: Replicates | None,
-    performance_draws: Replicates,
-    *,
-    level: float = 0.95,
-    seed: int = 0,
-) -> MetricCorrelation:
-    """Intervals of the correlations from resamples of models and images together.
+    metric: Numbers, performance: Numbers, *, level: float = 0.95, seed: int = 0
+) -> MetricCorrelation | None:
+    """Correlations over models, with intervals from resamples of models and images together.
 
     Args:
-        point: The correlations themselves.
-        metric_draws: Replicates of the metric; None: the metric does not vary with the images.
-        performance_draws: Replicates of performance.
+        metric: Of each model, finite values.
+        performance: Of each model, under the same resamples.
         level: Two-sided coverage.
         seed: Of the resamples of the models.
 
     Returns:
-        NaN ends for fewer than 5 models, without replicates, or where more than 5 % of the resamples have no
-        correlation.
+        None for fewer than 3 models, or where nothing varies. NaN ends for fewer than 5 models, without
+        replicates, or where more than 5 % of the resamples have no correlation.
     """
-    n_draws, n_models = performance_draws.shape
-    if metric_draws is None or n_models < FEWEST_MODELS:
-        why = "no_replicates" if metric_draws is None else "too_few"
-        nothing = undefined_interval(level, "percentile", why)
-        return MetricCorrelation(point=point, intervals=dict.fromkeys(("r2", "srcc", "krcc"), nothing))
-    rows = stream(seed, "rank/models").integers(0, n_models, (n_draws, n_models))
-    x, y = (np.take_along_axis(each, rows, axis=1) for each in (metric_draws, performance_draws))
+    n_models = metric.shape[1]
+    if n_models < 3 or np.ptp(metric[0]) == 0 or np.ptp(performance[0]) == 0:
+        return None
+    point = correlate(metric[0], performance[0])
+    has_draws = np.isfinite(metric[1:]).any()
+    if not has_draws or n_models < FEWEST_MODELS:
+        nothing = undefined_interval(level, "percentile", "too_few" if has_draws else "no_replicates")
+        return MetricCorrelation(point=point, intervals=dict.fromkeys(CORRELATIONS, nothing))
+    n_draws = len(performance) - 1
+    chosen = stream(seed, "rank/models").integers(0, n_models, (n_draws, n_models))
+    x, y = (np.take_along_axis(each[1:], chosen, axis=1) for each in (metric, performance))
     finite = np.isfinite(x).all(1) & np.isfinite(y).all(1)
     x, y = x[finite], y[finite]
     ranked = (scipy.stats.rankdata(each, axis=1) for each in (x, y))
-    correlations = {"r2": _pearson(x, y) ** 2, "srcc": _pearson(*ranked), "krcc": _tau_b(x, y)}
+    draws = {"r2": _pearson(x, y) ** 2, "srcc": _pearson(*ranked), "krcc": _tau_b(x, y)}
     return MetricCorrelation(
         point=point,
-        intervals={name: _percentile_interval(draws, n_draws, level) for name, draws in correlations.items()},
+        intervals={name: _percentiles(each, n_draws, level) for name, each in draws.items()},
     )
 
 
-def _percentile_interval(draws: Float64[np.ndarray, " draws"], n: int, level: float) -> Interval:
+def _percentiles(draws: Float64[np.ndarray, " draws"], n: int, level: float) -> Interval:
     """Percentiles of the defined ones of `n` replicates."""
     defined = draws[np.isfinite(draws)]
     if len(defined) < (1 - UNDEFINED_SHARE) * n:
@@ -185,22 +172,19 @@ def _percentile_interval(draws: Float64[np.ndarray, " draws"], n: int, level: fl
     return Interval(low=float(low), high=float(high), level=level, method="percentile")
 
 
-def _pearson(x: Replicates, y: Replicates) -> Float64[np.ndarray, " draws"]:
+def _pearson(x: Numbers, y: Numbers) -> Float64[np.ndarray, " rows"]:
     x, y = x - x.mean(1, keepdims=True), y - y.mean(1, keepdims=True)
     size = np.sqrt((x * x).sum(1) * (y * y).sum(1))
     varies = (np.ptp(x, axis=1) > 0) & (np.ptp(y, axis=1) > 0)
     return np.asarray(np.divide((x * y).sum(1), size, out=np.full(len(x), np.nan), where=varies & (size > 0)))
 
 
-def _tau_b(x: Replicates, y: Replicates) -> Float64[np.ndarray, " draws"]:
+def _tau_b(x: Numbers, y: Numbers) -> Float64[np.ndarray, " rows"]:
     """Kendall's tau-b, some rows at a time: all pairs of models of all rows would be too many."""
     n = x.shape[1]
     block = max(1, _PAIR_BLOCK // max(1, n * (n - 1) // 2))
     starts = range(0, max(1, len(x)), block)
     return np.concatenate([kendall_tau_rows(x[at : at + block], y[at : at + block]) for at in starts])
-
-
-# ------------------------------------------------------------------------------------------ columns
 
 
 # What tables and pictures say about a metric.
@@ -213,28 +197,71 @@ class RankedMetric(Record):
 
     Attributes:
         metric: What it is.
-        values: `[n_models]`, NaN where undefined.
-        intervals: Over resampled images.
+        numbers: Value of each model, NaN where undefined, then its replicates, `[1 + draws, models]`.
+        sizes: Images, or batches, behind the number of each model.
         reasons: Why a value or an interval is missing, None where it is not.
-        ranks: 1 is predicted best; None where the metric's source states no direction.
-        chances: Share of the resamples in which each model is the best by the metric; None likewise, or
-            without replicates.
-        regret: Of picking by it; None without labels or direction.
-        correlation: With true performance; None without labels.
-        draws: Replicates `[n_draws, n_models]`; None where there are none.
+        truth: True performance of the models under the same resamples; None without labels.
+        distinct: Models that correlations are over: not copies of one another.
+        level: Coverage of the intervals.
+        seed: Of the resampled models of correlations.
     """
 
     record_layout = {**same(*METRIC_FACTS, of="metric"), **same("rows", "regret", "correlation")}
 
-    metric: Predictor
-    values: Float64[np.ndarray, " models"]
-    intervals: tuple[Interval, ...]
+    metric: Metric
+    numbers: Numbers
+    sizes: tuple[int, ...]
     reasons: tuple[str | None, ...]
-    ranks: Float64[np.ndarray, " models"] | None = None
-    chances: Float64[np.ndarray, " models"] | None = None
-    regret: Regret | None = None
-    correlation: MetricCorrelation | None = None
-    draws: Float64[np.ndarray, "draws models"] | None = None
+    truth: Numbers | None
+    distinct: Bool[np.ndarray, " models"]
+    level: float
+    seed: int
+
+    @property
+    def values(self) -> Values:
+        """The metric of each model."""
+        return np.asarray(self.numbers[0])
+
+    @cached_property
+    def intervals(self) -> tuple[Interval, ...]:
+        """Over resampled images."""
+        columns = zip(self.numbers.T, self.sizes, strict=True)
+        return tuple(interval_of(column, n, self.metric, self.level) for column, n in columns)
+
+    @property
+    def ranks(self) -> Values | None:
+        """1 is predicted best; None where the metric's source states no direction."""
+        oriented = self.metric.oriented(self.values)
+        return None if oriented is None else ranks(oriented)
+
+    @cached_property
+    def chances(self) -> Values | None:
+        """Share of the resamples in which each model is the best by the metric; ties share it equally.
+
+        None without direction or replicates.
+        """
+        oriented = self.metric.oriented(self.numbers[1:])
+        if oriented is None or not np.isfinite(oriented).any():
+            return None
+        return np.asarray(shares_of_best(oriented).mean(0))
+
+    @cached_property
+    def regret(self) -> Regret | None:
+        """Of picking by it; None without labels or direction."""
+        oriented = self.metric.oriented(self.numbers)
+        if self.truth is None or oriented is None:
+            return None
+        return regret_of_picking(oriented, self.truth, level=self.level)
+
+    @cached_property
+    def correlation(self) -> MetricCorrelation | None:
+        """With true performance; None without labels."""
+        if self.truth is None:
+            return None
+        used = np.isfinite(self.values) & self.distinct
+        return correlation_with_intervals(
+            self.numbers[:, used], self.truth[:, used], level=self.level, seed=self.seed
+        )
 
     def rows(self) -> list[dict[str, Any]]:
         """The metric of each model, as in documents."""
@@ -250,74 +277,3 @@ class RankedMetric(Record):
             }
             for place, interval in enumerate(self.intervals)
         ]
-
-
-def column_of(
-    metric: Predictor,
-    found: Sequence[MetricEstimate],
-    truth: RankedMetric | None,
-    distinct: Bool[np.ndarray, " models"] | None = None,
-    *,
-    level: float,
-    seed: int,
-) -> RankedMetric:
-    """A metric over all models, put together from its estimates.
-
-    Args:
-        metric: What it is.
-        found: Its estimate for each model.
-        truth: True performance; None without labels.
-        distinct: Models that correlations are over: not copies of one another. Default: all.
-        level: Coverage of the intervals.
-        seed: Of the resampled models of correlations.
-    """
-    values = np.array([each.value for each in found], dtype=np.float64)
-    have = [each.draws for each in found if each.draws is not None]
-    missing = np.full(len(have[0]) if have else 0, np.nan)
-    draws = (
-        np.stack([missing if each.draws is None else each.draws for each in found], axis=1) if have else None
-    )
-    oriented = metric.oriented(values)
-    oriented_draws = None if draws is None else metric.oriented(draws)
-    regret = correlation = None
-    if truth is not None:
-        assert truth.draws is not None
-        used = np.isfinite(values) & (True if distinct is None else distinct)
-        correlation = _correlation(values, draws, truth, used, level=level, seed=seed)
-        if oriented is not None:
-            # A metric that cannot be resampled picks the same model in every resample.
-            picks = np.tile(oriented, (len(truth.draws), 1)) if oriented_draws is None else oriented_draws
-            regret = regret_of_picking(oriented, picks, truth.values, truth.draws, level=level)
-    return RankedMetric(
-        metric=metric,
-        values=values,
-        intervals=tuple(interval_of(each, metric, level) for each in found),
-        reasons=tuple(each.reason for each in found),
-        ranks=None if oriented is None else ranks(oriented),
-        chances=None if oriented_draws is None else best_chances(oriented_draws),
-        regret=regret,
-        correlation=correlation,
-        draws=draws,
-    )
-
-
-def _correlation(
-    values: Float64[np.ndarray, " models"],
-    draws: Float64[np.ndarray, "draws models"] | None,
-    truth: RankedMetric,
-    used: Bool[np.ndarray, " models"],
-    *,
-    level: float,
-    seed: int,
-) -> MetricCorrelation | None:
-    """Over the `used` models; None where these are fewer than 3, or nothing varies."""
-    if used.sum() < 3 or np.ptp(values[used]) == 0 or np.ptp(truth.values[used]) == 0:
-        return None
-    assert truth.draws is not None
-    return correlation_with_intervals(
-        correlate(values[used], truth.values[used]),
-        None if draws is None else draws[:, used],
-        truth.draws[:, used],
-        level=level,
-        seed=seed,
-    )

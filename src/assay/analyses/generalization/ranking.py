@@ -1,28 +1,32 @@
 """Which of several models to deploy: one table of models by metrics, with what picking by each is worth."""
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float64
 
-from assay.analyses.generalization.baselines import MEASURES
+from assay.analyses.generalization.baselines import MEASURES, once, performance_of
 from assay.analyses.generalization.dependency import DepthRule
-from assay.analyses.generalization.inspecting import inspect_models
 from assay.analyses.generalization.inspection import (
-    STREAM,
     Inspection,
     InspectionSettings,
     check_comparable_inspections,
     copied_from,
-    resamples,
+    inspect_model,
 )
-from assay.analyses.generalization.picking import RankedMetric, column_of
-from assay.analyses.generalization.predictor import PREDICTORS, MetricEstimate, MetricEvidence, performance
-from assay.analyses.generalization.predictors import DEFAULT_METRICS, FAST_METRICS, affordable_transport
+from assay.analyses.generalization.metrics import (
+    DEFAULT_METRICS,
+    METRICS,
+    Estimate,
+    Shown,
+    Weights,
+    affordable_transport,
+    estimate,
+)
+from assay.analyses.generalization.picking import RankedMetric
 from assay.analyses.generalization.ranking_inputs import (
     Images,
     Models,
@@ -32,8 +36,10 @@ from assay.analyses.generalization.ranking_inputs import (
     task_for,
 )
 from assay.analyses.generalization.ranking_table import Ranking
-from assay.core.errors import InputError, unknown_name
+from assay.core.errors import InputError, check_name
+from assay.core.random import stream
 from assay.models import Model
+from assay.stats import poisson_weights
 
 
 Progress = Callable[[str, int, int], None]
@@ -67,9 +73,9 @@ def rank_models(
             `load_images` takes, e.g. a folder or "shapes:sketch".
         id_data: Labelled images of the domain that the models were trained for, likewise, not used in
             training. Metrics that learn from them are absent without.
-        metrics: Keys of `PREDICTORS`, in the order of the table: the first that ranks leads. Default: all
-            but `"sharpness"`. Two need scores of all edges (`"ddb-deep"`, `"ddb-global"`) and about double
-            the cost; they also give the motif.
+        metrics: Keys of `METRICS`, in the order of the table: the first that ranks leads. Default: all but
+            `"sharpness"`, ID accuracy first where there is `id_data`. Two need scores of all edges
+            (`"ddb-deep"`, `"ddb-global"`) and about double the cost; they also give the motif.
         labels: True: require labels of the target; False: leave them unused; None: use them if there are any.
         measure: True performance and ID accuracy: `"accuracy"`, or `"macro-f1"` over the classes that occur.
         ratio: tau of the depth bias, in (0, 0.5]. It is a share of the blocks, so models of different depth
@@ -103,63 +109,17 @@ def rank_models(
         Peng et al. (2026), arXiv:2604.08192, sections 4 and 5.
     """
     settings = settings or InspectionSettings()
-    judged = _Builder(
-        metrics,
-        measure=measure,
-        rule=DepthRule(ratio=ratio, include_input=include_input, sets=sets),
-        level=level,
-        settings=settings,
-    )
+    rule = DepthRule(ratio=ratio, include_input=include_input, sets=sets)
+    table = _Table(metrics, id_data is not None, measure=measure, rule=rule, level=level, settings=settings)
     loaders = named_loaders(models)
     target, id_data = shared(target), None if id_data is None else shared(id_data)
     for done, (name, load) in enumerate(loaders):
         if progress is not None:
             progress("inspect models", done, len(loaders))
-        ((shown, known),) = inspect_for_ranking(
-            [load()], target, id_data, judged.chosen, labels=labels, settings=settings, cache=cache
-        )
-        judged.add(name, shown, known)
+        table.add(name, *table.inspect(load(), target, id_data, labels=labels, cache=cache))
     if progress is not None:
         progress("inspect models", len(loaders), len(loaders))
-    return replace(judged.ranking(), missing=missing_models(models) if missing is None else missing)
-
-
-def inspect_for_ranking(
-    models: Sequence[Model],
-    target: Images,
-    id_data: Images | None,
-    metrics: Sequence[str],
-    *,
-    labels: bool | None = None,
-    settings: InspectionSettings,
-    cache: str | Path | None = None,
-) -> Iterator[tuple[Inspection, Inspection | None]]:
-    """What models show on the target and, where metrics learn from it, on their own domain.
-
-    Nothing runs before the first pair is asked for.
-
-    Args:
-        models: The models, in memory together.
-        target: As in `rank_models`, as are the other arguments.
-        id_data: Labelled images of the model's own domain.
-        metrics: Keys of metrics.
-        labels: Whether labels of the target may be used.
-        settings: How scores are measured.
-        cache: Folder of earlier inspections.
-    """
-    tasks = [task_for(target, model, labels=labels) for model in models]
-    needs = frozenset[str]().union(*(PREDICTORS[key].needs for key in metrics))
-    parts = {"logits", "features", "output-scores", "edge-scores"} & needs
-    if "cot" not in _asked(metrics):
-        sizes = zip(tasks, models, strict=True)
-        if not all(affordable_transport(task.n, model.n_classes) for task, model in sizes):
-            parts -= {"logits"}
-    shown = inspect_models(models, tasks, parts, settings=settings, cache=cache)
-    if id_data is None or "known" not in needs:
-        return ((each, None) for each in shown)
-    own = [task_for(id_data, model) for model in models]
-    more = ["sharpness"] if "sharpness" in needs and all(task.labels is not None for task in own) else []
-    return zip(shown, inspect_models(models, own, more, settings=settings, cache=cache), strict=True)
+    return table.ranking(missing_models(models) if missing is None else missing)
 
 
 def rank_inspections(
@@ -196,49 +156,66 @@ def rank_inspections(
         odd = ", ".join(sorted(set(known) ^ set(targets)))
         raise InputError(f"target and known images were shown to different models; only one has {odd}")
     settings = settings or InspectionSettings()
-    judged = _Builder(
-        metrics,
-        measure=measure,
-        rule=DepthRule(ratio=ratio, include_input=include_input, sets=sets),
-        level=level,
-        settings=settings,
-    )
+    rule = DepthRule(ratio=ratio, include_input=include_input, sets=sets)
+    table = _Table(metrics, known is not None, measure=measure, rule=rule, level=level, settings=settings)
     for name, shown in targets.items():
-        judged.add(name, shown, None if known is None else known[name])
-    return judged.ranking()
+        table.add(name, shown, None if known is None else known[name])
+    return table.ranking({})
 
 
 # ---------------------------------------------------------------------------------------- in the making
 
 
-class _Builder:
+class _Table:
     """A ranking in the making: models come one after the other, and only what tables need of each is kept."""
 
     def __init__(
         self,
         metrics: Sequence[str] | None,
+        has_known: bool,
         *,
         measure: str,
         rule: DepthRule,
         level: float,
         settings: InspectionSettings,
     ) -> None:
-        self.chosen = _chosen(metrics)
-        if measure not in MEASURES:
-            raise unknown_name("measure", measure, MEASURES)
+        self.keys = _chosen(metrics, has_known)
+        check_name("measure", measure, MEASURES)
         rule.check()
-        self.asked = _asked(self.chosen)
-        self.measure, self.rule, self.level = measure, rule, level
-        self.settings = settings
+        self.measure, self.rule, self.level, self.settings = measure, rule, level, settings
+        self.by_name = metrics is not None  # COT is then computed however long it takes
         self.names: list[str] = []
-        self.shown: list[MetricEvidence] = []
-        self.rows: list[dict[str, MetricEstimate]] = []
-        self.gaps: dict[str, str] = {}
-        self._counts: dict[tuple[bytes, str], Float64[np.ndarray, "draws n"]] = {}
+        self.shown: list[Shown] = []
+        self.rows: list[dict[str, Estimate]] = []
+        self.sizes: list[dict[str, int]] = []
+        self.absent: dict[str, str] = {}
+        self._weights: Weights | None = None
 
-    def add(self, name: str, shown: Inspection, known: Inspection | None) -> None:
+    def inspect(
+        self,
+        model: Model,
+        target: Images,
+        id_data: Images | None,
+        *,
+        labels: bool | None,
+        cache: str | Path | None,
+    ) -> Shown:
+        """What a model shows on the target and, where metrics learn from it, on its own domain."""
+        task = task_for(target, model, labels=labels)
+        needs = frozenset[str]().union(*(METRICS[key].needs for key in self.keys))
+        parts = {"logits", "features", "output-scores", "edge-scores"} & needs
+        if not (self.by_name or affordable_transport(task.n, model.n_classes)):
+            parts -= {"logits"}
+        shown = inspect_model(model, task, parts, settings=self.settings, cache=cache)
+        if id_data is None or "known" not in needs:
+            return shown, None
+        own = task_for(id_data, model)
+        more = {"sharpness"} & needs if own.labels is not None else ()
+        return shown, inspect_model(model, own, more, settings=self.settings, cache=cache)
+
+    def add(self, name: str, target: Inspection, known: Inspection | None) -> None:
         """One more model, by what it showed."""
-        for each in (shown, known):
+        for each in (target, known):
             settings = {} if each is None else each.provenance.get("settings", {})
             for key, value in sorted(self.settings.to_dict().items()):
                 if settings.get(key, value) != value:
@@ -250,41 +227,37 @@ class _Builder:
             self._lack("known", "the images of the models' own domain have no labels")
             known = None
         if self.shown:
-            names = (self.names[0], name)
-            check_comparable_inspections(names, self.shown[0].target, shown, what="target")
-            if self.shown[0].known is not None and known is not None:
-                check_comparable_inspections(names, self.shown[0].known, known, what="own-domain")
-        evidence = MetricEvidence(
-            target=shown,
-            known=known,
-            counts=self._resamples(shown.ids),
-            known_counts=None if known is None else self._resamples(known.ids, "rank/known-images"),
-            rule=self.rule,
-            measure=self.measure,
-            seed=self.settings.seed,
-            asked=self.asked,
-        )
-        self._note_missing(evidence)
-        alone = [key for key in self.chosen if key not in self.gaps and not PREDICTORS[key].together]
-        self.rows.append({key: PREDICTORS[key].of([evidence])[0] for key in alone})
-        self.shown.append(
-            replace(evidence, target=_light(shown), known=None if known is None else _light(known))
-        )
+            first, first_known = self.shown[0]
+            check_comparable_inspections((self.names[0], name), first, target, what="target")
+            if first_known is not None and known is not None:
+                check_comparable_inspections((self.names[0], name), first_known, known, what="own-domain")
+        self._note_missing(target, known)
+        weights = self._weights_of(target, known)
+        alone = [METRICS[key] for key in self.keys if key not in self.absent and not METRICS[key].together]
+        self.rows.append({each.key: estimate(each, [(target, known)], weights) for each in alone})
+        self.sizes.append({key: METRICS[key].n(target, known) for key in self.keys if key not in self.absent})
+        self.shown.append((_light(target), None if known is None else _light(known)))
         self.names.append(name)
 
     def _lack(self, part: str, reason: str) -> None:
-        for key in self.chosen:
-            if part in PREDICTORS[key].needs:
-                self.gaps.setdefault(key, reason)
+        for key in self.keys:
+            if part in METRICS[key].needs:
+                self.absent.setdefault(key, reason)
 
-    def _note_missing(self, evidence: MetricEvidence) -> None:
-        """Keep the reason for each metric that needs what the evidence has not."""
-        target, known = evidence.target, evidence.known
+    def _note_missing(self, target: Inspection, known: Inspection | None) -> None:
+        """Keep the reason for each metric that needs what the inspections have not."""
         if known is None:
             self._lack("known", "needs labelled images of the models' own domain (id_data, --id-images)")
         elif known.sharpness is None:
             self._lack("sharpness", "the models were not inspected for sharpness")
+        if not (self.by_name or affordable_transport(target.n, target.n_classes)):
+            self._lack(
+                "logits",
+                f"its linear programme would have {target.n * target.n_classes:,} unknowns; name the metric "
+                "to compute it anyway, or give fewer images",
+            )
         for part, value in (
+            ("logits", target.logits),
             ("features", target.spectra),
             ("output-scores", target.output_scores),
             ("edge-scores", target.dependency_draws),
@@ -292,75 +265,102 @@ class _Builder:
             if value is None:
                 self._lack(part, f"the models were inspected without {part.replace('-', ' ')}")
 
-    def _resamples(self, ids: Int64[np.ndarray, " n"], name: str = STREAM) -> Float64[np.ndarray, "draws n"]:
-        """Counts of some images; by default under the resamples that inspections use."""
-        key = (ids.tobytes(), name)
-        if key not in self._counts:
-            self._counts[key] = resamples(ids, self.settings, name)
-        return self._counts[key]
+    def _weights_of(self, target: Inspection, known: Inspection | None) -> Weights:
+        """The same for every model; those of the target are the weights that inspections use, too."""
+        if self._weights is None:
+            other = int(stream(self.settings.seed, "rank/known-images").integers(2**62))
+            self._weights = Weights(
+                target=self._resampled(target, self.settings.seed),
+                known=None if known is None else self._resampled(known, other),
+                rule=self.rule,
+                measure=self.measure,
+                seed=self.settings.seed,
+            )
+        return self._weights
 
-    def ranking(self) -> Ranking:
+    def _resampled(self, shown: Inspection, seed: int) -> Float64[np.ndarray, "rows n"]:
+        drawn = poisson_weights(shown.ids, self.settings.draws, seed=seed).astype(np.float64)
+        return np.concatenate([once(shown.n), drawn])
+
+    def ranking(self, missing: Mapping[str, str]) -> Ranking:
         """The table of the models so far."""
-        truth = self._performance()
-        distinct = copied_from([each.target for each in self.shown]) == np.arange(len(self.shown))
+        distinct = copied_from([target for target, _ in self.shown]) == np.arange(len(self.shown))
+        truth = self._performance(distinct)
         columns: dict[str, RankedMetric] = {}
-        absent = {key: self.gaps[key] for key in self.chosen if key in self.gaps}
-        for key in (key for key in self.chosen if key not in self.gaps):
-            metric = PREDICTORS[key]
-            estimates = metric.of(list(self.shown)) if metric.together else [row[key] for row in self.rows]
-            if all(math.isnan(each.value) for each in estimates):
-                absent[key] = estimates[0].reason or "undefined on these images"
+        absent = {key: self.absent[key] for key in self.keys if key in self.absent}
+        for key in (key for key in self.keys if key not in self.absent):
+            numbers, reasons = self._numbers(key)
+            if np.isnan(numbers[0]).all():
+                absent[key] = reasons[0] or "undefined on these images"
                 continue
-            columns[key] = column_of(
-                metric,
-                estimates,
-                truth,
-                distinct,
+            columns[key] = RankedMetric(
+                metric=METRICS[key],
+                numbers=numbers,
+                sizes=tuple(sizes[key] for sizes in self.sizes),
+                reasons=reasons,
+                truth=None if truth is None else truth.numbers,
+                distinct=distinct,
                 level=self.level,
                 seed=self.settings.seed,
             )
-        first = self.shown[0]
+        (target, known), every = self.shown[0], [each for pair in self.shown for each in pair if each]
         return Ranking(
             names=tuple(self.names),
             columns=columns,
             absent=absent,
             performance=truth,
             measure=self.measure,
-            inspections=tuple(each.target for each in self.shown),
-            target=_facts(first.target),
-            known=None if first.known is None else _facts(first.known),
+            inspections=tuple(each for each, _ in self.shown),
+            target=_facts(target),
+            known=None if known is None else _facts(known),
             rule=self.rule,
             settings=self.settings,
             level=self.level,
-            costs=_total(
-                [each for pair in self.shown for each in (pair.target, pair.known) if each is not None]
-            ),
+            costs=_total(every),
+            missing=missing,
         )
 
-    def _performance(self) -> RankedMetric | None:
-        labels = self.shown[0].target.labels
-        if labels is None:
+    def _numbers(self, key: str) -> tuple[Float64[np.ndarray, "rows models"], tuple[str | None, ...]]:
+        """A metric of all models, and why it is undefined for some."""
+        if METRICS[key].together:
+            assert self._weights is not None  # there is a model
+            numbers, reason = estimate(METRICS[key], self.shown, self._weights)
+            return numbers, (reason,) * len(self.shown)
+        found = [row[key] for row in self.rows]
+        return np.concatenate([each.rows for each in found], axis=1), tuple(each.reason for each in found)
+
+    def _performance(self, distinct: np.ndarray) -> RankedMetric | None:
+        labels, weights = self.shown[0][0].labels, self._weights
+        if labels is None or weights is None:
             return None
-        values = [performance(each.target, labels, each.counts, each.measure) for each in self.shown]
-        metric = replace(
-            PREDICTORS["id-accuracy"], key="performance", name=self.measure, summary="true performance"
+        rows = [
+            performance_of(target.predictions, labels, weights.target, measure=self.measure)
+            for target, _ in self.shown
+        ]
+        return RankedMetric(
+            metric=replace(
+                METRICS["id-accuracy"], key="performance", name=self.measure, summary="true performance"
+            ),
+            numbers=np.stack(rows, axis=1),
+            sizes=(len(labels),) * len(rows),
+            reasons=(None,) * len(rows),
+            truth=None,
+            distinct=distinct,
+            level=self.level,
+            seed=self.settings.seed,
         )
-        return column_of(metric, values, None, level=self.level, seed=self.settings.seed)
 
 
-def _chosen(metrics: Sequence[str] | None) -> tuple[str, ...]:
-    """Keys in the order given, which is that of the table: the first that ranks models leads."""
-    asked = tuple(DEFAULT_METRICS if metrics is None else dict.fromkeys(metrics))
-    if not asked:
+def _chosen(metrics: Sequence[str] | None, has_known: bool) -> tuple[str, ...]:
+    """Keys in the order of the table: the first that ranks models leads."""
+    if metrics is None:
+        first = ("id-accuracy",) if has_known else ()
+        return tuple(dict.fromkeys((*first, *DEFAULT_METRICS)))
+    if not metrics:
         raise InputError("metrics is empty; name some, or remove it for all")
-    for key in asked:
-        PREDICTORS[key]
-    return asked
-
-
-def _asked(chosen: Sequence[str]) -> frozenset[str]:
-    """Metrics that are computed however long they take: those chosen by name."""
-    return frozenset(() if tuple(chosen) in (DEFAULT_METRICS, FAST_METRICS) else chosen)
+    for key in metrics:
+        check_name("ranking metric", key, METRICS)
+    return tuple(dict.fromkeys(metrics))
 
 
 def _light(inspection: Inspection) -> Inspection:

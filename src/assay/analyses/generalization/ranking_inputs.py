@@ -5,28 +5,28 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
 from assay.analyses.generalization.batches import decoded_once
-from assay.analyses.generalization.inspectors import ARITHMETIC, geometry_of
 from assay.core.errors import InputError
 from assay.models import Model, load_model
-from assay.tasks import (
-    EvalTransform,
-    ImageInputs,
-    ImageSet,
-    ImageStream,
-    digits_source,
-    load_images,
-    stream_images,
-)
+from assay.tasks import EvalTransform, ImageTask, digits_source, load_images
 from assay.zoo import Zoo
 
 
-Images = ImageSet | ImageInputs | Callable[[Model], ImageInputs] | str | Path
+Images = ImageTask | Callable[[Model], ImageTask] | str | Path
 OneModel = Model | str | Path | nn.Module | Callable[[], Model]
 Models = Zoo | Mapping[str, OneModel] | Sequence[OneModel] | str | Path
+
+
+ARITHMETIC = ("mean", "std", "rescale")  # of a transform: applied to decoded pixels
+
+
+def geometry_of(transform: EvalTransform) -> dict[str, Any]:
+    """Size, crop and filter: what of a transform decides which pixels are decoded."""
+    return {name: value for name, value in transform.to_dict().items() if name not in ARITHMETIC}
 
 
 def named_loaders(models: Models) -> list[tuple[str, Callable[[], Model]]]:
@@ -81,54 +81,49 @@ def _loader(model: object) -> Callable[[], Model]:
     )
 
 
-class SharedStreams:
+class SharedImages:
     """Images of one domain for many models, listed or drawn once for all that want the same pixels.
 
-    Models whose transforms have one geometry get streams of the same pictures, so one decoding serves all.
-
     Args:
-        stream: From a model to its images.
-        note: Told once how many files were left out.
+        read: From a model to its images.
+        note: Told once what was left out of them.
     """
 
     def __init__(
-        self, stream: Callable[[Model], ImageStream], note: Callable[[str], None] = lambda text: None
+        self, read: Callable[[Model], ImageTask], note: Callable[[str], None] = lambda text: None
     ) -> None:
-        self._stream, self._note = stream, note
-        self._streams: dict[str, ImageStream] = {}
+        self._read, self._note = read, note
+        self._images: dict[str, ImageTask] = {}
 
-    def __call__(self, model: Model) -> ImageStream:
+    def __call__(self, model: Model) -> ImageTask:
         """The images as a model reads them."""
         transform = EvalTransform.for_model(model)
         key = json.dumps([geometry_of(transform), model.classes], sort_keys=True)
-        if key not in self._streams:
-            images = self._stream(model)
-            if images.skipped and not self._streams:
-                self._note(f"{len(images.skipped)} files of {images.domain} were skipped")
-            held = decoded_once(images)
-            assert isinstance(held, ImageStream)  # as it was given
-            self._streams[key] = held
-        stream = self._streams[key]  # whose geometry is that of the model, or done already if it was drawn
-        numbers = {name: getattr(transform, name) for name in ARITHMETIC}
-        return stream.with_transform(replace(stream.transform, **numbers))
+        if key not in self._images:
+            images = self._read(model)
+            for text in () if self._images else images.notes:
+                self._note(text)
+            self._images[key] = decoded_once(images)
+        return self._images[key].with_transform(transform)
 
 
 def shared(images: Images) -> Images:
-    """Images that many models can ask for: sets and what `stream_images` takes are listed once."""
-    if isinstance(images, ImageSet):
-        return SharedStreams(lambda model: images.stream(EvalTransform.for_model(model)))
+    """Images that many models can ask for: those that await a transform are listed and decoded once."""
+    if isinstance(images, ImageTask):
+        ready = images.images is not None or images.transform is not None
+        return images if ready else SharedImages(images.for_model)
     if digits_source(images) is not None:  # drawn with their counterparts for each model
         return lambda model: load_images(images, model)
     if isinstance(images, str | Path):
-        return SharedStreams(lambda model: stream_images(images, model))
+        return SharedImages(lambda model: load_images(images, model, hold=False))
     return images
 
 
-def task_for(images: Images, model: Model, *, labels: bool | None = None) -> ImageInputs:
+def task_for(images: Images, model: Model, *, labels: bool | None = None) -> ImageTask:
     """The images as a model reads them, with the labels that may be used; many models ask `shared` ones."""
     images = shared(images)
-    if isinstance(images, ImageInputs):
-        task: ImageInputs = images
+    if isinstance(images, ImageTask):
+        task: ImageTask = images
     elif callable(images):
         task = images(model)
     else:

@@ -1,15 +1,13 @@
 """Models by metrics on one target domain: the result of a ranking, and its document."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64, Int64
+from jaxtyping import Int64
 
 from assay.analyses.generalization.dependency import (
     TARGETS,
@@ -17,14 +15,15 @@ from assay.analyses.generalization.dependency import (
     Motif,
     at_relative_layers,
     dependency_depth_bias,
+    layer_names,
     motif,
     output_depth_bias,
 )
 from assay.analyses.generalization.evaluation import RATIOS, TaskCorrelation, correlate
 from assay.analyses.generalization.inspection import Inspection, InspectionSettings, copied_from
+from assay.analyses.generalization.metrics import METRICS
 from assay.analyses.generalization.picking import RankedMetric
-from assay.analyses.generalization.predictor import PREDICTORS
-from assay.core.errors import InputError, unknown_name
+from assay.core.errors import InputError, check_name, unknown_name
 from assay.core.plotted import Plotted
 from assay.core.record import Record, library_version, record_id, same
 
@@ -32,7 +31,6 @@ from assay.core.record import Record, library_version, record_id, same
 if TYPE_CHECKING:
     import pandas as pd
 
-KIND, SCHEMA = "ranking", "assay-ranking/1"
 RESAMPLED = (
     "Resampled are the images (Poisson bootstrap), {draws:,} times, the same resamples for every model; held "
     "fixed are the models and the means that ablated edges carry."
@@ -56,12 +54,13 @@ class Ranking(Plotted, Record):
         rule: Layers that the depth bias compares.
         settings: How scores were measured and images drawn.
         level: Coverage of the intervals.
+        costs: Stage -> seconds, and passes per image.
         missing: Model that should be here -> why it is not, e.g. because its training is not done.
     """
 
-    drawn_by = "assay.analyses.generalization.rank_plots:plot_ranking"
-    record_kind = KIND
-    record_schema = SCHEMA
+    drawn_by = "assay.analyses.generalization.ranking_plots:plot_ranking"
+    record_kind = "ranking"
+    record_schema = "assay-ranking/1"
     record_layout = {
         **same("id", "target", "known", "measure", "ratio", "level", "resampled"),
         "models": "_models_entry",
@@ -101,11 +100,6 @@ class Ranking(Plotted, Record):
         """Share tau of the blocks on each side of the depth bias."""
         return self.rule.ratio
 
-    @property
-    def depths(self) -> tuple[int, ...]:
-        """Blocks of each model."""
-        return tuple(each.graph.n_layers for each in self.inspections)
-
     def column(self, metric: str) -> RankedMetric:
         """One metric.
 
@@ -125,11 +119,10 @@ class Ranking(Plotted, Record):
         Raises:
             InputError: If the metric's source states no direction, or it is absent.
         """
-        column = self.column(metric)
-        if column.ranks is None:
+        ranks = self.column(metric).ranks
+        if ranks is None:
             raise InputError(f"{metric} does not order models: its source does not give a direction")
-        place = np.where(np.isnan(column.ranks), math.inf, column.ranks)
-        return tuple(self.names[index] for index in np.argsort(place, kind="stable"))
+        return tuple(self.names[index] for index in np.argsort(ranks, kind="stable"))  # NaN last
 
     def best(self, metric: str = "ddb-output") -> str:
         """The model that a metric predicts best; the first of equals."""
@@ -167,8 +160,12 @@ class Ranking(Plotted, Record):
         """
         if self.performance is None:
             raise InputError("a motif needs the performance of the models: the target has no labels")
-        used = self._distinct
-        return motif(self._matrices()[used], self.performance.values[used], kind=kind, ridge=ridge)
+        matrices = [each.dependency for each in self.inspections]
+        if any(each is None for each in matrices):
+            raise InputError(_NO_EDGES)
+        positions, used = min(self._depths), self._distinct
+        stacked = np.stack([at_relative_layers(each, positions) for each in matrices if each is not None])
+        return motif(stacked[used], self.performance.values[used], kind=kind, ridge=ridge)
 
     def ratios(
         self, targets: str = "output", ratios: Sequence[float] = RATIOS
@@ -182,14 +179,13 @@ class Ranking(Plotted, Record):
         Raises:
             InputError: Without labels, or without the scores that this needs.
         """
-        if targets not in TARGETS:
-            raise unknown_name("targets", targets, TARGETS)
+        check_name("targets", targets, TARGETS)
         if self.performance is None:
             raise InputError("a comparison of ratios needs performance: the target has no labels")
+        used = [self.inspections[place] for place in self._distinct]
         return {
             ratio: correlate(
-                [self._bias(self.inspections[place], targets, ratio) for place in self._distinct],
-                self.performance.values[self._distinct],
+                [self._bias(each, targets, ratio) for each in used], self.performance.values[self._distinct]
             )
             for ratio in ratios
         }
@@ -199,50 +195,35 @@ class Ranking(Plotted, Record):
         used = self._distinct
         if self.performance is None or len(used) < 3 or np.ptp(self.performance.values[used]) == 0:
             return {}
-        if self.rule.sets == "symmetric":
-            return {each: self.ratios(each) for each in TARGETS if f"ddb-{each}" in self.columns}
-        return {}
+        if self.rule.sets != "symmetric":
+            return {}
+        return {each: self.ratios(each) for each in TARGETS if f"ddb-{each}" in self.columns}
 
     def _bias(self, inspection: Inspection, targets: str, ratio: float) -> float:
+        options = {"ratio": ratio, **self.rule.options}
         if targets == "output" and inspection.output_scores is not None:
-            means = torch.from_numpy(inspection.output_scores)
-            return output_depth_bias(inspection.graph, means, ratio=ratio, **self.rule.options)
+            return output_depth_bias(inspection.graph, torch.from_numpy(inspection.output_scores), **options)
         if inspection.dependency is None:
             raise InputError(_NO_EDGES)
-        return dependency_depth_bias(
-            torch.from_numpy(inspection.dependency), targets=targets, ratio=ratio, **self.rule.options
-        )
-
-    def _matrices(self) -> Float64[np.ndarray, "models layers layers"]:
-        """Dependency matrices; of models of different depth, at shares of the depth."""
-        matrices = [each.dependency for each in self.inspections]
-        if any(each is None for each in matrices):
-            raise InputError(_NO_EDGES)
-        positions = min(self.depths)
-        return np.stack([at_relative_layers(each, positions) for each in matrices if each is not None])
+        return dependency_depth_bias(torch.from_numpy(inspection.dependency), targets=targets, **options)
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
         """How it came to be."""
+        usual = DepthRule().options
         return {
             "library": library_version(),
-            "models": self._models_made,
+            "models": [each.provenance.get("model") for each in self.inspections],
             **{name: getattr(self, name) for name in ("target", "known", "measure", "ratio", "level")},
-            **self._unusual_layers,
+            **{name: value for name, value in self.rule.options.items() if value != usual[name]},
             "metrics": [*self.columns, *self.absent],
             "settings": self.settings.to_dict(),
         }
 
     @property
-    def _unusual_layers(self) -> dict[str, Any]:
-        """Options of the depth bias that differ from the defaults."""
-        usual = DepthRule().options
-        return {name: value for name, value in self.rule.options.items() if value != usual[name]}
-
-    @property
     def id(self) -> str:
         """Hash of how it came to be."""
-        return record_id(KIND, self.provenance)
+        return record_id("ranking", self.provenance)
 
     @property
     def resampled(self) -> str:
@@ -252,11 +233,11 @@ class Ranking(Plotted, Record):
     @property
     def layers(self) -> list[str]:
         """Names of the rows and columns of a dependency matrix."""
-        return layer_names(min(self.depths), relative=len(set(self.depths)) > 1)
+        return layer_names(min(self._depths), relative=len(set(self._depths)) > 1)
 
     @property
-    def _models_made(self) -> list[Mapping[str, Any] | None]:
-        return [each.provenance.get("model") for each in self.inspections]
+    def _depths(self) -> tuple[int, ...]:
+        return tuple(each.graph.n_layers for each in self.inspections)
 
     @cached_property
     def _distinct(self) -> Int64[np.ndarray, " distinct"]:
@@ -264,34 +245,37 @@ class Ranking(Plotted, Record):
         return np.unique(copied_from(self.inspections))
 
     def _models_entry(self) -> list[dict[str, Any]]:
-        firsts = copied_from(self.inspections).tolist()
-        return [
-            {
-                "name": name,
-                **{key: (model or {}).get(key) for key in ("id", "weight_hash")},
-                "blocks": blocks,
-                **({"copy_of": self.names[first]} if self.names[first] != name else {}),
-            }
-            for name, model, blocks, first in zip(
-                self.names, self._models_made, self.depths, firsts, strict=True
+        entries = []
+        for place, first in enumerate(copied_from(self.inspections).tolist()):
+            shown = self.inspections[place]
+            model = shown.provenance.get("model") or {}
+            counts = np.bincount(shown.predictions)
+            top = int(counts.argmax())
+            entries.append(
+                {
+                    "name": self.names[place],
+                    **{key: model.get(key) for key in ("id", "weight_hash")},
+                    "blocks": shown.graph.n_layers,
+                    "top_class": str(top) if shown.classes is None else shown.classes[top],
+                    "top_share": counts[top] / shown.n,
+                    **({} if first == place else {"copy_of": self.names[first]}),
+                }
             )
-        ]
+        return entries
 
     def _absent_entry(self) -> list[dict[str, str]]:
         return [
-            {"key": key, "name": PREDICTORS[key].name, "reason": reason}
-            for key, reason in self.absent.items()
+            {"key": key, "name": METRICS[key].name, "reason": reason} for key, reason in self.absent.items()
         ]
 
     def _ratios_entry(self) -> dict[str, list[dict[str, float]]] | None:
         """Correlations of the depth bias with performance over values of tau; None without labels."""
-        tables = self.ratio_tables()
         return {
             targets: [
                 {"ratio": ratio, "r2": each.r2, "srcc": each.srcc, "krcc": each.krcc}
                 for ratio, each in table.items()
             ]
-            for targets, table in tables.items()
+            for targets, table in self.ratio_tables().items()
         } or None
 
     def _motif_entry(self) -> dict[str, Any] | None:
@@ -316,16 +300,7 @@ class Ranking(Plotted, Record):
             {
                 "name": self.names[place],
                 "values": self.inspections[place].dependency,
-                "layers": layer_names(self.depths[place]),
+                "layers": layer_names(self._depths[place]),
             }
             for place in ends
         ]
-
-
-def layer_names(n_layers: int, *, relative: bool = False) -> list[str]:
-    """Names of the rows and columns of a dependency matrix; `relative`: of shares of the depth."""
-    blocks = [f"block {layer}" for layer in range(n_layers)]
-    if relative:
-        ends = [f"{100 * layer / n_layers:.0f}" for layer in range(n_layers + 1)]
-        blocks = [f"{low}\N{EN DASH}{high} %" for low, high in pairwise(ends)]
-    return ["input", *blocks, "logits"]

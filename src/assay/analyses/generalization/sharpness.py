@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from assay.core.errors import InputError, NonFiniteError
 from assay.models import Model
-from assay.tasks import ImageStream, ImageTask
+from assay.tasks import ImageTask
 
 
 BATCH_SIZE = 256  # with which sharpness is published
@@ -19,7 +19,7 @@ BATCH_SIZE = 256  # with which sharpness is published
 
 def sharpness(
     model: nn.Module | Model,
-    batches: ImageTask | ImageStream | Iterable[tuple[Tensor, Tensor]],
+    batches: ImageTask | Iterable[tuple[Tensor, Tensor]],
     *,
     batch_size: int = BATCH_SIZE,
     rho: float = 0.001,
@@ -81,9 +81,9 @@ def sharpness(
 
 
 def _pairs(
-    batches: ImageTask | ImageStream | Iterable[object], batch_size: int, weight: Tensor
+    batches: ImageTask | Iterable[object], batch_size: int, weight: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    if not isinstance(batches, ImageTask | ImageStream):
+    if not isinstance(batches, ImageTask):
         for number, given in enumerate(batches):
             match given:
                 case (Tensor() as images, Tensor() as labels):

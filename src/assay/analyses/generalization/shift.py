@@ -17,7 +17,7 @@ from torch import Tensor
 
 from assay.analyses.generalization.dependency import Rows, edge_rows, layer_sums
 from assay.circuits import EdgeScores, prune
-from assay.core.errors import DegenerateDataWarning, GraphMismatchError, InputError, check_name
+from assay.core.errors import DegenerateDataWarning, GraphMismatchError, InputError, ShapeError, check_name
 from assay.core.record import Record, plain
 from assay.core.registry import Registry
 from assay.graph import Graph
@@ -359,6 +359,40 @@ def _shift(known: EdgeScores, new: EdgeScores, distance: Distance, view: ShiftVi
             "the rank correlation is undefined: the scores are constant", DegenerateDataWarning, stacklevel=3
         )
     return float(value)
+
+
+def output_shift(known: Float64[np.ndarray, "m c"], new: Float64[np.ndarray, "n c"]) -> float:
+    """How far the outputs on new data are from those on known data: the largest distance of any class.
+
+    max_c sup_t |F_c(t) - F'_c(t)|, F_c and F'_c the distribution functions of the probability of class c
+    (Kolmogorov distance): black-box shift detection.
+
+    Args:
+        known: Probabilities on m known images.
+        new: On n others.
+
+    Returns:
+        In [0, 1]; larger means more shift. Positive by sampling alone, the more so for few images.
+
+    Raises:
+        ShapeError: For another number of classes.
+
+    References:
+        Lipton, Wang and Smola (2018), arXiv:1802.03916; Rabanser, Guennemann and Lipton (2019),
+        arXiv:1810.11953.
+
+    Example:
+        >>> output_shift(np.array([[0.1, 0.9], [0.2, 0.8]]), np.array([[0.15, 0.85], [0.9, 0.1]]))
+        0.5
+    """
+    if known.shape[1] != new.shape[1]:
+        raise ShapeError(f"outputs have {known.shape[1]} and {new.shape[1]} classes; give those of one model")
+    largest = 0.0
+    for one, other in zip(np.sort(known, axis=0).T, np.sort(new, axis=0).T, strict=True):
+        places = np.concatenate([one, other])
+        shares = (np.searchsorted(each, places, side="right") / len(each) for each in (one, other))
+        largest = max(largest, float(np.abs(np.subtract(*shares)).max()))
+    return largest
 
 
 def rank_shift_map(

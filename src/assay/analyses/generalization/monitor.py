@@ -1,0 +1,634 @@
+"""After deployment: batches of images in, two shifts out, and an alarm whose rate is kept.
+
+A batch has a shift of the circuit, and a shift of the outputs: both are positive by sampling alone, so each
+is compared with known batches of the same size.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+import torch
+from jaxtyping import Float64
+from scipy.special import softmax
+
+from assay.analyses.generalization.alarms import (
+    CIRCUIT,
+    OUTPUTS,
+    AlarmRules,
+    Calibration,
+    ConformalAlarm,
+    Guarantee,
+    Threshold,
+    threshold_of,
+)
+from assay.analyses.generalization.batches import (
+    READ,
+    Images,
+    check_reference,
+    circuit_like,
+    image_task,
+    labelled_inspection,
+)
+from assay.analyses.generalization.inspection import Inspection, InspectionSettings, inspect_model
+from assay.analyses.generalization.metrics import readings as readings_of
+from assay.analyses.generalization.shift import (
+    DISTANCES,
+    USUAL_VIEW,
+    ShiftView,
+    circuit_shift,
+    output_shift,
+    rank_shift_map,
+)
+from assay.circuits import EdgeScores
+from assay.core.errors import FileFormatError, InputError, NonFiniteError, OutputError
+from assay.core.plotted import Plotted
+from assay.core.random import stream
+from assay.core.record import Record, library_version, plain, record_id, same
+from assay.core.untrusted import parse_json
+from assay.discovery.edges import EdgeMethod, discover
+from assay.models import Model
+from assay.tasks import EvalTransform, ImageTask
+from assay.tasks.seen import describe_discovery
+
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Outputs = Float64[np.ndarray, "n c"]
+SCHEMA = "assay-monitor/1"
+
+
+def discover_reference(
+    model: Model,
+    task: ImageTask,
+    method: str | EdgeMethod = "eap-ig-inputs",
+    *,
+    batch: int,
+    batch_size: int | None = None,
+    **options: Any,
+) -> EdgeScores:
+    """The reference circuit of known images: the mean over disjoint batches of the size to be watched.
+
+    Each batch is discovered alone, with its own replacement values, as a watched one is. So the reference has
+    the bias of a batch of this size and a fraction of its noise.
+
+    Args:
+        model: The model to watch.
+        task: Known images, in random order; those beyond the last whole batch are left out. Of
+            files one batch at a time lies in memory.
+        method: Of discovery.
+        batch: Images of a batch, 2 or more: the window of the monitor.
+        batch_size: Images per pass.
+        options: Objective, ablation, steps and seed, as in `assay.discover`.
+
+    Returns:
+        Their mean; the record holds `batches` and `batch`, their number and size. A single batch is what
+        `discover` gives.
+
+    Raises:
+        InputError: For fewer images than a batch, or a batch of fewer than 2.
+    """
+    task = task.for_model(model)
+    if batch < 2:
+        raise InputError(f"a batch of the reference holds {batch} image; it needs 2 or more")
+    n_batches = task.n // batch
+    if not n_batches:
+        raise InputError(
+            f"the reference holds {task.n} images, fewer than the {batch} of a batch; give more images"
+        )
+    if n_batches == 1:
+        part = task if task.n == batch else task.subset(range(batch))
+        return discover(model, part.held(), method, batch_size=batch_size, **options)
+    total = torch.zeros(model.graph.valid.shape, dtype=torch.float64)
+    details = {"seconds": 0.0}
+    for number in range(n_batches):
+        part = task.subset(range(number * batch, (number + 1) * batch)).held()
+        scores = discover(model, part, method, batch_size=batch_size, **options)
+        total += scores.values.detach().cpu().double()
+        details = {name: each + float(scores.details.get(name, 0.0)) for name, each in details.items()}
+    used = task.subset(range(n_batches * batch))
+    record = {**scores.provenance, "task": describe_discovery(used), "batches": n_batches, "batch": batch}
+    return EdgeScores(model.graph, (total / n_batches).float(), provenance=record, details=details)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading(Record):
+    """What a monitor saw in one batch.
+
+    Attributes:
+        index: Number of the batch, from 0.
+        time: When it was observed, ISO 8601 in UTC.
+        n: Images.
+        shift: Distance of the batch's circuit from the reference's; larger means more shift.
+        alarm: What the monitor's rule says; None where it has no rule.
+        alarms: The same for every rule that could be applied.
+        p_value: Conformal p-value of the circuit's shift against the known batches; None without them.
+        e_value: Capital of the sequential test, at most 1 on average while nothing changes; None without it.
+        output_shift: Largest class-wise Kolmogorov distance of the outputs to those on known images, in
+            [0, 1]; None without these.
+        output_p_value: The conformal p-value of that.
+        decided_by: Number that decided: `circuit shift`, `output shift` or `e-value`; of two shifts the one
+            with the smaller p-value. Empty without a rule.
+        value: That number.
+        limit: What it must exceed for an alarm; the e-value must reach it.
+        top_share: Share of the images that the model gives to the class it gives most often.
+        baselines: Names of metrics in lower case -> value; they fall as the model is less sure.
+        layers: Rank-shift map, `[L + 1][L + 1]`, rows write and columns read.
+        domain: What the batch says of its origin.
+        data_hash: Of the images.
+        sources: Names of the files, where known.
+        skipped: Files since the batch before that could not be read.
+        page: File of the page that shows it, where there is one.
+        seconds: Discovery took so long.
+    """
+
+    index: int
+    time: str
+    n: int
+    shift: float
+    alarm: bool | None
+    alarms: Mapping[str, bool] = field(default_factory=dict)
+    p_value: float | None = None
+    e_value: float | None = None
+    output_shift: float | None = None
+    output_p_value: float | None = None
+    decided_by: str = ""
+    value: float | None = None
+    limit: float | None = None
+    top_share: float = 0.0
+    baselines: Mapping[str, float] = field(default_factory=dict)
+    layers: tuple[tuple[float, ...], ...] = ()
+    domain: str = ""
+    data_hash: str = ""
+    sources: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+    page: str = ""
+    seconds: float = 0.0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All files that it names: observed and unreadable."""
+        return (*self.sources, *self.skipped)
+
+    @property
+    def sentence(self) -> str:
+        """The number that decided and its limit."""
+        if self.value is None or self.limit is None:
+            return f"circuit shift {self.shift:.3f} of batch {self.index + 1}"
+        return f"{self.decided_by} {self.value:.3g} of batch {self.index + 1}, limit {self.limit:.3g}"
+
+
+class Journal:
+    """A file of JSON lines that only grows.
+
+    A line counts once it ends in a line break. What an interrupted write left after the last one is cut off
+    before the next is written, so a kill costs at most the line that was being written.
+
+    Args:
+        path: The file; its folder is made when the first line is written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def append(self, kind: str, content: Mapping[str, Any]) -> None:
+        """Write one line and force it to the disk.
+
+        Raises:
+            OutputError: If the file cannot be written.
+        """
+        line = json.dumps({"kind": kind, **plain(content)}, allow_nan=False) + "\n"
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a+b") as file:
+                _cut_torn_line(file)
+                file.write(line.encode())
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise OutputError(
+                f"cannot write to {self.path}: {error.strerror}. The readings so far are saved; choose a "
+                "writable place"
+            ) from error
+
+    def read(self) -> list[tuple[str, dict[str, Any]]]:
+        """All complete lines as (kind, content), in order; empty where there is no file.
+
+        Raises:
+            FileFormatError: If a complete line is no JSON object with a kind.
+        """
+        try:
+            text = self.path.read_bytes()
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise FileFormatError(f"cannot read {self.path}: {error.strerror}") from error
+        entries = []
+        for number, line in enumerate(text.split(b"\n")[:-1], start=1):
+            try:
+                content = parse_json(line)
+                kind = content.pop("kind")
+            except (ValueError, KeyError, AttributeError, TypeError) as error:
+                raise FileFormatError(
+                    f"line {number} of {self.path} is not a record of a monitor; restore the file or choose "
+                    "another"
+                ) from error
+            entries.append((str(kind), content))
+        return entries
+
+
+def read_readings(path: Path) -> list[Reading]:
+    """The readings of the log of a monitor; empty where there is none.
+
+    Raises:
+        FileFormatError: If it is not such a log.
+    """
+    return [Reading.from_dict(content) for kind, content in Journal(path).read() if kind == "reading"]
+
+
+def _cut_torn_line(file: BinaryIO) -> None:
+    """Drop what stands after the last line break."""
+    size = file.seek(0, os.SEEK_END)
+    end = size
+    while end:
+        start = max(0, end - 4096)
+        file.seek(start)
+        place = file.read(end - start).rfind(b"\n")
+        if place >= 0:
+            end = start + place + 1
+            break
+        end = start
+    if end < size:
+        file.truncate(end)
+
+
+def probabilities(seen: Inspection) -> Outputs:
+    """Softmax outputs, float64 `[n, n_classes]`, of an inspection that kept logits."""
+    assert seen.logits is not None  # asked for
+    return np.asarray(softmax(np.asarray(seen.logits, dtype=np.float64), axis=1))
+
+
+class Monitor(Plotted, Record):
+    """Watches a deployed model: how far circuit and outputs on new images are from those on known ones.
+
+    Every batch costs one discovery with the settings of the reference, and one forward pass. Three rules can
+    raise the alarm; all that apply are in each reading, one decides:
+
+    - `"threshold"`: the circuit's shift exceeds a threshold, from `calibrate_threshold` on domains with known
+      performance: it corresponds to a performance. After `calibrate` its rate of false alarms is known, too.
+    - `"conformal"`: one of the two shifts is larger than those of known batches, at most `alpha` false alarms
+      per batch: each is tested at alpha / 2.
+    - `"sequential"`: a bet on the circuit's shift of all batches together, at most `alpha` for a false alarm
+      ever; it says nothing about performance, and stays on once raised.
+
+    Args:
+        model: In evaluation mode.
+        reference: Its circuit on known images, which gives the settings: from `discover_reference` or
+            `discover`.
+        threshold: From `calibrate_threshold`, or a number: of the circuit's shift.
+        outputs: Known images with whose outputs those of a batch are compared, or their probabilities
+            `[n, n_classes]`; none that `calibrate` gets. None: only the circuit is watched.
+        distance: Key of a distance, see `assay.list("distances")`.
+        view: What the distance compares.
+        rule: One of the three. Default: the threshold if there is one, else conformal once calibrated.
+        alpha: Level of the conformal and the sequential rule, in (0, 1).
+        labelled: Labelled images in distribution, which ATC and DoC learn from (one more run at the start).
+        transform: For 8-bit images; default: the model's own.
+        batch_size: Images per pass; results do not depend on it.
+        log: File of readings, JSON lines. If it exists, the monitor goes on where it ended.
+        seed: Of the order of known images and of the draws that break ties.
+
+    Raises:
+        GraphMismatchError: If the reference belongs to another model.
+        InputError: If the reference does not say how it was found, the threshold is of a score that falls
+            with shift, or the log belongs to another monitor.
+        UnknownNameError: For another distance or rule.
+        FileFormatError: If the log cannot be read.
+
+    Notes:
+        Rates hold for batches of the size of the known ones: a batch has a shift by sampling alone, which
+        falls with its size. They need exchangeability: known batches that share no image with the reference
+        or with each other, were not trained on, and are mixed as the watched ones are. Batches that hold one
+        class each, or one day each, differ from mixed ones without any change of the source.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, section 5.
+    """
+
+    drawn_by = "assay.analyses.generalization.monitor_plots:plot_monitor"
+    record_kind = "monitor"
+    record_layout = same(
+        "**_header", "id", "rule", "calibration", "conformal", "outputs", "guarantee", "readings"
+    )
+
+    def __init__(
+        self,
+        model: Model,
+        reference: EdgeScores,
+        threshold: Threshold | float | None = None,
+        *,
+        outputs: ImageTask | Outputs | None = None,
+        distance: str = "spearman",
+        view: ShiftView = USUAL_VIEW,
+        rule: str | None = None,
+        alpha: float = 0.05,
+        labelled: ImageTask | None = None,
+        transform: EvalTransform | None = None,
+        batch_size: int | None = None,
+        log: str | Path | None = None,
+        seed: int = 0,
+    ) -> None:
+        DISTANCES[distance]  # an unknown name is refused before anything runs
+        self.threshold, self.alpha = threshold_of(threshold, needed=rule == "threshold"), alpha
+        self._rules = AlarmRules(asked=rule, threshold=self.threshold, alpha=alpha, seed=seed)
+        settings = check_reference(model, reference)
+        view.check(model.graph)
+        self.model, self.reference_scores = model, reference
+        self.distance, self.view = distance, view
+        self.readings: list[Reading] = []
+        self._others: dict[int, Calibration] = {}
+        self._seed, self._transform, self._batch_size = seed, transform, batch_size
+        self._known: Inspection | None = None
+        if labelled is not None:
+            self._known = labelled_inspection(
+                model, image_task(model, labelled, transform), batch_size=batch_size
+            )
+        self.known_outputs: Outputs | None = None
+        outputs_hash = None
+        if isinstance(outputs, np.ndarray):
+            self.known_outputs = outputs
+            outputs_hash = hashlib.sha256(outputs.tobytes()).hexdigest()
+        elif outputs is not None:
+            images = image_task(model, outputs, transform)
+            self.known_outputs, outputs_hash = probabilities(self._seen(images)), images.data_hash
+        self._header = self._described(settings, outputs_hash)
+        self._log = None if log is None else Journal(Path(log))
+        self._begun = False
+        if self._log is not None:
+            self._resume(self._log)
+
+    def __repr__(self) -> str:
+        return f"Monitor({self.model.id!r}, {self.distance}, {len(self.readings)} readings)"
+
+    def _described(self, settings: Mapping[str, Any], outputs_hash: str | None) -> dict[str, Any]:
+        """What is watched and how: the head of logs and documents."""
+        entry = DISTANCES[self.distance]
+        header: dict[str, Any] = {
+            "schema": SCHEMA,
+            "library": library_version(),
+            "model": self.model.describe(),
+            "graph": self.model.graph.describe(),
+            "reference": plain(dict(self.reference_scores.provenance)),
+            "settings": dict(settings),
+            "distance": {"key": entry.key, "summary": entry.summary, "published": entry.published},
+            "rule": self._rules.asked,
+            "alpha": self.alpha,
+            "threshold": None if self.threshold is None else self.threshold.to_dict(),
+            "known_outputs": 0 if self.known_outputs is None else len(self.known_outputs),
+            "seed": self._seed,
+        }
+        if outputs_hash is not None:
+            header["known_outputs_hash"] = outputs_hash[:16]
+        if self.view != USUAL_VIEW:
+            header["view"] = self.view.to_dict()
+        if self._transform is not None:  # else the model's own, which its record stands for
+            header["transform"] = self._transform.to_dict()
+        return header
+
+    @property
+    def rule(self) -> str | None:
+        """The rule that decides; None where there is nothing to decide by."""
+        return self._rules.rule
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """The known batches."""
+        return self._rules.calibration
+
+    @property
+    def conformal(self) -> ConformalAlarm | None:
+        """The test of the circuit's shift; None without enough known batches."""
+        return self._rules.tests.get(CIRCUIT)
+
+    @property
+    def outputs(self) -> ConformalAlarm | None:
+        """The test of the outputs' shift; None where they are not watched, or known batches are too few."""
+        return self._rules.tests.get(OUTPUTS)
+
+    @property
+    def guarantee(self) -> Guarantee:
+        """How often the rule in force raises a false alarm, and what that rests on."""
+        return self._rules.guarantee
+
+    @property
+    def id(self) -> str:
+        """Identity of what is watched and how, 16 hex digits."""
+        return record_id("monitor", {name: each for name, each in self._header.items() if name != "library"})
+
+    def task(self, images: Images) -> ImageTask:
+        """Images as the model reads them, as `observe` takes them."""
+        return image_task(self.model, images, self._transform).held()
+
+    def _seen(self, task: ImageTask) -> Inspection:
+        settings = InspectionSettings(batch_size=self._batch_size)
+        return inspect_model(self.model, task, ("logits",), settings=settings)
+
+    # ------------------------------------------------------------------------------------- calibration
+
+    def calibrate(
+        self, id_images: ImageTask, *, batch_size: int, n_batches: int | None = None
+    ) -> Calibration:
+        """Learn from known images how large the shifts of a batch are by sampling alone.
+
+        The images are put into random order and cut into disjoint batches; each costs one discovery and one
+        forward pass. Further calls with other sizes let `observe` take batches of these sizes, too: the
+        conformal rule judges them, the sequential test leaves them out.
+
+        Args:
+            id_images: Images in distribution that are neither in the reference, nor in `outputs`, nor in the
+                training data. Of files one batch at a time is in memory.
+            batch_size: Images of a batch, 2 or more: the size of those to watch.
+            n_batches: Batches, at most what the images give. Default: as many as they give, no more than 100.
+
+        Returns:
+            The shifts; also kept in the monitor and its log.
+
+        Raises:
+            InputError: If the images do not give the batches that the rule needs at this `alpha`, are those
+                of the reference, or batches of this size were measured, or any observed, before the first.
+        """
+        first = self.calibration is None
+        if (first and self.readings) or batch_size in self.sizes:
+            raise InputError(
+                f"this monitor has {'observed batches' if first else 'been calibrated'}; "
+                "calibrate a new one, so that earlier readings keep their meaning"
+            )
+        if batch_size < 2:
+            raise InputError(f"batch_size is {batch_size}; a batch needs at least 2 images")
+        m = self._rules.batches_of(id_images.n, batch_size, n_batches)
+        order = stream(self._seed, "monitor/calibration").permutation(id_images.n)
+        shifts, output_shifts = [], []
+        for rows in np.array_split(order[: m * batch_size], m):
+            task = self.task(id_images.subset(rows.tolist()))
+            shifts.append(self._measure(task)[1])
+            if self.known_outputs is not None:
+                output_shifts.append(output_shift(self.known_outputs, probabilities(self._seen(task))))
+        calibration = Calibration(
+            shifts=tuple(shifts),
+            n=batch_size,
+            domain=id_images.domain,
+            output_shifts=tuple(output_shifts),
+        )
+        self._record("calibration", calibration)
+        self._take_up(calibration)
+        return calibration
+
+    @property
+    def sizes(self) -> dict[int, Calibration]:
+        """Known batches by their number of images."""
+        first = self.calibration
+        return self._others if first is None else {first.n: first, **self._others}
+
+    def _take_up(self, calibration: Calibration) -> None:
+        if self.calibration is None:
+            self._rules = self._rules.calibrated(calibration)
+        else:
+            self._others[calibration.n] = calibration
+
+    def _measure(self, task: ImageTask) -> tuple[EdgeScores, float]:
+        """The circuit of a batch and its shift: one discovery."""
+        if task.data_hash == (self.reference_scores.provenance.get("task") or {}).get("data_hash"):
+            raise InputError(
+                "these are the images of the reference circuit, whose shift is 0 by construction; give "
+                "other images"
+            )
+        scores = circuit_like(self.model, task, self.reference_scores, batch_size=self._batch_size)
+        shift = circuit_shift(self.reference_scores, scores, distance=self.distance, **vars(self.view))
+        if not math.isfinite(shift):
+            raise NonFiniteError(
+                f"the {self.distance} shift of {task.domain or 'the batch'} is {shift}, because the scores "
+                "do not vary; check the model, or use another distance"
+            )
+        return scores, shift
+
+    # ------------------------------------------------------------------------------------- observation
+
+    def observe(
+        self,
+        images: Images,
+        *,
+        sources: Sequence[str] = (),
+        skipped: Sequence[str] = (),
+        domain: str = "",
+        page: str = "",
+    ) -> Reading:
+        """The shifts of one batch, and the alarm.
+
+        Args:
+            images: An image task, or normalised images `[N, 3, H, W]`; 2 or more.
+            sources: Names of their files, kept in the reading.
+            skipped: Files since the batch before that could not be read, kept too.
+            domain: Name of the origin; default: that of the images.
+            page: File of the page that will show the reading.
+
+        Raises:
+            InputError: If the batch has not the size of the known ones, holds one image, or is that of the
+                reference.
+            ShapeError, NonFiniteError: For images that the model cannot read, or a shift that is undefined.
+        """
+        task = self.task(images)
+        if task.n < 2:
+            raise InputError("the batch holds 1 image; a circuit needs 2 or more")
+        if self.sizes and task.n not in self.sizes:
+            raise InputError(
+                f"the batch holds {task.n} images, the known batches {', '.join(map(str, self.sizes))}, but "
+                "shifts by sampling alone depend on the size; give batches of the same size"
+            )
+        scores, shift = self._measure(task)
+        seen = self._seen(task)
+        moved = None
+        if self.known_outputs is not None:
+            moved = output_shift(self.known_outputs, probabilities(seen))
+        baselines, _ = readings_of(READ, seen, self._known)
+        index = len(self.readings)
+        rules = self._after(shift, index, task.n)
+        reading = Reading(
+            index=index,
+            time=datetime.now(UTC).isoformat(timespec="milliseconds"),
+            n=task.n,
+            shift=shift,
+            output_shift=moved,
+            **vars(self._of_size(rules, task.n).verdict(shift, moved)),
+            top_share=float(np.bincount(seen.predictions).max() / seen.n),
+            baselines=baselines,
+            layers=tuple(map(tuple, rank_shift_map(self.reference_scores, scores).numpy().round(6).tolist())),
+            domain=domain or task.domain,
+            data_hash=task.data_hash,
+            sources=tuple(sources),
+            skipped=tuple(skipped),
+            page=page,
+            seconds=float(scores.details.get("seconds", 0.0)),
+        )
+        self._record("reading", reading)
+        self.readings.append(reading)
+        self._rules = rules
+        return reading
+
+    def _after(self, shift: float, index: int, n: int) -> AlarmRules:
+        """The rules once a batch was seen; shifts of another size do not join the sequential test."""
+        same_size = self.calibration is None or n == self.calibration.n
+        return self._rules.after(shift, index) if same_size else self._rules
+
+    def _of_size(self, rules: AlarmRules, n: int) -> AlarmRules:
+        return replace(rules, calibration=self._others[n]) if n in self._others else rules
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per batch: index, time, n, both shifts with their p-values, alarm, e_value, domain."""
+        import pandas as pd
+
+        columns = ["index", "time", "n", "shift", "alarm", "p_value", "output_shift", "output_p_value"]
+        columns += ["e_value", "domain"]
+        return pd.DataFrame(
+            [[getattr(each, name) for name in columns] for each in self.readings], columns=columns
+        )
+
+    # ------------------------------------------------------------------------------------------- resume
+
+    def _record(self, kind: str, content: Record) -> None:
+        """Add a line to the log; the header comes before the first, so a failed start leaves no file."""
+        if self._log is None:
+            return
+        if not self._begun:
+            self._log.append("monitor", {**self._header, "id": self.id})
+            self._begun = True
+        self._log.append(kind, content.to_dict())
+
+    def _resume(self, log: Journal) -> None:
+        """Take over what the log holds."""
+        entries = log.read()
+        if not entries:
+            return
+        kind, first = entries[0]
+        if kind != "monitor" or first.get("id") != self.id:
+            names = (name for name in self._header if name != "library")
+            differs = [name for name in names if first.get(name) != plain(self._header[name])]
+            raise InputError(
+                f"the readings in {log.path} belong to another monitor (different: "
+                f"{', '.join(differs) or 'its record'}); choose another place for the readings of this one"
+            )
+        self._begun = True
+        for kind, content in entries[1:]:
+            if kind == "calibration":
+                self._take_up(Calibration.from_dict(content))
+            elif kind == "reading":
+                reading = Reading.from_dict(content)
+                self._rules = self._after(reading.shift, reading.index, reading.n)
+                self.readings.append(reading)
