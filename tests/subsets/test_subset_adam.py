@@ -29,7 +29,8 @@ def relaxation(correct, id_accuracy, size, penalty="softplus", *, validation=Non
     train = torch.from_numpy(correct).double()
     held_out = train if validation is None else torch.from_numpy(validation).double()
     y = id_accuracy if validation is None else id_validation
-    return Relaxation(train, id_accuracy, held_out, y, Pool(correct.shape[1], size), penalty)
+    pool = Pool(correct.shape[1], size)
+    return Relaxation(train, ridge_probit(id_accuracy), held_out, ridge_probit(y), pool, penalty)
 
 
 # ----------------------------------------------------------------------------------------------- goldens

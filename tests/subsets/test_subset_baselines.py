@@ -167,7 +167,6 @@ def test_distances_equal_the_literal_ones_and_ignore_lengths_and_chunks(seed):
     ]
     np.testing.assert_allclose(distance_scores(ood, known), literal, atol=1e-12)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_ROWS", 3)
         patch.setattr(module, "_ENTRIES", 6)
         scaled = distance_scores(ood * rng.uniform(0.1, 9, (7, 1)), known)
     np.testing.assert_allclose(scaled, literal, atol=1e-12)

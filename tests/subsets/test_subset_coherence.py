@@ -16,19 +16,16 @@ from scipy import special
 from scipy import stats as scipy_stats
 
 from assay.analyses.subsets.coherence import (
-    class_correlations,
-    class_notice,
     class_shares,
     example_correlations,
     example_holdout,
-    expected_jaccard,
     models_needed,
     prevalence_shift,
     replicate_examples,
-    selection_consistency,
     slope_p_values,
 )
 from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.overlap import expected_jaccard, selection_consistency
 from assay.analyses.subsets.selection import Subset, oodselect
 from assay.core.errors import InputError
 from assay.stats import benjamini_hochberg
@@ -159,25 +156,11 @@ def test_missing_crossed_and_whole_numbers() -> None:
         prevalence_shift([0], pd.DataFrame({"id": [f"e{k}" for k in range(1001)]}))
 
 
-def test_the_class_that_explains_most_of_a_subset_is_named() -> None:
+def test_shares_of_classes_by_hand() -> None:
     labels = np.array(["dog"] * 300 + ["cat"] * 698 + ["newt"] * 2)
     shares = class_shares([np.append(np.arange(98), [998, 999])], labels)
-    assert (
-        shares.loc["newt", 100] / shares.loc["newt", "pool"]
-        > shares.loc["dog", 100] / shares.loc["dog", "pool"]
-    )
-    notice = class_notice(shares, 100)
-    assert notice is not None
-    assert "98.0% of the subset is of class dog, 30.0% of the pool" in notice
-    assert class_notice(class_shares([np.arange(0, 1000, 10)], labels), 100) is None
-
-
-def test_the_correlation_within_each_class(subset: Subset) -> None:
-    inside = class_correlations(subset)
-    labels = np.array(subset.data.label_names)[subset.data.labels]
-    assert inside["n"].tolist() == [int((labels[subset.indices] == name).sum()) for name in inside["class"]]
-    dogs = subset.indices[labels[subset.indices] == "dog"]
-    assert inside.set_index("class").loc["dog", "r"] == subset.problem.correlate(dogs).r
+    assert shares.loc["dog"].tolist() == [0.98, 0.3]
+    assert shares.loc["cat"].tolist() == [0.0, 0.698]
 
 
 # ------------------------------------------------------------------------------------ example by example

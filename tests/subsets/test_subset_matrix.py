@@ -46,7 +46,7 @@ def test_answers_compute_what_numpy_does(device, shape, k, small, fast, seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(matrix, "bytes_are_fast", lambda: fast)
         if small:
-            for name, size in (("_COLUMNS", 7), ("_CHUNK", 64), ("_ENTRIES", 100), ("_DEVICE_ENTRIES", 100)):
+            for name, size in (("_COLUMNS", 7), ("_ENTRIES", 100), ("_DEVICE_ENTRIES", 100)):
                 patch.setattr(matrix, name, size)
         answers = Answers.of(correct, models, device)
         weights = np.stack([whole_weights(each)[0] for each in generator.normal(size=(k, len(models)))])
@@ -81,7 +81,7 @@ def test_a_gpu_gives_what_the_cpu_gives(n_models, k, seed):
     here, there = Answers.of(correct), Answers.of(correct, device="cuda")
     tf32 = torch.backends.cuda.matmul.allow_tf32
     try:
-        for rounded in (False, True):  # digits are exact either way
+        for rounded in (False, True):  # exact either way
             torch.backends.cuda.matmul.allow_tf32 = rounded
             np.testing.assert_array_equal(there.weigh(whole), here.weigh(whole))
     finally:

@@ -165,6 +165,9 @@ def test_a_file_brings_the_subset_and_its_verdict_back(tmp_path: Path) -> None:
         _ = again.problem
     with pytest.raises(InputError, match="was selected on other data"):
         load_subset(file, planted().take(models=np.arange(50)))
+    swapped = dataclasses.replace(again, example_ids=again.example_ids[::-1]).save(tmp_path / "swapped.json")
+    with pytest.raises(FileFormatError, match="indices and example ids name different examples"):
+        load_subset(swapped, planted())
 
 
 def test_a_file_of_the_first_version_is_read() -> None:

@@ -2,7 +2,6 @@
 
 import itertools
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -97,14 +96,14 @@ def test_a_family_with_half_of_the_models_is_split_whatever_the_seed():
 
 
 @pytest.mark.filterwarnings("ignore:.* models. with fewer than 20:assay.core.errors.AssayWarning")
-@given(st.lists(st.integers(1, 8), min_size=3, max_size=8), st.integers(0, 5))
+@given(st.lists(st.integers(1, 8), min_size=4, max_size=8), st.integers(0, 5))
 def test_units_are_split_where_any_deal_gives_each_part_two_units_with_four_models(counts, seed):
     def filled(deal):
         of_part = [[n for n, part in zip(counts, deal, strict=True) if part == each] for each in range(3)]
         return all(len(each) >= 2 and sum(each) >= 4 for each in of_part)
 
     units = np.repeat(np.arange(len(counts)), counts)
-    data = SimpleNamespace(n_models=len(units), groups=units, families=None, copies=np.arange(len(units)))
+    data = models(len(units), groups=units)
     if any(filled(deal) for deal in itertools.product(range(3), repeat=len(counts))):
         split = split_models(data, seed=seed)
         part_of = {unit: part for part, name in enumerate(PARTS) for unit in units[split.part(name)].tolist()}
@@ -129,7 +128,11 @@ def test_the_default_follows_what_is_known():
     ("split", "options", "message"),
     [
         ((range(20), range(19, 30), range(30, 40)), {}, "model 19 more than once"),
-        ((range(20), range(20, 30), range(30, 41)), {}, "names model 40"),
+        (
+            (range(20), range(20, 30), range(30, 41)),
+            {},
+            "names model 40 more than once or beyond",
+        ),
         ((range(20), range(20, 30), range(30, 33)), {}, "test part holds 3 models"),
         ("half", {}, "unknown split"),
         ("family", {}, "needs families="),

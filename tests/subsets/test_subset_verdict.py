@@ -19,9 +19,9 @@ from scipy import stats as scipy_stats
 from scipy.special import ndtr, ndtri
 
 from assay.analyses.subsets import verdict as module
-from assay.analyses.subsets.coherence import selection_consistency
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import AOTIL, line_correlation
+from assay.analyses.subsets.overlap import selection_consistency
 from assay.analyses.subsets.permutation import SequentialPermutation, permute_accuracy, reached
 from assay.analyses.subsets.problem import Problem, Settings
 from assay.analyses.subsets.selection import oodselect
@@ -195,8 +195,9 @@ def problem(data, split=None, **settings):
 def judged(data, *sizes, split=None, settings=None, **options):
     """Verdicts on subsets of some sizes."""
     case = problem(data, split, **(settings or {}))
-    subsets = [oodselect(data, size=size, split=split, **(settings or {})) for size in sizes]
-    return judge(case, subsets, **{"workers": 1} | options)
+    own = {size: oodselect(data, size=size, split=split, **(settings or {})) for size in sizes}
+    own = {size: subset.correlation["test"] for size, subset in own.items()}
+    return judge(case, own, **{"workers": 1} | options)
 
 
 def data_with(n_models, *, n_examples=30, seed=0, **units):
@@ -410,8 +411,7 @@ class TestJudge:
     def test_the_interval_of_the_subset_itself_is_told_and_decides_nothing(self, planted):
         subset, case = oodselect(planted, size=20), problem(planted)
         wide = replace(subset.correlation["test"], r=-0.1, high=0.2, n_units=8)
-        doubtful = replace(subset, correlation={**subset.correlation, "test": wide})
-        (verdict,) = judge(case, [doubtful], n_permutations=19)
+        (verdict,) = judge(case, {20: wide}, n_permutations=19)
         assert verdict.supported
         assert "is -0.10, with an interval that reaches up to 0.20" in verdict.notes[-1]
 
@@ -438,7 +438,7 @@ class TestJudge:
 
     def test_nothing_to_judge_is_refused(self, planted):
         with pytest.raises(InputError, match="subsets is 0"):
-            judge(problem(planted), [])
+            judge(problem(planted), {})
         with pytest.raises(InputError, match="n_permutations is 0"):
             judged(planted, 20, n_permutations=0)
 

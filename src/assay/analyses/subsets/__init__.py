@@ -4,18 +4,17 @@ from assay.analyses.subsets.baselines import distance_scores
 from assay.analyses.subsets.coherence import (
     ExampleHoldout,
     ModelsNeeded,
-    class_correlations,
     class_shares,
     example_holdout,
     models_needed,
     prevalence_shift,
     replicate_examples,
-    selection_consistency,
 )
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.describe import Clip, chat, describe_subset, text_proposer
 from assay.analyses.subsets.digits import digits_data
 from assay.analyses.subsets.line import Correlation, Line, correlate, fit_line, line_correlation, probit
+from assay.analyses.subsets.overlap import selection_consistency
 from assay.analyses.subsets.path import SelectionPath, selection_path
 from assay.analyses.subsets.permutation import permute_accuracy
 from assay.analyses.subsets.problem import Problem, Settings
@@ -40,7 +39,6 @@ __all__ = [
     "Subset",
     "SubsetVerdict",
     "chat",
-    "class_correlations",
     "class_shares",
     "correlate",
     "cross_fit",

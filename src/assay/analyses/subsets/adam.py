@@ -67,11 +67,11 @@ class AdamParameters:
         )
         for name, value in fixed.items():
             check_name("parameter of solver='adam'", name, cls.__dataclass_fields__)
-            whole = name in ("period", "anneal_epochs")
-            if not int(whole) <= value < math.inf or (whole and value != int(value)):
-                needed = "a whole number of at least 1" if whole else "a finite number of at least 0"
+            kind, least = (int, 1) if name in ("period", "anneal_epochs") else (float, 0)
+            if not least <= value < math.inf or value != kind(value):
+                needed = "a whole number of at least 1" if least else "a finite number of at least 0"
                 raise InputError(f"parameters[{name!r}] is {value}; expected {needed}")
-            changed: dict[str, Any] = {name: int(value) if whole else float(value)}
+            changed: dict[str, Any] = {name: kind(value)}
             parameters = replace(parameters, **changed)
         return parameters
 
@@ -85,52 +85,52 @@ class AdamParameters:
         return self.penalty_weight * 0.5 * (1 - math.cos(math.pi * min(epoch / self.anneal_epochs, 1)))
 
 
+@dataclass(frozen=True, eq=False)
 class Relaxation:
     """The relaxed problem on the training models (Eq. 5 of the paper), judged on the validation models.
 
     loss(w) = R_ridge(s) + lambda P(sum_j s_j - S), with s = sigmoid(w),
     a_i = sum_j X_ij s_j / (sum_j s_j + 1e-6), and P(u) = softplus(-u) (one-sided) or u^2.
 
-    Args:
+    Attributes:
         train: Training models x examples, in the precision of the descent.
-        id_train: In-distribution accuracy of the training models.
+        z_train: In-distribution accuracy of the training models, as `ridge_probit`.
         validation: Validation models x examples.
-        id_validation: Their in-distribution accuracy.
+        z_validation: Their in-distribution accuracy, as `ridge_probit`.
         pool: What a hard set may hold, and S.
         penalty: `softplus` or `squared`.
     """
 
-    def __init__(
-        self,
-        train: "torch.Tensor",
-        id_train: Accuracies,
-        validation: "torch.Tensor",
-        id_validation: Float64[np.ndarray, " v"],
-        pool: Pool,
-        penalty: str,
-    ):
-        self.train, self.validation, self.pool, self.penalty = train, validation, pool, penalty
-        self.z_train, self.z_validation = ridge_probit(id_train), ridge_probit(id_validation)
+    train: "torch.Tensor"
+    z_train: Accuracies
+    validation: "torch.Tensor"
+    z_validation: Float64[np.ndarray, " v"]
+    pool: Pool
+    penalty: str
 
     def loss(self, w: "torch.Tensor", weights: PerTrial) -> tuple[PerTrial, PerTrial, "torch.Tensor"]:
         """Loss, R_ridge and the gradient of the loss by w, for each row of w."""
         import torch
 
+        def like(values: np.ndarray) -> torch.Tensor:
+            """Small float64 values where w is, in its precision."""
+            return torch.from_numpy(values).to(w.dtype).to(w.device)
+
         soft = torch.sigmoid(w)
-        mass = _numbers(soft.sum(dim=1, dtype=torch.float64))
+        mass = soft.sum(dim=1, dtype=torch.float64).cpu().numpy()
         total = mass[:, None] + RIDGE
-        accuracy = _numbers((self.train @ soft.T).T) / total
+        accuracy = (self.train @ soft.T).T.cpu().double().numpy() / total
         r, q = ridge_correlation(accuracy, self.z_train)
         # dR/ds_j = sum_i q_i (X_ij - a_i) / (sum_k s_k + 1e-6), q_i = dR/da_i.
         q = q / total
-        gradient = _like(w, q) @ self.train
-        gradient -= _like(w, np.sum(q * accuracy, axis=1, keepdims=True))
         excess = mass - self.pool.size
         if self.penalty == "softplus":
             cost, slope = np.logaddexp(0, -excess), -scipy.special.expit(-excess)
         else:
             cost, slope = excess**2, 2 * excess
-        gradient += _like(w, (weights * slope)[:, None])
+        gradient = like(q) @ self.train
+        gradient -= like(np.sum(q * accuracy, axis=1, keepdims=True))
+        gradient += like((weights * slope)[:, None])
         return r + weights * cost, r, gradient.mul_(soft).mul_(1 - soft)
 
     def members(self, w: "torch.Tensor") -> "torch.Tensor":
@@ -141,7 +141,8 @@ class Relaxation:
 
     def score(self, members: "torch.Tensor") -> PerTrial:
         """R_ridge of each hard set on the validation models."""
-        counts = _numbers((self.validation @ members.to(self.validation).T).T)  # whole: exact in any order
+        # Counts are whole: exact in any order.
+        counts = (self.validation @ members.to(self.validation).T).T.cpu().double().numpy()
         return ridge_correlation(counts / (self.pool.size + RIDGE), self.z_validation)[0]
 
 
@@ -168,18 +169,6 @@ def ridge_correlation(
     # d probit / da = 1 / phi(t).
     inside = (accuracy >= EPS) & (accuracy <= 1 - EPS)
     return r[..., 0], np.where(inside, slope * math.sqrt(2 * math.pi) * np.exp(t * t / 2), 0.0)
-
-
-def _numbers(values: "torch.Tensor") -> np.ndarray:
-    """A small tensor of any device, as float64 of the CPU."""
-    return values.cpu().double().numpy()
-
-
-def _like(tensor: "torch.Tensor", values: np.ndarray) -> "torch.Tensor":
-    """Small float64 values where a tensor is, in its precision."""
-    import torch
-
-    return torch.from_numpy(values).to(tensor.dtype).to(tensor.device)
 
 
 @dataclass(kw_only=True, eq=False)
@@ -217,9 +206,8 @@ def descend(
     """
     import torch
 
-    rows = [Descent() for _ in parameters]
-    alive, scores, w = np.arange(len(rows)), np.full(len(rows), np.nan), logits.clone()
-    first, second = torch.zeros_like(w), torch.zeros_like(w)
+    rows, alive, w = [Descent() for _ in parameters], np.arange(len(parameters)), logits.clone()
+    first, second, scores = torch.zeros_like(w), torch.zeros_like(w), np.full(len(rows), np.nan)
     members = torch.zeros_like(w, dtype=torch.bool)
     for epoch in range(epochs):
         weights = np.array([parameters[row].weight_at(epoch) for row in alive.tolist()])
@@ -228,7 +216,7 @@ def descend(
         # Kingma and Ba (2015), algorithm 1, in place; the gradient is used up.
         first.mul_(_BETAS[0]).add_(gradient, alpha=1 - _BETAS[0])
         second.mul_(_BETAS[1]).addcmul_(gradient, gradient, value=1 - _BETAS[1])
-        scale = _like(w, rates / (1 - _BETAS[0] ** (epoch + 1)))
+        scale = torch.from_numpy(rates / (1 - _BETAS[0] ** (epoch + 1))).to(w.dtype).to(w.device)
         root = torch.sqrt(second, out=gradient).div_(math.sqrt(1 - _BETAS[1] ** (epoch + 1))).add_(_ADAM_EPS)
         w.sub_(torch.div(first, root, out=root).mul_(scale[:, None]))
         before, members = members, problem.members(w)
@@ -320,13 +308,14 @@ def adam(
     pool = Pool(len(columns), size, None if strata is None else strata[columns])
     for name, accuracies in (("id_train", id_train), ("id_validation", id_validation)):
         unit_probit(accuracies, name)  # refused where they are all the same
-    matrices = train.columns(columns), validation.columns(columns)
-    problem = Relaxation(matrices[0], id_train, matrices[1], id_validation, pool, penalty)
-    settings, starts = [], []
-    for trial in range(trials):
-        rng = stream(seed, f"subset-adam-{trial}")
-        settings.append(AdamParameters.drawn(rng, parameters or {}))
-        starts.append(rng.standard_normal(len(columns)))
+    (x, z), (held_out, z_held_out) = (
+        (side.columns(columns), ridge_probit(y))
+        for side, y in ((train, id_train), (validation, id_validation))
+    )
+    problem = Relaxation(x, z, held_out, z_held_out, pool, penalty)
+    generators = [stream(seed, f"subset-adam-{trial}") for trial in range(trials)]
+    settings = [AdamParameters.drawn(rng, parameters or {}) for rng in generators]
+    starts = [rng.standard_normal(len(columns)) for rng in generators]
     step = max(1, _LARGEST_BLOCK // len(columns))
     descents: list[Descent] = []
     for at in range(0, trials, step):

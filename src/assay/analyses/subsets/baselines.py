@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float, Float64
 
-from assay.analyses.subsets.line import Correlation, Places, correlate, line_correlations
+from assay.analyses.subsets.line import Accuracies, Places, Units, correlate, line_correlations
+from assay.analyses.subsets.problem import Problem
 from assay.analyses.subsets.splits import interval_unit_kind
 from assay.analyses.subsets.swap import Pool, marginal_scores
 from assay.core.errors import InputError, ShapeError
@@ -15,21 +17,14 @@ from assay.core.random import stream
 from assay.stats import spearman_matrix
 
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from assay.analyses.subsets.problem import Problem
-
-KINDS = ("random", "hard", "marginal", "distance", "all")
 DRAWS = 100
 _PERCENTILES = (0.025, 0.975)
 _EQUAL_DIGITS = 12  # distances that agree to these are equal: the rest is rounding of the products
-_ROWS = 4096  # in-distribution examples compared at a time
 _ENTRIES = 1 << 22  # similarities held at a time
 _R, _RHO = ("r", "low", "high"), ("spearman", "spearman_low", "spearman_high")
 
 
-def baselines(problem: "Problem", sizes: Sequence[int], *, draws: int = DRAWS) -> "pd.DataFrame":
+def baselines(problem: Problem, sizes: Sequence[int], *, draws: int = DRAWS) -> pd.DataFrame:
     """Baselines at every size of a grid, on the test models.
 
     `random`: subsets drawn uniformly. `hard`: the examples that the fewest training models get right.
@@ -54,29 +49,24 @@ def baselines(problem: "Problem", sizes: Sequence[int], *, draws: int = DRAWS) -
         Salaudeen et al. (2025), arXiv:2510.24884, Figure 2, Table A.3; their code counts the hardest on the
         test models.
     """
-    import pandas as pd
-
     data, settings, models = problem.data, problem.settings, problem.split.test
     y, units = data.id_accuracy[models], data.units(interval_unit_kind(data, problem.split))[models]
     pools = {size: Pool(data.n_examples, size, settings.strata, settings.allowed) for size in sizes}
-    places = np.arange(data.n_examples) if settings.allowed is None else np.flatnonzero(settings.allowed)
-    accuracies = _random(problem, pools, places, draws)
-    rows: list[dict[str, Any]] = []
+    accuracies = _random(problem, pools, draws)
+    rows: list[tuple[Any, ...]] = []
     for size in sizes:
-        row: dict[str, Any] = {"kind": "random", "size": size, "n_draws": draws}
         r = line_correlations(y, accuracies[size])
         rho = np.array([spearman_matrix(np.stack([y, each]))[0, 1] for each in accuracies[size]])
-        row |= _summary(r, _R) | _summary(rho, _RHO) | {"n_degenerate": int(np.isnan(r).sum())}
-        rows.append(row)
+        rows.append(("random", size, *_spread(r), *_spread(rho), draws, int(np.isnan(r).sum())))
     for kind, values in baseline_values(problem):
         for size in sizes:
             members = np.flatnonzero(pools[size].lowest(values))
-            rows.append(_row(kind, size, correlate(y, problem.accuracy(members), units, seed=settings.seed)))
-    rows.append(_row("all", len(places), correlate(y, problem.accuracy(places), units, seed=settings.seed)))
+            rows.append((kind, size, *_numbers(problem, members, y, units)))
+    rows.append(("all", len(problem.pool), *_numbers(problem, problem.pool, y, units)))
     return pd.DataFrame(rows, columns=["kind", "size", *_R, *_RHO, "n_draws", "n_degenerate"])
 
 
-def baseline_values(problem: "Problem") -> Iterator[tuple[str, np.ndarray]]:
+def baseline_values(problem: Problem) -> Iterator[tuple[str, np.ndarray]]:
     """By baseline, a number per example; the lowest are chosen."""
     data, models = problem.data, problem.split.train
     yield "hard", data.example_accuracy(models)
@@ -86,10 +76,10 @@ def baseline_values(problem: "Problem") -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _random(
-    problem: "Problem", pools: dict[int, Pool], places: Places, draws: int
+    problem: Problem, pools: dict[int, Pool], draws: int
 ) -> dict[int, Float64[np.ndarray, "draws m"]]:
     """Accuracies of the test models on random subsets of each size."""
-    ends = sorted(pools)
+    ends, places = sorted(pools), problem.pool
     counts = np.empty((draws, len(ends), problem.test.n_models))  # whole numbers, or sums of scores
     for draw in range(draws):
         order = places[stream(problem.settings.seed, f"random-subset/{draw}").permutation(len(places))]
@@ -103,18 +93,18 @@ def _random(
     return {size: counts[:, place] / size for place, size in enumerate(ends)}
 
 
-def _summary(values: Float64[np.ndarray, " draws"], names: tuple[str, str, str]) -> dict[str, float]:
+def _spread(values: Float64[np.ndarray, " draws"]) -> tuple[float, ...]:
     """Mean and percentiles over the draws in which a number is defined."""
     defined = values[np.isfinite(values)]
-    ends = np.quantile(defined, _PERCENTILES) if len(defined) else [math.nan, math.nan]
-    return dict(
-        zip(names, (float(defined.mean()) if len(defined) else math.nan, *map(float, ends)), strict=True)
-    )
+    if not len(defined):
+        return (math.nan,) * 3
+    return float(defined.mean()), *np.quantile(defined, _PERCENTILES).tolist()
 
 
-def _row(kind: str, size: int, correlation: Correlation) -> dict[str, Any]:
-    numbers = {name: getattr(correlation, name) for name in (*_R, *_RHO)}
-    return {"kind": kind, "size": size, "n_draws": 1, "n_degenerate": int(correlation.degenerate)} | numbers
+def _numbers(problem: Problem, members: Places, y: Accuracies, units: Units) -> tuple[Any, ...]:
+    """The rest of the row of one set."""
+    test = correlate(y, problem.accuracy(members), units, seed=problem.settings.seed)
+    return *(getattr(test, name) for name in (*_R, *_RHO)), 1, int(test.degenerate)
 
 
 def distance_scores(
@@ -145,13 +135,8 @@ def distance_scores(
     if not len(id_embedding):
         raise InputError("id_embedding is empty; a distance needs at least one in-distribution example")
     ood, known = _directions(embedding, "embedding"), _directions(id_embedding, "id_embedding")
-    similarity = np.full(len(ood), -np.inf)
-    step = max(1, _ENTRIES // min(len(known), _ROWS))
-    for start in range(0, len(ood), step):
-        best = similarity[start : start + step]
-        for first in range(0, len(known), _ROWS):
-            products = ood[start : start + step] @ known[first : first + _ROWS].T
-            np.maximum(best, products.max(axis=1), out=best)
+    parts = np.array_split(ood, -(-len(ood) * len(known) // _ENTRIES))
+    similarity = np.concatenate([(part @ known.T).max(axis=1) for part in parts])
     return np.asarray(np.clip(1 - similarity, 0.0, 2.0))
 
 

@@ -1,16 +1,15 @@
-"""What subsets hold: overlap over sizes, classes and facts, single examples, and the models that R needs."""
+"""What a subset holds: classes and facts, single examples, kinds of examples, and the models that R needs."""
 
 import functools
-import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import scipy
-from jaxtyping import Float64, Int64
+from jaxtyping import Bool, Float64, Int64
 
 from assay.analyses.subsets.baselines import baselines
 from assay.analyses.subsets.copies import unit_codes
@@ -21,101 +20,25 @@ from assay.analyses.subsets.line import (
     Places,
     checked_shares,
     correlate,
+    of_sums,
     probit,
 )
+from assay.analyses.subsets.overlap import positions
+from assay.analyses.subsets.selection import Subset
 from assay.core.errors import InputError, ShapeError, check_least
 from assay.core.random import stream
 from assay.core.record import Record
 from assay.stats import auroc, benjamini_hochberg
 
 
-if TYPE_CHECKING:
-    from assay.analyses.subsets.selection import Subset
-
 LABEL = "label"  # name of the class among the facts
 MISSING = "missing"
-LARGE_RATIO = 2.0  # of class shares, beyond which a subset is largely a choice of classes
 _FEW_VALUES = 20  # whole numbers of no more different values are compared as categories
 _MOST_VALUES = 1000  # of a fact, beyond which it names examples rather than describing them
-_COLUMNS = (
-    "attribute", "value", "n_selected", "n_pool", "selected", "pool", "ratio", "low", "high", "p_value"
-)  # fmt: skip
-_EQUAL = 1e-12  # room between chance and nesting below which there is nothing to normalise by
+_SHARES = ("attribute", "value", "n_selected", "n_pool", "selected", "pool", "ratio")
 _ENTRIES = 1 << 21  # of a matrix worked on at a time
 _FEWEST = 3  # two models always correlate perfectly
-
-
-# ------------------------------------------------------------------------------------ overlap over sizes
-
-
-def positions(places: Any, n: int) -> Places:
-    """Distinct places in a pool of `n` examples, at least one.
-
-    Raises:
-        InputError: If they are not, or lie outside the pool.
-    """
-    checked = np.asarray(places)
-    distinct = np.unique(checked)
-    whole = checked.ndim == 1 and len(checked) > 0 and checked.dtype.kind in "iu"
-    if not whole or len(distinct) < len(checked) or distinct[0] < 0 or distinct[-1] >= n:
-        raise InputError(
-            f"a selection is {checked.dtype} of shape {checked.shape}; expected places in [0, {n - 1}], at "
-            "least one, each once (np.flatnonzero converts a mask)"
-        )
-    return checked.astype(np.int64)
-
-
-@functools.lru_cache(maxsize=4096)
-def expected_jaccard(first: int, second: int, n: int) -> float:
-    """Mean Jaccard index of two independent uniform draws of these sizes from `n`.
-
-    E[h / (a + b - h)] with h ~ Hypergeometric(n, a, b).
-
-    Example:
-        >>> round(expected_jaccard(1, 1, 4), 12)
-        0.25
-    """
-    h = np.arange(max(0, first + second - n), min(first, second) + 1)
-    return float(scipy.stats.hypergeom.pmf(h, n, first, second) @ (h / (first + second - h)))
-
-
-def selection_consistency(sets: Sequence[Any], n: int) -> pd.DataFrame:
-    """Overlap of every pair of selections between chance (0) and nesting (1).
-
-    J_norm = (J - J_rand) / (J_max - J_rand), with J the Jaccard index, J_max = |A| / |B| that of a nested
-    pair and J_rand its mean over independent uniform draws of the same sizes, |A| <= |B|.
-
-    A high value is not evidence that a subset is real: selections of one solver on one set of models agree
-    just as well where no example has a negative slope.
-
-    Args:
-        sets: Selections, each as distinct places in the pool.
-        n: Examples of the pool they come from.
-
-    Returns:
-        `[k, k]`, rows and columns named by size; 1 on the diagonal, below 0 for less overlap than two random
-        draws, NaN where chance alone nests.
-
-    Raises:
-        InputError: Repeated or impossible places, or an empty selection.
-
-    References:
-        Salaudeen et al. (2025), arXiv:2510.24884, Eq. 6.
-
-    Example:
-        >>> float(selection_consistency([[0, 1], [0, 1, 2, 3]], 10).iloc[0, 1])
-        1.0
-    """
-    checked = [positions(each, n) for each in sets]
-    sizes = [len(each) for each in checked]
-    table = np.eye(len(checked))
-    for (i, one), (j, other) in itertools.combinations(enumerate(checked), 2):
-        shared = len(np.intersect1d(one, other, assume_unique=True))
-        small, large = sorted((len(one), len(other)))
-        chance, most = expected_jaccard(small, large, n), small / large
-        j_norm = (shared / (small + large - shared) - chance) / (most - chance or math.nan)
-        table[i, j] = table[j, i] = j_norm if most - chance >= _EQUAL else math.nan
-    return pd.DataFrame(table, index=sizes, columns=sizes)
+_STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # C of the logistic regression
 
 
 # ------------------------------------------------------------------------------------- classes and facts
@@ -145,52 +68,7 @@ def class_shares(sets: Sequence[Places], labels: Sequence[object] | np.ndarray) 
     return pd.DataFrame(shares).fillna(0.0).sort_index().rename_axis("class")
 
 
-def class_notice(shares: pd.DataFrame, size: int) -> str | None:
-    """What to know before reading anything into a subset of which a class is a large part.
-
-    Args:
-        shares: Of `class_shares`.
-        size: Column of the subset.
-
-    Returns:
-        None unless a class is more than twice as frequent as in the pool. Of several such classes the one
-        that explains the largest share of the subset is named: a rare class has a large ratio long before it
-        makes up much of a subset.
-    """
-    own, pool = shares[size], shares["pool"]
-    frequent = (own - pool)[own > LARGE_RATIO * pool]
-    if frequent.empty:
-        return None
-    worst: Any = frequent.idxmax()
-    return (
-        f"{own[worst]:.1%} of the subset is of class {worst}, {pool[worst]:.1%} of the pool. The subset may "
-        "represent a class rather than a failure mode; select with strata='label' (--strata label) to see "
-        "whether an effect remains at the class mix of the pool"
-    )
-
-
-def class_correlations(subset: "Subset") -> pd.DataFrame:
-    """R of a subset within each of its classes, over the test models.
-
-    Negative inside the classes too: the inverse line is not only a matter of which classes were selected.
-
-    Returns:
-        A row per class of the subset, in ascending order: `class`, `n` (its selected examples), `r`, `low`,
-        `high`. A correlation over a few examples is mostly noise: mind `n`.
-
-    Raises:
-        InputError: If the subset has no data, or these no labels.
-    """
-    labels = class_names(subset)
-    chosen, rows = labels[subset.indices], []
-    for name in np.unique(chosen):
-        members = subset.indices[chosen == name]
-        test = subset.problem.correlate(members)
-        rows.append((name, len(members), test.r, test.low, test.high))
-    return pd.DataFrame(rows, columns=["class", "n", "r", "low", "high"])
-
-
-def class_names(subset: "Subset") -> np.ndarray:
+def class_names(subset: Subset) -> np.ndarray:
     """Class of each example of the data of a subset, by name where classes have names.
 
     Raises:
@@ -202,7 +80,7 @@ def class_names(subset: "Subset") -> np.ndarray:
     return data.labels if data.label_names is None else np.array(data.label_names)[data.labels]
 
 
-def facts_of(subset: "Subset") -> pd.DataFrame:
+def facts_of(subset: Subset) -> pd.DataFrame:
     """What is known of the examples that could have been selected, the class first, as `label`."""
     data = subset.require_data("a comparison with the pool")
     facts = data.meta.rename(columns={LABEL: f"{LABEL} (fact)"})
@@ -212,7 +90,7 @@ def facts_of(subset: "Subset") -> pd.DataFrame:
 
 
 def prevalence_shift(
-    selection: "Subset | Sequence[int] | np.ndarray",
+    selection: Subset | Sequence[int] | np.ndarray,
     facts: pd.DataFrame | None = None,
     *,
     crossed: Sequence[Sequence[str]] = (),
@@ -253,124 +131,87 @@ def prevalence_shift(
         Salaudeen et al. (2025), arXiv:2510.24884, Figure 3; Fisher (1935); Mann and Whitney (1947),
         doi:10.1214/aoms/1177730491.
     """
-    if isinstance(selection, np.ndarray | Sequence):
-        columns, places = pd.DataFrame(facts), positions(selection, 0 if facts is None else len(facts))
-    else:
-        columns = facts_of(selection) if facts is None else facts.iloc[selection.pool]
+    if isinstance(selection, Subset):
+        facts = facts_of(selection) if facts is None else facts.iloc[selection.pool]
         places = np.searchsorted(selection.pool, selection.indices)
-    chosen = np.zeros(len(columns), dtype=bool)
-    chosen[places] = True
-    rows: list[tuple[Any, ...]] = []
-    tails = [(1 - level) / 2, (1 + level) / 2]
+    else:
+        facts = pd.DataFrame(facts)
+        places = positions(selection, len(facts))
+    resampled = _Resampled(places, len(facts), n_resamples, [(1 - level) / 2, (1 + level) / 2], seed)
     categories: dict[str, pd.Series[Any]] = {}
     means: dict[str, Float64[np.ndarray, " n"]] = {}
-    for name, column in columns.items():
-        column = column.infer_objects()
-        if _is_number(column):
+    for name, column in facts.items():
+        column, kinds = column.infer_objects().reset_index(drop=True), pd.api.types
+        whole = kinds.is_integer_dtype(column)
+        if kinds.is_float_dtype(column) or (whole and column.nunique() > _FEW_VALUES):
             means[str(name)] = column.to_numpy(dtype=np.float64)
-        else:
-            categories[str(name)] = _values(column)
+        elif whole and not column.hasnans:
+            categories[str(name)] = column
+        else:  # as texts; whole numbers stay, so that each sorts as it should
+            given = column.astype(object)
+            categories[str(name)] = given.where(column.notna() & (given != ""), MISSING).astype(str)
     for names in crossed:
         together = [categories[name].astype(str) for name in names]
         categories[" x ".join(names)] = functools.reduce(lambda one, other: one + " x " + other, together)
+    rows: list[tuple[Any, ...]] = []
     for name, values in categories.items():
         if name == LABEL or values.nunique() <= _MOST_VALUES:
-            rng = stream(seed, f"prevalence/{name}")
-            rows += _shares(name, values, chosen, rng, n_resamples, tails)
+            rows += resampled.shares(name, values)
     for name, numbers in means.items():
-        rng = stream(seed, f"prevalence/{name}/mean")
-        rows.append(_means(name, numbers, places, rng, n_resamples, tails))
+        rows.append(resampled.mean(name, numbers))
         if (absent := np.isnan(numbers)).any():
-            marks, rng = pd.Series(np.where(absent, MISSING, "present")), stream(seed, f"prevalence/{name}")
-            marked = _shares(name, marks, chosen, rng, n_resamples, tails)
+            marked = resampled.shares(name, pd.Series(np.where(absent, MISSING, "present")))
             rows += [row for row in marked if row[1] == MISSING]
     if not rows:
         raise InputError(f"nothing to compare: give columns with at most {_MOST_VALUES:,} values")
-    head = (
-        "attribute",
-        "value",
-        "n_selected",
-        "n_pool",
-        "selected",
-        "pool",
-        "ratio",
-        "low",
-        "high",
-        "p_value",
-    )
-    table = pd.DataFrame(rows, columns=head)
+    table = pd.DataFrame(rows, columns=[*_SHARES, "low", "high", "p_value"])
     table.insert(6, "difference", table["selected"] - table["pool"])
     table["q_value"] = benjamini_hochberg(table["p_value"].to_numpy(dtype=np.float64))
     return table.assign(significant=table["q_value"] <= q)
 
 
-def _is_number(column: "pd.Series[Any]") -> bool:
-    """Whether values are compared by their mean: a code has few, an age many."""
-    if pd.api.types.is_bool_dtype(column) or not pd.api.types.is_numeric_dtype(column):
-        return False
-    whole = pd.api.types.is_integer_dtype(column)
-    return not whole or column.nunique() > _FEW_VALUES
+@dataclass(frozen=True)
+class _Resampled:
+    """Comparisons of the chosen places with a pool of n, with intervals of resamples."""
+
+    places: Places
+    n: int
+    n_resamples: int
+    tails: list[float]
+    seed: int
+
+    @functools.cached_property
+    def chosen(self) -> Bool[np.ndarray, " n"]:
+        return np.isin(np.arange(self.n), self.places)
+
+    def shares(self, name: str, values: "pd.Series[Any]") -> Iterator[tuple[Any, ...]]:
+        """A row per value of a fact, in ascending order."""
+        pool, rng = values.value_counts().sort_index(), stream(self.seed, f"prevalence/{name}")
+        selected = values[self.chosen].value_counts().reindex(pool.index, fill_value=0)
+        s, n = len(self.places), self.n
+        drawn = [rng.multinomial(k, of / k, self.n_resamples) / k for k, of in ((s, selected), (n, pool))]
+        ends = np.quantile(drawn[0] - drawn[1], self.tails, axis=0).T.tolist()
+        for value, a, k, (low, high) in zip(pool.index, selected.tolist(), pool.tolist(), ends, strict=True):
+            p = float(scipy.stats.fisher_exact(np.array([[a, s - a], [k - a, n - s - k + a]])).pvalue)
+            yield (name, str(value), a, k, a / s, k / n, (a / s) / (k / n), low, high, p)
+
+    def mean(self, name: str, values: Float64[np.ndarray, " n"]) -> tuple[Any, ...]:
+        """The row of the mean of a number, over the examples that have one."""
+        rng, known = stream(self.seed, f"prevalence/{name}/mean"), ~np.isnan(values)
+        inside, rest = values[self.chosen & known], values[~self.chosen & known]
+        means = []
+        for side in (values[self.places], values):
+            draws = (side[rng.integers(0, len(side), len(side))] for _ in range(self.n_resamples))
+            means.append(np.array([_mean(each[~np.isnan(each)]) for each in draws]))
+        differences = means[0] - means[1]
+        differences = differences[np.isfinite(differences)]
+        ends = np.quantile(differences, self.tails).tolist() if len(differences) else [math.nan, math.nan]
+        counts, p = (len(inside), int(known.sum())), rank_sum_p(inside, rest)
+        return (name, None, *counts, _mean(inside), _mean(values[known]), math.nan, *ends, p)
 
 
-def _values(column: "pd.Series[Any]") -> "pd.Series[Any]":
-    """Categories as texts, whole numbers as they are, so that each sorts as it should."""
-    column = column.reset_index(drop=True)
-    if pd.api.types.is_integer_dtype(column) and not column.hasnans:
-        return column
-    return column.astype(object).where(column.notna() & (column.astype(object) != ""), MISSING).astype(str)
-
-
-def _shares(
-    name: str,
-    values: "pd.Series[Any]",
-    chosen: np.ndarray,
-    rng: np.random.Generator,
-    n_resamples: int,
-    tails: list[float],
-) -> Iterator[tuple[Any, ...]]:
-    """A row per value of a fact, in ascending order."""
-    pool = values.value_counts().sort_index()
-    selected = values[chosen].value_counts().reindex(pool.index, fill_value=0)
-    s, n = int(selected.sum()), int(pool.sum())
-    drawn = [rng.multinomial(k, of / k, n_resamples) / k for k, of in ((s, selected), (n, pool))]
-    ends = np.quantile(drawn[0] - drawn[1], tails, axis=0).T.tolist()
-    for value, a, k, (low, high) in zip(pool.index, selected.tolist(), pool.tolist(), ends, strict=True):
-        counts = np.array([[a, s - a], [k - a, n - s - k + a]])
-        p = float(scipy.stats.fisher_exact(counts).pvalue)
-        yield (name, str(value), a, k, a / s, k / n, (a / s) / (k / n), low, high, p)
-
-
-def _means(
-    name: str,
-    values: Float64[np.ndarray, " n"],
-    places: Places,
-    rng: np.random.Generator,
-    n_resamples: int,
-    tails: list[float],
-) -> tuple[Any, ...]:
-    """The row of the mean of a number, over the examples that have one."""
-    rest = np.delete(values, places)
-    inside, rest, known = (side[~np.isnan(side)] for side in (values[places], rest, values))
-    of_selection = _resampled_means(values[places], n_resamples, rng)
-    differences = of_selection - _resampled_means(values, n_resamples, rng)
-    differences = differences[np.isfinite(differences)]
-    low, high = np.quantile(differences, tails).tolist() if len(differences) else (math.nan, math.nan)
-    means = (float(side.mean()) if len(side) else math.nan for side in (inside, known))
-    return (name, None, len(inside), len(known), *means, math.nan, low, high, rank_sum_p(inside, rest))
-
-
-def _resampled_means(
-    values: Float64[np.ndarray, " n"], n_resamples: int, rng: np.random.Generator
-) -> Float64[np.ndarray, " n_resamples"]:
-    """Mean of each resample over the values that are there; NaN where there is none."""
-    known, n = np.isfinite(values), len(values)
-    filled, means = np.where(known, values, 0.0), np.full(n_resamples, np.nan)
-    step = max(1, 2 * _ENTRIES // n)
-    for start in range(0, n_resamples, step):
-        drawn = rng.integers(0, n, (min(step, n_resamples - start), n))
-        counts, block = known[drawn].sum(axis=1), means[start : start + step]
-        np.divide(filled[drawn].sum(axis=1), counts, out=block, where=counts > 0)
-    return means
+def _mean(values: Float64[np.ndarray, " _"]) -> float:
+    return float(values.mean()) if len(values) else math.nan
 
 
 def rank_sum_p(one: Float64[np.ndarray, " a"], other: Float64[np.ndarray, " b"]) -> float:
@@ -385,7 +226,7 @@ def rank_sum_p(one: Float64[np.ndarray, " a"], other: Float64[np.ndarray, " b"])
 # ---------------------------------------------------------------------------------- example by example
 
 
-def replicate_examples(subset: "Subset") -> pd.DataFrame:
+def replicate_examples(subset: Subset) -> pd.DataFrame:
     """Test every selected example, and every other one, on the models that took no part in selecting.
 
     r_j = correlation over test models of X_j with probit(y); one-sided t test of r_j < 0 with n_eff - 2
@@ -480,12 +321,8 @@ class ExampleHoldout(Record):
         return self.correlation.r < self.random_low and self.correlation.high < 0
 
 
-_STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0, 10.0)  # C of the logistic regression
-_MOST_TAUGHT = 20_000  # selected and unselected examples each that the regression is trained on
-
-
 def example_holdout(
-    subset: "Subset", features: Float64[np.ndarray, "n d"] | None = None, *, folds: int = 5, seed: int = 0
+    subset: Subset, features: Float64[np.ndarray, "n d"] | None = None, *, folds: int = 5, seed: int = 0
 ) -> ExampleHoldout:
     """Is the subset a describable kind of input, or a list of single examples?
 
@@ -505,10 +342,14 @@ def example_holdout(
         ShapeError: If `features` has not one row per example.
 
     Notes:
-        L2 penalty, classes balanced, C by cross-validation inside the training folds (AUROC). Of more than
-        20,000 selected or unselected examples a random 20,000 train the regression. Quotas of the selection
-        are kept within the folds.
+        L2 penalty, classes balanced, C by cross-validation inside the training folds (AUROC). Quotas of the
+        selection are kept within the folds.
     """
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import GridSearchCV, StratifiedKFold
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
     data, problem, size = subset.require_data("an example hold-out"), subset.problem, subset.size
     check_least(2, folds=folds)
     given = data.embedding if features is None else features
@@ -535,7 +376,14 @@ def example_holdout(
             )
         among = replace(problem, settings=replace(problem.settings, allowed=others))
         (chosen,) = among.select_all([size - n_predicted], [data.id_accuracy])[0]
-        score = _membership(phi, chosen, np.flatnonzero(others), rng)(phi[here])
+        rows = np.concatenate([chosen, np.setdiff1d(np.flatnonzero(others), chosen)])
+        taught = np.arange(len(rows)) < len(chosen)
+        n_parts = max(2, min(3, len(chosen), len(rows) - len(chosen)))
+        parts = StratifiedKFold(n_parts, shuffle=True, random_state=int(rng.integers(2**31)))
+        logistic = make_pipeline(StandardScaler(), LogisticRegression(class_weight="balanced", max_iter=1000))
+        strengths = {"logisticregression__C": list(_STRENGTHS)}
+        fitted = GridSearchCV(logistic, strengths, scoring="roc_auc", cv=parts).fit(phi[rows], taught)
+        score = fitted.decision_function(phi[here])
         predicted.append(here[np.argsort(-score, kind="stable")[:n_predicted]])
         if 0 < member[here].sum() < len(here):
             areas.append(auroc(score, member[here]).value)
@@ -550,32 +398,6 @@ def example_holdout(
         auroc=float(np.mean(areas)) if areas else math.nan,
         predicted=np.sort(pooled),
     )
-
-
-def _membership(
-    phi: Float64[np.ndarray, "n d"], chosen: Places, pool: Places, rng: np.random.Generator
-) -> Callable[[Float64[np.ndarray, "k d"]], Float64[np.ndarray, " k"]]:
-    """A logistic regression of being chosen on standardised features, as a function of features."""
-    from sklearn.linear_model import LogisticRegression
-    from sklearn.model_selection import GridSearchCV, StratifiedKFold
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
-
-    others, chosen = (
-        each if len(each) <= _MOST_TAUGHT else rng.choice(each, _MOST_TAUGHT, replace=False)
-        for each in (np.setdiff1d(pool, chosen), chosen)
-    )
-    rows = np.concatenate([chosen, others])
-    is_member = np.arange(len(rows)) < len(chosen)
-    regression = LogisticRegression(class_weight="balanced", max_iter=1000, C=_STRENGTHS[0])
-    fitted: Any = make_pipeline(StandardScaler(), regression)
-    inner = min(3, len(chosen), len(others))
-    if inner >= 2:
-        parts = StratifiedKFold(inner, shuffle=True, random_state=int(rng.integers(2**31)))
-        strengths = {"logisticregression__C": list(_STRENGTHS)}
-        fitted = GridSearchCV(fitted, strengths, scoring="roc_auc", cv=parts)
-    decision: Callable[[np.ndarray], np.ndarray] = fitted.fit(phi[rows], is_member).decision_function
-    return decision
 
 
 # ------------------------------------------------------------------------------------------ models needed
@@ -605,25 +427,21 @@ class ModelsNeeded(Record):
     @property
     def mean(self) -> Float64[np.ndarray, " sizes"]:
         """R(k), averaged over the orders in which it is defined; NaN where it is in none."""
-        defined = np.isfinite(self.curves)
-        n, total = defined.sum(axis=0), np.where(defined, self.curves, 0.0).sum(axis=0)
-        return np.asarray(np.divide(total, n, out=np.full(len(n), np.nan), where=n > 0))
+        return np.asarray(np.ma.masked_invalid(self.curves).mean(axis=0).filled(np.nan))
 
     @property
     def median(self) -> float:
         """Median of `stable` over the orders; NaN where half of them or more never settle."""
-        value = float(np.median(self._settled))
-        return value if math.isfinite(value) else math.nan
+        return self._settled(np.median)
 
     @property
     def range(self) -> tuple[float, float]:
         """Smallest and largest `stable` over the orders; NaN for an order that never settles."""
-        low, high = float(np.min(self._settled)), float(np.max(self._settled))
-        return (low if math.isfinite(low) else math.nan), (high if math.isfinite(high) else math.nan)
+        return self._settled(np.min), self._settled(np.max)
 
-    @property
-    def _settled(self) -> list[float]:
-        return [math.inf if each is None else float(each) for each in self.stable]
+    def _settled(self, of: Any) -> float:
+        value = float(of([math.inf if each is None else each for each in self.stable]))
+        return value if math.isfinite(value) else math.nan
 
 
 def models_needed(
@@ -677,9 +495,7 @@ def models_needed(
     n_used = np.stack([row[np.searchsorted(row, k)] for row in after])
     curves = np.take_along_axis(_growing_correlations(x[places], y[places]), n_used - 1, axis=1)
     settled = [_stable(row, used, tolerance) for row, used in zip(curves, n_used, strict=True)]
-    return ModelsNeeded(
-        k=k, n_used=n_used, curves=curves, stable=tuple(settled), whole_runs=groups is not None
-    )
+    return ModelsNeeded(k=k, n_used=n_used, curves=curves, stable=tuple(settled), whole_runs=n_units < len(x))
 
 
 def _growing_correlations(
@@ -687,15 +503,10 @@ def _growing_correlations(
 ) -> Float64[np.ndarray, "orders m"]:
     """Pearson correlation of the first 1, 2, ... entries of each row; NaN where a side is constant so far."""
     x, y = x - x.mean(axis=1, keepdims=True), y - y.mean(axis=1, keepdims=True)
-    n = np.arange(1, x.shape[1] + 1)
-    sx, sy, sxx, syy, sxy = (np.cumsum(each, axis=1) for each in (x, y, x * x, y * y, x * y))
-    sxx, syy, sxy = sxx - sx * sx / n, syy - sy * sy / n, sxy - sx * sy / n
+    sums = [np.cumsum(each, axis=1) for each in (np.ones_like(x), x, y, x * x, y * y, x * y)]
     # Differences of sums leave rounding where all values are equal.
-    floors = (np.maximum(DEGENERATE, 1e-13 * (side * side).sum(axis=1, keepdims=True)) for side in (x, y))
-    defined = np.logical_and(*(side >= floor for side, floor in zip((sxx, syy), floors, strict=True)))
-    r = np.full_like(x, np.nan)
-    np.divide(sxy, np.sqrt(sxx * syy, where=defined, out=np.ones_like(sxx)), out=r, where=defined)
-    return np.asarray(np.clip(r, -1.0, 1.0))
+    floors = [np.maximum(DEGENERATE, 1e-13 * (side * side).sum(axis=1, keepdims=True)) for side in (x, y)]
+    return np.asarray(of_sums(sums, floors))
 
 
 def _stable(

@@ -84,8 +84,10 @@ def find_copies(
     """
     if len(answers) < 2 or not answers.shape[1]:
         return np.arange(len(answers))
-    _, first, same = np.unique(answers, axis=0, return_index=True, return_inverse=True)
-    distinct = _Distinct(answers[first].astype(np.float64), labels)
+    binary = answers.dtype == np.uint8
+    rows = np.packbits(answers, axis=1) if binary else answers  # in the same order, an eighth as large
+    _, first, same = np.unique(rows, axis=0, return_index=True, return_inverse=True)
+    distinct = _Distinct(answers[first] if binary else answers[first].astype(np.float64), labels)
     expected = np.array([distinct.expected(row, row) for row in range(len(first))])[same]
     exact = [(place, first[same[place]]) for place in np.flatnonzero(expected >= _FEWEST).tolist()]
     if id_accuracy is not None:
@@ -105,7 +107,7 @@ class _Distinct:
     that is right, s such that the mean of p is the accuracy of the model in the class.
     """
 
-    def __init__(self, x: Float64[np.ndarray, "u k"], labels: Int64[np.ndarray, " k"] | None) -> None:
+    def __init__(self, x: Num[np.ndarray, "u k"], labels: Int64[np.ndarray, " k"] | None) -> None:
         self.x, self.rng = x, stream(0, "copies")
         self.bits = x > x.mean(axis=0)
         self.packed = np.packbits(self.bits, axis=1)
@@ -120,14 +122,16 @@ class _Distinct:
         cells, cell, self.n = np.unique(group * _LEVELS + level, return_inverse=True, return_counts=True)
         odds = np.bincount(cell, weights=scipy.special.logit(share)) / self.n
         within, size = np.eye(group.max() + 1)[cells // _LEVELS], self.groups.sum(axis=0)
+        right = np.stack([x[:, group == each].sum(axis=1) for each in range(len(size))], axis=1)
         shift = np.full((len(x), len(size)), -40.0)
         for step in 40.0 * 0.5 ** np.arange(40):
             p = scipy.special.expit(odds + (shift + step) @ within.T)
-            shift += np.where((p * self.n) @ within < x @ self.groups, step, 0.0)
+            shift += np.where((p * self.n) @ within < right, step, 0.0)
         self.p = scipy.special.expit(odds + shift @ within.T)
-        # Scores spread less than answers of the same mean: 1 for answers.
-        mean = x.mean(axis=0)
-        self.spread = float(x.var(axis=0).sum() / (mean * (1 - mean)).sum())
+        self.spread = 1.0
+        if x.dtype != np.uint8:  # scores spread less than answers of the same mean
+            mean = x.mean(axis=0)
+            self.spread = float(x.var(axis=0).sum() / (mean * (1 - mean)).sum())
 
     def expected(self, a: int, b: int) -> float:
         """Sum over the examples of the expected squared difference of two models."""
@@ -156,7 +160,7 @@ class _Distinct:
 
     def are_copies(self, a: int, b: int) -> bool:
         """Whether two models differ far less than models of their accuracies, wherever they differ."""
-        differs = (self.x[a] - self.x[b]) ** 2
+        differs = (self.x[a].astype(np.float64) - self.x[b]) ** 2
         found, expected = float(differs.sum()), self.expected(a, b)
         if (
             expected < _FEWEST

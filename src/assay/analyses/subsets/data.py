@@ -19,29 +19,11 @@ import pandas as pd
 import scipy
 from jaxtyping import Float32, Float64, Int64, Shaped, UInt8
 
-from assay.analyses.subsets.arguments import (
-    by_name,
-    checked_accuracies,
-    checked_answers,
-    checked_classes,
-    checked_columns,
-    checked_counts,
-    checked_ids,
-    checked_images,
-    checked_rows,
-    checked_texts,
-)
-from assay.analyses.subsets.copies import (
-    MOST_EXAMPLES,
-    Units,
-    copies_note,
-    find_copies,
-    joined,
-    unit_codes,
-)
-from assay.analyses.subsets.line import MIN_MODELS, probit
+from assay.analyses.subsets.arguments import checked
+from assay.analyses.subsets.copies import MOST_EXAMPLES, Units, copies_note, find_copies, joined, unit_codes
+from assay.analyses.subsets.line import probit
 from assay.circuits import write_atomically
-from assay.core.errors import FileFormatError, InputError, ShapeError, check_name
+from assay.core.errors import FileFormatError, InputError, check_name
 from assay.core.random import stream
 from assay.core.record import plain
 from assay.core.untrusted import load_npz, malformed, parse_json
@@ -146,78 +128,28 @@ class CorrectnessData:
         for name in facts:
             check_name("fact of models or examples", name, known)
         facts = {name: value for name, value in facts.items() if value is not None}
+        if isinstance(correct, pd.DataFrame):
+            cells = "score" if scores else None
+            options = {"id_accuracy": id_accuracy, "for_selection": for_selection, **facts}
+            return cls.from_frame(correct, cells=cells, **options)
         if isinstance(correct, CorrectnessData):
-            if id_accuracy is not None:
-                facts["id_accuracy"] = id_accuracy
+            facts |= {} if id_accuracy is None else {"id_accuracy": id_accuracy}
             if not facts:
                 return correct
-            own = {name: getattr(correct, name) for name in known}
-            own["meta"] = {name: column.to_numpy() for name, column in correct.meta.items()}
+            own = {name: getattr(correct, name) for name in known if getattr(correct, name) is not None}
             if "labels" in facts:
-                del own["label_names"]  # of other labels
-            facts = own | facts
-            return cls.of(**facts, scores=correct.scores, for_selection=for_selection)
-        if isinstance(correct, pd.DataFrame):
-            options = {"cells": "score"} if scores else {}
-            return cls.from_frame(
-                correct, id_accuracy=id_accuracy, for_selection=for_selection, **options, **facts
-            )
-        matrix = np.asarray(correct)
-        least = MIN_MODELS if for_selection else 1
-        if matrix.ndim != 2 or matrix.dtype.kind not in "biuf":
-            raise ShapeError(
-                f"correct holds {matrix.dtype} of shape {matrix.shape}; expected 0 and 1, models by examples"
-            )
-        if len(matrix) < least or not matrix.size:
-            raise InputError(
-                f"correct holds {matrix.shape[0]} models and {matrix.shape[1]} examples; expected at least "
-                f"{least} models and 1 example"
-            )
-        if isinstance(id_accuracy, pd.Series) and id_accuracy.index.dtype.kind not in "iu":
-            facts.setdefault("model_ids", id_accuracy.index)
-        models, examples = (
-            checked_ids(facts.get(f"{of}_ids", [f"{name}_{place}" for place in range(n)]), f"{of}_ids", n)
-            for of, name, n in (("model", "model", matrix.shape[0]), ("example", "row", matrix.shape[1]))
-        )
-        labels = by_name(facts.get("labels"), "labels", examples, "example")
-        codes, classes = checked_classes(labels, facts.get("label_names"))
-        data = cls(
-            correct=checked_answers(matrix, models, examples, scores=scores),
-            id_accuracy=checked_accuracies(
-                by_name(id_accuracy, "id_accuracy", models), models, needed=for_selection
-            ),
-            model_ids=models,
-            example_ids=examples,
-            n_id=checked_counts(facts.get("n_id"), models),
-            groups=checked_texts(by_name(facts.get("groups"), "groups", models), "groups"),
-            families=checked_texts(by_name(facts.get("families"), "families", models), "families"),
-            labels=codes,
-            label_names=classes,
-            meta=checked_columns(facts.get("meta", {}), examples),
-            embedding=checked_rows(facts.get("embedding"), "embedding", len(examples)),
-            id_embedding=checked_rows(facts.get("id_embedding"), "id_embedding", None),
-            images=checked_images(facts.get("images"), len(examples)),
-            source=dict(facts.get("source", {})),
-        )
-        data._check()
-        return data
-
-    def _check(self) -> None:
-        """Raises unless runs lie inside families, and both embeddings in one space."""
-        if self.groups is not None and self.families is not None:
-            families = pd.Series(self.families).groupby(self.groups, sort=False).unique()
-            for group, (family, *others) in families.items():
-                if others:
-                    raise InputError(
-                        f"group {group!r} lies in the families {family!r} and {others[0]!r}; all models of a "
-                        "training run must share one family"
-                    )
-        if self.embedding is not None and self.id_embedding is not None:
-            width, id_width = self.embedding.shape[1], self.id_embedding.shape[1]
-            if width != id_width:
-                raise ShapeError(
-                    f"embedding has width {width}, id_embedding {id_width}; use one encoder for both"
+                own.pop("label_names", None)  # of other labels
+            own["meta"] = {name: column.to_numpy() for name, column in correct.meta.items()}
+            scores, facts = correct.scores, own | facts
+            correct, id_accuracy = facts.pop("correct"), facts.pop("id_accuracy")
+        data = cls(**checked(correct, id_accuracy, facts, scores=scores, for_selection=for_selection))
+        if data.groups is not None and data.families is not None:
+            several = pd.Series(data.families).groupby(data.groups).nunique()
+            if (torn := several.index[several > 1]).size:
+                raise InputError(
+                    f"group {torn[0]!r} lies in {several[torn[0]]} families; runs lie inside one"
                 )
+        return data
 
     def __repr__(self) -> str:
         units = {"training runs": self.groups, "families": self.families}
@@ -235,11 +167,9 @@ class CorrectnessData:
             frame: A row per model and example, per model, or per example.
             **options: As of `tables.read_frame`, and what `of` knows beside.
         """
-        from assay.analyses.subsets.tables import lying, read_frame
+        from assay.analyses.subsets.tables import read_frame
 
-        arguments = read_frame(frame, **options)
-        with lying(arguments["source"]["orientation"]):
-            return cls.of(**arguments)
+        return read_frame(frame, **options)
 
     @classmethod
     def from_predictions(cls, folder: str | os.PathLike[str], **options: Any) -> "CorrectnessData":
@@ -268,10 +198,9 @@ class CorrectnessData:
         path = Path(path)
         if not path.is_file():
             raise FileFormatError(f"{path} is not a file. Pass a correctness archive (.npz)")
-        arrays = load_npz(path)
         try:
             with malformed(path, "a correctness archive"):
-                return cls.of(**_arguments(arrays, path), for_selection=for_selection)
+                return cls.of(**_arguments(load_npz(path), path), for_selection=for_selection)
         except InputError as error:
             raise type(error)(f"{path}: {error}") from error
 
@@ -395,15 +324,10 @@ class CorrectnessData:
         Raises:
             InputError: If no example is given.
         """
-        if examples is None:
-            return self._accuracy
-        if len(examples) == 0:
+        chosen = self.correct if examples is None else self.correct[:, np.asarray(examples)]
+        if not chosen.size:
             raise InputError("the selection is empty, so its accuracy is undefined")
-        return np.asarray(self.correct[:, np.asarray(examples)].sum(axis=1, dtype=self._sums) / len(examples))
-
-    @functools.cached_property
-    def _accuracy(self) -> Float64[np.ndarray, " m"]:
-        return np.asarray(self.correct.sum(axis=1, dtype=self._sums) / self.n_examples)
+        return np.asarray(chosen.sum(axis=1, dtype=self._sums) / chosen.shape[1])
 
     def example_accuracy(self, models: Places | None = None) -> Float64[np.ndarray, " n"]:
         """Share of some models (default: all) that gets each example right, or the mean of their scores."""
@@ -501,27 +425,22 @@ def _arguments(arrays: dict[str, np.ndarray], path: Path) -> dict[str, Any]:
     known = (*ARRAYS, "X_bits", "shape")
     if odd := [key for key in arrays if key not in known and not key.startswith(_META)]:
         raise FileFormatError(
-            f"{path} holds an unknown array {odd[0]!r}; known: {', '.join(known)}, {_META}NAME"
+            f"{path} holds an unknown array {odd[0]!r}; known: {', '.join(known)}, meta_NAME"
         )
     if "X_bits" in arrays and "shape" in arrays:
-        bits, shape = arrays.pop("X_bits"), tuple(arrays.pop("shape").tolist())
+        bits, shape = arrays["X_bits"], tuple(arrays["shape"].tolist())
         if len(bits) != -(-shape[0] // 8):
             raise ValueError(f"X_bits has shape {bits.shape}, shape is {shape}")
         arrays["X"] = np.unpackbits(bits, axis=0, count=shape[0], bitorder="little").reshape(shape)
     if missing := [key for key in ("X", "y") if key not in arrays]:
         raise FileFormatError(
-            f"{path} lacks the array {missing[0]!r}; an archive holds the answers X (or X_bits and shape) "
-            "and the in-distribution accuracies y"
+            f"{path} lacks the array {missing[0]!r}; an archive holds X (or X_bits, shape) and y"
         )
-    arguments: dict[str, Any] = {ARRAYS[key]: arrays[key] for key in ARRAYS if key in arrays}
+    arguments: dict[str, Any] = {name: arrays[key] for key, name in ARRAYS.items() if key in arrays}
     arguments["meta"] = {key.removeprefix(_META): arrays[key] for key in arrays if key.startswith(_META)}
     matrix = arguments["correct"]
     arguments["scores"] = matrix.dtype == np.float32 and not ((matrix == 0) | (matrix == 1)).all()
     if "n_id" in arrays and not arrays["n_id"].any():
         del arguments["n_id"]  # a zoo writes 0 for an unknown number
-    if "label_name" in arrays:
-        arguments["label_names"] = arrays["label_name"].tolist()
-    source = {"kind": "archive", "file": path.name}
-    if "source" in arrays:
-        source = dict(parse_json(str(arrays["source"])))
-    return arguments | {"source": source}
+    source = json.dumps({"kind": "archive", "file": path.name})
+    return arguments | {"source": dict(parse_json(str(arrays.get("source", source))))}

@@ -14,9 +14,10 @@ import re
 import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+import pandas as pd
 from jaxtyping import Float64
 
 from assay.analyses.subsets.coherence import rank_sum_p
@@ -26,10 +27,6 @@ from assay.core.random import stream
 from assay.core.untrusted import parse_json, printable
 from assay.stats import auroc, benjamini_hochberg
 
-
-if TYPE_CHECKING:
-    import pandas as pd
-    from torch import Tensor
 
 N_IMAGES, N_CAPTIONS, N_PHRASES = 200, 25, 25
 LONGEST_PHRASE, MOST_CHARACTERS = 12, 120  # words and characters of a phrase
@@ -87,7 +84,7 @@ def describe_subset(
     q: float = 0.05,
     n_resamples: int = 1000,
     seed: int = 0,
-) -> "pd.DataFrame":
+) -> pd.DataFrame:
     """Phrases for what selected images have more of than others, each with a score, an interval and a test.
 
     score(phrase) = mean cos(image, phrase) over the selected - mean cos(image, phrase) over the comparison.
@@ -127,24 +124,21 @@ def describe_subset(
         Salaudeen et al. (2025), arXiv:2510.24884, section on describing subsets, whose score is |difference|
         over the mean of the comparison. Mann and Whitney (1947), doi:10.1214/aoms/1177730491.
     """
-    import pandas as pd
-
     if not len(images_selected) or not len(images_comparison):
         raise InputError("a side holds no image; give at least one selected and one other")
     drawn = stream(seed, "describe.comparison").permutation(len(images_comparison))[:N_IMAGES]
-    sides = [_taken(images_selected, np.arange(min(N_IMAGES, len(images_selected))))]
-    sides.append(_taken(images_comparison, drawn))
+    sides = [images_selected[:N_IMAGES], _taken(images_comparison, drawn.tolist())]
     proposed = list(phrases)
     if captioner is not None and proposer is not None:
-        captions = []
-        for place, side in enumerate(sides):
-            texts = list(captioner(_taken(side, np.arange(min(N_CAPTIONS, len(side))))))
-            failed = [row for row, text in enumerate(texts) if not text]
-            sides[place] = _taken(side, np.setdiff1d(np.arange(len(side)), failed))
-            captions.append([_line(text)[:LONGEST_CAPTION] for text in texts if text])
-        if not all(captions):
+        captions = [list(captioner(side[:N_CAPTIONS])) for side in sides]
+        sides = [
+            _taken(side, [k for k in range(len(side)) if k >= len(texts) or texts[k]])
+            for side, texts in zip(sides, captions, strict=True)
+        ]
+        chosen, others = ([_line(text)[:LONGEST_CAPTION] for text in texts if text] for texts in captions)
+        if not chosen or not others:
             raise InputError("the captioner failed on all images of a side, so phrases cannot be proposed")
-        proposed += list(proposer(captions[1], captions[0]))[:N_PHRASES]
+        proposed += list(proposer(others, chosen))[:N_PHRASES]
     by_text: dict[str, str] = {}
     for phrase in filter(None, map(_line, proposed)):
         by_text.setdefault(phrase.casefold(), phrase)
@@ -152,24 +146,19 @@ def describe_subset(
     if not distinct:
         raise InputError("phrases are missing: give your own, or a captioner and a proposer that finds some")
     of_texts = _directions(ranker.embed_texts(distinct), len(distinct), "text")
-    cosines: list[np.ndarray] = []
-    for side in sides:
-        rows = _directions(ranker.embed_images(side), len(side), "image")
-        if rows.shape[1] != of_texts.shape[1]:
-            raise ShapeError(
-                f"the ranker embeds images in {rows.shape[1]} and texts in {of_texts.shape[1]} dimensions; "
-                "expected the same dimension"
-            )
-        cosines.append(np.round(rows @ of_texts.T, _DIGITS))
+    of_sides = [_directions(ranker.embed_images(side), len(side), "image") for side in sides]
+    if {each.shape[1] for each in of_sides} != {of_texts.shape[1]}:
+        raise ShapeError(
+            f"the ranker embeds images in {of_sides[0].shape[1]} and texts in {of_texts.shape[1]} dimensions"
+        )
+    cosines = [np.round(rows @ of_texts.T, _DIGITS) for rows in of_sides]
     rng = stream(seed, "describe.bootstrap")
     means = [
         rng.multinomial(len(each), np.full(len(each), 1 / len(each)), size=n_resamples) @ each / len(each)
         for each in cosines
     ]
-    tails = [(1 - level) / 2, (1 + level) / 2]
-    low, high = np.quantile(means[0] - means[1], tails, axis=0)
+    low, high = np.quantile(means[0] - means[1], [(1 - level) / 2, (1 + level) / 2], axis=0)
     members = np.repeat([True, False], [len(each) for each in cosines])
-    p_values = np.array([rank_sum_p(*(each[:, k] for each in cosines)) for k in range(len(distinct))])
     table = pd.DataFrame(
         {
             "phrase": distinct,
@@ -177,16 +166,16 @@ def describe_subset(
             "low": low,
             "high": high,
             "auroc": [auroc(column, members).value for column in np.concatenate(cosines).T],
-            "p_value": p_values,
-            "q_value": benjamini_hochberg(p_values),
+            "p_value": [rank_sum_p(*columns) for columns in zip(*(each.T for each in cosines), strict=True)],
         }
     )
+    table["q_value"] = benjamini_hochberg(table["p_value"].to_numpy())
     table["significant"] = table["q_value"] <= q
     return table.sort_values("auroc", ascending=False, kind="stable", ignore_index=True)
 
 
-def _taken(images: Images, rows: np.ndarray) -> Images:
-    return images[rows] if isinstance(images, np.ndarray) else [images[row] for row in rows.tolist()]
+def _taken(images: Images, rows: list[int]) -> Images:
+    return images[rows] if isinstance(images, np.ndarray) else [images[row] for row in rows]
 
 
 def _line(text: str) -> str:
@@ -222,10 +211,8 @@ def parse_phrases(text: str) -> list[str]:
         ['plain background', 'seen from above']
     """
     phrases: dict[str, str] = {}
-    for line in text.splitlines():
-        match = _BULLET.match(line)
-        phrase = match["phrase"].replace("*", "").strip(_QUOTES) if match else ""
-        phrase = phrase.rstrip(".;,").strip(_QUOTES)
+    for match in filter(None, map(_BULLET.match, text.splitlines())):
+        phrase = match["phrase"].replace("*", "").strip(_QUOTES).rstrip(".;,").strip(_QUOTES)
         short = len(phrase) <= MOST_CHARACTERS and len(phrase.split()) <= LONGEST_PHRASE
         if short and any(map(str.isalnum, phrase)):
             phrases.setdefault(phrase.casefold(), phrase)
@@ -237,9 +224,8 @@ def text_proposer(generate: Callable[[str], str]) -> Proposer:
 
     def propose(captions_a: Sequence[str], captions_b: Sequence[str]) -> list[str]:
         first, second = ("\n".join(f"- {each}" for each in captions) for captions in (captions_a, captions_b))
-        return parse_phrases(
-            generate(PROPOSAL_PROMPT.format(captions_a=first, captions_b=second, n=N_PHRASES))
-        )
+        prompt = PROPOSAL_PROMPT.format(captions_a=first, captions_b=second, n=N_PHRASES)
+        return parse_phrases(generate(prompt))
 
     return propose
 
@@ -273,17 +259,15 @@ def chat(
         headers = {"Content-Type": "application/json"}
         if key_variable is not None:
             headers["Authorization"] = f"Bearer {os.environ[key_variable]}"
-        body = {"model": model, "messages": [{"role": "user", "content": content}]}
-        request = urllib.request.Request(
-            f"{url.rstrip('/')}/chat/completions", json.dumps(body).encode(), headers, method="POST"
-        )
+        body = json.dumps({"model": model, "messages": [{"role": "user", "content": content}]}).encode()
+        request = urllib.request.Request(f"{url.rstrip('/')}/chat/completions", body, headers)
         try:
             with opener_without_redirects().open(request, timeout=timeout) as answer:
                 document: Any = parse_json(answer.read(_LONGEST_ANSWER))
             return str(document["choices"][0]["message"]["content"])
         except FAILURES as error:
             raise EndpointError(f"the endpoint of {model} failed: {failure(error)}") from error
-        except (KeyError, IndexError, TypeError) as error:
+        except (LookupError, TypeError) as error:
             raise EndpointError(f"the endpoint of {model} answered without a text") from error
 
     return ask
@@ -302,28 +286,28 @@ class Clip:
     """
 
     def __init__(self, directory: str | Path, device: str = "cpu"):
-        from assay.models.hugging_face import encoder_from_pretrained, image_processor, stored_tokenizer
+        from assay.models.checkpoints import encoder_from_directory, image_processor, stored_tokenizer
         from assay.tasks.image_transform import EvalTransform
 
-        self._module: Any = encoder_from_pretrained(Path(directory), allow_pickle=False).to(device).eval()
-        self._tokenizer: Any = stored_tokenizer(Path(directory))
-        prepared = image_processor(Path(directory))
+        place, self._device = Path(directory), device
+        self._module: Any = encoder_from_directory(place, allow_pickle=False).to(device).eval()
+        self._tokenizer: Any = stored_tokenizer(place)
+        prepared = image_processor(place)
         if not hasattr(self._module, "get_text_features") or self._tokenizer is None or prepared is None:
             raise InputError(
                 f"{directory} is not a model with towers for images and texts, a tokenizer and a "
                 "preprocessor_config.json; give one such as CLIP"
             )
         self._transform = EvalTransform.from_config(prepared)
-        self._device = device
 
     def embed_images(self, images: Any) -> np.ndarray:
         """`[n, d]` float32, not normalised, of paths, Pillow images or 8-bit arrays."""
         from assay.tasks.image_transform import picture_of
 
-        def features(some: Any) -> "Tensor":
+        def features(some: Any) -> Any:
             pixels = np.stack([self._transform.pixels(picture_of(image)) for image in some])
             prepared = self._transform.normalised(pixels).to(self._device)
-            return _tensor(self._module.get_image_features(pixel_values=prepared))
+            return self._module.get_image_features(pixel_values=prepared)
 
         return _batched(images, features)
 
@@ -334,24 +318,18 @@ class Clip:
         padding = "max_length" if str(config.model_type).startswith("siglip") else True
         how = {"padding": padding, "truncation": True, "max_length": min(limits), "return_tensors": "pt"}
 
-        def features(some: Any) -> "Tensor":
-            tokens = self._tokenizer(list(some), **how)
+        def features(some: Any) -> Any:
+            tokens = self._tokenizer(list(some), **how).to(self._device)
             inputs = ("input_ids", "attention_mask")
-            known = {name: tokens[name].to(self._device) for name in inputs if name in tokens}
-            return _tensor(self._module.get_text_features(**known))
+            return self._module.get_text_features(**{name: tokens[name] for name in inputs if name in tokens})
 
         return _batched(texts, features)
 
 
-def _tensor(features: Any) -> "Tensor":
-    """Features, which some versions of transformers return inside an output."""
-    tensor: Tensor = getattr(features, "pooler_output", features)
-    return tensor
-
-
-def _batched(items: Any, features: Callable[[Any], "Tensor"]) -> np.ndarray:
+def _batched(items: Any, features: Callable[[Any], Any]) -> np.ndarray:
     import torch
 
     with torch.inference_mode():
-        starts = range(0, len(items), _BATCH)
-        return np.concatenate([features(items[at : at + _BATCH]).float().cpu().numpy() for at in starts])
+        found = [features(items[at : at + _BATCH]) for at in range(0, len(items), _BATCH)]
+    # Some versions of transformers return features inside an output.
+    return np.concatenate([getattr(each, "pooler_output", each).float().cpu().numpy() for each in found])

@@ -16,14 +16,13 @@ import functools
 import importlib
 import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from assay.analyses.subsets.data import CorrectnessData
-from assay.core.errors import InputError, check_least
+from assay.core.errors import InputError
 from assay.core.random import stream
 
 
@@ -93,65 +92,8 @@ KINDS: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
 FAMILIES = tuple(KINDS)
 
 
-class DigitsRun(NamedTuple):
-    """How one model of the demonstration is trained.
-
-    Attributes:
-        name: The model.
-        family: Kind of classifier, one of `FAMILIES`.
-        options: Arguments of the scikit-learn class.
-        erased: Share of its training images without the mark, 0 .. 1.
-        n_train: Its training images.
-        seed: Of the draw of training images, of the erasure and of the classifier.
-    """
-
-    name: str
-    family: str
-    options: dict[str, Any]
-    erased: float
-    n_train: int
-    seed: int
-
-
-def digits_runs(n_models: int = 320, *, seed: int = 0) -> list[DigitsRun]:
-    """The runs of the demonstration, families in turn; within each the erased share goes evenly from 0 to 1.
-
-    Args:
-        n_models: Models, at least two of every family.
-        seed: Root seed of all random draws.
-
-    Raises:
-        InputError: If there are fewer than two models per family.
-    """
-    if n_models < 2 * len(FAMILIES):
-        raise InputError(
-            f"n_models is {n_models}; expected at least {2 * len(FAMILIES)}, two of each of {len(FAMILIES)} "
-            "families"
-        )
-    runs = []
-    for number in range(n_models):
-        place, kind = divmod(number, len(FAMILIES))
-        family, draw = FAMILIES[kind], stream(seed, f"digits/run/{number}")
-        choices = KINDS[family][1].items()
-        runs.append(
-            DigitsRun(
-                name=f"{family.lower().replace(' ', '-')}-{place:02d}",
-                family=family,
-                options={name: values[int(draw.integers(len(values)))] for name, values in choices},
-                erased=float(place + draw.random()) / len(range(kind, n_models, len(FAMILIES))),
-                n_train=int(draw.integers(FEWEST, N_TRAIN + 1)),
-                seed=int(draw.integers(2**31)),
-            )
-        )
-    return runs
-
-
 def digits_data(
-    *,
-    n_models: int = 320,
-    seed: int = 0,
-    workers: int = 1,
-    progress: Callable[[str, int, int], None] | None = None,
+    *, n_models: int = 320, seed: int = 0, progress: Callable[[str, int, int], None] | None = None
 ) -> CorrectnessData:
     """Train the demonstration's models and ask each about every out-of-distribution digit.
 
@@ -161,7 +103,6 @@ def digits_data(
     Args:
         n_models: Models, at least two of every family.
         seed: Root seed: of the images' roles, noise and marks, and of the runs.
-        workers: Threads. The result does not depend on them.
         progress: Called with `train`, the models done and all models.
 
     Returns:
@@ -170,7 +111,7 @@ def digits_data(
         them.
 
     Raises:
-        InputError: If there are fewer than two models per family, or `workers` is below 1.
+        InputError: If there are fewer than two models per family.
 
     Notes:
         About 20 seconds for 320 models on one core.
@@ -178,36 +119,31 @@ def digits_data(
     References:
         Alpaydin and Kaynak (1998), UCI Optical Recognition of Handwritten Digits, as in scikit-learn.
     """
-    from sklearn.exceptions import ConvergenceWarning
-
-    check_least(1, workers=workers)
-    runs, images = digits_runs(n_models, seed=seed), _Images.draw(seed)
-    answers = []
-    # Around all threads, since filters do not belong to one of them; few steps are part of the recipes.
-    with warnings.catch_warnings(), ThreadPoolExecutor(workers) as pool:
-        warnings.simplefilter("ignore", ConvergenceWarning)
-        for answer in pool.map(functools.partial(_train, images), runs):
-            answers.append(answer)
-            if progress is not None:
-                progress("train", len(answers), n_models)
-    outside, names, marks = images.outside, [run.name for run in runs], images.marks[images.outside]
-    pixels = images.pixels(outside)
+    if n_models < 2 * len(FAMILIES):
+        raise InputError(f"n_models is {n_models}; expected two of each family, at least {2 * len(FAMILIES)}")
+    images, runs = _Images.draw(seed), []
+    for number in range(n_models):
+        runs.append(_train(images, number, n_models, seed))
+        if progress is not None:
+            progress("train", number + 1, n_models)
+    names, right, accuracies = zip(*runs, strict=True)
+    marks, pixels = images.marks[images.outside], images.pixels(images.outside)
     return CorrectnessData.of(
-        np.stack([right for right, _ in answers]),
-        np.array([accuracy for _, accuracy in answers]),
+        np.stack(right),
+        np.array(accuracies),
         model_ids=names,
         groups=names,
-        families=[run.family for run in runs],
-        example_ids=[f"digit-{place:04d}" for place in outside],
+        families=[FAMILIES[number % len(FAMILIES)] for number in range(n_models)],
+        example_ids=[f"digit-{place:04d}" for place in images.outside],
         n_id=N_ID,
-        labels=images.digits[outside],
+        labels=images.digits[images.outside],
         label_names=range(10),
         meta={
-            "cue": np.array(CUES)[images.cue[outside]],
-            "mark": np.array([str(mark) if mark >= 0 else "none" for mark in marks]),
+            "cue": np.array(CUES)[images.cue[images.outside]],
+            "mark": np.where(marks < 0, "none", marks.astype(str)),
         },
-        embedding=pixels.astype(np.float32),
-        id_embedding=images.pixels(images.within).astype(np.float32),
+        embedding=pixels,
+        id_embedding=images.pixels(images.within),
         images=np.rint(255 * pixels).astype(np.uint8).reshape(-1, SIDE, SIDE),
         source={
             "kind": "digits",
@@ -279,22 +215,32 @@ def strokes() -> Int64[np.ndarray, "10 stroke"]:
     return np.asarray(ring[(starts[:, None] + np.arange(STROKE)) % len(ring)])
 
 
-def _train(images: _Images, run: DigitsRun) -> tuple[np.ndarray, float]:
-    """Answers and in-distribution accuracy of a run."""
+def _train(images: _Images, number: int, n_models: int, seed: int) -> tuple[str, np.ndarray, float]:
+    """Name, answers and in-distribution accuracy of a run.
+
+    Families take turns; within each the share of training images without their mark goes evenly from 0 to 1.
+    """
+    from sklearn.exceptions import ConvergenceWarning
     from threadpoolctl import threadpool_limits
 
-    draw = stream(run.seed, "digits/train")
-    rows = images.train[np.sort(draw.permutation(N_TRAIN)[: run.n_train])]
-    marks = np.where(draw.random(run.n_train) < run.erased, -1, images.marks[rows])
-    module, _, name = KINDS[run.family][0].partition(".")
-    model = getattr(importlib.import_module(f"sklearn.{module}"), name)(**run.options)
+    place, kind = divmod(number, len(FAMILIES))
+    family, draw = FAMILIES[kind], stream(seed, f"digits/run/{number}")
+    path, choices = KINDS[family]
+    options = {name: values[int(draw.integers(len(values)))] for name, values in choices.items()}
+    erased = float(place + draw.random()) / len(range(kind, n_models, len(FAMILIES)))
+    n_train, own_seed = int(draw.integers(FEWEST, N_TRAIN + 1)), int(draw.integers(2**31))
+    draw = stream(own_seed, "digits/train")
+    rows = images.train[np.sort(draw.permutation(N_TRAIN)[:n_train])]
+    marks = np.where(draw.random(n_train) < erased, -1, images.marks[rows])
+    module, _, name = path.partition(".")
+    model = getattr(importlib.import_module(f"sklearn.{module}"), name)(**options)
     if "random_state" in model.get_params():
-        model.set_params(random_state=run.seed)
-    # In here: the limit of OpenMP belongs to the calling thread. Images this small gain by one.
-    with threadpool_limits(limits=1):
+        model.set_params(random_state=own_seed)
+    with warnings.catch_warnings(), threadpool_limits(limits=1):  # images this small gain by one thread
+        warnings.simplefilter("ignore", ConvergenceWarning)  # few steps are part of the recipes
         model.fit(images.pixels(rows, marks), images.digits[rows])
         outside, within = (
             model.predict(images.pixels(places)) == images.digits[places]
             for places in (images.outside, images.within)
         )
-    return outside.astype(np.uint8), float(within.mean())
+    return f"{family.lower().replace(' ', '-')}-{place:02d}", outside.astype(np.uint8), float(within.mean())

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -28,8 +28,10 @@ RELIABLE_UNITS = 8
 DEGENERATE = 1e-18  # centred sum of squares at or below which a side is constant
 _ROUNDING = 1e-12  # of a replicate's sum of squares, relative to that of all models
 _CERTAIN = 1 - 1e-9  # |R| of a replicate beyond which atanh says nothing
+_NUMBERS = (
+    "r", "low", "high", "fisher_low", "fisher_high", "spearman", "spearman_low", "spearman_high", "n_eff"
+)  # fmt: skip
 UNRATED = "the models have no accuracies in distribution"
-_SAME = "all models have the same accuracy"
 
 
 def probit(p: Real[np.ndarray, "*shape"] | float | int, *, eps: float = EPS) -> Any:
@@ -175,53 +177,36 @@ def correlate(
             f"id_accuracy has shape {x.shape}, accuracy {y.shape} and units {units.shape}; give vectors "
             "over the same models"
         )
-    r = math.nan if unknown else line_correlation(x, y)
-    names = np.unique(units)
-    n_units = len(names)
-    ends = ("low", "high", "fisher_low", "fisher_high", "spearman_low", "spearman_high", "n_eff")
-    undefined = Correlation(
-        r=math.nan,
-        spearman=math.nan,
+    names, r = np.unique(units), math.nan if unknown else line_correlation(x, y)
+    n_units, n_degenerate = len(names), n_resamples
+    numbers = dict.fromkeys(_NUMBERS, math.nan)
+    same = UNRATED if unknown else "all models have the same accuracy"
+    caution: str | None = f"{same}, so the correlation is undefined"
+    if not math.isnan(r):
+        draws = names[stream(seed, "cluster-bootstrap").integers(0, n_units, (n_resamples, n_units))]
+        replicates = cluster_replicates(x, y, draws, units)
+        finite = replicates[np.isfinite(replicates)]
+        rho, n_degenerate = spearman(x, y), n_resamples - len(finite)
+        fisher = fisher_z_interval(r, len(x), level=level)
+        ranks = fisher_z_interval(rho, len(x), level=level, kind="spearman")
+        numbers |= {"r": r, "fisher_low": fisher.low, "fisher_high": fisher.high}
+        numbers |= {"spearman": rho, "spearman_low": ranks.low, "spearman_high": ranks.high}
+        if n_units > 1 and len(finite) > 1:
+            numbers["low"], numbers["high"] = np.quantile(finite, [(1 - level) / 2, (1 + level) / 2]).tolist()
+            spread = float(np.arctanh(np.clip(finite, -_CERTAIN, _CERTAIN)).var(ddof=1))
+            numbers["n_eff"] = min(float(len(x)), 3 + 1 / spread if spread > 0 else math.inf)
+        word = "unit" if n_units == 1 else "units"
+        few = f"{n_units} independent {word}: with fewer than {RELIABLE_UNITS} the interval is unreliable"
+        caution = few if n_units < RELIABLE_UNITS else None
+    return Correlation(
+        **numbers,
         level=level,
         n=len(x),
         n_units=n_units,
-        n_degenerate=n_resamples,
+        n_degenerate=n_degenerate,
         frac_clipped=float(np.mean((y == 0) | (y == 1))) if len(y) else math.nan,
-        degenerate=True,
-        caution=f"{UNRATED if unknown else _SAME}, so the correlation is undefined",
-        **dict.fromkeys(ends, math.nan),
-    )
-    if math.isnan(r):
-        return undefined
-    rho = spearman(x, y) if np.ptp(x) > 0 and np.ptp(y) > 0 else math.nan
-    fisher = fisher_z_interval(r, len(x), level=level)
-    ranks = fisher_z_interval(rho, len(x), level=level, kind="spearman")
-    draws = names[stream(seed, "cluster-bootstrap").integers(0, n_units, (n_resamples, n_units))]
-    replicates = cluster_replicates(x, y, draws, units)
-    finite = replicates[np.isfinite(replicates)]
-    low, high, n_eff = math.nan, math.nan, math.nan
-    if n_units > 1 and len(finite) > 1:
-        low, high = (float(end) for end in np.quantile(finite, [(1 - level) / 2, (1 + level) / 2]))
-        spread = float(np.arctanh(np.clip(finite, -_CERTAIN, _CERTAIN)).var(ddof=1))
-        n_eff = min(float(len(x)), 3 + 1 / spread if spread > 0 else math.inf)
-    few = (
-        f"{n_units} independent unit{'s' if n_units != 1 else ''}: with fewer than {RELIABLE_UNITS} the "
-        "interval is unreliable"
-    )
-    return replace(
-        undefined,
-        r=r,
-        low=low,
-        high=high,
-        fisher_low=fisher.low,
-        fisher_high=fisher.high,
-        spearman=rho,
-        spearman_low=ranks.low,
-        spearman_high=ranks.high,
-        n_eff=n_eff,
-        n_degenerate=n_resamples - len(finite),
-        degenerate=False,
-        caution=few if n_units < RELIABLE_UNITS else None,
+        degenerate=math.isnan(r),
+        caution=caution,
     )
 
 
@@ -268,13 +253,17 @@ class UnitSums:
         """Models and correlation, for each row of weights of the units (`among` them, some); NaN where a side
         is constant or models are fewer than `at_least`.
         """
-        n, sx, sy, sxx, syy, sxy = self.sums[:, among] @ weights.T
-        models = np.maximum(n, 1)
-        sxx, syy, sxy = sxx - sx * sx / models, syy - sy * sy / models, sxy - sx * sy / models
-        defined = (n >= at_least) & (sxx >= self.floors[0]) & (syy >= self.floors[1])
-        r = np.full(len(n), np.nan)
-        np.divide(sxy, np.sqrt(sxx * syy, where=defined, out=np.ones_like(sxx)), out=r, where=defined)
-        return n, np.clip(r, -1.0, 1.0)
+        sums = self.sums[:, among] @ weights.T
+        return sums[0], np.where(sums[0] >= at_least, of_sums(sums, self.floors), math.nan)
+
+
+def of_sums(sums: Any, floors: Sequence[Any]) -> Any:
+    """Correlation from n and the sums of x, y, their squares and products; NaN below a floor of a square."""
+    n, (sx, sy, sxx, syy, sxy) = np.maximum(sums[0], 1), sums[1:]
+    sxx, syy, sxy = sxx - sx * sx / n, syy - sy * sy / n, sxy - sx * sy / n
+    defined, r = (sxx >= floors[0]) & (syy >= floors[1]), np.full(sxx.shape, np.nan)
+    np.divide(sxy, np.sqrt(sxx * syy, where=defined, out=np.ones_like(sxx)), out=r, where=defined)
+    return np.clip(r, -1.0, 1.0)
 
 
 def checked_shares(values: Any, name: str, models: Sequence[str] = ()) -> Accuracies:
@@ -309,8 +298,6 @@ def fit_line(id_accuracy: Accuracies, accuracy: Accuracies) -> Line:
     References:
         Miller et al. (2021), arXiv:2107.04649, Def. 1; Salaudeen et al. (2025), arXiv:2510.24884, Eq. 2.
     """
-    if np.isnan(id_accuracy).all():
-        return Line(**dict.fromkeys((each.name for each in fields(Line)), math.nan))
     x, y = probit(id_accuracy), probit(accuracy)
     dx, dy = x - x.mean(), y - y.mean()
     slope = float(dx @ dy / (dx @ dx)) if dx @ dx >= DEGENERATE else math.nan

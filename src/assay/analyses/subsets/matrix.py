@@ -7,11 +7,10 @@ device.
 """
 
 from abc import ABC, abstractmethod
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int8, Int64, Num, UInt8
+from jaxtyping import Float32, Float64, Int64, Num, UInt8
 
 from assay.core.errors import InputError
 
@@ -26,9 +25,8 @@ Places = Int64[np.ndarray, " _"]
 
 EXACT_WEIGHTS = 2**24  # whole weights whose absolute values sum to at most this are summed exactly in float32
 _SMALLEST_WEIGHTS = 1e-290  # sums below this have no finite scale and count as zero
-_CHUNK = 4096  # examples packed at a time; a multiple of 64
 _ENTRIES = 2**19  # numbers of four bytes that a product on the CPU makes at a time: 2 MB
-_DEVICE_ENTRIES = 2**24  # the same on a device: 64 MB
+_DEVICE_ENTRIES = 2**24  # numbers that a product on a device makes at a time
 _COLUMNS = 16384  # examples per block of a product by table: index, gathered values and sums stay in cache
 _FEW_PRODUCTS = 6  # below this many products at a time, tables of sums cost less than numbers made from bits
 _BITS_OF_BYTE = ((np.arange(256)[:, None] >> np.arange(8)) & 1).astype(np.float64)  # [byte, bit], LSB first
@@ -80,56 +78,52 @@ class Answers(ABC):
 
 
 class _Bits(Answers):
-    """Packed along models for products and, on first use, along examples for counts."""
+    """Packed along models for products and along examples for counts.
+
+    Bit b of `_words[r, j]` is X[16 r + b, j], bit b of `_by_example[r, i]` is X[i, 64 r + b]; what is beyond
+    the matrix is 0. A small set of examples touches few rows of the second.
+    """
 
     def __init__(self, correct: Binary, rows: Places):
-        self.n_models, self.n_examples = len(rows), correct.shape[1]
-        # Bit b of bits[r, j] is X[8 r + b, j]. Rows come in pairs, filled with zeros.
-        self.bits = np.zeros((2 * -(-self.n_models // 16), self.n_examples), dtype=np.uint8)
-        for row in range(-(-self.n_models // 8)):  # eight models at a time, so that no copy of all is made
-            eight = correct[rows[8 * row : 8 * row + 8]]
-            self.bits[row] = np.packbits(eight, axis=0, bitorder="little")[0]
-
-    @cached_property
-    def _words(self) -> np.ndarray:
-        """Pairs of rows of bits as uint16, the lower row in the lower byte."""
-        words = self.bits[1::2].astype(np.uint16)
-        words <<= 8
-        words |= self.bits[::2]
-        return words
-
-    @cached_property
-    def _by_example(self) -> np.ndarray:
-        """64 examples per word, a row of m words for each: a small set of examples touches few rows."""
-        words = np.empty((-(-self.n_examples // 64), self.n_models), dtype=np.uint64)
-        for start in range(0, self.n_examples, _CHUNK):
-            answers = _unpacked(self.bits[:, start : start + _CHUNK])[:, : self.n_models]
-            row, part = start // 64, np.packbits(answers, axis=0, bitorder="little")
-            packed = np.zeros((8 * -(-len(part) // 8), self.n_models), dtype=np.uint8)
-            packed[: len(part)] = part
-            turned = np.ascontiguousarray(packed.T).view("<u8").T
-            words[row : row + len(turned)] = turned
-        return words
+        self.n_models, self.n_examples = m, n = len(rows), correct.shape[1]
+        self._words = np.zeros((-(-m // 16), n), dtype="<u2")
+        self._by_example = np.zeros((-(-n // 64), m), dtype="<u8")
+        for row in range(len(self._words)):  # sixteen models at a time, so that no copy of all is made
+            answers = np.zeros((16, 64 * len(self._by_example)), dtype=np.uint8)
+            chosen = rows[16 * row : 16 * row + 16]
+            answers[: len(chosen), :n] = correct[chosen]
+            low, high = np.packbits(answers[:, :n], axis=0, bitorder="little").astype("<u2")
+            self._words[row] = low | high << 8
+            turned = np.packbits(answers, axis=1, bitorder="little").view("<u8").T
+            self._by_example[:, 16 * row : 16 * row + 16] = turned[:, : len(chosen)]
 
     def weigh(self, weights: Weights) -> Products:
-        large = self.n_examples >= _COLUMNS
+        large, width = self.n_examples >= _COLUMNS, 16 * len(self._words)
         if large and len(weights) < _FEW_PRODUCTS:
             return np.stack([self._weigh_by_table(each) for each in weights])
         small = large and bytes_are_fast()
         parts = _digits(weights) if small else [weights]
-        padded = np.zeros((len(parts) * len(weights), 8 * len(self.bits)), np.int8 if small else np.float32)
+        padded = np.zeros((len(parts) * len(weights), width), np.int8 if small else np.float32)
         padded[:, : self.n_models] = np.concatenate(parts)
         products = np.empty((len(weights), self.n_examples), dtype=np.float32)
-        step = max(1, _ENTRIES // padded.shape[1])
+        step = max(1, _ENTRIES // width)
         for start in range(0, self.n_examples, step):
-            answers = _unpacked(self.bits[:, start : start + step])
+            answers = self._unpacked(slice(start, start + step))
             sums = _bytes_product(padded, answers) if small else padded @ answers.astype(np.float32).T
-            products[:, start : start + step] = _joined(sums, len(parts))
+            *lower, total = sums.reshape(len(parts), len(weights), -1)
+            for digit in reversed(lower):
+                total = total * 256 + digit
+            products[:, start : start + step] = total
         return products
+
+    def _unpacked(self, examples: Places | slice) -> UInt8[np.ndarray, "k m"]:
+        """Examples as rows of 0 and 1, filled with zeros: words are turned, not answers."""
+        words = np.ascontiguousarray(self._words[:, examples].T)
+        return np.unpackbits(words.view(np.uint8), axis=1, bitorder="little")
 
     def _weigh_by_table(self, weights: Float64[np.ndarray, " m"]) -> Float32[np.ndarray, " n"]:
         """For each 16 models and each example, one of the 65,536 sums of their weights."""
-        padded = np.zeros(8 * len(self.bits))
+        padded = np.zeros(16 * len(self._words))
         padded[: self.n_models] = weights
         by_byte = (padded.reshape(-1, 8) @ _BITS_OF_BYTE.T).astype(np.float32)
         total = np.zeros(self.n_examples, dtype=np.float32)
@@ -166,14 +160,9 @@ class _Bits(Answers):
     def columns(self, examples: Places) -> "torch.Tensor":
         import torch
 
-        answers = _unpacked(self.bits[:, examples])[:, : self.n_models].T
+        answers = self._unpacked(examples)[:, : self.n_models].T
         # In order of models, as wherever answers are held: products sum otherwise, with other bits.
         return torch.from_numpy(answers.astype(np.float32, order="C"))
-
-
-def _unpacked(bits: UInt8[np.ndarray, "rows k"]) -> UInt8[np.ndarray, "k m"]:
-    """Examples as rows of 0 and 1: bytes are turned, not answers."""
-    return np.unpackbits(np.ascontiguousarray(bits.T), axis=1, bitorder="little")
 
 
 def bytes_are_fast() -> bool:
@@ -184,29 +173,20 @@ def bytes_are_fast() -> bool:
     return bool(supported and supported()) and torch.backends.mkldnn.is_available()
 
 
-def _bytes_product(weights: Int8[np.ndarray, "k m"], answers: UInt8[np.ndarray, "n m"]) -> np.ndarray:
+def _bytes_product(weights: np.ndarray, answers: UInt8[np.ndarray, "n m"]) -> np.ndarray:
     import torch
 
     return torch._int_mm(torch.from_numpy(weights), torch.from_numpy(answers.view(np.int8)).T).numpy()
 
 
-def _digits(whole: Weights) -> list[Int8[np.ndarray, "k m"]]:
+def _digits(whole: Weights) -> list[np.ndarray]:
     """Whole numbers as digits to the base 256 in [-128, 127], the lowest first: four up to 2**24."""
     rest = whole.astype(np.int64)
-    digits: list[Int8[np.ndarray, "k m"]] = []
+    digits: list[np.ndarray] = []
     while rest.any() or not digits:
-        digit = (rest + 128) % 256 - 128
-        digits.append(digit.astype(np.int8))
-        rest = (rest - digit) // 256
+        digits.append((rest + 128) % 256 - 128)
+        rest = (rest - digits[-1]) // 256
     return digits
-
-
-def _joined(sums: Any, n_digits: int) -> Any:
-    """Sums of digits, an array or a tensor, as sums of the numbers."""
-    *lower, total = sums.reshape(n_digits, -1, sums.shape[1])
-    for digit in reversed(lower):
-        total = total * 256 + digit
-    return total
 
 
 class _Scores(Answers):
@@ -229,11 +209,7 @@ class _Scores(Answers):
 
 
 class _OnDevice(Answers):
-    """Int8 with examples as rows, multiplied as float32 in chunks.
-
-    Weights are cut into digits to the base 256, in [-128, 127], whose products are exact also where float32
-    is rounded to 11 bits on the way (TF32).
-    """
+    """Int8 with examples as rows, multiplied in chunks as float64, which no device rounds further (TF32)."""
 
     def __init__(self, correct: Binary, rows: Places, device: str):
         import torch
@@ -244,37 +220,33 @@ class _OnDevice(Answers):
         except (RuntimeError, AssertionError) as error:  # an unknown name, no driver, or no memory
             reason = str(error).splitlines()[0]
             raise InputError(f"PyTorch cannot use device {device!r} here: {reason}") from error
-        for start in range(0, self.n_examples, _CHUNK):
-            part = np.ascontiguousarray(correct[rows, start : start + _CHUNK].T).view(np.int8)
-            self._rows[start : start + _CHUNK] = torch.from_numpy(part).to(device)
+        self._step = max(1, _DEVICE_ENTRIES // self.n_models)
+        for start in range(0, self.n_examples, self._step):
+            part = np.ascontiguousarray(correct[rows, start : start + self._step].T).view(np.int8)
+            self._rows[start : start + self._step] = torch.from_numpy(part)
 
     def weigh(self, weights: Weights) -> Products:
         import torch
 
-        digits = _digits(weights)
-        on_device = torch.from_numpy(np.concatenate(digits).astype(np.float32)).to(self._rows.device)
-        products = np.empty((len(weights), self.n_examples), dtype=np.float32)
-        step = max(1, _DEVICE_ENTRIES // self.n_models)
-        for start in range(0, self.n_examples, step):
-            sums = (on_device @ self._rows[start : start + step].to(torch.float32).T).to(torch.int32)
-            products[:, start : start + step] = _joined(sums, len(digits)).cpu().numpy()
-        return products
+        # Apple's devices have no float64, and do not round float32.
+        wide = torch.float32 if self._rows.device.type == "mps" else torch.float64
+        held = torch.from_numpy(weights.astype(np.float32)).to(self._rows.device, wide)
+        products = [(held @ rows.to(wide).T).float() for rows in self._rows.split(self._step)]
+        return np.asarray(torch.cat(products, dim=1).cpu().numpy())
 
     def count(self, examples: Places) -> Int64[np.ndarray, " m"]:
         import torch
 
         total = torch.zeros(self.n_models, dtype=torch.int64, device=self._rows.device)
-        step = max(1, _DEVICE_ENTRIES // self.n_models)
-        for start in range(0, len(examples), step):
-            places = torch.from_numpy(examples[start : start + step]).to(self._rows.device)
-            total += self._rows.index_select(0, places).sum(dim=0, dtype=torch.int64)
+        for places in torch.from_numpy(examples).to(total.device).split(self._step):
+            total += self._rows[places].sum(dim=0, dtype=torch.int64)
         return np.asarray(total.cpu().numpy())
 
     def columns(self, examples: Places) -> "torch.Tensor":
         import torch
 
         places = torch.from_numpy(examples).to(self._rows.device)
-        return self._rows.index_select(0, places).T.to(torch.float32).contiguous()
+        return self._rows[places].T.to(torch.float32).contiguous()
 
 
 def whole_weights(weights: Float64[np.ndarray, " m"]) -> tuple[Float64[np.ndarray, " m"], float]:

@@ -1,8 +1,8 @@
-"""Subsets of several sizes: which to show first, how they overlap, and what other subsets give."""
+"""Subsets of several sizes: which to show first, how they overlap, other subsets, and what a page shows."""
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,20 +10,32 @@ import numpy as np
 import pandas as pd
 
 from assay.analyses.subsets.baselines import baselines
-from assay.analyses.subsets.coherence import selection_consistency
-from assay.analyses.subsets.contents import contents_of
+from assay.analyses.subsets.coherence import (
+    class_names,
+    example_correlations,
+    facts_of,
+    models_needed,
+    prevalence_shift,
+    replicate_examples,
+)
 from assay.analyses.subsets.data import PerModel
-from assay.analyses.subsets.line import AOTIL
+from assay.analyses.subsets.line import AOTIL, LEVEL, Places, fit_line
+from assay.analyses.subsets.overlap import selection_consistency
 from assay.analyses.subsets.problem import Correct, Problem, checked_sizes, default_sizes, make_problem
 from assay.analyses.subsets.selection import Subset, subsets_of
-from assay.analyses.subsets.verdict import SubsetVerdict
+from assay.analyses.subsets.splits import PARTS
+from assay.analyses.subsets.verdict import Progress, SubsetVerdict
 from assay.core.errors import InputError, check_name
 from assay.core.plotted import Plotted
+from assay.core.random import stream
 from assay.core.record import Record, record_id
+from assay.page.thumbnail import thumbnail
 from assay.stats import fisher_z_interval
 
 
 RULES = ("val", "ci", "paper")
+SHOWN = 48  # single examples on either side of a page
+FACTS = 6  # facts beside a single example
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -91,14 +103,14 @@ class SelectionPath(Plotted, Record):
         Where none is supported, the lowest cross-fitted R of all; where none is judged, the largest with
         validation R at most -0.3, else the lowest.
         """
-        judged = [(each, each.known_verdict) for each in self.subsets if each.known_verdict is not None]
-        tested = [(each, verdict) for each, verdict in judged if not math.isnan(verdict.r)]
-        supported = [each for each in tested if each[1].supported]
+        judged = [each for each in self.subsets if each.known_verdict is not None]
+        tested = [each for each in judged if not math.isnan(each.verdict.r)]
         if tested:
-            return min(supported or tested, key=lambda each: each[1].r)[0]
-        largest = self.largest_aotil()
+            supported = [each for each in tested if each.verdict.supported]
+            return min(supported or tested, key=lambda each: each.verdict.r)
         by_validation = np.array([each.correlation["validation"].r for each in self.subsets])
-        return largest or self.subsets[int(np.argmin(np.where(np.isnan(by_validation), 2, by_validation)))]
+        lowest = int(np.argmin(np.where(np.isnan(by_validation), 2, by_validation)))
+        return self.largest_aotil() or self.subsets[lowest]
 
     @property
     def largest_supported(self) -> Subset | None:
@@ -140,11 +152,9 @@ class SelectionPath(Plotted, Record):
 
         R is over the test models.
         """
-        own = [(each.size, "selection", each.correlation["test"]) for each in self.subsets]
-        table = pd.DataFrame(
-            [(size, kind, test.r, test.low, test.high) for size, kind, test in own],
-            columns=["size", "kind", "r", "low", "high"],
-        )
+        tests = [each.correlation["test"] for each in self.subsets]
+        own = {name: [getattr(test, name) for test in tests] for name in ("r", "low", "high")}
+        table = pd.DataFrame({"size": self.sizes, "kind": "selection"} | own)
         return pd.concat([table, self.baselines[table.columns]], ignore_index=True)
 
     # -------------------------------------------------------------------------------------------- files
@@ -174,7 +184,76 @@ class SelectionPath(Plotted, Record):
         return [{str(key): each for key, each in row.items()} for row in self.baselines.to_dict("records")]
 
     def _contents(self) -> dict[str, Any]:
-        return contents_of(self.headline, self.subsets)
+        """What the page shows of the headline beyond its record; what the data do not tell is empty."""
+        subset = self.headline
+        data, pool, split = subset.require_data("a page"), subset.pool, subset.split
+        kind = "group" if data.groups is not None else data.unit_kind  # as the verdict counts them
+        units, runs = data.units(kind), data.units("model" if data.groups is None else "group")
+        part_of = np.full(data.n_models, "unused", dtype=object)
+        for name in PARTS:
+            part_of[split.part(name)] = name
+        y, right = data.id_accuracy, {"all": data.accuracy(), "chosen": data.accuracy(subset.indices)}
+        outside = np.setdiff1d(pool, subset.indices)
+        rng = stream(subset.settings.seed, "examples of a report")
+        others = np.sort(rng.choice(outside, min(SHOWN, len(outside)), replace=False)).astype(np.int64)
+        return {
+            "data": {
+                "n_models": data.n_models,
+                "n_examples": data.n_examples,
+                "unit_kind": data.unit_kind,
+            },
+            "description": {name: each for name, each in data.describe().dropna().items() if each != ""},
+            "split": {
+                "unit_kind": kind,
+                "n_models": {name: len(split.part(name)) for name in PARTS},
+                "n_units": {name: len(np.unique(units[split.part(name)])) for name in PARTS},
+            },
+            "consistency": self.consistency.to_numpy() if len(self) > 1 else None,
+            "prevalence": [] if facts_of(subset).empty else prevalence_shift(subset).to_dict("records"),
+            "replication": _replication(replicate_examples(subset)),
+            "models_needed": models_needed(y, right["all"], groups=runs, seed=subset.settings.seed),
+            "models": {"model": data.model_ids, "part": part_of, "id_accuracy": y} | right,
+            "lines": {name: fit_line(y[split.test], each[split.test]) for name, each in right.items()},
+            "examples": {
+                "chosen": _described(subset, subset.indices[:SHOWN]),
+                "others": _described(subset, others),
+            },
+        }
+
+
+def _replication(table: pd.DataFrame) -> dict[str, dict[str, float]]:
+    """Shares of single examples that go against better models, of the chosen and of all others."""
+    sides = {}
+    for name, rows in (("chosen", table[table["chosen"]]), ("others", table[~table["chosen"]])):
+        r, tested = rows["r"].dropna(), rows["q_value"].notna().any()
+        sides[name] = {
+            "negative": float((r < 0).mean()) if len(r) else math.nan,
+            "discovered": float((rows["q_value"] <= LEVEL).mean()) if tested else math.nan,
+        }
+    return sides
+
+
+def _described(subset: Subset, places: Places) -> list[dict[str, Any]]:
+    """Single examples with what is known of them, and a picture where there is one."""
+    data, test = subset.require_data("a page"), subset.split.test
+    answers, meta = data.correct[test][:, places], data.meta.iloc[places, :FACTS]
+    r, right = example_correlations(answers, data.id_accuracy[test]), answers.mean(axis=0, dtype=np.float64)
+    labels = None if data.labels is None else class_names(subset)[places]
+    return [
+        {
+            "id": str(data.example_ids[index]),
+            "label": None if labels is None else str(labels[row]),
+            "facts": ", ".join(f"{name} {_fact(meta[name].iloc[row])}" for name in meta),
+            "right": right[row],
+            "r": r[row],
+            "image": None if data.images is None else thumbnail(data.images[index]),
+        }
+        for row, index in enumerate(places.tolist())
+    ]
+
+
+def _fact(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def size_table(subsets: Sequence[Subset], baselines: pd.DataFrame) -> pd.DataFrame:
@@ -217,7 +296,7 @@ def selection_path(
     id_accuracy: PerModel | None = None,
     sizes: Sequence[int] | np.ndarray | None = None,
     *,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
     **settings: Any,
 ) -> SelectionPath:
     """Select subsets of several sizes, each by itself, and evaluate random, hardest and other ones beside.

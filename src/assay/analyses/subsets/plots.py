@@ -2,25 +2,23 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 from scipy.special import ndtri
 
 from assay.analyses.subsets.line import AOTIL, EPS, probit
+from assay.analyses.subsets.path import SelectionPath
+from assay.analyses.subsets.selection import Subset
 from assay.core.record import plain
 from assay.page.draw import INK, MUTED, OPPOSES, PAPER, SUPPORTS, axes_of, clipped
 from assay.page.text import MINUS, number, rounded
 
-
-if TYPE_CHECKING:
-    from assay.analyses.subsets.path import SelectionPath
-    from assay.analyses.subsets.selection import Subset
 
 DOTTED, LONG_DASHES = (0, (1, 2.5)), (0, (6, 3))
 BIN = 0.05  # of the null distribution
@@ -39,15 +37,14 @@ SETS = {"all": (SUPPORTS, "o", "all examples"), "chosen": (OPPOSES, "D", "chosen
 Record = Mapping[str, Any]
 
 
-def plot_subset(subset: "Subset", ax: Axes | None = None) -> Axes:
+def plot_subset(subset: Subset, ax: Axes | None = None) -> Axes:
     """Draw R of a subset with its interval, beside R of all examples; nothing is judged for it."""
     return plot_size({"subsets": [subset.to_dict()], "baselines": [], "size": subset.size}, ax)
 
 
-def plot_path(path: "SelectionPath", ax: Axes | None = None) -> Axes:
+def plot_path(path: SelectionPath, ax: Axes | None = None) -> Axes:
     """Draw R of the subsets by size, with the baselines; verdicts are marked once they are known."""
-    rows = plain(path.baselines.to_dict("records"))
-    subsets = [each.to_dict() for each in path]
+    rows, subsets = plain(path.baselines.to_dict("records")), [each.to_dict() for each in path]
     return plot_size({"subsets": subsets, "baselines": rows, "size": path.headline.size}, ax)
 
 
@@ -62,14 +59,10 @@ def plot_size(record: Record, ax: Axes | None = None) -> Axes:
     sizes = [each["size"] for each in subsets]
     ax = axes_of(ax, 5.6, 4.1)
     ax.set_xscale("log")
-    ax.axhline(0, color=MUTED, linewidth=0.8, zorder=1)
-    ax.axhline(AOTIL, color=MUTED, linewidth=0.8, linestyle=DOTTED, zorder=1)
     full = subsets[0]["full"]["test"]["r"]
-    ax.axhline(np.nan if full is None else full, color=MUTED, linewidth=0.9, linestyle=LONG_DASHES, zorder=1)
-    handles, labels = (
-        [Line2D([], [], color=OPPOSES, linewidth=1.8, marker="o", markersize=5.5)],
-        ["chosen subset"],
-    )
+    for height, style in ((0, "-"), (AOTIL, DOTTED), (np.nan if full is None else full, LONG_DASHES)):
+        ax.axhline(height, color=MUTED, linewidth=0.85, linestyle=style, zorder=1)
+    handles = {"chosen subset": Line2D([], [], color=OPPOSES, linewidth=1.8, marker="o", markersize=5.5)}
     for kind, (name, colour, dash, marker) in STYLES.items():
         rows = [each for each in record["baselines"] if each["kind"] == kind]
         if not rows:
@@ -77,32 +70,25 @@ def plot_size(record: Record, ax: Axes | None = None) -> Axes:
         x, (values, low, high) = [each["size"] for each in rows], _ends(rows)
         if kind == "random":
             ax.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0, zorder=1)
-        ax.plot(
+        handles[name] = ax.plot(
             x, values, color=colour, linestyle=dash, linewidth=1.2, marker=marker, markersize=3.5, zorder=3
-        )
-        handles.append(Line2D([], [], color=colour, linestyle=dash, marker=marker, markersize=3.5))
-        labels.append(name)
+        )[0]
     values, low, high = _ends([each["correlation"]["test"] for each in subsets])
     ax.fill_between(sizes, low, high, color=OPPOSES, alpha=0.16, linewidth=0, zorder=1)
     ax.plot(sizes, values, color=OPPOSES, linewidth=1.8, zorder=4)
     statuses = [(each["verdict"] or {}).get("status") for each in subsets]
-    for size, value, status, one in zip(sizes, values, statuses, zip(low, high, strict=True), strict=True):
-        filled = status == "supported" or not any(statuses)
-        ax.plot(
-            [size], [value], "o", color=OPPOSES, markersize=5.5, zorder=5,
-            markerfacecolor=OPPOSES if filled else PAPER,
-        )  # fmt: skip
-        if len(sizes) == 1:
-            ax.plot([size, size], one, color=OPPOSES, linewidth=2.2, alpha=0.55)
-        elif size == record["size"]:  # that of the page
+    for size, value, status in zip(sizes, values, statuses, strict=True):
+        face = OPPOSES if status == "supported" or not any(statuses) else PAPER
+        ax.plot([size], [value], "o", color=OPPOSES, markersize=5.5, markerfacecolor=face, zorder=5)
+        if size == record["size"] and len(sizes) > 1:  # that of the page
             ax.plot([size], [value], "o", markersize=11, markerfacecolor="none", color=INK, zorder=6)
-    handles.append(Line2D([], [], color=MUTED, linewidth=0.9, linestyle=LONG_DASHES))
-    handles.append(Line2D([], [], color=MUTED, linewidth=0.8, linestyle=DOTTED))
-    labels += ["all examples", f"inverse line from {rounded(AOTIL, 1)} down"]
-    _legend_above(ax, handles, labels, columns=2)
+    if len(sizes) == 1:
+        ax.plot(sizes * 2, [low[0], high[0]], color=OPPOSES, linewidth=2.2, alpha=0.55)
+    handles["all examples"] = Line2D([], [], color=MUTED, linewidth=0.9, linestyle=LONG_DASHES)
+    handles[f"inverse line from {rounded(AOTIL, 1)} down"] = Line2D([], [], color=MUTED, linestyle=DOTTED)
+    _legend_above(ax, handles, columns=2)
     _size_axis(ax, sizes)
-    ax.set_ylim(-1.06, 1.06)
-    ax.set_ylabel("R over held-out models (probit axes)")
+    ax.set(ylim=(-1.06, 1.06), ylabel="R over held-out models (probit axes)")
     return ax
 
 
@@ -112,28 +98,20 @@ def _ends(rows: Sequence[Record]) -> Float64[np.ndarray, "3 rows"]:
 
 
 def _size_axis(ax: Axes, sizes: Sequence[int]) -> None:
-    """Ticks at sizes 1, 2, 5 times powers of ten; at the ends where fewer than two lie between them."""
+    """Ticks at sizes 1, 2, 5 times powers of ten; at the powers alone where they are many."""
     first, last = min(sizes), max(sizes)
-    powers = range(math.floor(math.log10(first)), math.ceil(math.log10(last)) + 1)
-    coarse, fine = (
-        [step * 10**power for power in powers for step in steps if first <= step * 10**power <= last]
-        for steps in ((1,), (1, 2, 5))
-    )
-    ticks = coarse if last >= 60 * first and len(coarse) > 1 else fine
-    ticks = ticks if len(ticks) >= 2 else sorted({first, last})
-    ax.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    ax.xaxis.set_major_locator(LogLocator(subs=(1.0,) if last >= 60 * first else (1.0, 2.0, 5.0)))
+    ax.xaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.xaxis.set_minor_formatter(NullFormatter())
     room = (last / first) ** 0.04 if last > first else 1.6
-    ax.set_xlim(first / room, last * room)
-    ax.set_xlabel("examples in the subset")
+    ax.set(xlim=(first / room, last * room), xlabel="examples in the subset")
 
 
-def _legend_above(ax: Axes, handles: Sequence[Any], labels: Sequence[str], *, columns: int) -> None:
+def _legend_above(ax: Axes, handles: Mapping[str, Any], *, columns: int) -> None:
     """A legend above the axes, where no line can hide it."""
     ax.legend(
-        handles, labels, loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, frameon=False, fontsize=8.5,
-        labelcolor=INK, handletextpad=0.5, columnspacing=1.4, borderaxespad=0.2,
+        handles.values(), handles, loc="lower left", bbox_to_anchor=(0, 1), ncols=columns, frameon=False,
+        fontsize=8.5, labelcolor=INK, handletextpad=0.5, columnspacing=1.4, borderaxespad=0.2,
     )  # fmt: skip
 
 
@@ -148,23 +126,25 @@ def plot_scatter(contents: Record, ax: Axes | None = None) -> Axes:
         ax: Where to draw; default a new figure.
     """
     ax = axes_of(ax, 5.6, 4.5)
-    models = [each for each in contents["models"] if each["part"] == "test"]
-    models.sort(key=lambda each: each["id_accuracy"])
-    places = np.linspace(0, len(models) - 1, min(len(models), DRAWN_MODELS)).round().astype(int)
-    x = np.array([models[place]["id_accuracy"] for place in places])
-    handles, labels, shown = [], [], []
+    models = {name: np.array(values) for name, values in contents["models"].items()}
+    test = np.flatnonzero(models["part"] == "test")
+    test = test[np.argsort(models["id_accuracy"][test], kind="stable")]
+    test = test[np.linspace(0, len(test) - 1, min(len(test), DRAWN_MODELS)).round().astype(int)]
+    x, handles = models["id_accuracy"][test], {}
     for name, (colour, marker, words) in SETS.items():
-        y, line = np.array([models[place][name] for place in places]), contents["lines"][name]
-        ax.plot(probit(x), probit(y), marker, color=colour, markersize=3.6, alpha=0.55, markeredgewidth=0)
+        line = contents["lines"][name]
+        ax.plot(
+            probit(x), probit(models[name][test]), marker, color=colour, markersize=3.6, alpha=0.55,
+            markeredgewidth=0,
+        )  # fmt: skip
         if line["slope"] is not None:
             ends = probit(x[[0, -1]])
             ax.plot(ends, line["slope"] * ends + line["intercept"], color=colour, linewidth=1.8, zorder=3)
             words += f":  R {number(line['r'])},  slope {number(line['slope'])}"
-        handles.append(Line2D([], [], color=colour, marker=marker, markersize=5))
-        labels.append(words)
-        shown.append(y)
-    _legend_above(ax, handles, labels, columns=1)
-    for axis, values, limits in ((ax.xaxis, x, ax.set_xlim), (ax.yaxis, np.concatenate(shown), ax.set_ylim)):
+        handles[words] = Line2D([], [], color=colour, marker=marker, markersize=5)
+    _legend_above(ax, handles, columns=1)
+    y = np.concatenate([models[name][test] for name in SETS])
+    for axis, values, limits in ((ax.xaxis, x, ax.set_xlim), (ax.yaxis, y, ax.set_ylim)):
         start, stop = probit(np.array([values.min(), values.max()]))
         room = max(0.06 * (stop - start), 0.05)
         ticks = _ticks(start - room, stop + room)
@@ -172,21 +152,17 @@ def plot_scatter(contents: Record, ax: Axes | None = None) -> Axes:
         ends |= {1 - EPS: "1"} if values.max() >= 1 - EPS else {}  # exactly these accuracies
         axis.set_ticks(ndtri([*ticks, *ends]), [*(f"{tick:g}" for tick in ticks), *ends.values()])
         limits(start - room, stop + room)
-    ax.set_xlabel("accuracy in distribution")
-    ax.set_ylabel("accuracy out of distribution")
+    ax.set(xlabel="accuracy in distribution", ylabel="accuracy out of distribution")
     return ax
 
 
 def _ticks(start: float, stop: float) -> list[float]:
     """Accuracies for ticks on an axis from one quantile to another, none too close to the one before."""
-    ticks: list[float] = []
     steps = (0.1, 0.05, 0.02, 0.01, 0.005, 0.002, 0.001)
-    for grid in (TICKS, *([round(step * at, 6) for at in range(1, round(1 / step))] for step in steps)):
-        ticks = [tick for tick in grid if start <= ndtri(tick) <= stop]
-        if len(ticks) >= 4:
-            break
+    grids = (TICKS, *([round(step * at, 6) for at in range(1, round(1 / step))] for step in steps))
+    inside = ([tick for tick in grid if start <= ndtri(tick) <= stop] for grid in grids)
     apart: list[float] = []
-    for tick in ticks:
+    for tick in next((ticks for ticks in inside if len(ticks) >= 4), []):
         if not apart or ndtri(tick) - ndtri(apart[-1]) > (stop - start) / 14:
             apart.append(tick)
     return apart
@@ -210,9 +186,7 @@ def plot_models(needed: Record, ax: Axes | None = None) -> Axes:
             ax.axvspan(low, high, color=SUPPORTS, alpha=0.1, linewidth=0, zorder=0)
         ax.axvline(stable, color=INK, linewidth=0.9, linestyle=(0, (4, 2)), zorder=2)
         _beside(ax, f"settled at {stable:.0f}", stable, 0.03, right=stable < 0.6 * k[-1], colour=INK)
-    ax.set_xlabel("models, in random order")
-    ax.set_ylabel("R on all examples")
-    ax.set_xlim(0, k[-1] * 1.02)
+    ax.set(xlabel="models, in random order", ylabel="R on all examples", xlim=(0, k[-1] * 1.02))
     ax.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     return ax
 
@@ -225,7 +199,7 @@ def _beside(ax: Axes, text: str, x: float, y: float, *, right: bool, colour: str
     )  # fmt: skip
 
 
-# ------------------------------------------------------------------------------------------- is it real
+# ------------------------------------------------------------------------- is it real, and what it holds
 
 
 def plot_null(verdict: Record, ax: Axes | None = None) -> Axes:
@@ -242,48 +216,14 @@ def plot_null(verdict: Record, ax: Axes | None = None) -> Axes:
     edges = np.arange(math.floor(low / BIN) - 1, math.ceil(high / BIN) + 2) * BIN
     counts = np.histogram(values, edges)[0]
     ax.bar(edges[:-1], counts, width=BIN, align="edge", color=MUTED, alpha=0.4, linewidth=0)
-    ax.stairs(counts, edges, color=MUTED, linewidth=0.9)
     ax.axvline(observed, color=OPPOSES, linewidth=2.0, zorder=3)
     right = observed < 0.5 * float(edges[0] + edges[-1])
     _beside(ax, f"observed {rounded(observed)}", observed, 0.9, right=right, colour=OPPOSES)
-    ax.set_ylim(0, 1.25 * max(1, int(counts.max(initial=0))))
+    several = f"lowest R over {len(verdict['sizes'])} sizes" if len(verdict["sizes"]) > 1 else "R"
+    ax.set(xlim=(edges[0], edges[-1]), ylim=(0, 1.25 * max(1, int(counts.max(initial=0)))))
+    ax.set(xlabel=f"{several}, cross-fitted, after shuffling the accuracies", ylabel="permutations")
     ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-    ax.set_xlim(edges[0], edges[-1])
-    n_sizes = len(verdict["sizes"])
-    several = f"lowest R over {n_sizes} sizes" if n_sizes > 1 else "R"
-    ax.set_xlabel(f"{several}, cross-fitted, after shuffling the accuracies")
-    ax.set_ylabel("permutations")
     return ax
-
-
-def plot_replication(replication: Record, ax: Axes | None = None) -> Axes:
-    """Draw the examples' own correlations over held-out models: the chosen ones and all others.
-
-    Args:
-        replication: `replication` of the contents; a share per bin of correlations, for each side.
-        ax: Where to draw; default a new figure.
-    """
-    ax = axes_of(ax, 5.6, 3.2)
-    edges = np.array(replication["edges"], dtype=float)
-    sides = [replication[name] for name in ("chosen", "others")]
-    chosen, others = (100 * np.array(side["shares"], dtype=float) for side in sides)
-    rest = ax.stairs(others, edges, fill=True, color=MUTED, alpha=0.35)
-    ax.stairs(others, edges, color=MUTED, linewidth=0.9)
-    ax.stairs(chosen, edges, fill=True, color=OPPOSES, alpha=0.2)
-    outline = ax.stairs(chosen, edges, color=OPPOSES, linewidth=1.7)
-    ax.axvline(0, color=MUTED, linewidth=0.8, zorder=1)
-    labels = [f"{number(side['n'])} {name}" for side, name in zip(sides, ("chosen", "others"), strict=True)]
-    _legend_above(ax, [outline, rest], labels, columns=2)
-    filled = np.flatnonzero(chosen + others > 0)
-    if len(filled):
-        ax.set_xlim(min(edges[filled[0]], -0.1) - 0.03, max(edges[filled[-1] + 1], 0.1) + 0.03)
-    ax.set_ylim(bottom=0)
-    ax.set_xlabel("correlation of an example with in-distribution accuracy, over held-out models")
-    ax.set_ylabel("per cent of the examples")
-    return ax
-
-
-# --------------------------------------------------------------------------------------- what it holds
 
 
 def plot_consistency(
@@ -300,27 +240,22 @@ def plot_consistency(
     cell = 0.46 if n <= PRINTED_SIZES else max(0.2, 5.4 / n)
     ax = axes_of(ax, 0.9 + cell * n, 0.8 + cell * 0.8 * n)
     for (row, column), value in np.ndenumerate(np.array(overlap, dtype=float)):
-        shown, ink = f"{value:.2f}".replace("0.", ".", 1).replace("-", MINUS), min(1.0, abs(value))
-        if not math.isfinite(value):
-            ax.text(column, row, "–", ha="center", va="center", color=MUTED, fontsize=7.5)
-            continue
-        colour, alpha = SUPPORTS if value >= 0 else OPPOSES, round(0.06 + 0.84 * ink, 3)
-        corner = (column - 0.47, row - 0.46)
-        ax.add_patch(Rectangle(corner, 0.94, 0.92, facecolor=colour, alpha=alpha, linewidth=0))
-        if n <= PRINTED_SIZES:
-            text, colour = "1" if shown == "1.00" else shown, PAPER if ink > 0.6 else INK
+        known, ink = math.isfinite(value), min(1.0, abs(value))
+        if known:
+            colour, alpha = SUPPORTS if value >= 0 else OPPOSES, round(0.06 + 0.84 * ink, 3)
+            corner = (column - 0.47, row - 0.46)
+            ax.add_patch(Rectangle(corner, 0.94, 0.92, facecolor=colour, alpha=alpha, linewidth=0))
+        text = f"{value:.2f}".replace("0.", ".", 1).replace("1.00", "1").replace("-", MINUS) if known else "–"
+        colour = (PAPER if ink > 0.6 else INK) if known else MUTED
+        if n <= PRINTED_SIZES or not known:
             ax.text(column, row, text, ha="center", va="center", fontsize=7.5, color=colour)
     step = 1 if n <= 16 else 2
-    names = [f"{size:,}" for size in sizes]
-    ax.set_xticks(range(0, n, step), names[::step], rotation=90 if n > 8 else 0)
-    ax.set_yticks(range(0, n, step), names[::step])
-    ax.set_xlim(-0.55, n - 0.45)
-    ax.set_ylim(n - 0.45, -0.55)
+    names = [f"{size:,}" for size in sizes][::step]
+    ax.set_xticks(range(0, n, step), names, rotation=90 if n > 8 else 0)
+    ax.set_yticks(range(0, n, step), names)
+    ax.set(xlim=(-0.55, n - 0.45), ylim=(n - 0.45, -0.55), xlabel="subset size", ylabel="subset size")
     ax.tick_params(length=0)
-    ax.set_xlabel("subset size")
-    ax.set_ylabel("subset size")
-    for spine in ax.spines.values():
-        spine.set_visible(False)
+    ax.spines[:].set_visible(False)
     return ax
 
 
@@ -331,10 +266,9 @@ def plot_prevalence(rows: Sequence[Record], ax: Axes | None = None) -> Axes:
         rows: Of `prevalence_shift`, at least one of a share.
         ax: Where to draw; default a new figure.
     """
-    shares = sorted(
-        (row for row in rows if row["value"] is not None), key=lambda row: -abs(row["difference"])
-    )
-    several, shown = len({row["attribute"] for row in shares}) > 1, shares[:SHOWN_VALUES]
+    shares = [row for row in rows if row["value"] is not None]
+    shown = sorted(shares, key=lambda row: -abs(row["difference"]))[:SHOWN_VALUES]
+    several = len({row["attribute"] for row in shares}) > 1
     ax = axes_of(ax, 5.6, 0.9 + 0.3 * len(shown))
     for place, row in enumerate(shown):
         difference, low, high = 100 * np.array([row["difference"], row["low"], row["high"]], dtype=float)

@@ -64,31 +64,39 @@ def read_predictions(
         files = [file for file in files if last[runs[file]] == file]
         if len(files) == 1:
             raise InputError(
-                f"all files lie in {files[0].parent}, so they count as checkpoints of one run. Give each run "
-                "a folder, or choose checkpoints='all' (--checkpoints all)"
+                f"all files in {files[0].parent} count as checkpoints of one run. Give each run a folder, or "
+                "choose checkpoints='all' (--checkpoints all)"
             )
-    parts = []
+    chosen, rated = [], []
     for file in files:
         with malformed(file, "a table of predictions"):
             table = _read(file)
-        within, chosen, id_envs = _parts(table, file, outside, id_envs)
-        parts.append((chosen, float(within["right"].mean()), len(within)))
-        _check_rows(chosen, file, parts[0][0], files[0])
+        numbers, held_out = table["environment"], table["part"] == "out"
+        id_envs = sorted(set(numbers) - set(outside)) if id_envs is None else list(id_envs)
+        lacking = set(id_envs) - set(numbers[held_out]) | set(outside) - set(numbers)
+        if lacking or not id_envs or not outside or set(id_envs) & set(outside):
+            raise InputError(
+                f"{file}: id_envs is {[*map(int, id_envs)]}, ood_env is {outside}, and the file has "
+                f"{', '.join(sorted(set(table['domain'])))}. Name different environments that all have rows, "
+                "those in distribution held-out ones (env<number>_out)"
+            )
+        rated.append(table.loc[numbers.isin(id_envs) & held_out, "right"])
+        chosen.append(pd.concat([table[numbers == each] for each in outside], ignore_index=True))
+        _check_rows(chosen[-1], file, chosen[0], files[0])
         if progress is not None:
-            progress("read", len(parts), len(files))
-    first = parts[0][0]
+            progress("read", len(chosen), len(files))
     return {
-        "correct": np.stack([rows["right"] for rows, _, _ in parts]),
-        "id_accuracy": [accuracy for _, accuracy, _ in parts],
+        "correct": np.stack([rows["right"] for rows in chosen]),
+        "id_accuracy": [float(rows.mean()) for rows in rated],
         "groups": [runs[file] for file in files],
         "model_ids": ["/".join([*file.parent.relative_to(root).parts, str(steps[file])]) for file in files],
-        "n_id": [n for _, _, n in parts],
-        "labels": first["label"].to_numpy(),
-        "meta": {"domain": first["domain"].to_numpy()},
+        "n_id": [*map(len, rated)],
+        "labels": chosen[0]["label"].to_numpy(),
+        "meta": {"domain": chosen[0]["domain"].to_numpy()},
         "source": {
             "kind": "predictions",
             "n_files": len(files),
-            "id_envs": id_envs,
+            "id_envs": [*map(int, id_envs or ())],
             "ood_env": outside,
             "checkpoints": checkpoints,
         },
@@ -99,60 +107,39 @@ def _read(file: Path) -> pd.DataFrame:
     """One file: domain, environment and part (`in` or `out`), label, and whether the answer is right."""
     frame = pd.read_csv(file, index_col=False)
     n = max(2, sum(re.fullmatch(r"p_\d+", str(name)) is not None for name in frame))
-    scores = [f"p_{place}" for place in range(n)]
-    if missing := [name for name in ("domain", "label", *scores) if name not in frame]:
+    wanted = ["label", *(f"p_{place}" for place in range(n))]
+    if missing := [name for name in ("domain", *wanted) if name not in frame]:
+        has = ", ".join(map(str, frame.columns[:20]))
         raise FileFormatError(
-            f"{file} lacks the column {missing[0]!r}; expected domain, label, p_0, p_1, ...; it has "
-            f"{', '.join(map(str, frame.columns[:20]))}"
+            f"{file} lacks the column {missing[0]!r} of domain, label, p_0, ...; it has {has}"
         )
-    parts = frame["domain"].astype(str).str.extract(r"^env(\d+)_(in|out)$")
-    values = frame[["label", *scores]].apply(pd.to_numeric, errors="coerce").to_numpy(dtype=np.float64)
+    parts = frame["domain"].astype(str).str.extract(r"^env(?P<environment>\d+)_(?P<part>in|out)$")
+    values = frame[wanted].apply(pd.to_numeric, errors="coerce").to_numpy(dtype=np.float64)
     label, p = values[:, 0], values[:, 1:]
-    valid = parts[0].notna().to_numpy() & np.isin(label, np.arange(n)) & ~np.isnan(p).any(axis=1)
-    if (bad := np.flatnonzero(~valid)).size or frame.empty:
-        row = f", row {bad[0] + 1}: {frame.iloc[bad[0]].to_dict()}" if bad.size else " has no rows"
+    bad = parts["part"].isna() | ~np.isin(label, np.arange(n)) | np.isnan(p).any(axis=1)
+    if bad.any() or frame.empty:
+        row = (
+            f", row {bad.argmax() + 1}: {frame.iloc[bad.argmax()].to_dict()}" if bad.any() else " has no rows"
+        )
         raise FileFormatError(
-            f"{file}{row} ({bad.size} such rows). Expected a domain env<number>_in or env<number>_out, a "
+            f"{file}{row} ({bad.sum()} such rows). Expected a domain env<number>_in or env<number>_out, a "
             f"label from 0 to {n - 1}, and numbers as scores"
         )
-    return pd.DataFrame(
-        {
-            "domain": frame["domain"],
-            "environment": parts[0].astype(np.int64),
-            "part": parts[1],
-            "label": label.astype(np.int64),
-            "right": (p.argmax(axis=1) == label).astype(np.uint8),
-        }
-    )
-
-
-def _parts(
-    table: pd.DataFrame, file: Path, outside: Sequence[int], inside: Sequence[int] | None
-) -> tuple[pd.DataFrame, pd.DataFrame, list[int]]:
-    """Rows that give the accuracy, rows to select from, and the environments in distribution."""
-    numbers, held_out = table["environment"], table["part"] == "out"
-    inside = sorted(set(numbers) - set(outside)) if inside is None else list(inside)
-    lacking = sorted(set(inside) - set(numbers[held_out])) or sorted(set(outside) - set(numbers))
-    if lacking or not inside or not outside or set(inside) & set(outside):
-        raise InputError(
-            f"{file}: id_envs is {inside}, ood_env is {list(outside)}, and the file has "
-            f"{', '.join(sorted(set(table['domain'])))}. Name different environments that all have rows, "
-            "those in distribution held-out ones (env<number>_out)"
-        )
-    chosen = pd.concat([table[numbers == each] for each in outside])
-    return table[numbers.isin(inside) & held_out], chosen, [*map(int, inside)]
+    right = (p.argmax(axis=1) == label).astype(np.uint8)
+    facts = {"domain": frame["domain"], "label": label.astype(np.int64), "right": right}
+    return parts.astype({"environment": np.int64}).assign(**facts)
 
 
 def _check_rows(rows: pd.DataFrame, file: Path, first: pd.DataFrame, first_file: Path) -> None:
     """Raises unless two files hold the same examples in the same order, as far as their rows tell."""
     why = "Rows have no id, so every file must hold the same examples in the same order"
-    if len(rows) != len(first):
-        raise AlignmentError(
-            f"{file} has {len(rows)} rows out of distribution, {first_file} has {len(first)}. {why}"
-        )
+    n, known = len(rows), len(first)
+    if n != known:
+        raise AlignmentError(f"{file} has {n} rows out of distribution, {first_file} has {known}. {why}")
     for name in ("label", "domain"):
-        if (odd := np.flatnonzero(rows[name].to_numpy() != first[name].to_numpy())).size:
+        if len(odd := np.flatnonzero(rows[name] != first[name])):
+            here, there = rows[name][odd[0]], first[name][odd[0]]
             raise AlignmentError(
-                f"row {odd[0] + 1} out of distribution of {file} has the {name} {rows[name].iloc[odd[0]]}, "
-                f"in {first_file} it is {first[name].iloc[odd[0]]} ({odd.size} rows differ). {why}"
+                f"row {odd[0] + 1} out of distribution of {file} has the {name} {here}, in {first_file} "
+                f"it is {there} ({len(odd)} rows differ). {why}"
             )

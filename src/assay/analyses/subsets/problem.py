@@ -2,9 +2,8 @@
 
 import functools
 import operator
-import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,6 @@ from assay.analyses.subsets.line import (
     Places,
     correlate,
     line_correlation,
-    probit,
 )
 from assay.analyses.subsets.matrix import Answers
 from assay.analyses.subsets.splits import ModelSplit, interval_unit_kind, split_models
@@ -35,7 +33,6 @@ OPTIONS: Mapping[str, tuple[str, ...]] = {
     "adam": ("trials", "epochs", "patience", "penalty", "parameters"),
 }
 _FIRST_SIZES = (10, 20, 50, 100, 250, 500, 750, 1000, 2500, 5000, 7500)
-_MAKING = threading.Lock()  # threads share matrices; each is made once
 
 Correct = np.ndarray | CorrectnessData | pd.DataFrame
 
@@ -67,67 +64,53 @@ class Settings(Record):
         cls,
         data: CorrectnessData,
         *,
-        solver: str = "swap",
-        seed: int = 0,
         strata: str | Sequence[object] | np.ndarray | None = None,
         allowed: Sequence[int] | np.ndarray | None = None,
-        device: str | None = None,
-        **options: Any,
+        **settings: Any,
     ) -> "Settings":
         """Settings with their arrays resolved against the data.
 
         Args:
             data: What is selected from.
-            solver: As the attribute.
-            seed: As the attribute.
             strata: `label`, a column of the data's `meta`, or a stratum per example.
             allowed: A mask over the examples, or their places.
-            device: As the attribute.
-            options: Of the solver.
+            settings: `solver`, `seed` and `device`, as the attributes; all others are options of the solver.
 
         Raises:
             InputError: For an unknown name, or strata that miss a value.
             ShapeError: For an array that does not fit the data.
         """
-        check_name("solver", solver, SOLVERS)
-        for option in options:
-            check_name(f"option of the solver {solver!r}", option, OPTIONS[solver])
-        if seed < 0:
-            raise InputError(f"seed is {seed}; expected 0 or more")
-        name: str | None = None
-        column: Any = strata
+        own = {name: settings.pop(name) for name in ("solver", "seed", "device") if name in settings}
+        chosen = cls(**own, options=settings)
+        check_name("solver", chosen.solver, SOLVERS)
+        for option in settings:
+            check_name(f"option of the solver {chosen.solver!r}", option, OPTIONS[chosen.solver])
+        if chosen.seed < 0:
+            raise InputError(f"seed is {chosen.seed}; expected 0 or more")
+        column, n, codes, mask = strata, data.n_examples, None, None
         if isinstance(strata, str):
             columns: dict[str, Any] = {str(each): data.meta[each] for each in data.meta}
             columns |= {} if data.labels is None else {"label": data.labels}
             check_name("column to stratify by", strata, columns)
-            name, column = strata, columns[strata]
-        codes, mask = None, None
+            column = columns[strata]
         if column is not None:
-            values = pd.Series(np.asarray(column))
-            codes = pd.factorize(values, sort=True)[0].astype(np.int64)
-            if len(codes) != data.n_examples or codes.min() < 0:
+            codes = pd.factorize(pd.Series(np.asarray(column)), sort=True)[0].astype(np.int64)
+            if len(codes) != n or codes.min() < 0:
                 raise ShapeError(
                     f"strata has {len(codes)} values, {int((codes < 0).sum())} of them missing; expected one "
-                    f"stratum for each of {data.n_examples} examples"
+                    f"stratum for each of {n} examples"
                 )
         if allowed is not None:
-            given, mask = np.asarray(allowed), np.zeros(data.n_examples, dtype=bool)
-            fits = len(given) == len(mask) if given.dtype == bool else bool((np.abs(given) < len(mask)).all())
-            if not fits or given.ndim != 1:
+            mask = np.zeros(n, dtype=bool)
+            try:
+                mask[np.asarray(allowed)] = True
+            except IndexError as error:
                 raise ShapeError(
-                    f"allowed is {given.dtype} of shape {given.shape}; expected a mask over the "
-                    f"{data.n_examples} examples, or their places"
-                )
-            mask[given] = True
-        return cls(
-            solver=solver,
-            seed=seed,
-            strata=codes,
-            strata_name=name if strata is None or name else "given",
-            allowed=mask,
-            device=device,
-            options=options,
-        )
+                    f"allowed does not fit the data ({error}); expected a mask over the {n} examples, or "
+                    "their places"
+                ) from error
+        name = strata if strata is None or isinstance(strata, str) else "given"
+        return replace(chosen, strata=codes, strata_name=name, allowed=mask)
 
     @property
     def identity(self) -> dict[str, Any]:
@@ -151,29 +134,19 @@ class Problem:
     settings: Settings = field(default_factory=Settings)
 
     @functools.cached_property
-    def _parts(self) -> dict[str, Answers]:
-        return {}
-
-    def _part(self, name: str) -> Answers:
-        with _MAKING:
-            if name not in self._parts:
-                self._parts[name] = Answers.of(self.data.correct, self.split.part(name), self.settings.device)
-            return self._parts[name]
-
-    @property
     def train(self) -> Answers:
         """Answers of the training models."""
-        return self._part("train")
+        return Answers.of(self.data.correct, self.split.train, self.settings.device)
 
-    @property
+    @functools.cached_property
     def validation(self) -> Answers:
         """Answers of the validation models."""
-        return self._part("validation")
+        return Answers.of(self.data.correct, self.split.validation, self.settings.device)
 
-    @property
+    @functools.cached_property
     def test(self) -> Answers:
         """Answers of the test models, which no solver reads."""
-        return self._part("test")
+        return Answers.of(self.data.correct, self.split.test, self.settings.device)
 
     @property
     def pool(self) -> Places:
@@ -184,13 +157,6 @@ class Problem:
     def solve(self, sizes: Sequence[int], accuracies: Sequence[Accuracies]) -> list[list[Found]]:
         """What the solver finds per in-distribution accuracies (of all models) and size."""
         settings, split = self.settings, self.split
-        for y in accuracies:
-            for name in ("train", "validation"):
-                if np.ptp(probit(y[split.part(name)])) == 0:
-                    raise InputError(
-                        f"id_accuracy is the same for all {len(split.part(name))} {name} models, but a "
-                        "correlation needs models that differ; give other models, or another split"
-                    )
         sides = [(y[split.train], y[split.validation]) for y in accuracies]
         common: dict[str, Any] = {"strata": settings.strata, "allowed": settings.allowed}
         common |= {"validation": self.validation, **settings.options}

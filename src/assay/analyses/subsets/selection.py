@@ -16,7 +16,6 @@ from assay.analyses.subsets.data import CorrectnessData, PerModel
 from assay.analyses.subsets.line import Correlation, Places, correlate
 from assay.analyses.subsets.problem import Correct, Problem, Settings, checked_sizes, make_problem
 from assay.analyses.subsets.splits import PARTS, ModelSplit, interval_unit_kind
-from assay.analyses.subsets.swap import Found
 from assay.analyses.subsets.verdict import Progress, SubsetVerdict, judge
 from assay.circuits import write_atomically
 from assay.core.errors import FileFormatError, InputError, check_name, writing
@@ -69,7 +68,7 @@ class Evaluation(Record):
     def to_frame(self) -> pd.DataFrame:
         """One row per model: model, part, accuracy, low, high, accuracy_all."""
         names = ("part", "accuracy", "low", "high", "accuracy_all")
-        return pd.DataFrame({"model": self.model_ids, **{name: getattr(self, name) for name in names}})
+        return pd.DataFrame({"model": self.model_ids} | {name: getattr(self, name) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -162,10 +161,8 @@ class Subset(Plotted, Record):
             InputError: After loading without data, with how to give them.
         """
         if self.data is None:
-            raise InputError(
-                f"{what} needs the data that the subset was selected on; give them to "
-                "`assay.load_subset(path, data)`"
-            )
+            needed = f"{what} needs the data that the subset was selected on"
+            raise InputError(f"{needed}; give them to `assay.load_subset(path, data)`")
         return self.data
 
     def to_frame(self) -> pd.DataFrame:
@@ -196,15 +193,11 @@ class Subset(Plotted, Record):
             InputError: After loading without data, and as `verdict.judge`.
         """
         together = self.together or subsets_of(self.problem, self.sweep)
-        verdicts = judge(self.problem, together, **options)
-        for subset, verdict in zip(together, verdicts, strict=True):
-            subset._keep(verdict)
-        own = verdicts[self.sweep.index(self.size)]
-        self._keep(own)
-        return own
-
-    def _keep(self, verdict: SubsetVerdict) -> None:
-        object.__setattr__(self, "known_verdict", verdict)
+        own = {each.size: each.correlation["test"] for each in together}
+        for subset, verdict in zip(together, judge(self.problem, own, **options), strict=True):
+            for each in (subset, self) if subset.size == self.size else (subset,):
+                object.__setattr__(each, "known_verdict", verdict)
+        return self.verdict
 
     @property
     def document(self) -> Mapping[str, Any]:
@@ -250,25 +243,22 @@ class Subset(Plotted, Record):
             InputError: If nothing says which column is which example, more than half of the subset is
                 missing, or the answers are of another kind than those selected from.
         """
-        if isinstance(correct, np.ndarray):
-            correct = np.atleast_2d(correct)
+        correct = np.atleast_2d(correct) if isinstance(correct, np.ndarray) else correct
         y: Any = [id_accuracy] if isinstance(id_accuracy, int | float) else id_accuracy
         data = CorrectnessData.of(correct, y, for_selection=False, **facts)
         columns = self._columns_in(data, order)
-        accuracy, everything = data.accuracy(columns), data.accuracy()
-        if data.scores:
-            intervals: list[Any] = [bounded_mean(row[columns].astype(np.float64)) for row in data.correct]
-        else:
-            n = len(columns)
-            intervals = [clopper_pearson(round(each * n), n) for each in accuracy]
-        named_parts, names = PARTS if self.model_ids else (), _model_names(data)
-        parts = {self.model_ids[at]: part for part in named_parts for at in self.split.part(part).tolist()}
-        unknown = "new" if self.model_ids and names else "unknown"
-        units = data.units(interval_unit_kind(data, self.split))
-        seed = self.settings.seed
+        n, accuracy, everything = len(columns), data.accuracy(columns), data.accuracy()
+        intervals = [
+            bounded_mean(row[columns].astype(np.float64)) if data.scores else clopper_pearson(round(a * n), n)
+            for row, a in zip(data.correct, accuracy, strict=True)
+        ]
+        named, names = PARTS if self.model_ids else (), _model_names(data)
+        known = {self.model_ids[at]: part for part in named for at in self.split.part(part).tolist()}
+        unknown = "new" if known and names else "unknown"
+        units, seed = data.units(interval_unit_kind(data, self.split)), self.settings.seed
         return Evaluation(
             model_ids=tuple(data.model_ids.tolist()),
-            part=tuple(parts.get(name, unknown) for name in names or [""] * data.n_models),
+            part=tuple(known.get(name, unknown) for name in names or [""] * data.n_models),
             accuracy=accuracy,
             low=np.array([each.low for each in intervals]),
             high=np.array([each.high for each in intervals]),
@@ -276,7 +266,7 @@ class Subset(Plotted, Record):
             correlation=correlate(data.id_accuracy, accuracy, units, seed=seed),
             with_all=correlate(everything, accuracy, units, seed=seed),
             size=self.size,
-            n_matched=len(columns),
+            n_matched=n,
         )
 
     def _columns_in(self, data: CorrectnessData, order: str | None) -> Places:
@@ -295,18 +285,16 @@ class Subset(Plotted, Record):
                 )
             return self.indices
         if not (data.has_ids and self.has_ids):
-            unnamed = "examples of the subset" if data.has_ids else "examples given"
             raise InputError(
-                f"the {unnamed} have no names of their own, so the two cannot be matched. Give example_ids= "
-                "or a table that names its examples (as must that of the selection), or order='data' "
+                f"the examples {'of the subset' if data.has_ids else 'given'} have no names of their own. "
+                "Give example_ids= or a table that names them, here and for the selection, or order='data' "
                 "(--order data) if these are the original examples in the original order"
             )
         places = pd.Index(data.example_ids).get_indexer(pd.Index(self.example_ids))
         if (matched := int((places >= 0).sum())) < LEAST_MATCHED * self.size:
-            missing = self.example_ids[int(np.argmin(places))]
             raise InputError(
                 f"{self.size - matched} of the {self.size} examples of the subset are missing from the "
-                f"{data.n_examples} given, e.g. {missing!r}; the first given is "
+                f"{data.n_examples} given, e.g. {self.example_ids[int(np.argmin(places))]!r}; first given: "
                 f"{data.example_ids[0]!s:.80}. Give the same example ids"
             )
         return np.asarray(places[places >= 0], dtype=np.int64)
@@ -326,40 +314,31 @@ def subsets_of(
     problem: Problem, sizes: Sequence[int], progress: Progress | None = None
 ) -> tuple[Subset, ...]:
     """Subsets of ascending sizes, evaluated on every part of the models; they are judged together."""
-    data, y = problem.data, problem.data.id_accuracy
-    # swap takes the sizes side by side, adam one by one.
-    blocks = [sizes] if problem.settings.solver == "swap" else [[size] for size in sizes]
-    solutions: list[Found] = []
-    for block in blocks:
-        if progress is not None:
-            progress("select", len(solutions), len(sizes))
-        solutions += problem.solve(block, [y])[0]
-    full = {part: problem.correlate(None, part) for part in PARTS}
-    facts = {
-        "hash": data.hash,
-        "n_models": data.n_models,
-        "n_examples": data.n_examples,
-        "interval_units": interval_unit_kind(data, problem.split),
-        "source": data.origin,
+    data = problem.data
+    if progress is not None:
+        progress("select", 0, len(sizes))
+    facts = {name: getattr(data, name) for name in ("hash", "n_models", "n_examples")}
+    common: dict[str, Any] = {
+        "has_ids": data.has_ids,
+        "full": {part: problem.correlate(None, part) for part in PARTS},
+        "library": library_version(),
+        "facts": facts | {"interval_units": interval_unit_kind(data, problem.split), "source": data.origin},
+        "model_ids": _model_names(data),
+        "split": problem.split,
+        "settings": problem.settings,
+        "sweep": tuple(sizes),
+        "answers": _answers(data),
+        "data": data,
     }
     subsets = []
-    for found in solutions:
+    for found in problem.solve(sizes, [data.id_accuracy])[0]:
         subset = Subset(
+            **common,
             indices=found.indices,
             scores=found.scores,
             example_ids=tuple(data.example_ids[found.indices].tolist()),
-            has_ids=data.has_ids,
             correlation={part: problem.correlate(found.indices, part) for part in PARTS},
-            full=full,
             trace=tuple(found.trace),
-            library=library_version(),
-            facts=facts,
-            model_ids=_model_names(data),
-            split=problem.split,
-            settings=problem.settings,
-            sweep=tuple(sizes),
-            answers=_answers(data),
-            data=data,
         )
         subsets.append(replace(subset, id=record_id("subset", subset.provenance)))
     for subset in subsets:
@@ -433,13 +412,10 @@ def load_subset(path: str | os.PathLike[str], data: CorrectnessData | None = Non
         FileFormatError: If the file is not a subset, is cut off, or of a newer version.
         InputError: If `data` are others than the subset was selected on.
     """
-    path = Path(path)
     try:
-        document = parse_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist; give a file that `Subset.save` wrote") from None
+        document = parse_json(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise FileFormatError(f"{path} is not a subset: {error}") from error
+        raise FileFormatError(f"{path} is not a subset: {error}; give a file of `Subset.save`") from error
     return read_subset(document, path, data)
 
 
@@ -455,10 +431,9 @@ def read_subset(document: Any, path: object, data: CorrectnessData | None = None
             raise FileFormatError(f"indices and example ids do not describe one set of the {n} examples")
         for part in PARTS:
             _ = subset.correlation[part], subset.full[part]
-    except KeyError as error:
-        raise FileFormatError(f"{path} is not a complete subset: {error} is missing") from error
     except MALFORMED as error:
-        raise FileFormatError(f"{path} is not a complete subset: {error}") from error
+        what = f"{error} is missing" if isinstance(error, KeyError) else error
+        raise FileFormatError(f"{path} is not a complete subset: {what}") from error
     if data is None:
         return subset
     if data.hash != subset.facts["hash"]:
@@ -466,8 +441,8 @@ def read_subset(document: Any, path: object, data: CorrectnessData | None = None
             f"{path} was selected on other data (hash {subset.facts['hash']}, these have {data.hash}); "
             "evaluate other models with `Subset.evaluate`"
         )
-    if tuple(data.example_ids[subset.indices].tolist()) != subset.example_ids:
-        raise FileFormatError(f"{path}: its indices and its example ids name different examples")
+    if data.example_ids[subset.indices].tolist() != list(subset.example_ids):
+        raise FileFormatError(f"{path}: indices and example ids name different examples; select them anew")
     return replace(subset, data=data)
 
 
@@ -485,25 +460,17 @@ def _of_first_schema(document: Mapping[str, Any]) -> dict[str, Any]:
     allowed = arrays.get("allowed")
     if allowed is not None:
         allowed = np.isin(np.arange(n), allowed).tolist()
-    names = document.get("model_ids") or ()
-    rows = (f"row_{place}" for place in document["indices"])
+    settings = {name: earlier[name] for name in ("solver", "seed", "strata_name")}
+    settings |= {"strata": arrays.get("strata"), "allowed": allowed, "options": earlier["options"] | other}
+    rows = [f"row_{place}" for place in document["indices"]]
     same = ("kind", "id", "indices", "scores", "example_ids", "correlation", "full", "trace", "verdict")
-    return {
-        **{name: document[name] for name in same},
+    parts = {name: document[name] for name in same}
+    parts |= {name: provenance[name] for name in ("library", "split", "sweep")}
+    return parts | {
         "schema": Subset.record_schema,
-        "has_ids": cells.get("named", list(rows) != list(document["example_ids"])),
-        "library": provenance["library"],
+        "has_ids": cells.get("named", rows != document["example_ids"]),
         "facts": provenance["data"],
-        "model_ids": list(names),
-        "split": provenance["split"],
-        "settings": {
-            "solver": earlier["solver"],
-            "seed": earlier["seed"],
-            "strata": arrays.get("strata"),
-            "strata_name": earlier["strata_name"],
-            "allowed": allowed,
-            "options": {**earlier["options"], **other},
-        },
-        "sweep": provenance["sweep"],
+        "model_ids": document.get("model_ids") or [],
+        "settings": settings,
         "answers": {"bits": "right and wrong", "scores": "scores"}.get(cells.get("kind", ""), ""),
     }

@@ -4,20 +4,18 @@ import math
 import warnings
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
 
 from assay.analyses.subsets.copies import copies_note, joined, unit_codes
+from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import MIN_MODELS, Units
 from assay.core.errors import AssayWarning, InputError, check_name
 from assay.core.random import stream
 from assay.core.record import Record
 
-
-if TYPE_CHECKING:
-    from assay.analyses.subsets.data import CorrectnessData
 
 PerUnit = Int64[np.ndarray, " units"]
 PARTS = ("train", "validation", "test")
@@ -48,6 +46,12 @@ class ModelSplit(Record):
     seed: int = 0
     compat: bool = False
 
+    @classmethod
+    def by_code(cls, part_of: Units, **facts: Any) -> "ModelSplit":
+        """The split of models whose part is a place of `PARTS`."""
+        places: dict[str, Any] = {name: np.flatnonzero(part_of == part) for part, name in enumerate(PARTS)}
+        return cls(**places, **facts)
+
     def part(self, name: str) -> Int64[np.ndarray, " n"]:
         """Places of the models of `train`, `validation` or `test`."""
         places: Int64[np.ndarray, " n"] = getattr(self, name)
@@ -59,7 +63,7 @@ class ModelSplit(Record):
         return sum(n > 1 for n in parts_of.values())
 
 
-def interval_unit_kind(data: "CorrectnessData", split: ModelSplit) -> str:
+def interval_unit_kind(data: CorrectnessData, split: ModelSplit) -> str:
     """What intervals on a part draw: families after a split by family, else training runs where known."""
     if data.groups is not None and not (split.kind == "family" and data.families is not None):
         return "group"
@@ -67,7 +71,7 @@ def interval_unit_kind(data: "CorrectnessData", split: ModelSplit) -> str:
 
 
 def split_models(
-    data: "CorrectnessData", split: str | ModelSplit | None = None, *, seed: int = 0, compat: bool = False
+    data: CorrectnessData, split: str | ModelSplit | None = None, *, seed: int = 0, compat: bool = False
 ) -> ModelSplit:
     """Train, validation and test models, 60 : 20 : 20.
 
@@ -98,11 +102,16 @@ def split_models(
             stacklevel=3,
         )
     if isinstance(split, ModelSplit):
-        return _checked_given(split, data.n_models)
+        models, counts = np.unique(np.concatenate([split.part(name) for name in PARTS]), return_counts=True)
+        if len(odd := models[(counts > 1) | (models < 0) | (models >= data.n_models)]):
+            raise InputError(
+                f"split names model {odd[0]} more than once or beyond the {data.n_models} models, which are "
+                "counted from 0"
+            )
+        return _checked(split)
     if split is None:
-        split = (
-            "random" if compat else "family" if data.families is not None and data.groups is None else "group"
-        )
+        units_known = data.families is not None and data.groups is None
+        split = "random" if compat else "family" if units_known else "group"
     check_name("split of the models", split, KINDS)
     if compat and split != "random":
         raise InputError(f"compat=True follows the authors' random split; got split={split!r}")
@@ -114,19 +123,21 @@ def split_models(
             "split='family' (--split family) needs families= (--families), one name per model; give them, or "
             "split='group' (--split group)"
         )
-    codes = np.arange(data.n_models) if names is None else unit_codes(names)
-    return _by_units(joined(codes, data.copies), seed, kind=split, note=copies_note(data.copies))
-
-
-def _checked_given(split: ModelSplit, n_models: int) -> ModelSplit:
-    every = np.concatenate([split.part(name) for name in PARTS])
-    outside = every[(every < 0) | (every >= n_models)]
-    if len(outside):
-        raise InputError(f"split names model {outside[0]}, but there are {n_models}, counted from 0")
-    models, counts = np.unique(every, return_counts=True)
-    if len(models) < len(every):
-        raise InputError(f"split names model {models[counts > 1][0]} more than once; parts must not overlap")
-    return _checked(split)
+    units = joined(np.arange(data.n_models) if names is None else unit_codes(names), data.copies)
+    counts = np.bincount(units)
+    order = np.random.default_rng(seed).permutation(len(counts))
+    part_of = _in_turn(order, counts)
+    if not _filled(part_of, counts):
+        part_of = _largest_first(order[np.argsort(-counts[order], kind="stable")], counts)
+    if not _filled(part_of, counts):
+        word, note = {"family": "families", "group": "groups"}[split], copies_note(data.copies)
+        parts = ", ".join(f"{name} {np.sum(part_of == part)}" for part, name in enumerate(PARTS))
+        raise InputError(
+            f"split={split!r} (--split {split}) leaves too few {word} or models in a part ({parts} of "
+            f"{len(counts)}; each needs at least {MIN_UNITS} with {MIN_MODELS} models). Give more of them, "
+            "or choose another split" + (f". {note}" if note else "")
+        )
+    return ModelSplit.by_code(part_of[units], kind=split, seed=seed)
 
 
 def _random(n_models: int, seed: int, *, compat: bool) -> ModelSplit:
@@ -139,43 +150,16 @@ def _random(n_models: int, seed: int, *, compat: bool) -> ModelSplit:
         order = (np.random.RandomState(COMPAT_SEED) if compat else rng).permutation(n)
         return np.asarray(order, dtype=np.int64)
 
-    shuffled = permuted(n_models)
-    rest = shuffled[n_test:]
-    rest = rest[permuted(len(rest))]
-    return ModelSplit(
-        train=rest[n_validation:],
-        validation=rest[:n_validation],
-        test=shuffled[:n_test],
-        kind="random",
-        seed=COMPAT_SEED if compat else seed,
-        compat=compat,
-    )
-
-
-def _by_units(units: Units, seed: int, *, kind: str, note: str | None) -> ModelSplit:
-    counts = np.bincount(units)
-    order = np.random.default_rng(seed).permutation(len(counts))
-    part_of = _in_turn(order, counts)
-    if not _filled(part_of, counts):
-        part_of = _largest_first(order[np.argsort(-counts[order], kind="stable")], counts)
-    if not _filled(part_of, counts):
-        word = {"family": "families", "group": "groups"}[kind]
-        parts = ", ".join(f"{name} {np.sum(part_of == part)}" for part, name in enumerate(PARTS))
-        raise InputError(
-            f"split={kind!r} (--split {kind}) leaves too few {word} or models in a part ({parts} of "
-            f"{len(counts)}; each needs at least {MIN_UNITS} with {MIN_MODELS} models). Give more of them, "
-            "or choose another split" + (f". {note}" if note else "")
-        )
-    places: dict[str, Any] = {name: np.flatnonzero(part_of[units] == part) for part, name in enumerate(PARTS)}
-    return ModelSplit(**places, kind=kind, seed=seed)
+    test, rest = np.split(permuted(n_models), [n_test])
+    validation, train = np.split(rest[permuted(len(rest))], [n_validation])
+    seed = COMPAT_SEED if compat else seed
+    return ModelSplit(train=train, validation=validation, test=test, kind="random", seed=seed, compat=compat)
 
 
 def _filled(part_of: PerUnit, counts: PerUnit) -> bool:
     """Whether each part has the fewest units and models that it needs."""
-    n_models = np.bincount(part_of, weights=counts, minlength=len(PARTS))
-    return bool(
-        (np.bincount(part_of, minlength=len(PARTS)) >= MIN_UNITS).all() and (n_models >= MIN_MODELS).all()
-    )
+    n_units, n_models = (np.bincount(part_of, each, len(PARTS)) for each in (None, counts))
+    return bool((n_units >= MIN_UNITS).all() and (n_models >= MIN_MODELS).all())
 
 
 def _in_turn(order: PerUnit, counts: PerUnit) -> PerUnit:
@@ -238,10 +222,7 @@ def folds(units: Units, k: int = 5, *, seed: int = 0, copies: Units | None = Non
         fold_of[place] = int(np.argmin(sizes))
         sizes[fold_of[place]] += counts[place]
     of_model = fold_of[np.searchsorted(names, units)]
-    splits = []
-    for fold in range(k):
-        test, validation = of_model == fold, of_model == (fold + 1) % k
-        masks = {"train": ~(test | validation), "validation": validation, "test": test}
-        parts: dict[str, Any] = {name: np.flatnonzero(mask) for name, mask in masks.items()}
-        splits.append(_checked(ModelSplit(**parts, kind="fold", seed=seed), copies))
-    return splits
+    places = np.arange(k)[:, None]
+    # Test is the fold itself, validation the next one.
+    codes = 2 * (of_model == places) + (of_model == (places + 1) % k)
+    return [_checked(ModelSplit.by_code(each, kind="fold", seed=seed), copies) for each in codes]

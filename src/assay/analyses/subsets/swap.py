@@ -14,7 +14,7 @@ models.
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float32, Float64, Int64, Num, Real
@@ -99,23 +99,22 @@ class Pool:
         strata: Int64[np.ndarray, " n"] | None = None,
         allowed: Bool[np.ndarray, " n"] | None = None,
     ):
-        self.size, self.strata = size, strata
+        self.size = size
         self.allowed = np.ones(n_examples, dtype=bool) if allowed is None else allowed
-        n_allowed = int(self.allowed.sum())
+        self.strata = np.zeros(n_examples, dtype=np.int64) if strata is None else strata
+        n_allowed, n_strata = int(self.allowed.sum()), len(np.unique(self.strata[self.allowed]))
         if not 1 <= size <= n_allowed:
             raise InputError(
                 f"size is {size}; choose between 1 and {n_allowed}, the number of "
                 f"{'examples' if allowed is None else 'allowed examples'}"
             )
-        if strata is not None:
-            n_strata = len(np.unique(strata[self.allowed]))
-            if n_strata > size:
-                raise InputError(
-                    f"size is {size}, but strata has {n_strata} values: some strata would get no example. "
-                    "Merge values, or choose a larger size"
-                )
-            quota = stratum_quota(strata[self.allowed], size)
-            self.quota = np.pad(quota, (0, int(strata.max()) + 1 - len(quota)))
+        if n_strata > size:
+            raise InputError(
+                f"size is {size}, but strata has {n_strata} values: some strata would get no example. "
+                "Merge values, or choose a larger size"
+            )
+        quota = stratum_quota(self.strata[self.allowed], size)
+        self.quota = np.pad(quota, (0, int(self.strata.max()) + 1 - len(quota)))
         # A sort by this many bits of index below a whole gradient is the stable sort by gradient.
         self._bits = n_examples.bit_length()
 
@@ -124,7 +123,7 @@ class Pool:
         inside = np.zeros(len(self.allowed), dtype=bool)
         places = np.flatnonzero(self.allowed)
         values = scores[places]
-        if self.strata is None:  # several times as fast as a sort
+        if len(self.quota) == 1:  # several times as fast as a sort
             limit = np.partition(values, self.size - 1)[self.size - 1]
             below = values < limit
             inside[places[below]] = True
@@ -151,18 +150,13 @@ class Pool:
             Members and outsiders, position by position.
         """
         whole = gradient.astype(np.int64)
-        most = block if self.strata is None else len(whole)
-        leaving, entering = (
-            self._ascending(-whole, inside, most),
-            self._ascending(whole, self.allowed & ~inside, most),
-        )
-        if self.strata is None:
-            k = min(len(leaving), len(entering))
-            leaving, entering = leaving[:k], entering[:k]
-        else:  # by rank inside every stratum
-            sides = [self._by_stratum(leaving), self._by_stratum(entering)]
-            shared = np.minimum(*(np.bincount(stratum, minlength=len(self.quota)) for _, stratum, _ in sides))
-            leaving, entering = (side[rank < shared[stratum]] for side, stratum, rank in sides)
+        # Only the best can take part; inside strata, by rank, that may be any.
+        most = block if len(self.quota) == 1 else len(whole)
+        sides = [(-whole, inside), (whole, self.allowed & ~inside)]
+        grouped = [self._by_stratum(self._ascending(values, among, most)) for values, among in sides]
+        counts = [np.bincount(stratum, minlength=len(self.quota)) for _, stratum, _ in grouped]
+        shared = np.minimum(*counts)
+        leaving, entering = (side[rank < shared[stratum]] for side, stratum, rank in grouped)
         gain = whole[leaving] - whole[entering]
         order = np.argsort(-gain, kind="stable")[:block]
         order = order[gain[order] > 0]
@@ -178,7 +172,6 @@ class Pool:
 
     def _by_stratum(self, ordered: Places) -> tuple[Places, Places, Places]:
         """A stable sort by stratum, the stratum of each, and the rank of each inside it."""
-        assert self.strata is not None
         grouped = ordered[np.argsort(self.strata[ordered], kind="stable")]
         stratum = self.strata[grouped]
         sizes = np.bincount(stratum, minlength=len(self.quota))
@@ -338,19 +331,20 @@ class _Side:
         members[leaving], members[entering] = False, True
         return self.answers.count(np.flatnonzero(members))
 
-    def r(self, counts: np.ndarray) -> float:
+    def r(self, counts: np.ndarray | None = None) -> float:
         """R as it is reported, without ridge; NaN where undefined."""
-        value, u, _ = centred(probit(counts / self.size), self.z)
+        t = probit((self.counts if counts is None else counts) / self.size)
+        value, u, _ = centred(t, self.z)
         return value if float(u @ u) > DEGENERATE else math.nan
 
+    def judged(self) -> float:
+        """R by which sets are compared: an undefined one is never better."""
+        r = self.r()
+        return math.inf if math.isnan(r) else r
 
-class _Best(NamedTuple):
-    """The set of lowest validation R, with what is needed to order its members."""
 
-    judged: float
-    inside: np.ndarray
-    counts: np.ndarray
-    ridge: float
+def _defined(judged: float) -> float:
+    return math.nan if math.isinf(judged) else judged
 
 
 def _solve(
@@ -365,21 +359,12 @@ def _solve(
     spread = float(np.sum((t - t.mean()) ** 2))
     # A start without spread sets no unit; then it is that of models one standard deviation apart.
     spread = spread if spread > DEGENERATE else float(len(t))
-
-    def judged() -> float:
-        """Validation R; an undefined one is never better."""
-        r = held_out.r(held_out.counts)
-        return math.inf if math.isnan(r) else r
-
-    def defined(r: float) -> float:
-        return math.nan if math.isinf(r) else r
-
-    best = _Best(judged(), inside.copy(), training.counts, KAPPAS[0] * spread)
+    # The set of lowest validation R, with what is needed to order its members.
+    best = held_out.judged(), inside.copy(), training.counts, KAPPAS[0] * spread
     trace: list[dict[str, Any]] = []
     for kappa in KAPPAS:
-        ridge, block = kappa * spread, max(1, size // 2)
+        ridge, block, lowest = kappa * spread, max(1, size // 2), held_out.judged()
         iterations = accepted = stale = 0
-        lowest = judged()
         while block and iterations < MAX_ITERATIONS and stale < PATIENCE:
             value, weights = line_gradient(training.counts / size, training.z, ridge, clip)
             gradient = yield whole_weights(weights)[0]
@@ -400,32 +385,25 @@ def _solve(
             held_out.counts = held_out.after(leaving, entering, inside)
             training.counts = counts
             inside[leaving], inside[entering] = False, True
-            now = judged()
+            now = held_out.judged()
             stale = 0 if now < lowest else stale + 1
             lowest = min(now, lowest)
-            if now < best.judged:
-                best = _Best(now, inside.copy(), counts, ridge)
-        trace.append(
-            {
-                "kappa": kappa,
-                "iterations": iterations,
-                "accepted": accepted,
-                "block": block,
-                "r_train": training.r(training.counts),
-                "r_validation": defined(judged()),
-                "best_r_validation": defined(best.judged),
-            }
-        )
-    accuracy = best.counts / size
-    _, weights = line_gradient(accuracy, training.z, best.ridge, clip)
+            if now < best[0]:
+                best = now, inside.copy(), counts, ridge
+        stage = {"kappa": kappa, "iterations": iterations, "accepted": accepted, "block": block}
+        r = {"r_train": training.r(), "r_validation": held_out.r(), "best_r_validation": _defined(best[0])}
+        trace.append(stage | r)
+    judged, inside, counts, ridge = best
+    accuracy = counts / size
+    _, weights = line_gradient(accuracy, training.z, ridge, clip)
     whole, scale = whole_weights(weights)
     gradient = yield whole
-    members = np.flatnonzero(best.inside)
+    members = np.flatnonzero(inside)
     members = members[np.argsort(gradient[members], kind="stable")]
     return Found(
         indices=members,
         scores=(gradient[members].astype(np.float64) / scale - float(weights @ accuracy)) / size,
-        r_train=training.r(best.counts),
-        r_validation=defined(best.judged),
+        r_train=training.r(counts),
+        r_validation=_defined(judged),
         trace=tuple(trace),
     )

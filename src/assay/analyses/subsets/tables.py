@@ -1,20 +1,19 @@
-"""Tables of answers, whichever way they lie, as the arguments of `CorrectnessData.of`.
+"""Tables of answers, whichever way they lie, as `CorrectnessData`.
 
 A table is long (a row per model and example), wide (a row per model, a column per example) or transposed (a
 row per example, a column per model). All three end as one matrix with what is known of models and examples.
 """
 
-import contextlib
-import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float64
 
-from assay.analyses.subsets.arguments import bad_answer
+from assay.analyses.subsets.arguments import bad_answer, checked_ids
+from assay.analyses.subsets.data import CorrectnessData
 from assay.core.errors import InputError, check_name, unknown_name
 
 
@@ -38,77 +37,18 @@ LIES = {
     "wide": "a row per model, a column per example",
     "transposed": "a row per example, a column per model",
 }
-CELLS = ("correct", "prediction", "score")
+CELLS = {"correct": "0 and 1", "prediction": "classes compared with the true ones", "score": "scores"}
 MISSING = ("refuse", "drop-models", "drop-examples")
 _BINARY = (
     "0 (wrong), 1 (right), true or false. Remove the column or row if it does not hold answers; scores need "
-    "cells='score' (--cells score), classes cells='prediction' (--cells prediction), words both right= and "
-    "wrong= (--right correct --wrong wrong)"
+    "cells='score' (--cells score), classes cells='prediction' (--cells prediction), words right= and wrong= "
+    "(e.g. --right yes --wrong no)"
 )
 
-
-@dataclass(frozen=True, kw_only=True)
-class _Reading:
-    """How a table is read, as `read_frame` was told or found out.
-
-    Attributes:
-        roles: Column of each role that has one.
-        cells: What cells hold; None: found out.
-        ends: Worse and better end of scores.
-        words: Texts of answers.
-        facts: Columns of facts about the examples.
-        of_models: Columns of facts about the models.
-        classes: True classes by example, where these are not part of the table.
-    """
-
-    roles: Mapping[str, str]
-    cells: str | None
-    ends: tuple[float | int, float | int]
-    words: Mapping[str, float]
-    facts: Sequence[str]
-    of_models: Sequence[str]
-    classes: pd.Series | None
-
-    def classes_of(self, examples: pd.Series | pd.Index) -> np.ndarray:
-        """True classes of examples that the table itself does not hold."""
-        if self.classes is None:
-            raise InputError("predictions need the true classes; give a column 'label'")
-        return self.classes.set_axis(self.classes.index.astype(str)).reindex(examples).to_numpy()
-
-    def answers(self, raw: np.ndarray, kind: str, named: Callable[..., tuple[Any, Any]]) -> np.ndarray:
-        """Answers of any shape: 1 right, 0 wrong, scores between; NaN where there is none.
-
-        Args:
-            raw: The cells.
-            kind: `correct` or `score`.
-            named: Model and example of a place.
-
-        Raises:
-            InputError: If a cell is neither an answer nor missing.
-        """
-        values, (worse, better) = _numbers(raw, self.words), self.ends
-        if kind == "score":
-            values = (values - worse) / (better - worse)
-        valid = (values >= 0) & (values <= 1) if kind == "score" else (values == 0) | (values == 1)
-        bad = np.argwhere(~valid & ~pd.isna(raw))
-        if len(bad):
-            place = tuple(bad[0].tolist())
-            ends = (
-                f"a score from {worse:g}, the worse end, to {better:g}; state other ends with scores=(5, 0), "
-            )
-            expected = _BINARY if kind == "correct" else ends + "--scores 5,0 for a loss of at most 5"
-            raise bad_answer(*named(*place), raw[place], len(bad), expected)
-        return values
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Table:
-    """Answers `[M, N]`, NaN where missing, by model and example, and what the table says of these."""
-
-    answers: Float64[np.ndarray, "m n"]
-    models: pd.DataFrame
-    examples: pd.DataFrame
-    cells: str
+Names = Sequence[str]
+Facts = tuple[Names, Names]  # columns about models; about examples, their classes first
+Domains = tuple[Names | None, Names | None]  # in and out of distribution
+Ends = tuple[float | int, float | int]  # of scores, the worse one first
 
 
 def read_frame(
@@ -117,7 +57,7 @@ def read_frame(
     orientation: str | None = None,
     columns: Mapping[str, str] | None = None,
     cells: str | None = None,
-    scores: tuple[float | int, float | int] | None = None,
+    scores: Ends | None = None,
     right: str | None = None,
     wrong: str | None = None,
     missing: str = "refuse",
@@ -126,8 +66,8 @@ def read_frame(
     examples: pd.DataFrame | None = None,
     facts: Sequence[str] = (),
     **beside: Any,
-) -> dict[str, Any]:
-    """The arguments of `CorrectnessData.of` that a frame holds.
+) -> CorrectnessData:
+    """The data that a frame holds.
 
     Args:
         frame: A long frame has columns of models, examples and answers. A wide one names its rows, the
@@ -158,8 +98,6 @@ def read_frame(
         InputError: If an answer is missing, repeated or not an answer, with its model and example; if a
             column does not exist, or facts of a model or example differ between its rows.
     """
-    if frame.empty:
-        raise InputError("the table has no rows")
     if (right is None) != (wrong is None):
         raise InputError("right= and wrong= (--right and --wrong) belong together; give both words")
     cells, ends = cells or (None if scores is None else "score"), scores or (0, 1)
@@ -167,82 +105,62 @@ def read_frame(
         raise InputError(f"scores is {ends}; give two different numbers, the worse end first")
     check_name("rule for missing answers", missing, MISSING)
     check_name("content of cells", cells or "correct", CELLS)
-    of_examples = pd.DataFrame() if examples is None else examples.rename(columns=str)
-    frame, roles = _with_roles(frame, columns or {}, list(of_examples.columns))
+    of_examples = pd.DataFrame() if examples is None else examples.rename(index=str, columns=str)
+    frame, roles = _with_roles(frame, columns or {}, of_examples)
     both = "model" in roles and "example" in roles
     lies = orientation or ("long" if both else "transposed" if "example" in roles else "wide")
     check_name("orientation", lies, LIES)
+    if (id_domains or ood_domains) and (lies != "long" or "domain" not in roles):
+        raise InputError("domains are given, but only a long table with a column 'domain' has them")
     beside = {name: value for name, value in beside.items() if value is not None}
-    words = {"true": 1.0, "false": 0.0}
-    if right is not None and wrong is not None:
-        words = {right.strip().lower(): 1.0, wrong.strip().lower(): 0.0}
-    label = next((name for name in (roles.get("label"), *ROLES["label"]) if name in of_examples), None)
-    reading = _Reading(
-        roles=roles,
-        cells=cells,
-        ends=ends,
-        words=words,
-        facts=facts,
-        of_models=[
-            *(each for each in beside.values() if isinstance(each, str)),
-            *(roles.get(role, role) for role in OF_MODELS),
-        ],
-        classes=None if label is None else of_examples[label],
-    )
-    if lies != "long" and (id_domains or ood_domains):
-        raise InputError("domains are given, but only a long table has a column 'domain'")
-    with lying(lies):
-        if lies == "long":
-            table = _long(frame, reading, id_domains, ood_domains, rated="id_accuracy" in beside)
-        else:
-            table = _matrix(frame, reading, turned=lies == "transposed")
-        held = _of_models(table, beside, roles, ends if table.cells == "scores" else None)
-        kept, n_missing = _complete(table, missing)
-    if absent := [name for name in facts if name not in kept.examples]:
-        raise unknown_name("column of facts", absent[0], frame.columns)
-    known = {**kept.examples, **of_examples}
-    for name in {roles.get("label", "label"), label} & set(known):
-        held["labels"] = known.pop(name)
-    binary = bool(((kept.answers == 0) | (kept.answers == 1)).all())
-    source: dict[str, Any] = {"kind": "frame", "orientation": lies, "cells": kept.cells, "missing": n_missing}
-    source["columns"] = {role: n for role, n in roles.items() if lies == "long" or role not in CELLS}
-    if kept.cells == "scores":
-        source["ends"] = list(ends)
-    return {
-        **beside,
-        **held,
-        "correct": kept.answers,
-        "scores": not binary,
-        "model_ids": kept.models.index,
-        "example_ids": kept.examples.index,
-        "meta": {**known, **beside.get("meta", {})},
-        "source": source | beside.get("source", {}),
-    }
-
-
-@contextlib.contextmanager
-def lying(orientation: str) -> Iterator[None]:
-    """Ends an error about a table with the way it was read, and the option that turns it."""
+    named = [value for value in beside.values() if isinstance(value, str)]
+    label, of_models = roles.get("label", "label"), [*named, *(roles.get(role, role) for role in OF_MODELS)]
     try:
-        yield
+        if lies == "long":
+            table = _long(frame, roles, cells, (id_domains, ood_domains), (of_models, [label, *facts]))
+        else:
+            key = roles.get("model" if lies == "wide" else "example")
+            table = _matrix(frame, key, lies, cells, (of_models, [label, *facts]))
+        if absent := [name for name in facts if name not in table.examples]:
+            raise unknown_name("column of facts", absent[0], frame.columns)
+        known: dict[str, Any] = {**of_examples, **table.examples}
+        classes = known.pop(next((name for name in (label, *ROLES["label"]) if name in known), ""), None)
+        words = {(right or "true").strip().lower(): 1.0, (wrong or "false").strip().lower(): 0.0}
+        answers = _answers(table, classes, words, ends)
+        chosen, models = answers.loc[:, ~table.inside], table.models
+        if table.inside.any() and "id_accuracy" not in beside:
+            within = answers.loc[:, table.inside]
+            n = within.notna().sum(axis=1)
+            # Summed one after another, as the rows of a file are.
+            models = models.assign(id_accuracy=within.fillna(0).cumsum(axis=1).iloc[:, -1] / n, n_id=n)
+        kept = _complete(chosen, missing)
+        matrix = kept.to_numpy()
+        source = {
+            "kind": "frame",
+            "orientation": lies,
+            "columns": {role: name for role, name in roles.items() if lies == "long" or role not in CELLS},
+            "cells": CELLS[table.kind],
+            "missing": int(chosen.isna().to_numpy().sum()),
+            **({"ends": list(ends)} if table.kind == "score" else {}),
+        }
+        beside |= _of_models(models, beside, roles, ends if table.kind == "score" else (0, 1))
+        beside |= {} if classes is None else {"labels": classes}
+        beside["meta"] = known | beside.get("meta", {})
+        beside["source"] = source | beside.get("source", {})
+        beside["model_ids"], beside["example_ids"] = kept.index, kept.columns
+        return CorrectnessData.of(matrix, scores=bool(((matrix != 0) & (matrix != 1)).any()), **beside)
     except InputError as error:
-        others = " or ".join(each for each in LIES if each != orientation)
+        others = " or ".join(each for each in LIES if each != lies)
         raise type(error)(
-            f"{error}. The table was read as {orientation}: {LIES[orientation]} (orientation=, --orientation "
-            f"{others} reads it otherwise)"
+            f"{error}. The table was read as {lies}: {LIES[lies]} (orientation=, --orientation {others} "
+            "reads it otherwise)"
         ) from error
 
 
 def _with_roles(
-    frame: pd.DataFrame, columns: Mapping[str, str], known: Sequence[str]
+    frame: pd.DataFrame, columns: Mapping[str, str], of_examples: pd.DataFrame
 ) -> tuple[pd.DataFrame, dict[str, str]]:
-    """The frame, columns named by text and none that only counts its rows; and the column of each role.
-
-    Args:
-        frame: The table.
-        columns: Columns by role that the caller names.
-        known: Columns of what is known of the examples, of which one may be the classes.
-    """
+    """The frame, columns named by text and none that only counts its rows; and the column of each role."""
     frame = frame.rename(columns=str)
     counted = frame.columns[0] in ("", "Unnamed: 0") and frame.shape[1] > 1
     if counted and _numbers(frame.iloc[:, 0].to_numpy()).tolist() == list(range(len(frame))):
@@ -252,38 +170,197 @@ def _with_roles(
         raise InputError(f"two columns of the table are named {twice[0]!r}; names must be unique")
     for role, name in columns.items():
         check_name("role of a column", role, ROLES)
-        if name not in names and not (role == "label" and name in known):
+        if name not in names and not (role == "label" and name in of_examples):
             raise unknown_name("column of the table", name, names)
-    roles = dict(columns)
-    for role, usual in ROLES.items():
-        found = [name for name in usual if name in names and name not in columns.values()]
-        if role not in roles and found:
-            roles[role] = found[0]
-    return frame, roles
+    free = set(names) - set(columns.values())
+    found = {role: next((name for name in usual if name in free), None) for role, usual in ROLES.items()}
+    return frame, {**{role: name for role, name in found.items() if name is not None}, **columns}
+
+
+def _of_models(
+    models: pd.DataFrame, given: Mapping[str, Any], roles: Mapping[str, str], ends: Ends
+) -> dict[str, Any]:
+    """What is known of each model, by its name, since models may be left out: arguments of `of`."""
+    held: dict[str, Any] = {}
+    for role, argument in OF_MODELS.items():
+        values = given.get(argument, roles.get(role, role))
+        if isinstance(values, str) and values in models:
+            held[argument] = models[values]
+        elif isinstance(values, str) and argument in given:
+            raise unknown_name("column of the table", values, models.columns)
+        elif not isinstance(values, str | pd.Series) and np.ndim(values):
+            held[argument] = pd.Series(list(values), index=models.index)
+    if "id_accuracy" in given and ends != (0, 1):
+        accuracy = pd.Series(held.get("id_accuracy", given["id_accuracy"])).astype(np.float64)
+        held["id_accuracy"] = (accuracy - ends[0]) / (ends[1] - ends[0])
+    return held
+
+
+# ---------------------------------------------------------------------------------------- ways to lie
+
+
+class _Table(NamedTuple):
+    """A table of any orientation.
+
+    Attributes:
+        cells: As they were, `[M, N]`, by model and example.
+        kind: One of `CELLS`.
+        models: Facts about the models, a column each.
+        examples: Facts about the examples.
+        inside: Which examples are in distribution.
+    """
+
+    cells: pd.DataFrame
+    kind: str
+    models: pd.DataFrame
+    examples: pd.DataFrame
+    inside: Bool[np.ndarray, " n"]
+
+
+def _matrix(frame: pd.DataFrame, key: str | None, lies: str, kind: str | None, facts: Facts) -> _Table:
+    """The table of a wide frame, whose rows are models, or of a transposed one."""
+    of, first = "model" if lies == "wide" else "example", frame.iloc[:, 0]
+    counted = key is None and frame.index.equals(pd.RangeIndex(len(frame)))
+    if counted and pd.api.types.is_string_dtype(first) and first.is_unique:
+        texts = np.isnan(_numbers(first.to_numpy(dtype=object), {"true": 1.0, "false": 0.0})).all()
+        key = str(frame.columns[0]) if texts else None  # different texts are names
+    table = frame if key is None else frame.set_index(key)
+    if counted and key is None and lies == "transposed":
+        table = table.rename(index="row_{}".format)
+    table = table.set_axis(checked_ids(table.index, f"{of}_ids", len(table)))
+    table = table.T if lies == "transposed" else table
+    columns, rows = table.columns.isin(facts[0]), table.index.isin(facts[1])
+    cells = table.loc[~rows, ~columns]
+    if cells.empty:
+        raise InputError(f"there are no answers beside {', '.join(frame.columns[:20])}")
+    models, examples = table.loc[~rows, columns].infer_objects(), table.loc[rows, ~columns].T.infer_objects()
+    return _Table(cells, kind or "correct", models, examples, np.zeros(cells.shape[1], dtype=bool))
+
+
+def _long(
+    frame: pd.DataFrame, roles: Mapping[str, str], kind: str | None, domains: Domains, facts: Facts
+) -> _Table:
+    """The table of a frame with a row per model and example, some of them in distribution."""
+    for role in ("model", "example"):
+        if role not in roles:
+            raise unknown_name("column of the table", role, frame.columns)
+    scored = sum(re.fullmatch(r"p_\d+", str(name)) is not None for name in frame)
+    kind = kind or next((each for each in CELLS if each in roles), "prediction" if scored else "correct")
+    answer = roles.get(kind, roles.get("correct"))
+    if answer is None and kind == "prediction" and scored:
+        p = np.stack([_numbers(frame[f"p_{k}"].to_numpy()) for k in range(scored)], axis=1)
+        answer, likeliest = "likeliest class", np.nan_to_num(p).argmax(axis=1)
+        frame = frame.assign(**{answer: np.where(np.isnan(p).any(axis=1), np.nan, likeliest)})
+    if answer is None:
+        raise InputError(
+            "the table has no column 'correct', 'score', 'prediction' or p_0, p_1, ... Name the answers: "
+            f"columns={{'{kind}': NAME}}, --columns {kind}=NAME"
+        )
+    model, example = key = [roles["model"], roles["example"]]
+    frame = frame.assign(**{name: frame[name].astype(str) for name in key})
+    models, (inside, outside) = (
+        _constant(frame, model, facts[0]),
+        _domains(frame, roles.get("domain"), *domains),
+    )
+    if inside.any():  # where an example is not that of the same name out of distribution
+        where = frame[roles["domain"]].astype(str) + "/" + frame[example]
+        frame[example] = where.where(inside, frame[example])
+        if len(hole := frame[inside & frame[answer].isna()]):
+            raise InputError(
+                f"{len(hole)} in-distribution answers are missing, the first is one of model "
+                f"{hole[model].iloc[0]!r}; fill them in, or remove these rows"
+            )
+    within, frame = set(frame.loc[inside, example]), frame[inside | outside]
+    if len(twice := frame[frame.duplicated(key)]):
+        one, other = twice[key].iloc[0]
+        raise InputError(f"model {one!r} has two rows for example {other!r}; expected one")
+    examples = _constant(frame, example, facts[1])
+    cells = frame.pivot(index=model, columns=example, values=answer)
+    cells = cells.reindex(index=models.index, columns=examples.index)
+    return _Table(cells, kind, models, examples, cells.columns.isin(within))
+
+
+def _domains(
+    frame: pd.DataFrame, name: str | None, inside: Names | None, outside: Names | None
+) -> tuple[Bool[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
+    """Rows in and out of distribution."""
+    if name is None:
+        return np.zeros(len(frame), dtype=bool), np.ones(len(frame), dtype=bool)
+    values = frame[name].astype(object).fillna("").astype(str)
+    present = sorted(set(values))
+    strange = [each for each in present if each not in ("id", "ood")]
+    if strange and inside is None and outside is None:
+        raise InputError(
+            f"the column {name!r} holds {strange[0]!r}; expected 'id' or 'ood', or say which of "
+            f"{', '.join(present[:20])} are in and out of distribution (--id-envs, --ood-env)"
+        )
+    outside = ["ood"] if outside is None else outside
+    inside = [each for each in present if each not in outside] if inside is None else inside
+    for each in (*outside, *inside):
+        check_name(f"value of the column {name!r}", each, present)
+    if shared := set(inside) & set(outside):
+        raise InputError(f"{min(shared)!r} is both in and out of distribution; it can only be one")
+    return values.isin(inside).to_numpy(), values.isin(outside).to_numpy()
+
+
+def _constant(frame: pd.DataFrame, key: str, columns: Sequence[str]) -> pd.DataFrame:
+    """What the columns that are there say of each name, in all of its rows the same."""
+    there = [name for name in columns if name in frame]
+    for name in there:
+        several = frame.groupby(key, sort=False)[name].nunique(dropna=False)
+        if (two := several[several > 1]).size:
+            raise InputError(f"{key} {two.index[0]!r} has two values of {name!r}; they must agree")
+    return frame.drop_duplicates(key).set_index(key, drop=False)[there]
+
+
+# -------------------------------------------------------------------------------------------- answers
+
+
+def _answers(
+    table: _Table, classes: pd.Series | None, words: Mapping[str, float], ends: Ends
+) -> pd.DataFrame:
+    """Answers: 1 right, 0 wrong, scores between; NaN where there is none.
+
+    Raises:
+        InputError: If a cell is neither an answer nor missing.
+    """
+    cells, (worse, better), expected = table.cells, ends, _BINARY
+    raw = cells.to_numpy()
+    values = _numbers(raw, words) if table.kind != "prediction" else _same_class(cells, classes)
+    valid = (values == 0) | (values == 1)
+    if table.kind == "score":
+        values = (values - worse) / (better - worse)
+        valid = (values >= 0) & (values <= 1)
+        expected = (
+            f"a score from {worse:g}, the worse end, to {better:g}; state other ends with scores=(5, 0), "
+            "--scores 5,0 for a loss of at most 5"
+        )
+    if table.kind != "prediction" and len(bad := np.argwhere(~valid & ~pd.isna(raw))):
+        row, column = bad[0].tolist()
+        raise bad_answer(cells.index[row], cells.columns[column], raw[row, column], len(bad), expected)
+    return pd.DataFrame(values, index=cells.index, columns=cells.columns)
 
 
 def _numbers(cells: np.ndarray, words: Mapping[str, float] | None = None) -> Float64[np.ndarray, "*shape"]:
     """Cells as numbers, words as theirs; NaN for what is neither."""
     if cells.dtype.kind in "biuf":
         return cells.astype(np.float64)
-    words = words or {}
-
-    def number(cell: Any) -> Any:
-        if isinstance(cell, bool | np.bool_):
-            return float(cell)
-        return words.get(cell.strip().lower(), cell) if isinstance(cell, str) else cell
-
-    values = pd.Series(cells.ravel(), dtype=object).map(number)
-    numbers = pd.to_numeric(values, errors="coerce").to_numpy(dtype=np.float64, na_value=np.nan)
-    return np.asarray(numbers.reshape(cells.shape))
+    codes, kinds = pd.factorize(cells.ravel())  # each different cell is read once; -1: missing
+    known = words or {}
+    values = [known.get(kind.strip().lower(), kind) if isinstance(kind, str) else kind for kind in kinds]
+    numbers = pd.to_numeric(pd.Series(values, dtype=object), errors="coerce").to_numpy(dtype=np.float64)
+    return np.append(numbers, np.nan)[codes].reshape(cells.shape)
 
 
-def _same_class(said: np.ndarray, truth: np.ndarray) -> Float64[np.ndarray, "*shape"]:
-    """1 where a predicted class is the true one, 0 where not, NaN where one of the two is missing.
+def _same_class(cells: pd.DataFrame, classes: pd.Series | None) -> Float64[np.ndarray, "m n"]:
+    """1 where a predicted class is the true one of its column, 0 where not, NaN where one is missing.
 
     Two numbers are compared as numbers, so that 3 and 3.0 are one class, and everything else as text.
     """
-    truth = np.broadcast_to(truth, said.shape)
+    if classes is None:
+        raise InputError("predictions need the true classes; give a column 'label'")
+    said = cells.to_numpy()
+    truth = np.broadcast_to(classes.reindex(cells.columns).to_numpy(), said.shape)
     one, other = _numbers(said), _numbers(truth)
     present = ~pd.isna(said) & ~pd.isna(truth)
     as_numbers = np.isfinite(one) & np.isfinite(other)
@@ -296,226 +373,25 @@ def _same_class(said: np.ndarray, truth: np.ndarray) -> Float64[np.ndarray, "*sh
     return np.where(present, right.astype(np.float64), np.nan)
 
 
-def _check_names(names: pd.Series | pd.Index, of: str) -> None:
-    if (empty := np.flatnonzero(pd.isna(names))).size:
-        raise InputError(f"the name of the {of} in row {empty[0]} is missing; fill it in")
-
-
-# ---------------------------------------------------------------------------------------------- long
-
-
-def _long(
-    frame: pd.DataFrame,
-    reading: _Reading,
-    id_domains: Sequence[str] | None,
-    ood_domains: Sequence[str] | None,
-    *,
-    rated: bool,
-) -> _Table:
-    """The table of a frame with a row per model and example."""
-    roles = reading.roles
-    for role in ("model", "example"):
-        if role not in roles:
-            raise unknown_name("column of the table", role, frame.columns)
-        _check_names(frame[roles[role]], role)
-    model, example, domain = roles["model"], roles["example"], roles.get("domain")
-    frame = frame.assign(**{name: frame[name].astype(str) for name in (model, example)})
-    inside, outside = _domains(frame, domain, id_domains, ood_domains)
-    right, kind = _right(frame, reading)
-    for rows, key in ((inside, [model, example, domain]), (outside, [model, example])):
-        names = frame.loc[rows, [name for name in key if name]]
-        if (twice := names[names.duplicated()]).size:
-            raise InputError(
-                f"model {twice[model].iloc[0]!r} has two rows for example {twice[example].iloc[0]!r}; "
-                "expected one"
-            )
-    chosen = frame[outside]
-    row, models = pd.factorize(frame[model])
-    column, examples = pd.factorize(chosen[example])
-    answers = np.full((len(models), len(examples)), np.nan)
-    answers[row[outside], column] = right[outside]
-    known = _constant(frame, model, models, reading.of_models, "model")
-    if not rated and inside.any():
-        if (hole := np.flatnonzero(inside & np.isnan(right))).size:
-            raise InputError(
-                f"{hole.size} in-distribution answers are missing, the first is one of model "
-                f"{frame[model].iloc[hole[0]]!r}; fill them in, or remove these rows"
-            )
-        n = np.bincount(row[inside], minlength=len(models))
-        if (empty := np.flatnonzero(n == 0)).size:
-            raise InputError(f"model {models[empty[0]]!r} has no in-distribution row, so no accuracy")
-        sums = np.bincount(row[inside], right[inside], minlength=len(models))
-        known = known.assign(id_accuracy=sums / n, n_id=n)
-    of_examples = _constant(chosen, example, examples, [*reading.facts, roles.get("label")], "example")
-    return _Table(answers=answers, models=known, examples=of_examples, cells=kind)
-
-
-def _right(frame: pd.DataFrame, reading: _Reading) -> tuple[Float64[np.ndarray, " rows"], str]:
-    """The answer of each row, and what it was taken from."""
-    roles, examples = reading.roles, frame[reading.roles["example"]]
-    scored = [name for name in frame if str(name).startswith("p_") and str(name)[2:].isdigit()]
-    there = [kind for kind in ("correct", "prediction", "score") if kind in roles]
-    kind = reading.cells or next(iter(there), "prediction" if scored else "correct")
-    name = roles.get(kind) or roles.get("correct")
-    if kind == "prediction" and (name is not None or scored):
-        label = roles.get("label")
-        truth = frame[label].to_numpy() if label in frame else reading.classes_of(examples)
-        if name is not None:
-            return _same_class(frame[name].to_numpy(), truth), f"{name!r} compared with the class"
-        p = np.stack([_numbers(frame[f"p_{k}"].to_numpy()) for k in range(len(scored))], axis=1)
-        likeliest = np.where(np.isnan(p).any(axis=1), np.nan, np.nan_to_num(p).argmax(axis=1))
-        return _same_class(likeliest, truth), "the likeliest class compared with the true one"
-    if name is None:
-        raise InputError(
-            "the table has no column 'correct', 'score', 'prediction' or p_0, p_1, ... Name the answers: "
-            f"columns={{'{kind}': NAME}}, --columns {kind}=NAME"
-        )
-    models = frame[roles["model"]]
-    right = reading.answers(frame[name].to_numpy(), kind, lambda row: (models.iloc[row], examples.iloc[row]))
-    return right, "scores" if kind == "score" else f"0 and 1 of {name!r}"
-
-
-def _domains(
-    frame: pd.DataFrame, name: str | None, inside: Sequence[str] | None, outside: Sequence[str] | None
-) -> tuple[Bool[np.ndarray, " rows"], Bool[np.ndarray, " rows"]]:
-    """Rows in and out of distribution."""
-    if name is None and not inside and not outside:
-        return np.zeros(len(frame), dtype=bool), np.ones(len(frame), dtype=bool)
-    if name is None:
-        raise InputError("domains are given, but the table has no column 'domain'")
-    column = frame[name]
-    values = column.astype(object).where(column.notna(), "").astype(str)
-    present = sorted(set(values))
-    if inside is None and outside is None:
-        if strange := [each for each in present if each not in ("id", "ood")]:
-            raise InputError(
-                f"the column {name!r} holds {strange[0]!r}; expected 'id' or 'ood', or say which of "
-                f"{', '.join(present[:20])} are in and out of distribution (--id-envs, --ood-env)"
-            )
-        inside = [each for each in present if each == "id"]
-    outside = ["ood"] if outside is None else outside
-    inside = [each for each in present if each not in outside] if inside is None else inside
-    for each in (*outside, *inside):
-        check_name(f"value of the column {name!r}", each, present)
-    if shared := set(inside) & set(outside):
-        raise InputError(f"{min(shared)!r} is both in and out of distribution; it can only be one")
-    return values.isin(list(inside)).to_numpy(), values.isin(list(outside)).to_numpy()
-
-
-def _constant(
-    frame: pd.DataFrame, key: str, names: Any, columns: Sequence[str | None], of: str
-) -> pd.DataFrame:
-    """What the columns that are there say of each name, in all of its rows the same."""
-    there = [name for name in columns if name is not None and name in frame]
-    for name in there:
-        several = frame.groupby(key, sort=False)[name].nunique(dropna=False)
-        if (two := several[several > 1]).size:
-            raise InputError(f"{of} {two.index[0]!r} has two values of {name!r}; they must agree")
-    return frame.drop_duplicates(key).set_index(key, drop=False)[there].reindex(names)
-
-
-# ------------------------------------------------------------------------------------ wide and transposed
-
-
-def _matrix(frame: pd.DataFrame, reading: _Reading, *, turned: bool) -> _Table:
-    """The table of a frame whose rows are models, or examples if it is turned."""
-    of, label = "example" if turned else "model", reading.roles.get("label", "label")
-    key = reading.roles.get(of) or _first_texts(frame)
-    table = frame if key is None else frame.set_index(key)
-    _check_names(table.index, of)
-    if turned and key is None and table.index.equals(pd.RangeIndex(len(table))):
-        table = table.rename(index="row_{}".format)
-    table = table.rename(index=str)
-    if (twice := table.index[table.index.duplicated()]).size:
-        raise InputError(
-            f"two {of}s are named {twice[0]!r}; names must be unique. A table with a row per model and "
-            "example has columns 'model' and 'example_id'"
-        )
-    known = (reading.of_models, [label, *reading.facts])
-    across, down = known[::-1] if turned else known
-    columns, rows = table.columns.isin(across), table.index.isin(down)
-    answers, beside, below = (
-        table.loc[~rows, ~columns],
-        table.loc[~rows, columns],
-        table.loc[rows, ~columns],
-    )
-    models, examples = (below.T, beside) if turned else (beside, below.T)
-    answers = answers.T if turned else answers
-    if answers.empty:
-        raise InputError(f"there are no answers beside {', '.join(frame.columns[:20])}")
-    raw, kind = answers.to_numpy(), reading.cells or "correct"
-    if kind == "prediction":
-        truth = examples[label].to_numpy() if label in examples else reading.classes_of(answers.columns)
-        read_as, values = "classes compared with the true ones", _same_class(raw, truth)
-    else:
-        read_as = "scores" if kind == "score" else "0 and 1"
-        values = reading.answers(raw, kind, lambda row, column: (answers.index[row], answers.columns[column]))
-    return _Table(answers=values, models=models, examples=examples, cells=read_as)
-
-
-def _first_texts(frame: pd.DataFrame) -> str | None:
-    """The first column, if it holds different texts, and the index only counts."""
-    first = frame.iloc[:, 0]
-    if not frame.index.equals(pd.RangeIndex(len(frame))) or not pd.api.types.is_string_dtype(first):
-        return None
-    names = np.isnan(_numbers(first.to_numpy(dtype=object), {"true": 1.0, "false": 0.0})).all()
-    return str(frame.columns[0]) if names and first.is_unique else None
-
-
-# ------------------------------------------------------------------------------------------- complete
-
-
-def _complete(table: _Table, missing: str) -> tuple[_Table, int]:
-    """The table without missing answers, and their number.
+def _complete(answers: pd.DataFrame, rule: str) -> pd.DataFrame:
+    """The answers of the models and on the examples that are kept, so that none is missing.
 
     Raises:
         InputError: For missing answers that the rule refuses, or if the rule leaves nothing.
     """
-    holes = np.isnan(table.answers)
-    n = int(np.count_nonzero(holes))
-    models, examples = table.models.index, table.examples.index
-    rows, columns = ~holes.any(axis=1), ~holes.any(axis=0)
-    left = f"drop-models keeps {rows.sum()} of {len(models)} models, drop-examples {columns.sum()} of "
-    left += f"{len(examples)} examples"
-    if n and missing == "refuse":
-        row, column = np.argwhere(holes)[0].tolist()
+    holes = answers.isna().to_numpy()
+    if not holes.any():
+        return answers
+    kept = {"drop-models": answers.dropna(), "drop-examples": answers.dropna(axis=1)}
+    n = f"{np.count_nonzero(holes)} of {holes.size}"
+    left = f"drop-models keeps {len(kept['drop-models'])} of {len(answers)} models, drop-examples "
+    left += f"{kept['drop-examples'].shape[1]} of {answers.shape[1]} examples"
+    if rule == "refuse":
+        row, column = np.argwhere(holes)[0]
         raise InputError(
-            f"the answer of model {models[row]!r} on example {examples[column]!r} is missing ({n} of "
-            f"{holes.size} are). Fill them in, or leave out what has holes (missing=, --missing): {left}"
+            f"the answer of model {answers.index[row]!r} on example {answers.columns[column]!r} is missing "
+            f"({n} are). Fill them in, or leave out what has holes (missing=, --missing): {left}"
         )
-    if n and not (rows if missing == "drop-models" else columns).any():
-        raise InputError(
-            f"missing={missing!r} leaves nothing ({n} of {holes.size} answers are missing): {left}"
-        )
-    if n and missing == "drop-models":
-        kept = dataclasses.replace(table, answers=table.answers[rows], models=table.models[rows])
-    elif n:
-        kept = dataclasses.replace(table, answers=table.answers[:, columns], examples=table.examples[columns])
-    return (kept if n else table), n
-
-
-def _of_models(
-    table: _Table,
-    beside: Mapping[str, Any],
-    roles: Mapping[str, str],
-    ends: tuple[float | int, float | int] | None,
-) -> dict[str, Any]:
-    """What is known of each model, as arguments of `CorrectnessData.of`."""
-    held: dict[str, Any] = {}
-    for role, argument in OF_MODELS.items():
-        values = beside.get(argument, roles.get(role, role))
-        if isinstance(values, str) and values not in table.models:
-            if argument in beside:
-                raise unknown_name("column of the table", values, table.models.columns)
-            continue
-        if isinstance(values, str):
-            values = table.models[values]
-        elif not isinstance(values, Mapping | pd.Series) and np.ndim(values):
-            values = pd.Series(
-                list(values), index=table.models.index
-            )  # by name, since models may be left out
-        held[argument] = values
-    if ends is not None and "id_accuracy" in beside:
-        worse, better = ends
-        held["id_accuracy"] = (pd.Series(held["id_accuracy"]).astype(float) - worse) / (better - worse)
-    return held
+    if kept[rule].empty:
+        raise InputError(f"missing={rule!r} leaves nothing ({n} answers are missing): {left}")
+    return kept[rule]

@@ -4,18 +4,18 @@ import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
 from jaxtyping import Float64, Int64, Real
 
-from assay.analyses.subsets.coherence import selection_consistency
 from assay.analyses.subsets.copies import copies_note
+from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import (
     AOTIL,
     LEVEL,
@@ -28,7 +28,9 @@ from assay.analyses.subsets.line import (
     UnitSums,
     probit,
 )
+from assay.analyses.subsets.overlap import selection_consistency
 from assay.analyses.subsets.permutation import SequentialPermutation, permute_accuracy, reached
+from assay.analyses.subsets.problem import Problem
 from assay.analyses.subsets.splits import ModelSplit
 from assay.analyses.subsets.splits import folds as folds_of
 from assay.core.errors import InputError, check_least
@@ -36,11 +38,6 @@ from assay.core.machine import usable_cores
 from assay.core.random import stream
 from assay.core.record import Record
 
-
-if TYPE_CHECKING:
-    from assay.analyses.subsets.data import CorrectnessData
-    from assay.analyses.subsets.problem import Problem
-    from assay.analyses.subsets.selection import Subset
 
 FOLDS = 5
 MIN_FOLDS = 3  # test, validation, train
@@ -96,7 +93,7 @@ class CrossFit(Record):
 
 
 def combine(
-    correlations: Float64[np.ndarray, "*batch n_folds k"], n_models: Int64[np.ndarray, " n_folds"]
+    correlations: Float64[np.ndarray, "*batch n_folds k"], n_models: Real[np.ndarray, "*rows n_folds"]
 ) -> Float64[np.ndarray, "*batch k"]:
     """R_cf = tanh(sum_k (n_k - 3) atanh(R_k) / sum_k (n_k - 3)), |R_k| at most 0.999.
 
@@ -111,19 +108,12 @@ def combine(
         >>> combine(np.array([[-0.5], [-0.1]]), np.array([23, 13])).round(4).tolist()
         [-0.3796]
     """
-    return np.asarray(np.tanh(_combined(correlations, n_models)))
-
-
-def _combined(
-    correlations: Float64[np.ndarray, "*batch n_folds k"], n_models: Real[np.ndarray, "*rows n_folds"]
-) -> Float64[np.ndarray, "*batch k"]:
-    """The weighted mean of atanh(R_k) over the defined folds; NaN without one."""
     weights = np.where(np.isnan(correlations), 0.0, (n_models - 3.0)[..., None])
     z = np.arctanh(np.clip(np.nan_to_num(correlations), -_CLIP, _CLIP))
     total = weights.sum(axis=-2)
     mean = np.full(total.shape, np.nan)
     np.divide((weights * z).sum(axis=-2), total, out=mean, where=total > 0)
-    return mean
+    return np.asarray(np.tanh(mean))
 
 
 class _Deal(NamedTuple):
@@ -134,8 +124,20 @@ class _Deal(NamedTuple):
     unit_kind: str
     notes: tuple[str, ...]
 
+    @property
+    def n_units(self) -> int:
+        return len(np.unique(self.units))
 
-def _plan_folds(data: "CorrectnessData", k: int, seed: int) -> _Deal:
+    @property
+    def too_few(self) -> str:
+        return (
+            f"{self.n_units} {WORDS[self.unit_kind]} of {len(self.units)} models are too few for "
+            f"{MIN_FOLDS} folds of at least {MIN_MODELS} models, copies counted once, so no test on unseen "
+            "models is possible. Give models of more training runs or families"
+        )
+
+
+def _dealt(data: CorrectnessData, k: int, seed: int) -> _Deal:
     """Folds that keep families whole, else training runs, else models; copies of a model are one unit.
 
     With fewer units than folds, or folds of fewer than 4 models, there are fewer folds, at least 3. With
@@ -147,26 +149,17 @@ def _plan_folds(data: "CorrectnessData", k: int, seed: int) -> _Deal:
     if kind == "family" and len(np.unique(data.units(kind))) < MIN_FOLDS and data.groups is not None:
         kind = "group"
     units = data.units(kind)
-    n_units = len(np.unique(units))
-    splits: tuple[ModelSplit, ...] = ()
+    n_units, splits = len(np.unique(units)), list[ModelSplit]()
     for wanted in range(min(k, n_units), MIN_FOLDS - 1, -1):
         with contextlib.suppress(InputError):
-            splits = tuple(folds_of(units, wanted, seed=seed, copies=data.copies))
+            splits = folds_of(units, wanted, seed=seed, copies=data.copies)
             break
     short = f"{len(splits)} folds instead of {k}, because there are only {n_units} {WORDS[kind]}"
     notes = copies_note(data.copies), short if 0 < len(splits) < k else None
-    return _Deal(splits, units, kind, tuple(filter(None, notes)))
+    return _Deal(tuple(splits), units, kind, tuple(filter(None, notes)))
 
 
-def _no_folds(plan: _Deal) -> str:
-    return (
-        f"{len(np.unique(plan.units))} {WORDS[plan.unit_kind]} of {len(plan.units)} models are too few for "
-        f"{MIN_FOLDS} folds of at least {MIN_MODELS} models, copies counted once, so no test on unseen "
-        "models is possible. Give models of more training runs or families"
-    )
-
-
-def cross_fit(problem: "Problem", sizes: Sequence[int], *, folds: int = FOLDS, workers: int = 1) -> CrossFit:
+def cross_fit(problem: Problem, sizes: Sequence[int], *, folds: int = FOLDS, workers: int = 1) -> CrossFit:
     """Select without a fold of the models, test on it, for every fold: each model is tested once.
 
     Units (families, else training runs, else models; copies are one) are dealt to K folds. Fold j
@@ -191,36 +184,43 @@ def cross_fit(problem: "Problem", sizes: Sequence[int], *, folds: int = FOLDS, w
         the percentile bootstrap over units covered 79 to 96 % and Fisher's interval, which takes models as
         independent, 20 to 75 %.
     """
-    data, allowed = problem.data, problem.settings.allowed
-    plan = _plan_folds(data, folds, problem.settings.seed)
-    if not plan.splits:
-        raise InputError(_no_folds(plan))
-    y, places = data.id_accuracy, np.arange(data.n_examples) if allowed is None else np.flatnonzero(allowed)
-    fitted = [replace(problem, split=split) for split in plan.splits]
+    deal = _dealt(problem.data, folds, problem.settings.seed)
+    if not deal.splits:
+        raise InputError(deal.too_few)
     with _threads(workers) as pool:
-        by_fold = list(pool.map(lambda fold: _select(fold, sizes, [y])[0], fitted))
-    accuracy, fold_of = np.full((len(sizes), data.n_models), np.nan), np.empty(data.n_models, dtype=np.int64)
+        return _cross_fit([replace(problem, split=split) for split in deal.splits], deal, sizes, pool)
+
+
+def _cross_fit(
+    fitted: Sequence[Problem], deal: _Deal, sizes: Sequence[int], pool: ThreadPoolExecutor
+) -> CrossFit:
+    """`cross_fit` of problems whose splits are the folds."""
+    data, places = fitted[0].data, fitted[0].pool
+    y, fold_of = data.id_accuracy, np.empty(data.n_models, dtype=np.int64)
+    by_fold = list(pool.map(lambda fold: _select(fold, sizes, [y])[0], fitted))
+    selections = tuple(zip(*by_fold, strict=True))
+    accuracy = np.full((len(sizes), data.n_models), np.nan)
     low, high, consistency = np.full((3, len(sizes)), np.nan)
-    for number, (fold, selections) in enumerate(zip(fitted, by_fold, strict=True)):
+    for number, (fold, sets) in enumerate(zip(fitted, by_fold, strict=True)):
         fold_of[fold.split.test] = number
-        for row, members in enumerate(selections):
+        for row, members in enumerate(sets):
             if len(members):
                 accuracy[row, fold.split.test] = fold.accuracy(members)
-    for row in range(len(sizes)):
-        sets = [np.searchsorted(places, each[row]) for each in by_fold if len(each[row])]
-        if sets:
-            pairs = selection_consistency(sets, len(places)).to_numpy()[np.triu_indices(len(sets), k=1)]
-            consistency[row] = pairs[np.isfinite(pairs)].mean() if np.isfinite(pairs).any() else math.nan
+    for row, sets in enumerate(selections):
+        if pools := [np.searchsorted(places, each) for each in sets if len(each)]:
+            pairs = selection_consistency(pools, len(places)).to_numpy()[np.triu_indices(len(pools), k=1)]
+            pairs = pairs[np.isfinite(pairs)]
+            consistency[row] = pairs.mean() if len(pairs) else math.nan
             known = np.isfinite(accuracy[row])
             x, t = probit(y[known]), probit(accuracy[row, known])
-            low[row], high[row] = unit_jackknife(x, t, plan.units[known], fold_of[known])
-    r = np.array([_test(fold, each, y) for fold, each in zip(fitted, by_fold, strict=True)])
-    fold_sizes = np.array([len(split.test) for split in plan.splits])
+            low[row], high[row] = unit_jackknife(x, t, deal.units[known], fold_of[known])
+    r = np.array([_test(fold, sets, y) for fold, sets in zip(fitted, by_fold, strict=True)])
+    fold_sizes = np.array([len(fold.split.test) for fold in fitted])
     return CrossFit(
         sizes=tuple(sizes),
-        unit_kind=plan.unit_kind,
-        n_units=len(np.unique(plan.units)),
-        splits=plan.splits,
+        unit_kind=deal.unit_kind,
+        n_units=deal.n_units,
+        splits=deal.splits,
         fold_sizes=fold_sizes,
         fold_correlations=r,
         r=combine(r, fold_sizes),
@@ -230,11 +230,11 @@ def cross_fit(problem: "Problem", sizes: Sequence[int], *, folds: int = FOLDS, w
         spread=r.std(axis=0, ddof=1),
         consistency=consistency,
         accuracy=accuracy,
-        selections=tuple(zip(*by_fold, strict=True)),
+        selections=selections,
     )
 
 
-def _select(fold: "Problem", sizes: Sequence[int], accuracies: Sequence[Accuracies]) -> list[list[Places]]:
+def _select(fold: Problem, sizes: Sequence[int], accuracies: Sequence[Accuracies]) -> list[list[Places]]:
     """Per accuracies the selection of each size; empty where training or validation models do not differ."""
     sides = fold.split.train, fold.split.validation
     differing = [y for y in accuracies if all(np.ptp(probit(y[side])) > 0 for side in sides)]
@@ -243,7 +243,7 @@ def _select(fold: "Problem", sizes: Sequence[int], accuracies: Sequence[Accuraci
     return [selections.get(id(y), [np.empty(0, dtype=np.int64)] * len(sizes)) for y in accuracies]
 
 
-def _test(fold: "Problem", selections: Sequence[Places], y: Accuracies) -> list[float]:
+def _test(fold: Problem, selections: Sequence[Places], y: Accuracies) -> list[float]:
     """R_k of selections on the models that a fold tests; NaN for empty ones."""
     return fold.tested(selections, y) if len(selections[0]) else [math.nan] * len(selections)
 
@@ -297,7 +297,7 @@ def unit_jackknife(
     folds = [home == fold for fold in np.unique(home)]
     each = [sums.correlations(weights[:, inside], inside, at_least=MIN_MODELS) for inside in folds]
     n, r = (np.stack(column, axis=-1) for column in zip(*each, strict=True))
-    z, *others = _combined(r[..., None], n)[:, 0]
+    z, *others = np.arctanh(combine(r[..., None], n)[:, 0])
     spread = math.sqrt((n_units - 1) / n_units * float(np.sum((np.array(others) - np.mean(others)) ** 2)))
     margin = float(scipy.special.stdtrit(n_units - 1, (1 + level) / 2)) * spread
     return math.tanh(z - margin), math.tanh(z + margin)
@@ -370,8 +370,8 @@ class SubsetVerdict(Record):
 
 
 def judge(
-    problem: "Problem",
-    subsets: "Sequence[Subset]",
+    problem: Problem,
+    own: Mapping[int, Correlation],
     *,
     n_permutations: int = N_PERMUTATIONS,
     folds: int = FOLDS,
@@ -387,7 +387,7 @@ def judge(
 
     Args:
         problem: Data, split and settings that the subsets were selected with.
-        subsets: All sizes that were looked at.
+        own: All sizes that were looked at, each with the correlation of its subset on the test models.
         n_permutations: Reruns of the whole cross-fit, at most; below 19 no p can reach 0.05.
         folds: Folds of the models; fewer if there are too few units.
         seed: Root seed. Default: that of the settings.
@@ -397,7 +397,7 @@ def judge(
         progress: Called with stage, reruns done and their number.
 
     Raises:
-        InputError: For no subset, no permutation, or a file that holds the reruns of another verdict.
+        InputError: For no size, no permutation, or a file that holds the reruns of another verdict.
 
     Notes:
         A rerun costs one selection per fold and size. Units of the folds are families,
@@ -421,35 +421,49 @@ def judge(
         The paper has no such test. Phipson and Smyth (2010), doi:10.2202/1544-6115.1585 (p-values);
         Westfall and Young (1993) (the minimum over sizes).
     """
-    data, settings, sizes = problem.data, problem.settings, tuple(subset.size for subset in subsets)
+    data, settings = problem.data, problem.settings
     on_cpu = settings.device in (None, "cpu")
     workers = (usable_cores() if on_cpu else 1) if workers is None else workers
-    check_least(1, subsets=len(subsets), n_permutations=n_permutations, workers=workers)
-    plan = _plan_folds(data, folds, settings.seed)
-    blank = SubsetVerdict(
-        size=sizes[0],
-        sizes=sizes,
-        kind="free" if _exchangeable(data)[0] is None else "group",
-        unit_kind=plan.unit_kind,
-        n_units=len(np.unique(plan.units)),
-        reasons=tuple(_unit_reasons(problem)),
-        notes=plan.notes,
-    )
-    if not plan.splits:
-        reasons = (*blank.reasons, _no_folds(plan))
-        return [replace(blank, size=size, reasons=reasons) for size in sizes]
-    test = SequentialPermutation.of(n_permutations)
-    fit = cross_fit(problem, sizes, folds=folds, workers=workers)
+    check_least(1, subsets=len(own), n_permutations=n_permutations, workers=workers)
     seed = settings.seed if seed is None else seed
+    deal, units = _dealt(data, folds, settings.seed), _exchangeable(data)
+    reasons = tuple(_unit_reasons(problem))
+    known: dict[str, Any] = {"unit_kind": deal.unit_kind, "n_units": deal.n_units, "notes": deal.notes}
+    known |= {"sizes": tuple(own), "kind": "free" if units[0] is None else "group"}
+    if not deal.splits:
+        return [SubsetVerdict(size=size, **known, reasons=(*reasons, deal.too_few)) for size in own]
+    test = SequentialPermutation.of(n_permutations)
+    fitted = [replace(problem, split=split) for split in deal.splits]
     with _threads(workers) as pool:
-        null = _null(problem, fit, test, pool, seed=seed, keep=keep, progress=progress)
-    return [
-        _judged(blank, problem, subset.correlation["test"], fit, null, test, column)
-        for column, subset in enumerate(subsets)
-    ]
+        fit = _cross_fit(fitted, deal, tuple(own), pool)
+        finished = [] if keep is None else _finished_waves(keep, problem, fit, seed, test.n)
+        null = _null(fitted, units, fit, test, pool, seed, finished, keep, progress)
+    same, anywhere = reached(fit.r, null)
+    lowest = np.where(np.isnan(null), np.inf, null).min(axis=1)
+    known |= {"n_permutations": len(null), "fold_sizes": tuple(fit.fold_sizes.tolist())}
+    known |= {"null": tuple(np.where(np.isinf(lowest), np.nan, lowest).tolist())}
+    verdicts = []
+    for column, (size, correlation) in enumerate(own.items()):
+        known |= {name: float(getattr(fit, name)[column]) for name in ("r", "low", "high", "spread")}
+        tested, alone = not math.isnan(known["r"]), same[:, column]
+        verdict = SubsetVerdict(
+            **known,
+            size=size,
+            p_unadjusted=test.p_value(alone) if tested and test.settled(alone) else math.nan,
+            p_value=test.p_value(anywhere[:, column]) if tested else math.nan,
+            fold_correlations=tuple(fit.fold_correlations[:, column].tolist()),
+            mean_consistency=float(fit.consistency[column]),
+        )
+        outcome = _outcome(verdict, test.n, int(anywhere[:, column].sum()))
+        against = (*reasons, outcome) if outcome else reasons
+        status = "inconclusive" if against else "supported"
+        notes = (*deal.notes, *_notes(problem, correlation, verdict, test.n))
+        aotil = not against and verdict.r <= AOTIL
+        verdicts.append(replace(verdict, status=status, aotil=aotil, reasons=against, notes=notes))
+    return verdicts
 
 
-def _exchangeable(data: "CorrectnessData") -> tuple[Units | None, Units | None]:
+def _exchangeable(data: CorrectnessData) -> tuple[Units | None, Units | None]:
     """What the null deals out: families, else training runs, else (None) models; and runs in families."""
     if data.unit_kind == "model" and len(np.unique(data.copies)) == data.n_models:
         return None, None
@@ -458,12 +472,13 @@ def _exchangeable(data: "CorrectnessData") -> tuple[Units | None, Units | None]:
 
 
 def _null(
-    problem: "Problem",
+    fitted: Sequence[Problem],
+    units: tuple[Units | None, Units | None],
     fit: CrossFit,
     test: SequentialPermutation,
     pool: ThreadPoolExecutor,
-    *,
     seed: int,
+    finished: Sequence[np.ndarray],
     keep: Path | None,
     progress: Progress | None,
 ) -> Float64[np.ndarray, "n k"]:
@@ -472,24 +487,20 @@ def _null(
     Waves of reruns go side by side on each fold: the same results as one by one, for fewer passes. 27 of 99
     reruns are the fewest that can support a subset, and waves of 1, 3 or 9 fill them.
     """
-    data, units = problem.data, _exchangeable(problem.data)
-    fitted = [replace(problem, split=split) for split in fit.splits]
-    width = 1
-    if problem.settings.solver == "swap":
-        width = next(each for each in (9, 3, 1) if each == 1 or each * len(fit.sizes) <= _TOGETHER)
+    together = _TOGETHER if fitted[0].settings.solver == "swap" else 1
+    width = next((each for each in (9, 3) if each * len(fit.sizes) <= together), 1)
     waves = [range(start, min(start + width, test.n)) for start in range(0, test.n, width)]
     likely_end = math.ceil(test.early / width)  # no later wave is begun before these are done
 
-    def rerun(fold: "Problem", wave: range) -> list[list[float]]:
+    def rerun(fold: Problem, wave: range) -> list[list[float]]:
         streams = (stream(seed, f"permutation {place}") for place in wave)
-        drawn = [permute_accuracy(data.id_accuracy, each, *units) for each in streams]
+        drawn = [permute_accuracy(fold.data.id_accuracy, each, *units) for each in streams]
         return [_test(fold, each, y) for each, y in zip(_select(fold, fit.sizes, drawn), drawn, strict=True)]
 
     def settled(null: Float64[np.ndarray, "n k"]) -> bool:
         anywhere = reached(fit.r, null)[1]
         return all(test.settled(column) for column in anywhere.T[fit.r < 0])
 
-    finished = [] if keep is None else _finished_waves(keep, problem, fit, seed, test.n)
     running: dict[int, list[Future[list[list[float]]]]] = {}
     null = np.empty((0, len(fit.sizes)))
     for number in range(len(waves)):
@@ -513,7 +524,7 @@ def _null(
     return null[: next((n for n in range(1, len(null)) if settled(null[:n])), len(null))]
 
 
-def _finished_waves(keep: Path, problem: "Problem", fit: CrossFit, seed: int, n: int) -> list[np.ndarray]:
+def _finished_waves(keep: Path, problem: Problem, fit: CrossFit, seed: int, n: int) -> list[np.ndarray]:
     """What a killed verdict left: a line of JSON per wave, after one that names the job.
 
     Raises:
@@ -531,53 +542,15 @@ def _finished_waves(keep: Path, problem: "Problem", fit: CrossFit, seed: int, n:
     return [np.array(json.loads(line), dtype=np.float64) for line in whole.splitlines()[1:]]
 
 
-def _judged(
-    blank: SubsetVerdict,
-    problem: "Problem",
-    own: Correlation,
-    fit: CrossFit,
-    null: Float64[np.ndarray, "n k"],
-    test: SequentialPermutation,
-    column: int,
-) -> SubsetVerdict:
-    """The verdict of one size, from the cross-fit, its reruns and the subset's own R on the test models."""
-    same, anywhere = (each[:, column] for each in reached(fit.r, null))
-    tested = not math.isnan(fit.r[column])
-    lowest = np.min(np.where(np.isnan(null), np.inf, null), axis=1)
-    verdict = replace(
-        blank,
-        size=fit.sizes[column],
-        r=float(fit.r[column]),
-        low=float(fit.low[column]),
-        high=float(fit.high[column]),
-        p_unadjusted=test.p_value(same) if tested and test.settled(same) else math.nan,
-        p_value=test.p_value(anywhere) if tested else math.nan,
-        n_permutations=len(null),
-        fold_correlations=tuple(fit.fold_correlations[:, column].tolist()),
-        fold_sizes=tuple(fit.fold_sizes.tolist()),
-        spread=float(fit.spread[column]),
-        mean_consistency=float(fit.consistency[column]),
-        null=tuple(np.where(np.isinf(lowest), np.nan, lowest).tolist()),
-    )
-    outcome = _outcome(verdict, test.n, int(anywhere.sum()))
-    reasons = (*blank.reasons, *([outcome] if outcome else []))
-    return replace(
-        verdict,
-        status="inconclusive" if reasons else "supported",
-        aotil=not reasons and verdict.r <= AOTIL,
-        reasons=reasons,
-        notes=(*blank.notes, *_notes(problem, own, verdict, test.n)),
-    )
-
-
-def _unit_reasons(problem: "Problem") -> Iterator[str]:
+def _unit_reasons(problem: Problem) -> Iterator[str]:
     """Whether families are enough for folds, and units disjoint between the parts of the split."""
     data, split = problem.data, problem.split
     kind = "group" if data.groups is not None else data.unit_kind
-    if data.families is not None and (n := len(np.unique(data.units("family")))) < MIN_FOLDS:
+    n = MIN_FOLDS if data.families is None else len(np.unique(data.units("family")))
+    if n < MIN_FOLDS:
         yield (
-            f"the models are of {n} families, too few for {MIN_FOLDS} folds that keep families apart. An "
-            "accident of one family could pass for a finding; add models of more families"
+            f"the models are of {n} families, too few for {MIN_FOLDS} folds that keep families apart; add "
+            "models of more families"
         )
     elif kind == "model":
         yield (
@@ -588,14 +561,13 @@ def _unit_reasons(problem: "Problem") -> Iterator[str]:
     elif across := split.straddling(units := data.units(kind)):
         yield (
             f"{across} of {len(np.unique(units))} {WORDS[kind]} have models in more than one part of the "
-            f"split ({split.kind}), so the tested models are not new: select with split={kind!r} "
-            f"(--split {kind})"
+            f"split, so the tested models are not new: select with split={kind!r} (--split {kind})"
         )
 
 
 def _outcome(verdict: SubsetVerdict, n: int, n_reached: int) -> str | None:
     """What of the test speaks against support: what failed, by how much, and what to do."""
-    p, done, n_sizes = verdict.p_value, verdict.n_permutations, len(verdict.sizes)
+    p, done, several = verdict.p_value, verdict.n_permutations, len(verdict.sizes) > 1
     if math.isnan(verdict.r):
         return (
             "the cross-fitted correlation is undefined: in every fold the accuracies on the subset are "
@@ -603,61 +575,52 @@ def _outcome(verdict: SubsetVerdict, n: int, n_reached: int) -> str | None:
         )
     if verdict.r >= 0:
         return (
-            f"the cross-fitted correlation is {verdict.r:.2f}, not below 0: on {WORDS[verdict.unit_kind]} "
-            "that took no part in the selection, accuracy on the subset does not fall with in-distribution "
-            "accuracy. Such examples may exist only at a smaller size, or not at all"
+            f"the cross-fitted correlation is {verdict.r:.2f}, not below 0. Examples on which better models "
+            "do worse may exist only at a smaller size, or not at all"
         )
     if p <= LEVEL:
         return None
     if n < LEAST_PERMUTATIONS:
-        return (
-            f"p = {p:.3g} and {n} permutations cannot give less than {1 / (n + 1):.3g}: use at least "
-            f"{LEAST_PERMUTATIONS}"
-        )
+        least = f"cannot give less than {1 / (n + 1):.3g}: use at least {LEAST_PERMUTATIONS}"
+        return f"p = {p:.3g} and {n} permutations {least}"
     alone = "" if math.isnan(verdict.p_unadjusted) else f" ({verdict.p_unadjusted:.3g} for this one alone)"
-    swept = f", corrected for {n_sizes} sizes{alone}" if n_sizes > 1 else ""
+    swept = f", corrected for {len(verdict.sizes)} sizes{alone}" if several else ""
+    stopped = f" (stopped there, of {n})" if done < n else ""
     more = "independent runs" if verdict.unit_kind == "model" else WORDS[verdict.unit_kind]
     return (
-        f"p = {p:.3g}{swept}, above {LEVEL}: {n_reached} of {done} selections"
-        f"{f' (stopped there, of {n})' if done < n else ''} made under permuted in-distribution accuracies "
-        f"came out as low or undefined; models of more {more}{', or fewer sizes,' if n_sizes > 1 else ''} "
-        "would make the test more powerful"
+        f"p = {p:.3g}{swept}, above {LEVEL}: {n_reached} of {done} selections{stopped} made under permuted "
+        "in-distribution accuracies came out as low or undefined; models of more "
+        f"{more}{', or fewer sizes,' if several else ''} would make the test more powerful"
     )
 
 
-def _notes(problem: "Problem", own: Correlation, verdict: SubsetVerdict, n: int) -> Iterator[str]:
+def _notes(problem: Problem, own: Correlation, verdict: SubsetVerdict, n: int) -> Iterator[str]:
     """What else to know."""
-    data, folds = problem.data, verdict.fold_correlations
+    data, folds, done = problem.data, verdict.fold_correlations, verdict.n_permutations
     if 0 < (undefined := sum(map(math.isnan, folds))) < len(folds):
         yield (
-            f"R is undefined in {undefined} of {len(folds)} folds, where all models have the same accuracy; "
-            "these folds are left out"
+            f"R is undefined in {undefined} of {len(folds)} folds, where all models have the same accuracy"
         )
-    if verdict.n_permutations < n:
-        yield (
-            f"stopped after {verdict.n_permutations} of {n} permutations, when it was settled for every size "
-            "whether they support it; p allows for this"
-        )
-    few = f"with fewer than {RELIABLE_UNITS} the interval of R is unreliable"
-    if verdict.n_units < RELIABLE_UNITS:
-        yield f"{verdict.n_units} {WORDS[verdict.unit_kind]}: {few}"
-    if own.n_units < RELIABLE_UNITS:
-        units = f"{own.n_units} independent unit{'s' if own.n_units != 1 else ''}"
-        yield f"the test models come from {units}: {few}"
+    if done < n:
+        yield f"stopped after {done} of {n} permutations, when every size was settled; p allows for this"
+    for what, n_units in (
+        (WORDS[verdict.unit_kind], verdict.n_units),
+        ("independent units of test models", own.n_units),
+    ):
+        if n_units < RELIABLE_UNITS:
+            yield f"{n_units} {what}: with fewer than {RELIABLE_UNITS} the interval of R is unreliable"
     if verdict.r < 0 and not own.high < 0:
         reach = f"is {own.r:.2f}, with an interval that reaches up to {own.high:.2f}"
         yield (
             f"R of the subset itself on its {own.n} test models "
-            f"{'has no interval' if math.isnan(own.high) else reach}: this split leaves open whether it is "
-            "below 0. The verdict rests on the cross-fit, which tests all models on subsets selected in the "
-            "same way; to be sure of this very subset, evaluate it on further models"
+            f"{'has no interval' if math.isnan(own.high) else reach}. The verdict rests on the cross-fit of "
+            "all models; to be sure of this very subset, evaluate it on further models"
         )
     both = data.families is not None and data.groups is not None
     if both and (across := problem.split.straddling(data.units("family"))):
         yield (
-            f"{across} families have models in more than one part of the split of this subset, so its own "
-            "test R may be an accident of one family; the cross-fit keeps families whole, and "
-            "split='family' (--split family) does so here too"
+            f"{across} families have models in more than one part of the split of this subset; the cross-fit "
+            "keeps families whole, as does split='family' (--split family)"
         )
     if verdict.kind == "free":
         yield "the p-value permutes models freely and treats them as independent"
