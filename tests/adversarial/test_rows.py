@@ -14,7 +14,7 @@ from assay.analyses.worst_case import worst_case
 from assay.analyses.worst_case.rows import pieces_of
 from assay.circuits import Circuit
 from assay.models import Model, load_model
-from assay.report import save_report
+from assay.report.save import save_report
 from assay.tasks import PairTask
 
 

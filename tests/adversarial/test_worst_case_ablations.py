@@ -208,12 +208,12 @@ def test_spans_of_one_task_cannot_be_found_in_drawn_prompts(mini: Model, ioi: Pa
 
 
 def test_norms_by_target_run_pair_by_pair(ids_task: TaskMaker) -> None:
-    """Under `per-target` nothing is shared by pairs; values are those of single runs."""
+    """Under `eap-ig` nothing is shared by pairs; values are those of single runs."""
     torch.manual_seed(0)
     sizes = {"vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8, "pad_token_id": 0}
     module = Gemma2ForCausalLM(Gemma2Config(**sizes, **heads, attn_implementation="eager"))
-    model = load_model(module.eval()).treating("per-target")
+    model = load_model(module.eval()).treating("eap-ig")
     task, circuit = ids_task(4), half_of(model)
     for ablation in ("resample", "mean"):
         found = worst_case(circuit, model, task, ablation=ablation)

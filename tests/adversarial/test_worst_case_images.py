@@ -76,7 +76,7 @@ def test_the_side_without_a_number_is_taken_whole(model: Model, digits: ImageTas
 def test_donors_are_other_images_and_need_no_counterparts(
     model: Model, digits: ImageTask, circuit: Circuit
 ) -> None:
-    bare = ImageTask(images=digits.images, labels=digits.labels)
+    bare = ImageTask(images=digits.clean, labels=digits.labels)
     found = worst_case(circuit, model, bare, ablation="resample-donor")
     assert (found.protocol, found.divergence.shape) == ("all", (12, 12))
     assert np.diag(found.divergence).max() < 1e-6  # an image is no donor that changes itself
@@ -185,7 +185,7 @@ def test_a_page_shows_the_images_and_speaks_of_images(
 
 
 def test_pictures_are_the_pixels_before_normalisation(model: Model, digits: ImageTask) -> None:
-    (shown,) = pictures_of(digits.images, [3], digits.config)
+    (shown,) = pictures_of(digits.clean, [3], digits.config)
     pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(shown.partition(",")[2]))))
     assert (pixels == draw_digits(12, split="test").pixels[3]).all()
     (stretched,) = pictures_of(torch.tensor([[[[-1.0, 3.0]]] * 3]).reshape(1, 3, 1, 2), [0], {})

@@ -14,7 +14,6 @@ from assay.analyses.benchmark.cost import clock_of, plain_seconds
 from assay.analyses.benchmark.detection import detect
 from assay.analyses.benchmark.results import BenchmarkRow, Bounded, Difference, DiscoveryBenchmark, Ranked
 from assay.circuits import Circuit, EdgeScores
-from assay.circuits.given import takes_text
 from assay.core.errors import AssayError, GraphMismatchError, InputError, check_name
 from assay.core.measurement import Measurement
 from assay.core.random import stream
@@ -25,7 +24,7 @@ from assay.execution.batches import choose_batch_size
 from assay.metrics.curve import FRACTIONS, FaithfulnessCurve, faithfulness_curve
 from assay.models import Model
 from assay.objectives import Loss, Objective
-from assay.tasks import PairTask, Task, draw_task
+from assay.tasks import PairTask, Task, check_read_once, draw_task
 
 
 EVALUATIONS = ("held-out", "same")
@@ -39,7 +38,6 @@ GREEDY = ("ifr",)
 Progress = Callable[[str, int, int], None]
 
 
-@takes_text()
 def benchmark_discovery(
     model: Model,
     task: Task,
@@ -109,6 +107,7 @@ def benchmark_discovery(
     """
     entries = choose_entries(methods, options)
     imported_scores = dict(imports or {})
+    check_read_once(task.positions, "benchmark_discovery")
     _check(model, entries, imported_scores, evaluate=evaluate, selection=selection, held_out=held_out)
     if evaluate == "same":
         seen, unseen = task, task

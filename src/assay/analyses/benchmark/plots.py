@@ -1,11 +1,7 @@
 """Pictures of a benchmark of discovery methods: quality against cost, and the map of planted truth."""
 
-import html
-import io
 import math
-import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 from jaxtyping import Bool, Float64
@@ -16,9 +12,8 @@ from matplotlib.ticker import FuncFormatter, NullFormatter
 
 from assay.analyses.benchmark import DiscoveryBenchmark, TruthTable
 from assay.analyses.benchmark.tables import title
-from assay.circuits import write_atomically
 from assay.page import draw
-from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of, to_svg
+from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of
 from assay.page.labels import LABEL_SIZE, place_labels
 
 
@@ -26,7 +21,6 @@ SIZE = (7.2, 4.6)  # inches
 CHEAPEST = 0.1  # forward-equivalents; what costs less is drawn there
 CELL = (0.46, 0.2)  # inches
 CHANCE = 0.5
-PICTURE_DPI = 150
 
 
 def benchmark_label(benchmark: DiscoveryBenchmark) -> str:
@@ -90,7 +84,7 @@ def plot_benchmark(benchmark: DiscoveryBenchmark, ax: Axes | None = None) -> Axe
     ax.set_xlabel("cost of discovery in plain forward passes over the same examples")
     ax.set_ylabel("CPR (edges by signed score)")
     where = f"{benchmark.model['id']}, {benchmark.task}, n = {benchmark.evaluated_on['n']}"
-    ax.set_title(where, fontsize=9, color=INK, loc="left")
+    ax.set_title(draw.clipped(where, draw.LONGEST_LABEL), fontsize=9, color=INK, loc="left")
     place_labels(ax, tuple(name for name, *_ in points), costs, value, low=low, high=high)
     return ax
 
@@ -196,47 +190,3 @@ def _auroc(value: float) -> str:
     if value == 1:
         return "1"
     return ".99+" if value >= 0.995 else f"{value:.2f}".replace("0.", ".", 1)
-
-
-def write_picture(folder: Path, name: str, ax: Axes, *, label: str) -> dict[str, Path]:
-    """The figure of `ax` as PNG and SVG, without a date, so that equal numbers give equal files.
-
-    Args:
-        folder: Where; it exists.
-        name: Stem of the files.
-        ax: Axes of a finished drawing.
-        label: Text alternative of the SVG.
-
-    Returns:
-        The files by kind.
-    """
-    figure = ax.get_figure()
-    assert isinstance(figure, Figure)
-    content = io.BytesIO()
-    figure.savefig(content, format="png", dpi=PICTURE_DPI, facecolor=PAPER)
-    return {
-        "png": write_atomically(folder / f"{name}.png", content.getvalue()),
-        "svg": write_atomically(folder / f"{name}.svg", svg_file(ax, label=label, key=name).encode()),
-    }
-
-
-def svg_file(ax: Axes, *, label: str, key: str) -> str:
-    """What `to_svg` makes, as a file of its own: with a size, a ground, colours and a font in it."""
-    text = to_svg(ax, label=label, key=key)
-    text = re.sub(r"var\(--(\w+)\)", lambda match: str(getattr(draw, match[1].upper())), text)
-    text = re.sub(r' transform="rotate\(-0 [^)]*\)"', "", text)  # upright text
-    text = re.sub(r"<g>\n(<text[^>]*>[^<]*</text>)\n</g>", r"\1", text)
-    text = re.sub(r"<[^>]*>", lambda tag: re.sub(r"(\.\d\d)\d+", r"\1", tag[0]), text)  # of a point
-    styles = dict.fromkeys(re.findall(r'<text style="([^"]*)"', text))
-    for place, style in enumerate(styles):  # said once rather than by every text
-        text = text.replace(f'<text style="{style}"', f'<text class="t{place}"')
-    rules = "".join(f".t{place}{{{style}}}" for place, style in enumerate(styles))
-    view = re.search(r'viewBox="([^"]+)"', text)
-    assert view is not None
-    width, height = view[1].split()[2:]
-    opening = (
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}pt" height="{height}pt" viewBox="{view[1]}" '
-        f'font-family="DejaVu Sans, Verdana, sans-serif" role="img" aria-label="{html.escape(label)}">\n'
-        f'<style>{rules}</style>\n<rect width="100%" height="100%" fill="{PAPER}"/>'
-    )
-    return re.sub(r"<svg[^>]*>", lambda _: opening, text, count=1) + "\n"

@@ -47,7 +47,6 @@ def find_target(
     dtype: torch.dtype | None = None,
     revision: str | None = None,
     device_map: str | None = None,
-    experts: str = "together",
     bos: bool | None = None,
 ) -> Target:
     """The model, its examples and, for a planted model, its truth.
@@ -63,7 +62,6 @@ def find_target(
         dtype: Number type of the weights. Default: as of `load_model`.
         revision: Branch, tag or commit of a hub id.
         device_map: As of `load_model`.
-        experts: As of `load_model`.
         bos: As of `load_task`, for the prompts of a text task.
 
     Raises:
@@ -78,10 +76,6 @@ def find_target(
             )
         if device_map is not None:
             raise InputError(f"{model} is small: a device map does not apply to it; leave it out")
-        if experts != "together":
-            raise InputError(
-                f"{model} has no mixture of experts, so experts={experts!r} does not apply; leave it out"
-            )
         planted = planted_model(model.removeprefix(PLANTED), dtype=dtype or torch.float32)
         if device is not None:
             planted.model.module.to(device)
@@ -91,9 +85,7 @@ def find_target(
             held_out=planted_task(planted, n=n, seed=seed + 1),
             truth=planted.edges,
         )
-    loaded = load_model(
-        model, device=device, device_map=device_map, dtype=dtype, revision=revision, experts=experts
-    )
+    loaded = load_model(model, device=device, device_map=device_map, dtype=dtype, revision=revision)
     if images is not None:
         if task is not None:
             raise InputError("--task and --images exclude each other; give one of them")

@@ -14,7 +14,6 @@ from assay.analyses.calibration.gate import GATES, SEED, find_gate
 from assay.analyses.calibration.judges import JUDGES, judge, usable_fields
 from assay.analyses.calibration.readings import Battery
 from assay.circuits import Circuit
-from assay.circuits.given import takes_text
 from assay.core.errors import InputError, ShapeError, check_least, check_name, unknown_name
 from assay.core.plotted import Plotted
 from assay.core.record import Record, record_id, same
@@ -145,7 +144,6 @@ class CalibrationReport(Plotted, Record, Mapping[str, Verdict]):
         return sum(self.seconds.values())
 
 
-@takes_text(untouched=("circuit", "task"))
 def calibrate_all(
     circuit: AnyCircuit,
     model: Model,
@@ -253,7 +251,6 @@ def prepare(
     `same_prompts` are keys of gates whose verdicts are marked, as circuits were found on their prompts; those
     of circuits whose record names the prompts are added.
     """
-    model.check_together("calibrate_all")
     if isinstance(gates, str):
         gates = [gates]
     asked = set(GATES) if gates is None else {find_gate(name).key for name in gates}

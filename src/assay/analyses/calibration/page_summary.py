@@ -72,8 +72,8 @@ def subject_words(document: Record) -> str:
         document: Calibrations, as `assay.calibrate_all(...).to_dict()` gives them.
 
     Returns:
-        The score is that of C11, with its interval, and left out where C11 was not judged; so is whatever
-        the document does not say. Empty where it says nothing.
+        The circuit, then the score that C11 judges with its interval, left out where C11 was not judged; so
+        is whatever the document does not say. Empty where it says nothing.
     """
     table, task = document.get("table") or {}, document.get("task") or {}
     score, found = _score(document)
@@ -88,8 +88,7 @@ def subject_words(document: Record) -> str:
         if low is not None and high is not None:
             level = percent(found.get("level") or 0.95)
             shown += f" [{rounded(low, digits)}, {rounded(high, digits)}] ({level} interval)"
-        of = f" of {circuit}{rest}" if circuit else ""
-        what = f"Plain faithfulness (share of the model’s margin) {shown}{of}."
+        what = f"{what} The score that is judged, plain faithfulness (share of the model’s margin): {shown}."
     n, pool, name = table.get("n_prompts"), table.get("n_pool"), task.get("name")
     where = ""
     if isinstance(n, int):
@@ -97,7 +96,7 @@ def subject_words(document: Record) -> str:
         if isinstance(pool, int) and pool > n:
             where += f", and on a pool of {number(pool)} to estimate the variation over prompts"
         where += "."
-    return " ".join(each for each in (what, where) if each)
+    return " ".join(each for each in (what.strip(), where) if each)
 
 
 def _score(document: Record) -> tuple[float | None, Record]:

@@ -19,7 +19,7 @@ from assay.analyses.worst_case.result import WorstCase
 from assay.analyses.worst_case.sampling import MAX_PAIRS, grammar_of, sample_pairs, usual_protocol
 from assay.analyses.worst_case.sanity import check_known_runs
 from assay.circuits import Circuit
-from assay.circuits.given import named_task, takes_text
+from assay.circuits.naming import named_task
 from assay.core.errors import InputError
 from assay.core.record import library_version
 from assay.execution.forward import check_circuit
@@ -32,7 +32,6 @@ PREFIX = "certificate:"
 DEFAULT_N = 1000  # inputs of either side, or pairs
 
 
-@takes_text(untouched=("task",), spans=True, reads=True)
 def worst_case(
     circuit: Circuit,
     model: Model,
@@ -89,8 +88,8 @@ def worst_case(
         max_pairs: Most pairs an enumeration may have.
         directory: Keep finished blocks here; the same call then goes on where it was interrupted.
         memory: Bytes to spend on prepared inputs and on passes, half each. Default: 60 % of what is free.
-        post_norm: Treatment of norms behind branches; see `Model.treating`. `per-target` and `eap-ig` run
-            every pair by itself.
+        post_norm: Treatment of norms behind branches; see `Model.treating`. `eap-ig` runs every
+            pair by itself.
         progress: Told of `attack`, pairs done, pairs in all.
 
     Returns:
@@ -118,7 +117,6 @@ def worst_case(
         ((4, 3), True)
     """
     model = model.treating(post_norm)
-    model.check_together("worst_case")
     check_circuit(model, circuit)
     asked = (n_clean, n_corrupted)
     counted = asked != (None, None)

@@ -76,7 +76,6 @@ class FirstOrder:
                 embedded=(of_clean.leaf - baseline.input).to(self.runner.dtype),
                 baseline=baseline,
                 tables=self.model.tables(of_clean.calls),
-                scale=of_clean.scale,
                 read=read,
                 model_logits=self.model.read(hidden, read).to(self.runner.dtype),
             )

@@ -59,7 +59,7 @@ def numbered(task: ImageTask) -> NumberedImages:
 
     sides = [
         None if side is None else torch.tensor([[number(image)] for image in side])
-        for side in (task.images, task.corrupted)
+        for side in (task.clean, task.corrupted)
     ]
     assert sides[0] is not None
     return NumberedImages(stock=torch.stack(kept), clean=sides[0], corrupted=sides[1])

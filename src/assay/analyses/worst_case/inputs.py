@@ -21,13 +21,11 @@ from assay.analyses.worst_case.image_inputs import (
 )
 from assay.core.record import laid_out, plain, same
 from assay.tasks import (
-    ImageStream,
     ImageTask,
     PairTask,
     Prompt,
     Task,
     Tokens,
-    check_equal_lengths,
     encode_prompts,
 )
 from assay.tasks.checks import NO_POSITION, NO_TOKEN
@@ -332,9 +330,6 @@ def names_of(task: Task) -> Any:
 
 def sides_of(task: Task) -> dict[str, PromptSet]:
     """The two sides of a task's own pairs; images without counterparts have one."""
-    check_equal_lengths(task, "a worst case")
-    if isinstance(task, ImageStream):
-        task = task.loaded()  # pairs of all images need them at once
     if isinstance(task, ImageTask):
         return _sides_of_images(task)
     own = {name: list(values) for name, values in task.fields.items() if not name.startswith(_OTHER)}

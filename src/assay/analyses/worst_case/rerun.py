@@ -123,7 +123,7 @@ def rerun(
     """
     if exact:
         wide = Model(deepcopy(model.module).double(), model.family, name=model.id)
-        model = wide.treating(model.post_norm).with_experts(model.experts)
+        model = wide.treating(model.post_norm)
     task = task_of(clean, corrupted)
     # Of the edges alone: where a circuit was found is not a matter of a float64 copy of the model.
     edges = Circuit(graph=circuit.graph, mask=circuit.mask, spans=circuit.spans)

@@ -31,7 +31,8 @@ from assay.analyses.worst_case.row_by_row import (
 from assay.analyses.worst_case.rows import WorstPair
 from assay.analyses.worst_case.sampling import INPUTS, grammar_of, sample_pairs
 from assay.circuits import Circuit
-from assay.circuits.given import named_task, takes_text
+from assay.circuits.naming import named_task
+from assay.circuits.slots import check_everywhere
 from assay.core.errors import InputError, check_least
 from assay.core.random import stream
 from assay.core.record import HIDDEN, Record
@@ -135,7 +136,6 @@ class SearchResult(Record):
         return f"SearchResult(max={self.max:.4g} {self.unit}, {self.n_evaluations:,} evaluations)"
 
 
-@takes_text(untouched=("task",), reads=True)
 def search_worst(
     circuit: Circuit,
     model: Model,
@@ -197,6 +197,7 @@ def search_worst(
     check_least(1, restarts=restarts, k=k)
     check_least(4 * restarts, budget=budget)
     check_circuit(model, circuit)
+    check_everywhere(circuit.spans, "search_worst", "circuit.anywhere()")
     if not isinstance(task, Task):
         task = named_task(os.fspath(task), model)
     search = _PairSearch(model, circuit, model.bind(task), get_divergence(divergence), seed, ablation)
