@@ -6,16 +6,32 @@
     circuit = scores.top(200).connected()
     assay.measure(circuit, model, task, "faithfulness").interval()
 
-Public names are imported on first use, so `import assay` and the command line start at once.
+Public names are imported on first use, so `import assay` and the command line start at once. The stub beside
+this file, which type checkers read, is the one list of them: `from MODULE import NAME as NAME`.
 """
 
-from assay.core.lazy import lazy_names
+import ast
+import importlib
+from pathlib import Path
 
 
 __version__ = "0.1.0"
 
-_HOMES, __getattr__ = lazy_names(__name__, __file__)
+_HOMES = {
+    str(alias.asname): (str(statement.module), alias.name)
+    for statement in ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
+    if isinstance(statement, ast.ImportFrom)
+    for alias in statement.names
+}
 __all__ = sorted(_HOMES)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        names = ", ".join(__all__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; public names: {names}")
+    module, own = _HOMES[name]
+    return getattr(importlib.import_module(module), own)
 
 
 def __dir__() -> list[str]:

@@ -54,16 +54,14 @@ from assay.models import load_model as load_model
 from assay.models.planted import planted_model as planted_model
 from assay.page.notebook import ProgressDisplay as ProgressDisplay
 from assay.pipeline.audit import audit as audit
-from assay.report import save_report as save_report
+from assay.report.save import save_report as save_report
 from assay.stats import percentile_confidence as percentile_confidence
 from assay.stats import percentile_sample_size as percentile_sample_size
 from assay.store import Store as Store
-from assay.tasks import ImageStream as ImageStream
 from assay.tasks import ImageTask as ImageTask
 from assay.tasks import PairTask as PairTask
 from assay.tasks import load_images as load_images
 from assay.tasks import load_task as load_task
-from assay.tasks import stream_images as stream_images
 from assay.zoo import Zoo as Zoo
 
 __version__: str

@@ -6,15 +6,12 @@ import inspect
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from assay.core.errors import unknown_name
+from assay.core.errors import check_name
 from assay.core.record import Record, same
 from assay.core.registry import Registry
 
-
-if TYPE_CHECKING:
-    from assay.models.family import Family
 
 # Kind -> where its registry lives; imported when the kind is asked for.
 KINDS: dict[str, tuple[str, str]] = {
@@ -86,19 +83,13 @@ def list_entries(kind: str) -> Catalogue:
         >>> assay.list("objectives").keys[0]
         'logit_diff'
     """
+    check_name("kind", kind, [*KINDS, CIRCUITS])
     if kind == CIRCUITS:
         return Catalogue(_published())
-    if kind not in KINDS:
-        raise unknown_name("kind", kind, [*KINDS, CIRCUITS])
     module, attribute = KINDS[kind]
     registry: Registry[Any] = getattr(importlib.import_module(module), attribute)
-    entries = [
-        Entry(key=key, summary=_summary(registered), facts=_facts(registered))
-        for key, registered in registry.items()
-    ]
-    if kind == "models":
-        entries = [*_embedded(), *(_family(entry, registry[entry.key]) for entry in entries)]
-    return Catalogue(entries)
+    entries = [Entry(key=key, summary=_summary(each), facts=_facts(each)) for key, each in registry.items()]
+    return Catalogue([*_embedded(), *entries] if kind == "models" else entries)
 
 
 def _published() -> Iterator[Entry]:
@@ -116,12 +107,6 @@ def _published() -> Iterator[Entry]:
         of = f"a model of {found.n_layers} layers of {found.n_heads} heads, for {found.task}."
         facts = {"of": "heads", "n_heads": len(found.heads), "task": found.task}
         yield Entry(key=name, summary=f"{len(found.heads)} heads of {of}", facts=facts)
-
-
-def _family(entry: Entry, family: "Family") -> Entry:
-    """A family with what its models read, and what norms behind branches and experts can be treated as."""
-    facts = {"reads": family.reads, "post_norm": family.treatments, "experts": family.expert_nodes}
-    return dataclasses.replace(entry, facts={**entry.facts, **facts})
 
 
 def _embedded() -> Iterator[Entry]:
@@ -167,4 +152,8 @@ def _facts(registered: object) -> dict[str, Any]:
         plain = all(isinstance(item, bool | int | float | str) for item in items)
         if plain and value not in ("", ()) and re.fullmatch(r"[a-z][a-z0-9_]*", name) and name != "key":
             facts[name] = value
+    # Of a family what its models read, and what norms behind branches can be treated as.
+    for attribute, name in {"reads": "reads", "treatments": "post_norm"}.items():
+        if hasattr(registered, attribute):
+            facts[name] = getattr(registered, attribute)
     return facts

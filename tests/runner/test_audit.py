@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,17 +16,19 @@ from torch import nn
 import assay.models
 from assay.analyses.worst_case import worst_case
 from assay.circuits import Circuit, EdgeScores, load_circuit, load_scores
-from assay.core.errors import AssayError, InputError
+from assay.core.errors import AssayError, AssayWarning, DegenerateDataWarning, InputError
 from assay.execution import ABLATIONS, CircuitRuns, run_circuit
 from assay.graph import build_graph
 from assay.metrics import measure
 from assay.models import Model, load_model
 from assay.models.loading import MINI
 from assay.page.blocks import Details, Figure, Table
-from assay.pipeline import Audit, check_options, draw_prompts, find_circuit, load_audit
 from assay.pipeline.audit import audit
-from assay.pipeline.sizing import recovery
-from assay.pipeline.stage import Memo, Stage
+from assay.pipeline.audit_result import Audit
+from assay.pipeline.checks import check_options
+from assay.pipeline.prompts import draw_prompts
+from assay.pipeline.sizing import find_circuit, recovery
+from assay.pipeline.stage import Memo, Stage, measure_stored
 from assay.report.save import render
 from assay.store import Store
 from assay.tasks import ImageTask, PairTask, load_images
@@ -171,7 +174,7 @@ def test_stages_that_are_skipped_are_null_and_listed(mini: Model, tmp_path: Path
 
 def test_images_of_ones_own_without_labels_are_audited(mini: Model) -> None:
     digits = load_model("colour-digits")
-    own = ImageTask(images=load_images("colour-digits", digits, n=44).images)
+    own = ImageTask(images=load_images("colour-digits", digits, n=44).clean)
     images = audit(digits, own, skip=["curve"])
     assert not {"ce-delta", "topk"} & {each["name"] for each in images.measurements}
     reasons = images.left_out
@@ -285,7 +288,7 @@ def test_an_interrupted_audit_goes_on_and_a_finished_one_is_looked_up(
         with pytest.raises(KeyboardInterrupt):
             audit(tiny, task, n_random=1, metrics=["kl"], store=tmp_path)
     assert [result.kind for result in Store(tmp_path).results()] == ["scores"]
-    monkeypatch.setattr("assay.pipeline.runs.discover", forbidden)
+    monkeypatch.setattr("assay.pipeline.stage.discover", forbidden)
     first = audit(tiny, task, n_random=1, metrics=["kl"], store=tmp_path)
     monkeypatch.setattr("assay.pipeline.sizing.discovery_stage", forbidden)
     second = audit(tiny, task, n_random=1, metrics=["kl"], store=Store(tmp_path))
@@ -293,10 +296,27 @@ def test_an_interrupted_audit_goes_on_and_a_finished_one_is_looked_up(
     assert second.to_dict() == first.to_dict()
     assert second.circuit == first.circuit
     assert torch.equal(second.scores.values, first.scores.values)
-    assert load_audit(Store(tmp_path), first.id[:6]).to_dict() == first.to_dict()
-    (stored,) = Store(tmp_path).results("scores")
-    with pytest.raises(InputError, match="is a scores, not an audit"):
-        load_audit(Store(tmp_path), stored.id)
+
+
+def test_an_audit_from_the_store_gives_the_warnings_of_the_first_again(
+    tiny: Model, task: PairTask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = measure_stored
+
+    def warned(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        warnings.warn("one value is constant", DegenerateDataWarning, stacklevel=1)
+        return measured(*args, **kwargs)
+
+    monkeypatch.setattr("assay.pipeline.audit.measure_stored", warned)
+    heard = []
+    for _ in range(2):
+        with pytest.warns(AssayWarning) as given:
+            found = audit(tiny, task, n=30, n_random=1, metrics=["kl"], store=tmp_path)
+        heard.append(list(dict.fromkeys(str(each.message) for each in given)))
+    assert found.cached
+    assert heard[0] == heard[1]
+    few, constant = heard[0]
+    assert (few[:23], constant) == ("'custom' has 24 prompts", "one value is constant")
 
 
 Loads = Callable[..., tuple[Outcome, int]]
@@ -337,6 +357,9 @@ def test_the_same_request_loads_no_model_and_whatever_can_change_it_does(loads: 
     again, n_again = loads("--batch-size", "2")
     assert (n_first, n_again) == (1, 0)
     assert again.stdout.replace(" (taken from the store)", "") == first.stdout
+    (note,) = (line for line in first.stderr.splitlines() if line.startswith("note: "))
+    assert note.startswith("note: 'own' has 12 prompts to discover and measure on, fewer than")
+    assert again.stderr.splitlines() == [note]
     assert [path.read_bytes() for path in files] == written
     model, prompts = Path("model/config.json"), Path("own.jsonl")
     model.write_text(json.dumps(json.loads(model.read_text())))

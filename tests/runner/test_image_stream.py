@@ -11,16 +11,14 @@ from PIL import Image
 
 from assay.core.errors import FileFormatError, InputError, UnknownNameError
 from assay.pipeline.image_stream import (
-    FIRST_KNOWN,
     FIRST_WATCHED,
     PATIENCE,
     SETTLED,
     Batch,
     Watch,
     batches,
-    known_images,
 )
-from assay.tasks import EvalTransform, ReadOptions, draw_shapes
+from assay.tasks import EvalTransform, draw_shapes
 
 
 TRANSFORM = EvalTransform(resize=(32, 32))
@@ -169,15 +167,13 @@ def test_files_and_folders_that_are_taken_away_are_no_error(tmp_path: Path) -> N
     assert back.endswith("is back")
 
 
-def test_drawn_shapes_are_numbered_and_apart_from_known_ones() -> None:
+def test_drawn_shapes_are_numbered() -> None:
     first, second = batches("shapes:neon", watch(4, n=10))
     assert [each.sources[0] for each in (first, second)] == [
         f"shapes:neon/{FIRST_WATCHED + place}" for place in (0, 4)
     ]
     expected = draw_shapes("neon", 4, start=FIRST_WATCHED + 4)
     np.testing.assert_array_equal(second.inputs.pixels, expected.pixels)
-    known = known_images("shapes:neon", TRANSFORM, n=4, classes=None, options=ReadOptions())
-    assert known.ids.tolist() == list(range(FIRST_KNOWN, FIRST_KNOWN + 4))
     rest = list(batches("shapes:neon", watch(4, n=10), done=frozenset(first.sources)))
     assert [each.sources for each in rest] == [second.sources]
 
@@ -194,3 +190,16 @@ def test_wrong_requests_are_refused(tmp_path: Path) -> None:
         watch(1)
     with pytest.raises(InputError, match="above 0"):
         watch(poll=0.0)
+
+
+def test_images_that_wait_too_long_for_a_full_batch_are_a_smaller_one(tmp_path: Path) -> None:
+    for place in range(5):
+        write(tmp_path, f"{place}.png", age=50 - place)
+    hours = Hours(lambda: write(tmp_path, "5.png"), *[lambda: None] * 3, lambda: True)
+    found = [(hours.now, names(each)) for each in hours.follow(tmp_path, 3, poll=20.0, flush_after=45.0)]
+    assert found == [(0.0, ["0.png", "1.png", "2.png"]), (20.0, ["5.png", "3.png", "4.png"])]
+    hours = Hours(*[lambda: None] * 5, lambda: True)
+    found = [(hours.now, names(each)) for each in hours.follow(tmp_path, 4, poll=20.0, flush_after=45.0)]
+    assert found == [(0.0, ["5.png", "0.png", "1.png", "2.png"]), (60.0, ["3.png", "4.png"])]
+    alone = Hours(*[lambda: None] * 5, lambda: True)
+    assert len(list(alone.follow(tmp_path, 5, poll=20.0, flush_after=45.0))) == 1  # one image is no batch

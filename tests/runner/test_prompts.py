@@ -16,16 +16,10 @@ from assay.discovery.edges import discover
 from assay.execution import ABLATIONS, CircuitRuns
 from assay.models import Model, load_model
 from assay.objectives import OBJECTIVES
-from assay.pipeline import (
-    PairCounts,
-    discovery_stage,
-    draw_prompts,
-    measure_stored,
-    prompts_to_measure,
-    usual_prompts,
-)
-from assay.pipeline.prompts import divide
-from assay.pipeline.worst import usual_sizes
+from assay.pipeline.gates import usual_prompts
+from assay.pipeline.prompts import divide, draw_prompts, prompts_to_measure
+from assay.pipeline.stage import discovery_stage, measure_stored
+from assay.pipeline.worst import PairCounts, usual_sizes
 from assay.store import Store
 from assay.tasks import PairTask, load_task
 
@@ -147,7 +141,7 @@ def test_the_pairs_of_an_audit_suit_its_task(mini: Model) -> None:
     assert usual_sizes(replace(drawn, grammar=None)) == ("file", PairCounts(n_clean=90, n_corrupted=90))
     lengths = drawn.lengths.clone()
     lengths[0] -= 1
-    ragged = replace(drawn, lengths=lengths, corrupted_lengths=lengths, positions=lengths - 1)
+    ragged = replace(drawn, lengths=lengths, positions=lengths - 1)
     assert usual_sizes(ragged) == ("matched", PairCounts(n_clean=90, n_corrupted=90))
 
 
@@ -176,8 +170,8 @@ def test_what_is_registered_comes_back_unchanged_and_the_rest_stays_out_of_the_s
     record = measure_stored(runs, "kl", store=store)
     measure_stored(CircuitRuns(mini, task, circuit, objective=double), "kl", store=store)
     assert [result.kind for result in store.results()] == ["scores", "measurement"]
-    monkeypatch.setattr("assay.pipeline.runs.discover", forbidden)
-    monkeypatch.setattr("assay.pipeline.runs.measure", forbidden)
+    monkeypatch.setattr("assay.pipeline.stage.discover", forbidden)
+    monkeypatch.setattr("assay.pipeline.stage.measure", forbidden)
     again = discovery_stage(mini, task, "eap").run(store).value
     assert torch.equal(again.values, plain.values)
     assert (again.details, again.provenance["task"]) == (plain.details, plain.provenance["task"])

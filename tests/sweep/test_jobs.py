@@ -11,9 +11,9 @@ from store_content import content
 import assay
 from assay.core.errors import InputError
 from assay.core.record import record_id
-from assay.pipeline.jobs import Job, run_job
+from assay.pipeline.jobs import Job, expand, run_job
 from assay.pipeline.plan import parse_plan
-from assay.pipeline.sweep import expand
+from assay.pipeline.prompts import draw_prompts
 from assay.store import Store
 
 
@@ -57,7 +57,7 @@ def test_the_numbers_are_those_of_the_python_interface(jobs: tuple[Job, ...], tm
     store = Store(tmp_path)
     results = {job.kind: run_job(job, store) for job in jobs}
     model = assay.load_model("mini")
-    draws = assay.pipeline.draw_prompts(model, "ioi", n=16, seed=0)  # type: ignore[attr-defined]
+    draws = draw_prompts(model, "ioi", n=16, seed=0)
     scores = assay.discover(model, draws.discovery, "eap", batch_size=8)
     assert torch.equal(store.get(results["discover"][0]).arrays["values"], scores.values)
     circuit = scores.top(80).connected()

@@ -72,7 +72,7 @@ def test_the_record_leaves_limits_out_but_for_the_batch_size() -> None:
         ({"tasks": ["io"]}, "unknown task 'io'; did you mean 'ioi'"),
         ({"methods": [{"method": "ugs", "update": 3}]}, "unknown ugs option 'update'; .* 'updates'"),
         ({"methods": [{"method": "eap", "steps": True}]}, "steps is True; expected a count of at least 1"),
-        ({"attack": {"n-clean": 3, "n_clean": 4}}, "n_clean is given twice"),
+        ({"attack": {"n-clean": 3, "n_clean": 4}}, "one of n-clean, n_clean is given twice"),
         ({"models": []}, "models is missing; a sweep needs models, tasks and methods"),
         ({"metrics": "kl"}, "metrics is 'kl'; expected a list"),
         ({"n": "3"}, r"'3' is not an int @ \$\.n"),

@@ -11,7 +11,9 @@ from store_content import content
 from work_functions import InProcess, begun, behave, job, journal
 
 from assay.core.errors import InputError, StoreError
-from assay.pipeline import Job, Limits, SweepOutcome, run_jobs
+from assay.pipeline.jobs import Job
+from assay.pipeline.plan import Limits
+from assay.pipeline.sweep import SweepOutcome, run_jobs
 from assay.pipeline.workers import attempt
 from assay.store import Outbox, Store
 

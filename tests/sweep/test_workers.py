@@ -16,9 +16,10 @@ from store_content import content
 from work_functions import InProcess, begun, behave, job
 
 from assay.core.errors import OutputError
-from assay.pipeline import Limits, LocalWorkers, RayWorkers, Workers, expand, read_plan, run_jobs
-from assay.pipeline.sweep import keep_sweep
-from assay.pipeline.workers import visible_index
+from assay.pipeline.jobs import expand
+from assay.pipeline.plan import Limits, read_plan
+from assay.pipeline.sweep import keep_sweep, run_jobs
+from assay.pipeline.workers import LocalWorkers, RayWorkers, Workers, visible_index
 from assay.store import Store
 
 

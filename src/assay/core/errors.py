@@ -7,8 +7,7 @@ AssayError
 │   ├── UnknownNameError                a key, edge or node that does not exist; near matches are listed
 │   ├── TokenizationError               a prompt or answer breaks a token rule of its task
 │   ├── GraphMismatchError              a circuit, score or file belongs to another graph or model
-│   ├── AlignmentError               files that belong together disagree about which row is which
-│   └── FreeMemoryError                 more is needed than the memory that is free
+│   └── AlignmentError                  files that belong together disagree about which row is which
 ├── NonFiniteError (FloatingPointError) NaN or infinite logits, gradients, weights or scores
 ├── InconsistentRunError (ArithmeticError)  two ways to the same number disagree
 ├── UnsupportedModelError (TypeError)   a layout that the residual-stream graph cannot describe
@@ -79,10 +78,6 @@ class AlignmentError(InputError):
     """Files that belong together disagree about which row is which."""
 
 
-class FreeMemoryError(InputError):
-    """More is needed than the memory that is free."""
-
-
 class FileFormatError(AssayError, ValueError):
     """A truncated, tampered, foreign or too new file."""
 
@@ -134,13 +129,9 @@ def by_option(text: str) -> str:
 
 def near_matches(name: str, known: Iterable[str], limit: int = 3) -> list[str]:
     """The known names closest to `name`, best first; case is ignored, `_` equals `-`."""
-
-    def plain(text: str) -> str:
-        return text.lower().replace("_", "-")
-
-    by_plain = {plain(candidate): candidate for candidate in known}
-    matches = difflib.get_close_matches(plain(name), by_plain, n=limit, cutoff=0.5)
-    return [by_plain[match] for match in matches]
+    by_plain = {each.lower().replace("_", "-"): each for each in known}
+    plain = name.lower().replace("_", "-")
+    return [by_plain[match] for match in difflib.get_close_matches(plain, by_plain, n=limit, cutoff=0.5)]
 
 
 def unknown_name(kind: str, name: object, known: Iterable[str]) -> UnknownNameError:

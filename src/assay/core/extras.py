@@ -15,7 +15,6 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "parquet": ("pyarrow",),
     "postgres": ("psycopg",),
     "ray": ("ray",),
-    "adapters": ("peft",),
     "placement": ("accelerate",),
     "gguf": ("gguf", "accelerate"),
     "hub": ("datasets", "huggingface-hub"),

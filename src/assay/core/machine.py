@@ -10,7 +10,7 @@ References:
 import math
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -19,13 +19,18 @@ _GROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
 
 
-_DECODING: ContextVar[int | None] = ContextVar("decoding_workers", default=None)
+_DECODING: ContextVar[tuple[int | None, bool]] = ContextVar("decoding", default=(None, True))
 
 
 @contextmanager
-def decoding_with(workers: int | None) -> Iterator[None]:
-    """Decode images in so many processes wherever a reader is not told a number; None: as is usual."""
-    before = _DECODING.set(workers)
+def decoding_with(workers: int | None = None, *, turns: bool = True) -> Iterator[None]:
+    """How images are decoded while entered.
+
+    Args:
+        workers: Processes wherever a reader is not told a number; None: as is usual.
+        turns: Turn images that are found meanwhile as their EXIF orientation says.
+    """
+    before = _DECODING.set((workers, turns))
     try:
         yield
     finally:
@@ -33,8 +38,13 @@ def decoding_with(workers: int | None) -> Iterator[None]:
 
 
 def decoding_workers() -> int | None:
-    """What `decoding_with` says; None outside of it."""
-    return _DECODING.get()
+    """The `workers` of `decoding_with`; None outside of it."""
+    return _DECODING.get()[0]
+
+
+def turns_images() -> bool:
+    """The `turns` of `decoding_with`; True outside of it."""
+    return _DECODING.get()[1]
 
 
 def usable_cores() -> int:
@@ -43,11 +53,7 @@ def usable_cores() -> int:
     A quota of 2.5 cores counts as 3, so that none of it is lost.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    for group in _groups("cpu"):
-        quota, period = _cpu_quota(group)
-        if quota > 0 and period > 0:
-            cores = min(cores, math.ceil(quota / period))
-    return max(1, cores)
+    return max(1, min([cores, *(quota for group in _groups("cpu") if (quota := _cpu_quota(group)))]))
 
 
 def free_memory() -> int:
@@ -56,10 +62,10 @@ def free_memory() -> int:
 
     free = int(psutil.virtual_memory().available)
     for group in _groups("memory"):
-        limit = _number(group / "memory.max", group / "memory.limit_in_bytes")
-        used = _number(group / "memory.current", group / "memory.usage_in_bytes")
-        if limit is not None and used is not None:
-            free = min(free, limit - used + _given_back(group))
+        limit = _text(group / "memory.max", group / "memory.limit_in_bytes")
+        used = _text(group / "memory.current", group / "memory.usage_in_bytes")
+        if limit.isdigit() and used:
+            free = min(free, int(limit) - int(used) + _given_back(group))
     return max(0, free)
 
 
@@ -80,33 +86,25 @@ def _groups(controller: str) -> Iterator[Path]:
             yield root.joinpath(*inner[:depth])
 
 
-def _cpu_quota(group: Path) -> tuple[int, int]:
-    """Microseconds of computing in a period of so many; 0 where nothing is limited."""
-    text = _text(group / "cpu.max")
-    if text is not None:
-        quota, _, period = text.partition(" ")
-        return (0, 0) if quota == "max" else (int(quota), int(period or 100_000))
-    return _number(group / "cpu.cfs_quota_us") or 0, _number(group / "cpu.cfs_period_us") or 0
+def _cpu_quota(group: Path) -> int:
+    """Cores that a group gives, a part of one counted as one; 0 where nothing is limited."""
+    first_version = " ".join(_text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    quota, _, period = (_text(group / "cpu.max") or first_version).partition(" ")
+    return math.ceil(int(quota) / int(period or 100_000)) if quota.isdigit() else 0
 
 
 def _given_back(group: Path) -> int:
     """Bytes of cached files that the kernel gives back before it refuses memory."""
-    text = _text(group / "memory.stat") or ""
-    facts = dict(line.split(" ", 1) for line in text.splitlines() if " " in line)
+    facts = dict(line.split(" ", 1) for line in _text(group / "memory.stat").splitlines() if " " in line)
     return int(facts.get("total_inactive_file", facts.get("inactive_file", 0)))
 
 
-def _number(*files: Path) -> int | None:
-    """The number in the first of these files that is there; None for `max`."""
-    text = next((text for file in files if (text := _text(file)) is not None), None)
-    return None if text is None or text == "max" else int(text)
-
-
-def _text(file: Path) -> str | None:
-    try:
-        return file.read_text(encoding="ascii").strip()
-    except OSError:
-        return None
+def _text(*files: Path) -> str:
+    """The text of the first of these files that is there; empty where none is."""
+    for file in files:
+        with suppress(OSError):
+            return file.read_text(encoding="ascii").strip()
+    return ""
 
 
 # ---- how far a pass is --------------------------------------------------------------------------

@@ -1,8 +1,6 @@
 """Parquet that somebody else wrote: decoded only where it fits into the memory."""
 
 import importlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,81 +15,56 @@ _ROWS = 1 << 16  # decoded at a time
 
 
 def read_parquet_file(path: Path, *, extra: str, most: int | None = None) -> Any:
-    """A parquet file as a `pyarrow.Table` without dictionaries.
+    """A parquet file as a `pyarrow.Table` without dictionaries, if that fits into the free memory.
+
+    A file holds a text that many cells repeat once, so its size and the sizes it declares say little. What is
+    decoded is counted, some rows at a time.
 
     Args:
         path: The file.
         extra: The extra of this package that brings pyarrow, for the message.
-        most: As of `parquet_table`.
+        most: Bytes that the table may take; default: half of the free memory.
 
     Raises:
-        FileFormatError: If it is not a parquet file, or does not fit into the memory.
+        FileFormatError: If it is not a parquet file, takes more than that, or has a dictionary within a list
+            or a struct.
         MissingExtraError: If pyarrow is not installed.
     """
-    with open_parquet(path, extra=extra) as file:
-        return parquet_table(file, path, most=most)
-
-
-@contextmanager
-def open_parquet(path: Path, *, extra: str) -> Iterator[Any]:
-    """An open `pyarrow.parquet.ParquetFile`; arguments and errors as of `read_parquet_file`."""
     with needs_extra(extra, "reading parquet needs pyarrow"):
         parquet = importlib.import_module("pyarrow.parquet")
     try:
         with parquet.ParquetFile(path) as file:
-            columns = [*range(len(file.schema))]
-            for group in range(file.metadata.num_row_groups):
-                # No row is read. Asked for its columns, a footer that contradicts itself ends the process;
-                # a reader over them raises.
-                list(file.reader.iter_batches(0, row_groups=[group], column_indices=columns))
-            n_rows, n_columns = file.metadata.num_rows, len(file.schema_arrow.names)
-            _check_memory(_CELL * n_rows * n_columns, free_memory(), f"{path}, {n_rows:,} rows,")
-            yield file
+            return _table(file, path, free_memory() // 2 if most is None else most)
     except FileFormatError:
         raise
     except (OSError, MemoryError, *MALFORMED) as error:  # pyarrow's own errors are of these kinds
         raise FileFormatError(f"cannot read {path} as parquet: {error}") from error
 
 
-def parquet_table(file: Any, path: Path, columns: list[str] | None = None, *, most: int | None = None) -> Any:
-    """A table of an open `pyarrow.parquet.ParquetFile`, decoded, if that fits into the free memory.
-
-    A file holds a text that many cells repeat once, so its size and the sizes it declares say little. What is
-    decoded is counted, some rows at a time.
-
-    Args:
-        file: The open file.
-        path: The file, for messages.
-        columns: Names of those to read; default: all.
-        most: Bytes that the table may take; default: half of the free memory.
-
-    Returns:
-        A `pyarrow.Table` without dictionaries.
-
-    Raises:
-        FileFormatError: If it takes more than that, or a dictionary lies within a list or a struct.
-    """
+def _table(file: Any, path: Path, most: int) -> Any:
+    """A table of an open `pyarrow.parquet.ParquetFile` of at most so many bytes."""
     pa = importlib.import_module("pyarrow")
-    most = free_memory() // 2 if most is None else most
-    largest, declared = 1, 0
+    largest, declared, known = 1, 0, file.schema_arrow  # which is made anew each time
+    columns = [*range(len(file.schema))]
     for group in range(file.metadata.num_row_groups):
-        described = file.metadata.row_group(group)
-        for place in range(described.num_columns):
-            chunk = described.column(place)
-            if columns is None or chunk.path_in_schema.split(".")[0] in columns:
-                width = 8 + (file.schema.column(place).length or 0)
-                declared += max(chunk.total_uncompressed_size, width * chunk.num_values)
-                largest = max(largest, chunk.total_uncompressed_size)
+        # No row is read. Asked for its columns, a footer that contradicts itself ends the process; a reader
+        # over them raises.
+        list(file.reader.iter_batches(0, row_groups=[group], column_indices=columns))
+        for place in columns:
+            chunk = file.metadata.row_group(group).column(place)
+            width = 8 + (file.schema.column(place).length or 0)
+            declared += max(chunk.total_uncompressed_size, width * chunk.num_values)
+            largest = max(largest, chunk.total_uncompressed_size)
+    n_rows = file.metadata.num_rows
+    _check_memory(_CELL * n_rows * len(known.names), free_memory(), f"{path}, {n_rows:,} rows,")
     _check_memory(declared, most, str(path))
-    wanted = file.schema_arrow.names if columns is None else columns
-    fields = [file.schema_arrow.field(name) for name in wanted]
-    fields = [field.with_type(_decoded(field.type, f"{path}, column {field.name},")) for field in fields]
-    schema = pa.schema(fields, metadata=file.schema_arrow.metadata)
+    fields = [field.with_type(_decoded(field.type, f"{path}, column {field.name},")) for field in known]
+    schema = pa.schema(fields, metadata=known.metadata)
     # No text is longer than its part of the file, so this many rows take at most a quarter of the limit.
     rows = min(_ROWS, max(1, most // 4 // largest))
     decoded, batches = 0, []
-    for batch in file.iter_batches(batch_size=rows, columns=columns):
-        batches.append(batch.select(schema.names).cast(schema))
+    for batch in file.iter_batches(batch_size=rows):
+        batches.append(batch.cast(schema))
         decoded += batches[-1].nbytes
         _check_memory(decoded, most, str(path))
     return pa.Table.from_batches(batches, schema=schema)

@@ -6,8 +6,9 @@ import urllib.request
 
 
 def opener_without_redirects() -> urllib.request.OpenerDirector:
-    """An opener for which a redirect is an error: a redirected POST loses its content, and its headers may go
-    to another host or scheme.
+    """An opener of http and https alone, for which a redirect is an error.
+
+    A redirected POST loses its content, and its headers may go to another host or scheme.
     """
     opener = urllib.request.OpenerDirector()
     for handler in (

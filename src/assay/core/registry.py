@@ -7,8 +7,8 @@ misses or everything is listed. One that cannot be used breaks its own name alon
 
 import importlib.metadata
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 from assay.core.errors import AssayWarning, InputError, PluginError, check_name
 
@@ -16,7 +16,7 @@ from assay.core.errors import AssayWarning, InputError, PluginError, check_name
 T = TypeVar("T")
 
 
-class Registry(Generic[T]):
+class Registry(Mapping[str, T]):
     """Named objects of one kind, in order of registration.
 
     Args:
@@ -62,27 +62,13 @@ class Registry(Generic[T]):
         return key in self._entries
 
     def __iter__(self) -> Iterator[str]:
-        self._load_all()
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        self._load_all()
-        return len(self._entries)
-
-    def items(self) -> list[tuple[str, T]]:
-        """All `(key, entry)` pairs in order of registration."""
-        self._load_all()
-        return list(self._entries.items())
-
-    def values(self) -> list[T]:
-        """All entries in order of registration."""
-        self._load_all()
-        return list(self._entries.values())
-
-    def _load_all(self) -> None:
         self._load_entry_points()
         while self._untold:
             warnings.warn(self._untold.pop(0), AssayWarning, stacklevel=3)
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
 
     def _load_entry_points(self) -> None:
         if self._entry_points_loaded:
@@ -106,14 +92,9 @@ class Registry(Generic[T]):
 
     def _checked(self, name: str, entry: T) -> T:
         """An entry of another package, if it is one."""
-        wanted = self._holds
-        if wanted is not None:
-            right = (
-                isinstance(entry, type) and issubclass(entry, wanted)
-                if self._classes
-                else isinstance(entry, wanted)
-            )
-            if not right:
+        if (wanted := self._holds) is not None:
+            compared = entry if self._classes and isinstance(entry, type) else type(entry)
+            if isinstance(entry, type) is not self._classes or not issubclass(compared, wanted):
                 a = "a subclass of" if self._classes else "an object of"
                 raise PluginError(f"it is {entry!r}, not {a} {wanted.__module__}.{wanted.__qualname__}")
         if (key := getattr(entry, "key", name)) != name:

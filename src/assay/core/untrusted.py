@@ -13,7 +13,6 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +42,7 @@ DAMAGED_ZIP = (OSError, EOFError, SyntaxError, zipfile.BadZipFile, zlib.error, *
 
 _LONE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _ZIP_RATIO = 1100  # deflate cannot do better than 1032 : 1
+_SIZES = ("compress_size", "file_size")
 LEAST_BOMB = 1 << 30  # bytes; what is smaller is unpacked without a look at the memory
 # Controls but tab and line break, and the marks that turn the direction of text around.
 _CONTROLS = re.compile(
@@ -133,24 +133,18 @@ def malformed(path: object, what: str) -> Iterator[None]:
         ) from error
 
 
-def refuse_pickle(path: Path, start: bytes | None = None) -> None:
+def refuse_pickle(path: Path) -> None:
     """Refuse a pickle, or a PyTorch file, that stands where safetensors are expected.
-
-    Args:
-        path: The file.
-        start: Its first nine bytes, where they were read already.
 
     Raises:
         UnsafeFileError: If it begins as one; it is not opened further.
     """
-    if start is None:
-        with path.open("rb") as file:
-            start = file.read(9)
+    with path.open("rb") as file:
+        start = file.read(9)
     # Safetensors begin with the length of a JSON object: eight bytes, any first one, then a brace.
     if start[8:9] != b"{" and (start[:1] == b"\x80" or start[:2] == b"PK"):
         raise UnsafeFileError(
-            f"{path} is a pickle or a PyTorch file under another name; it is not opened, since it could run "
-            "code; convert it to safetensors"
+            f"{path} is a pickle or a PyTorch file, which could run code; convert it to safetensors"
         )
 
 
@@ -164,91 +158,13 @@ def load_npz(path: str | Path) -> "dict[str, np.ndarray]":
         FileFormatError: If the file is no such archive, is cut off, or declares other arrays than it holds.
         UnsafeFileError: If it is a pickle or an array of it holds pickled objects; they are not read.
     """
-    with open_npz(Path(path)) as (archive, members):
-        return {key: member.array(archive) for key, member in members.items()}
-
-
-def npz_members(path: Path) -> "dict[str, NpzMember]":
-    """The arrays of an `.npz` archive as they are declared, by name; none is read.
-
-    Raises:
-        FileFormatError, UnsafeFileError: As `load_npz`, the free memory apart.
-    """
-    with open_npz(path, whole=False) as (_, members):
-        return members
-
-
-@contextmanager
-def open_npz(path: Path, *, whole: bool = True) -> Iterator[tuple[zipfile.ZipFile, dict[str, "NpzMember"]]]:
-    """An `.npz` archive with its arrays as they are declared, by name; errors as of `load_npz`.
-
-    Args:
-        path: The archive.
-        whole: Whether all of it is to be read, so that it must fit into the free memory.
-    """
-    with _npz(path) as archive:
-        check_unpacked(archive, path, whole=whole)
-        members: dict[str, NpzMember] = {}
-        for info in archive.infolist():
-            member = _declared(archive, info, path)
-            if member.key in members:  # `X` and `X.npy`
-                raise FileFormatError(f"{path} holds the array {member.key!r} twice; write it again")
-            members[member.key] = member
-        yield archive, members
-
-
-@dataclass(frozen=True, kw_only=True)
-class NpzMember:
-    """An array of an `.npz` archive, as it is declared.
-
-    Attributes:
-        key: Its name.
-        shape, dtype: Of the array.
-        by_rows: Whether its rows lie one behind the other (C order).
-        start: Bytes before its first value.
-        info: Its entry in the archive.
-    """
-
-    key: str
-    shape: tuple[int, ...]
-    dtype: "np.dtype[Any]"
-    by_rows: bool
-    start: int
-    info: zipfile.ZipInfo
-
-    def array(self, archive: zipfile.ZipFile) -> "np.ndarray":
-        """Its values."""
-        import numpy as np  # not above: commands show their help without it
-
-        with archive.open(self.info) as stream:
-            array: np.ndarray = np.lib.format.read_array(stream, allow_pickle=False)
-            stream.read()  # at its end the checksum is compared
-        return array
-
-    def read(self, path: Path) -> "np.ndarray":
-        """Its values.
-
-        Raises:
-            FileFormatError: If the archive is damaged.
-        """
-        with _npz(path) as archive:
-            return self.array(archive)
-
-
-@contextmanager
-def _npz(path: Path) -> Iterator[zipfile.ZipFile]:
-    """The open archive; what its content makes fail becomes an error that names it."""
+    path = Path(path)
     try:
         with path.open("rb") as file:
-            start = file.read(6)
-        if start[:1] == b"\x80":
-            raise UnsafeFileError(
-                f"{path} is a pickle; it is not read, since it could run code; write an .npz"
-            )
-        if start == b"\x93NUMPY":
-            raise FileFormatError(f"{path} is a single array; an .npz archive is needed")
+            if file.read(1) == b"\x80":
+                raise UnsafeFileError(f"{path} is a pickle, which could run code; write an .npz")
         with zipfile.ZipFile(path) as archive:
-            yield archive
+            return _arrays(archive)
     except AssayError:
         raise
     except DAMAGED_ZIP as error:
@@ -257,60 +173,43 @@ def _npz(path: Path) -> Iterator[zipfile.ZipFile]:
         ) from error
 
 
-def check_unpacked(archive: zipfile.ZipFile, path: Path, *, whole: bool = True) -> None:
-    """Refuse an archive that is much larger unpacked than it can be, or, read whole, than the free memory.
+def _arrays(archive: zipfile.ZipFile) -> "dict[str, np.ndarray]":
+    """The arrays of an archive, none larger than its part of it, and all no larger than the memory."""
+    from numpy.lib import format as npy  # not above: commands show their help without it
 
-    Raises:
-        FileFormatError: For such an archive, and for one that names a member twice.
-    """
-    members = archive.infolist()
-    names = [member.filename for member in members]
-    if len(set(names)) < len(names):
-        raise FileFormatError(f"{path} holds {max(names, key=names.count)!r} twice; write it again")
-    packed, unpacked = (sum(getattr(each, key) for each in members) for key in ("compress_size", "file_size"))
+    members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+    if len(members) < len(archive.infolist()):
+        raise ValueError("it holds an array twice")
+    packed, unpacked = (sum(getattr(each, key) for each in members.values()) for key in _SIZES)
     if unpacked > _ZIP_RATIO * max(1, packed):
+        raise ValueError(f"it declares {unpacked:,} bytes in {packed:,}, more than compression can reach")
+    if unpacked > LEAST_BOMB and unpacked > (free := free_memory()):
         raise FileFormatError(
-            f"{path} declares {unpacked:,} bytes in {packed:,}, more than its compression can reach; it is "
-            "damaged, or made to fill the memory"
+            f"{archive.filename} takes {unpacked / 1e9:.1f} GB unpacked and {free / 1e9:.1f} GB of memory "
+            "are free; split it over several files"
         )
-    if whole and unpacked > LEAST_BOMB:
-        free = free_memory()
-        if unpacked > free:
-            raise FileFormatError(
-                f"{path} takes {unpacked / 1e9:.1f} GB unpacked and {free / 1e9:.1f} GB of memory are free; "
-                "split it over several files"
+    for key, info in members.items():
+        with archive.open(info) as stream:
+            readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+            shape, _, dtype = readers[npy.read_magic(stream)](stream)
+        if dtype.hasobject:
+            raise UnsafeFileError(
+                f"{archive.filename}: the array {key!r} holds pickled objects, which could run code; save "
+                "text as an array of strings (dtype 'U')"
             )
-
-
-def _declared(archive: zipfile.ZipFile, member: zipfile.ZipInfo, path: Path) -> NpzMember:
-    """An array of an archive, whose header must not declare other bytes than its member has."""
-    import numpy as np  # not above: commands show their help without it
-
-    key, size = member.filename.removesuffix(".npy"), member.file_size
-    with archive.open(member) as stream:
-        version = np.lib.format.read_magic(stream)
-        if version not in ((1, 0), (2, 0)):
-            raise FileFormatError(
-                f"{path}: the array {key!r} has the unsupported format {version}; write plain arrays"
+        # Of a type without width any number of elements takes no byte.
+        needed = math.prod(shape) * max(1, dtype.itemsize)
+        if min(shape, default=0) < 0 or needed > info.file_size:
+            raise ValueError(
+                f"array {key!r} declares {dtype} of shape {shape}, {needed:,} bytes, and {info.file_size:,} "
+                "are there"
             )
-        read = (
-            np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        )
-        shape, fortran, dtype = read(stream)
-        start = stream.tell()
-    if dtype.hasobject:
-        raise UnsafeFileError(
-            f"{path}: the array {key!r} holds pickled objects, which are not read, since that could run "
-            "code; save text as an array of strings (dtype 'U')"
-        )
-    # Of a type without width any number of elements takes no byte.
-    needed = math.prod(shape) * max(1, dtype.itemsize)
-    if min(shape, default=0) < 0 or needed > size:
-        raise FileFormatError(
-            f"{path}: the array {key!r} declares {dtype} of shape {shape}, {needed:,} bytes, and {size:,} "
-            "are there; it is cut off or damaged"
-        )
-    return NpzMember(key=key, shape=shape, dtype=dtype, by_rows=not fortran, start=start, info=member)
+    arrays = {}
+    for key, info in members.items():
+        with archive.open(info) as stream:
+            arrays[key] = npy.read_array(stream, allow_pickle=False)
+            stream.read()  # at its end the checksum is compared
+    return arrays
 
 
 def printable(text: str, *, lines: bool = True) -> str:

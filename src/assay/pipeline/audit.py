@@ -1,53 +1,48 @@
-"""The audit: find a circuit, choose its size, measure it, look for its worst case, judge it, write a page.
+"""The audit: load, draw, discover, size, measure, attack, calibrate, page.
 
 An audit is a pure function of its record (model weights, prompts, method, every option, seed). The hash
 of that record is the result's id: asking again for what a store holds costs one look-up, and an
 interrupted audit finds its scores and measurements where it left them.
 """
 
-import json
 import os
 import time
+from bisect import bisect
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+import numpy as np
 import torch
 
-from assay.circuits import Circuit, EdgeScores, write_atomically
-from assay.circuits.given import IMAGES, takes_text
+from assay.circuits import Circuit
+from assay.circuits.naming import IMAGES
 from assay.core.errors import InputError, check_least, check_name
 from assay.core.machine import counting_examples
-from assay.core.plotted import Plotted
-from assay.core.record import BRIEF, HIDDEN, MACHINE, Record, library_version, named, plain
+from assay.core.record import MACHINE, library_version, plain
 from assay.discovery.edges import get_method
 from assay.execution import Ablation, CircuitRuns, get_ablation
-from assay.metrics import find_metric
-from assay.metrics.plots import CurveData
+from assay.metrics import faithfulness_curve, find_metric
+from assay.metrics.curve import FRACTIONS
+from assay.metrics.metric import SIGNED_MARGINS
+from assay.metrics.plots import CurveData, curve_data
 from assay.models import Model, load_model
 from assay.objectives import Objective, get_objective
-from assay.page.graph import graph_of
-from assay.pipeline import audit_facts as facts
+from assay.page.text import EDGES_LIMIT
+from assay.pipeline.audit_result import SCHEMA, Audit, read_audit, repeat, written
 from assay.pipeline.checks import check_options, check_writable, registered, usual_replacement
 from assay.pipeline.gates import calibrate_measured, calibrate_runs
-from assay.pipeline.prompts import Division, N, divide
-from assay.pipeline.runs import RunSettings, measure_stored
+from assay.pipeline.prompts import N, divide
 from assay.pipeline.sizing import COARSE, FINE, SizedCircuit, discover_circuit
-from assay.pipeline.stage import Content, Progress, Stage, silent
+from assay.pipeline.stage import Progress, RunSettings, Stage, measure_stored, noted, silent
 from assay.pipeline.worst import USUAL_SIDE, pairs_of, usual_sizes, worst_case_stage, worst_measured
-from assay.store import About, Store, StoredResult
-from assay.tasks import ImageRows, ImageTask, PairTask, Task
+from assay.store import Store
+from assay.tasks import ImageTask, PairTask, Task, Tokens
 
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-    from assay.page.blocks import Page
-
-SCHEMA = "assay-audit/1"
 # Raised when an audit looks at other pairs, other runs or prompts, or comes to another size than before.
 RULES = {"worst_case": "usual-sizes/1", "calibration": "gates/3", "size_rule": "sweep/2"}
 STAGES = ("attack", "random", "curve", "minimality", "calibrate")  # that an audit can do without
@@ -59,202 +54,24 @@ OF_LABELS = ("ce-delta", "topk")  # need right answers
 OTHER_ABLATIONS = ("zero", "mean")  # that the first number of a report is shown under beside its own
 MINIMALITY_HEADS = 64  # models of at most so many heads get minimality in a full audit: one run per head
 RANDOM, RANDOM_FULL = 5, 20  # random circuits of the chosen size
+RANDOM_PER_SIZE = 4  # random circuits at each published size of the curve of a full audit
+OPENED_EDGES = 150  # of a larger circuit, a drawing opens on so many at most
+LISTED_EDGES = 600  # edges that a drawing shows at least, so that its circuit can be enlarged
+EXAMPLES = 3
 
 # Why a stage is not run, and what runs it.
 CAUSES = {
     "skip": "left out by --skip",
     "images": "needs prompts; the inputs are images",
     "reads": "serves prompts that are read at one position each",
-    "lengths": "serves pairs whose prompts are of one length",
     "edges": "the ablation is defined for edges alone; with --full, gates take the mean",
     "draws": "the ablation draws other values in every run, so no divergence belongs to an input",
     "heads": f"more than {MINIMALITY_HEADS} heads: `assay measure --metric minimality`",
     "labels": "the images have no labels",
-    "full": (
-        f"--full adds a finer curve with {facts.RANDOM_PER_SIZE} random circuits at each size, the worst "
-        "case over fresh prompts or all pairs of images, minimality, and the gates that need further runs"
-    ),
+    "full": "--full adds a finer curve, the worst case over fresh prompts or all pairs, and more gates",
 }
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Audit(Plotted, Record):
-    """What an audit found: everything that its page shows, finite JSON, and the circuit itself.
-
-    Attributes:
-        created: When it was made, UTC, ISO 8601.
-        model: `Model.describe` with its width and parameters.
-        task: The measured examples: counts, the model's own success, a few examples, notes.
-        discovery: The examples that edges were scored on.
-        graph: The model's graph.
-        method: How the edges were scored.
-        edges: The strongest edges by rank, as far as they can be drawn.
-        curve: Faithfulness by size; None where the stage was left out.
-        worst_case: `WorstCase.to_dict`; None where it was left out.
-        calibration: `CalibrationReport.to_dict`; None where it was left out.
-        other_ablations: The first measurement with other values on the cut edges.
-        excerpt: What a drawing of a large circuit opens on.
-        left_out: What was not run (a stage or the key of a metric; `full`: the larger forms), and why.
-        reported: The circuit's size, nodes, faithfulness, and the sweep that found it.
-        measurements: `Measurement.to_dict` of each metric.
-        per_head: `[layer][head]`: summed signed score of the edges that leave each head.
-        provenance: How it came to be; `id` is its key in a store.
-        scores: Edge scores on the discovery prompts.
-        circuit: The smallest swept circuit that meets the target.
-        cached: Whether a store already held it.
-    """
-
-    record_kind = "audit"
-    record_schema = SCHEMA
-    drawn_by = "assay.pipeline.audit_page:plot_audit"
-
-    created: str
-    model: Mapping[str, Any]
-    task: Mapping[str, Any]
-    discovery: Mapping[str, Any]
-    graph: Mapping[str, Any]
-    method: Mapping[str, Any]
-    edges: tuple[Mapping[str, Any], ...]
-    curve: CurveData | None
-    worst_case: Mapping[str, Any] | None
-    calibration: Mapping[str, Any] | None
-    other_ablations: tuple[Mapping[str, Any], ...] = ()
-    excerpt: Mapping[str, Any] | None = field(default=None, metadata=BRIEF)
-    left_out: Mapping[str, str]
-    reported: Mapping[str, Any] = field(metadata=named("circuit"))
-    measurements: tuple[Mapping[str, Any], ...]
-    per_head: tuple[tuple[float, ...], ...]
-    provenance: Mapping[str, Any]
-    scores: EdgeScores = field(default=cast(EdgeScores, None), metadata=HIDDEN)
-    circuit: Circuit = field(default=cast(Circuit, None), metadata=HIDDEN)
-    cached: bool = field(default=False, metadata=HIDDEN)
-
-    def __repr__(self) -> str:
-        return f"Audit({self.id}, {self.circuit!r})"
-
-    @property
-    def id(self) -> str:
-        """Hash of the record behind it, and its key in a store."""
-        return str(self.provenance["id"])
-
-    def to_frame(self) -> "pd.DataFrame":
-        """One row per measurement, under other ablations last: name, value, low, high, unit, n, status."""
-        import pandas as pd
-
-        columns = ["name", "value", "low", "high", "unit", "n", "status"]
-        rows = [{**(each["interval"] or {}), **each} for each in (*self.measurements, *self.other_ablations)]
-        return pd.DataFrame(rows, columns=columns)
-
-    @cached_property
-    def pages(self) -> "list[Page]":
-        """Its page, then those of its worst case and its gates, where it has them."""
-        from assay.report.save import pages_of
-
-        parts = filter(None, (self.worst_case, self.calibration))
-        return [self.page(), *(page for part in parts for page in pages_of(part))]
-
-    def page(self) -> "Page":
-        """Its page."""
-        return self._page
-
-    @cached_property
-    def _page(self) -> "Page":
-        from assay.pipeline.audit_page import audit_page
-
-        return audit_page(self)
-
-    def save(self, directory: str | os.PathLike[str]) -> Path:
-        """Write `report.html`, `audit.json`, `circuit.safetensors` and `scores.safetensors`.
-
-        Returns:
-            The path of the report.
-
-        Raises:
-            OutputError: If the directory cannot be written.
-        """
-        from assay.report import save_report
-
-        folder = Path(directory)
-        check_writable(folder, make=True)
-        self.circuit.save(folder / "circuit.safetensors")
-        self.scores.save(folder / "scores.safetensors")
-        document = json.dumps(self.to_dict(), indent=1, allow_nan=False)
-        write_atomically(folder / "audit.json", document.encode())
-        return save_report(folder / "report.html", self)  # last: `is_saved` looks for the id in it
-
-    def is_saved(self, directory: str | os.PathLike[str]) -> bool:
-        """Whether `save` has left its files in a directory, and the report there is still its."""
-        names = ("circuit.safetensors", "scores.safetensors", "audit.json", "report.html")
-        files = [Path(directory) / name for name in names]
-        return all(map(Path.is_file, files)) and self.id.encode() in files[-1].read_bytes()
-
-
-def load_audit(store: Store, identity: str) -> Audit:
-    """An audit out of a store, without running anything.
-
-    Args:
-        store: Where it was kept.
-        identity: Its id or the beginning of it.
-
-    Raises:
-        UnknownNameError: No result of this id.
-        InputError: The result is not an audit.
-    """
-    stored = store.get(identity)
-    if stored.kind != "audit":
-        raise InputError(f"{stored.id} is a {stored.kind}, not an audit; see `assay store ls --kind audit`")
-    return _restored(stored)
-
-
-def stored_answer(request: str, location: str | Path) -> Audit | None:
-    """The audit that a store holds for a request; None where there is none, or no store.
-
-    Args:
-        request: What `assay.pipeline.request.request_of` gives.
-        location: Of the store.
-    """
-    try:
-        store = Store(location, create=False)
-    except InputError:  # nothing was stored there yet
-        return None
-    identity = store.answer(request)
-    return None if identity is None else load_audit(store, identity)
-
-
-def _restored(stored: StoredResult) -> Audit:
-    audit, graph = Audit.from_dict(stored.payload), graph_of(stored.payload["graph"])
-    scores = EdgeScores(
-        graph, stored.arrays["scores"], provenance=audit.provenance["scores"], details=audit.method
-    )
-    provenance = audit.reported["provenance"]
-    circuit = Circuit(graph=graph, mask=stored.arrays["mask"].bool(), provenance=provenance)
-    return replace(audit, scores=scores, circuit=circuit, cached=True)
-
-
-def _content(audit: Audit) -> Content:
-    """What is stored; an audit is found by the faithfulness of its circuit."""
-    first = audit.measurements[0]
-    about = About(
-        model=audit.model["id"],
-        task=audit.task["name"],
-        method=audit.method["key"],
-        metric=first["name"],
-        **{key: first[key] for key in ("n", "value", "status")},
-        **{key: first["interval"][key] for key in ("low", "high")},
-        seed=audit.discovery["seed"],
-        name=f"{audit.circuit.n_edges:,} edges",
-        circuit=audit.circuit.hash,
-        size=audit.circuit.n_edges,
-        ablation=audit.task["ablation"],
-    )
-    arrays = {"scores": audit.scores.values, "mask": audit.circuit.mask}
-    return Content(payload=audit.to_dict(), about=about, arrays=arrays)
-
-
-# ---- the straight line --------------------------------------------------------------------------
-
-
-@takes_text(untouched=("model", "task"), lengths=True)
 def audit(
     model: Model | str | os.PathLike[str] = "mini",
     task: Task | str = "ioi",
@@ -337,13 +154,9 @@ def audit(
     """
     named_task = task if images is None else f"{IMAGES}{images}"
     of_images = isinstance(named_task, str) and named_task.startswith(IMAGES)
+    asked = None if of_images else named_task
     check_options(
-        method=method,
-        task=None if of_images else named_task,
-        ablation=ablation,
-        objective=objective,
-        metrics=metrics,
-        device=device,
+        method=method, task=asked, ablation=ablation, objective=objective, metrics=metrics, device=device
     )
     check_least(2, n=N if n is None else n)
     check_least(1, n_random=RANDOM if n_random is None else n_random)
@@ -357,18 +170,18 @@ def audit(
     progress = progress or silent
 
     progress("load", 0, 1)
-    if not isinstance(model, Model):
-        model = load_model(Path(model) if isinstance(model, os.PathLike) else model, device=device)
-    if full:
-        model.check_together("a full audit")
-    apart: dict[str, Any] = {"discover_on": discover_on, "measure_on": measure_on}
-    halves = divide(model, named_task, n=n, full=full, seed=seed, skip_bad=skip_bad, **apart)
+    with noted() as notes:
+        if not isinstance(model, Model):
+            model = load_model(Path(model) if isinstance(model, os.PathLike) else model, device=device)
+        apart: dict[str, Any] = {"discover_on": discover_on, "measure_on": measure_on}
+        halves = divide(model, named_task, n=n, full=full, seed=seed, skip_bad=skip_bad, **apart)
     store = store if isinstance(store, Store) or store is None else Store(store)
     progress("load", 1, 1)
 
-    measured = halves.measured
+    discovery, measured = halves.discovery, halves.measured
     loss = get_objective(objective or measured.objective)
     replacement = get_ablation(ablation or measured.ablation)
+    store = store if registered(loss, replacement) else None
     causes = _causes(measured, replacement, full=full, skip=skip)
     search = FINE if full else COARSE
     settings = RunSettings(
@@ -380,7 +193,7 @@ def audit(
         "library": library_version(),
         "model": model.describe(),
         "graph": model.graph.fingerprint,
-        "discovery": halves.discovery.describe(),
+        "discovery": discovery.describe(),
         "measured": measured.describe(),
         "held_out": halves.held_out,
         "method": {"key": method, "steps": steps, "quadrature": "midpoint"},
@@ -390,7 +203,7 @@ def audit(
         "metrics": _metric_keys(model, measured, metrics, causes),
         "other_ablations": [key for key in OTHER_ABLATIONS if not replacement.key.startswith(key)],
         "n_random": 0 if "random" in causes else n_random or (RANDOM_FULL if full else RANDOM),
-        "random_per_size": facts.RANDOM_PER_SIZE,
+        "random_per_size": RANDOM_PER_SIZE,
         "scope": {
             "larger": sorted(STAGES) if full else [],
             "left_out": dict(sorted(causes.items())),
@@ -399,12 +212,60 @@ def audit(
         **RULES,
         "seed": seed,
     }
-    store = store if registered(loss, replacement) else None
-    run = _Run(record=record, halves=halves, settings=settings, store=store, progress=progress)
-    result = run.stage.run(store).value
+    kept: dict[str, Any] = {"store": store, "progress": progress}
+
+    def compute() -> Audit:
+        began = time.perf_counter()
+        with noted() as more:
+            how: dict[str, Any] = {"method": method, "steps": steps, "target": target, "search": search}
+            sized = discover_circuit(halves, settings, **how, **kept)
+            runs = cast(CircuitRuns, sized.runs)  # on the other half; everything below reads them
+            measurements = _measurements(runs, record, **kept)
+            curve = None
+            if "curve" not in causes:
+                with counting_examples(partial(progress, "faithfulness curve")):
+                    curve = _curve(sized, runs, measurements[0], target=target, full=full)
+            facts = {
+                "kind": "audit",
+                "schema": SCHEMA,
+                "created": datetime.now(UTC).isoformat(timespec="seconds"),
+                "model": model.describe() | {key: getattr(model, key) for key in SHAPE},
+                "task": _examined(runs),
+                **_scored(sized, record),
+                "circuit": _reported(sized, measurements[0], target),
+                **_drawing(sized, runs),
+                "curve": curve,
+                "measurements": measurements,
+                "other_ablations": _under_other_ablations(runs, record, store),
+                "worst_case": None if "attack" in causes else _worst_case(runs, full=full, **kept),
+                "calibration": None if "calibrate" in causes else _gates(runs, settings, full=full, **kept),
+                "left_out": _left_out(runs, record, full=full),
+            }
+        provenance = {
+            "id": stage.id,
+            "library": f"assay {library_version()}",
+            "record": record,
+            "scores": dict(sized.scores.provenance),
+            MACHINE: {
+                "device": str(model.device),
+                "dtype": str(model.dtype).removeprefix("torch."),
+                "torch": torch.__version__,
+                "seconds": round(time.perf_counter() - began, 1),
+            },
+        }
+        facts |= {"provenance": provenance, "notes": dict.fromkeys([*notes, *more]).keys()}
+        return replace(Audit.from_dict(plain(facts)), scores=sized.scores, circuit=sized.circuit)
+
+    stage = Stage(kind="audit", record=record, compute=compute, write=written, read=read_audit)
+    result = stage.run(store).value
+    if result.cached:
+        repeat(note for note in result.notes if note not in notes)
     if out is not None:
         result.save(out)
     return result
+
+
+# ---- what is run --------------------------------------------------------------------------------
 
 
 def _causes(task: Task, ablation: Ablation, *, full: bool, skip: Collection[str]) -> dict[str, str]:
@@ -415,8 +276,6 @@ def _causes(task: Task, ablation: Ablation, *, full: bool, skip: Collection[str]
     causes |= dict.fromkeys(skip, "skip")
     if task.positions.ndim > 1:
         causes.setdefault("calibrate", "reads")
-    if isinstance(task, PairTask) and task.alignment is not None:
-        causes = {"attack": "lengths", "calibrate": "lengths", **causes}
     if not full and usual_replacement(ablation.key) != ablation.key:
         causes.setdefault("calibrate", "edges")
     return causes
@@ -440,166 +299,238 @@ def _labelled(task: Task) -> bool:
     return not isinstance(task, ImageTask) or task.labels is not None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Run:
-    """An audit that is made: `compute` goes through its stages in their order.
+def _left_out(runs: CircuitRuns, record: Mapping[str, Any], *, full: bool) -> dict[str, str]:
+    """What is not run, and why."""
+    causes = dict(record["scope"]["left_out"])
+    if runs.ablation_object.draws > 1:
+        causes["attack"] = "draws"
+    if full and not _few_heads(runs.model) and "minimality" not in record["metrics"]:
+        causes.setdefault("minimality", "heads")
+    if not _labelled(runs.task):
+        causes |= dict.fromkeys(OF_LABELS, "labels")
+    if not full:
+        causes["full"] = "full"
+    return {stage: CAUSES[cause] for stage, cause in causes.items() if cause != "default"}
 
-    Attributes:
-        record: All that the audit is a function of.
-        halves: The examples.
-        settings: How circuits are run; its objective is looked up already.
-        store: Where results are kept; None under an objective whose name does not identify it.
-        progress: Told of each stage.
+
+# ---- the stages, as parts of the document -------------------------------------------------------
+
+
+def _measurements(
+    runs: CircuitRuns, record: Mapping[str, Any], store: Store | None, progress: Progress
+) -> list[dict[str, Any]]:
+    """Record of each metric; the first is the normalised faithfulness."""
+    records, keys = [], record["metrics"]
+    for place, key in enumerate(keys):
+        progress("measure", place, len(keys))
+        circuits = record["n_random"] if key in BASELINED else 0
+        records.append(measure_stored(runs, key, random_circuits=circuits, store=store))
+    progress("measure", len(keys), len(keys))
+    return records
+
+
+def _under_other_ablations(
+    runs: CircuitRuns, record: Mapping[str, Any], store: Store | None
+) -> list[dict[str, Any]]:
+    """Records of the normalised faithfulness with other values on the cut edges."""
+    first = HEADLINE[0]
+    return [
+        {**measure_stored(runs.under(key), first, store=store), "name": f"{first}, {key} ablation"}
+        for key in record["other_ablations"]
+        if runs.counted.any()  # else there is no number to stand beside
+    ]
+
+
+def _worst_case(
+    runs: CircuitRuns, *, full: bool, store: Store | None, progress: Progress
+) -> dict[str, Any] | None:
+    """The circuit on fresh prompts, on pairs of images, or on what was measured."""
+    task = runs.task
+    if runs.ablation_object.draws > 1:
+        return None
+    progress("attack", 0, 1)
+    if full:
+        if isinstance(task, ImageTask):
+            task = task.subset(range(min(task.n, USUAL_SIDE)))
+        sample = pairs_of(task, *usual_sizes(task, runs.ablation), ablation=runs.ablation, seed=runs.seed)
+        worst = worst_case_stage(runs.circuit, runs.model, sample, progress=progress).run(store).value
+    else:
+        worst = worst_measured(runs, store=store)
+        progress("attack", 1, 1)
+    document = worst.to_dict()
+    document["fields"]["heatmaps"] = []  # so few inputs leave nothing to see in their cells
+    return document
+
+
+def _gates(runs: CircuitRuns, settings: RunSettings, *, full: bool, **kept: Any) -> dict[str, Any]:
+    """The gates on what the audit measured, under its own objective and ablation."""
+    assert isinstance(runs.task, PairTask)  # images have a cause
+    if full:
+        return calibrate_measured(runs.circuit, runs.task, settings, **kept).document
+    return calibrate_runs(runs, **kept).document
+
+
+def _scored(sized: SizedCircuit, record: Mapping[str, Any]) -> dict[str, Any]:
+    """How edges were scored and on what, and what the scores are of."""
+    scores, graph, how = sized.scores, sized.scores.graph, record["method"]
+    steps = scores.details.get("steps", how["steps"]) if get_method(how["key"]).integrates else None
+    sums, examples = (
+        scores.values.double().sum(1),
+        {key: record["discovery"][key] for key in ("n", "data_hash")},
+    )
+    return {
+        "discovery": {**examples, "seed": record["seed"], "held_out": record["held_out"]},
+        "graph": {**graph.describe(), "n_edges": graph.n_edges, "fingerprint": graph.fingerprint},
+        "method": {**scores.details, **how, "steps": steps},
+        "per_head": [
+            [float(sums[graph.head_source(layer, head)]) for head in range(graph.n_heads)]
+            for layer in range(graph.n_layers)
+        ],
+    }
+
+
+def _reported(sized: SizedCircuit, faithfulness: Mapping[str, Any], target: float) -> dict[str, Any]:
+    """The circuit and its faithfulness."""
+    circuit = sized.circuit
+    return {
+        "id": circuit.hash,
+        "size": sized.size,
+        "n_edges": circuit.n_edges,
+        "nodes": circuit.nodes(),
+        "target": target,
+        "faithfulness": {"value": faithfulness["value"], **faithfulness["interval"]},
+        "discovery_faithfulness": sized.faithfulness,
+        "confirmed": sized.confirmed,
+        "sweep": list(sized.sweep),
+        "provenance": dict(circuit.provenance),
+    }
+
+
+def _examined(runs: CircuitRuns) -> dict[str, Any]:
+    """The measured prompts or images: counts, the model's own success, a few examples."""
+    task, margins = runs.task, runs.margins("full")
+    signed, prompts = runs.objective in SIGNED_MARGINS, isinstance(task, PairTask)
+    bos = _with_bos(task)
+    return {
+        "name": task.name,
+        "inputs": "prompts" if prompts else "images",
+        "n": task.n,
+        "seed": task.config.get("seed"),
+        "objective": runs.objective,
+        "ablation": runs.ablation,
+        "data_hash": task.data_hash,
+        **({} if bos is None else {"bos": bos}),
+        "accuracy": float((margins > 0).mean()) if signed else None,
+        "mean_margin": float(margins.mean()) if signed else None,
+        "examples": [
+            _example(task, row) | {"margin": float(margins[row]) if signed else None}
+            for row in range(min(EXAMPLES, task.n))
+            if isinstance(task, PairTask)
+        ],
+        "notes": list(runs.notes),
+    }
+
+
+def _with_bos(task: Task) -> bool | None:
+    """Whether prompts begin with a BOS token; None where the tokenizer adds none, and a chat template may."""
+    if not isinstance(task, PairTask) or task.config.get("chat"):
+        return None
+    prefix = () if task.texts is None or task.tokenizer is None else Tokens(task.tokenizer).prefix
+    if task.config.get("bos") or not prefix:
+        return True if task.config.get("bos") else None
+    return bool((task.clean[:, : len(prefix)] == torch.tensor(prefix)).all())
+
+
+def _example(task: PairTask, row: int) -> dict[str, Any]:
+    """One pair for reading, with its right and wrong words."""
+
+    def decode(ids: torch.Tensor) -> str:
+        numbers: list[int] = ids.tolist()
+        return str(task.tokenizer.decode(numbers)) if task.tokenizer else " ".join(map(str, numbers))
+
+    def words(ids: torch.Tensor | None) -> list[str]:
+        return [] if ids is None else [decode(each[None]).strip() for each in ids[row].flatten() if each >= 0]
+
+    clean, corrupted = task.clean[row, : int(task.lengths[row])], task.corrupted[row]
+    corrupted = corrupted[: int(task.lengths[row])]
+    return {
+        "clean": task.texts[row] if task.texts else decode(clean),
+        "corrupted": task.corrupted_texts[row] if task.corrupted_texts else decode(corrupted),
+        "answers": words(task.answers),
+        "wrong": words(task.wrong),
+    }
+
+
+def _curve(
+    sized: SizedCircuit, runs: CircuitRuns, faithfulness: Mapping[str, Any], *, target: float, full: bool
+) -> CurveData:
+    """Faithfulness by size to draw, with CPR and CMD of the published sizes, and random circuits.
+
+    Args:
+        sized: The circuit, whose own size is drawn too.
+        runs: Its runs on the measured examples.
+        faithfulness: The record of its normalised faithfulness, with random circuits of its size.
+        target: Normalised faithfulness that the size was searched for.
+        full: Draw a finer curve, and run random circuits at each published size.
     """
+    n_edges, of = runs.model.graph.n_edges, (sized.scores, runs.model, runs.task)
+    published = faithfulness_curve(*of, runs=runs, random_circuits=RANDOM_PER_SIZE if full else 0)
+    more = np.geomspace(0.005, 0.5, 14) if full else ()
+    sizes = sorted({sized.size, *(int(share * n_edges) for share in (*FRACTIONS, *more))} - {0})
+    # Half an edge more, so that taking the integer part gives the size back.
+    shares = [min((size + 0.5) / n_edges, 1.0) for size in sizes]
+    drawn = faithfulness_curve(*of, runs=runs, fractions=shares)
+    random, at = published.random, published.n_edges
+    values = (faithfulness["baseline"].get("random") or {}).get("values")
+    if random is None and values:
+        random, at = np.array(values, dtype=float)[:, None], np.array([sized.size])
+    if random is not None:
+        random, at = (random[:, at > 0], at[at > 0]) if np.isfinite(random).all() else (None, at)
+    return replace(
+        curve_data(drawn, random, at / n_edges),
+        fractions=tuple((drawn.n_edges / n_edges).tolist()),
+        cpr=published.cpr,
+        cmd=published.cmd,
+        target=target,
+        chosen=sized.size / n_edges,
+        chosen_value=faithfulness["value"],
+    )
 
-    record: Mapping[str, Any]
-    halves: Division
-    settings: RunSettings
-    store: Store | None
-    progress: Progress
 
-    @property
-    def full(self) -> bool:
-        """Whether every stage takes its larger form."""
-        return bool(self.record["scope"]["larger"])
+def _drawing(sized: SizedCircuit, runs: CircuitRuns) -> dict[str, Any]:
+    """The strongest edges by rank: those the circuit was cut from and more, as far as can be drawn.
 
-    @cached_property
-    def stage(self) -> Stage[Audit]:
-        """The whole as one result of a store."""
-        return Stage(kind="audit", record=self.record, compute=self.compute, write=_content, read=_restored)
+    The drawing of a large circuit opens on an `excerpt`: as many of the strongest edges as leave at most 150
+    that are connected (more where those leave none), with their share of the circuit's attribution and what
+    they keep alone.
+    """
+    scores, graph, circuit = sized.scores, sized.scores.graph, sized.circuit
 
-    def compute(self) -> Audit:
-        """Find the circuit, then everything that is asked of it."""
-        began, record = time.perf_counter(), self.record
-        causes = record["scope"]["left_out"]
-        how: dict[str, Any] = {"method": record["method"]["key"], "steps": record["method"]["steps"]}
-        how |= {"target": record["target"], "search": FINE if self.full else COARSE}
-        how |= {"store": self.store, "progress": self.progress}
-        sized = discover_circuit(self.halves, self.settings, **how)
-        runs = cast(CircuitRuns, sized.runs)  # on the other half; everything below reads them
-        measured = self.measurements(runs)
-        curve = None
-        if "curve" not in causes:
-            with counting_examples(partial(self.progress, "faithfulness curve")):
-                curve = facts.curve_facts(sized, runs, measured[0], target=record["target"], full=self.full)
-        document = {
-            "kind": "audit",
-            "schema": SCHEMA,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "model": runs.model.describe() | {key: getattr(runs.model, key) for key in SHAPE},
-            "task": facts.task_facts(runs),
-            **self.found(sized, measured[0]),
-            **facts.drawing_facts(sized, runs),
-            "curve": curve,
-            "measurements": measured,
-            "other_ablations": self.under_other_ablations(runs),
-            "worst_case": None if "attack" in causes else self.worst_case(runs),
-            "calibration": None if "calibrate" in causes else self.calibration(runs),
-            "left_out": self.left_out(runs),
-            "provenance": {
-                "id": self.stage.id,
-                "library": f"assay {library_version()}",
-                "record": record,
-                "scores": dict(sized.scores.provenance),
-                MACHINE: {
-                    "device": str(runs.model.device),
-                    "dtype": str(runs.model.dtype).removeprefix("torch."),
-                    "torch": torch.__version__,
-                    "seconds": round(time.perf_counter() - began, 1),
-                },
-            },
+    def connected(size: int) -> Circuit:
+        return scores.top(size).connected(warn=False)
+
+    shown, excerpt = None, None
+    if circuit.n_edges > OPENED_EDGES:
+        sizes = range(1, min(sized.size, EDGES_LIMIT))
+        size = bisect(sizes, OPENED_EDGES, key=lambda size: connected(size).n_edges)
+        size += not connected(size).n_edges
+        shown, shares = connected(size), [(size + 0.5) / graph.n_edges, 1.0]
+        curve = faithfulness_curve(scores, runs.model, runs.task, runs=runs, fractions=shares)
+        part, whole = (float(scores.values[each.mask].abs().sum()) for each in (shown, circuit))
+        record = curve.points[0].to_dict()
+        excerpt = {
+            "size": size,
+            "n_edges": shown.n_edges,
+            "attribution": part / whole if whole else None,
+            "faithfulness": {"value": record["value"], **record["interval"]},
         }
-        return replace(Audit.from_dict(plain(document)), scores=sized.scores, circuit=sized.circuit)
-
-    def found(self, sized: SizedCircuit, faithfulness: Mapping[str, Any]) -> dict[str, Any]:
-        """The circuit, its graph and how its edges were scored."""
-        circuit, scores, graph = sized.circuit, sized.scores, sized.scores.graph
-        how, discovery = self.record["method"], self.halves.discovery
-        steps = scores.details.get("steps", how["steps"]) if get_method(how["key"]).integrates else None
-        sums = scores.values.double().sum(1)
-        return {
-            "discovery": {
-                "n": discovery.n,
-                "seed": self.settings.seed,
-                "data_hash": discovery.data_hash,
-                "held_out": self.halves.held_out,
-            },
-            "graph": {**graph.describe(), "n_edges": graph.n_edges, "fingerprint": graph.fingerprint},
-            "method": {**scores.details, **how, "steps": steps},
-            "circuit": {
-                "id": circuit.hash,
-                "size": sized.size,
-                "n_edges": circuit.n_edges,
-                "nodes": circuit.nodes(),
-                "target": self.record["target"],
-                "faithfulness": {"value": faithfulness["value"], **faithfulness["interval"]},
-                "discovery_faithfulness": sized.faithfulness,
-                "confirmed": sized.confirmed,
-                "sweep": list(sized.sweep),
-                "provenance": dict(circuit.provenance),
-            },
-            "per_head": [
-                [float(sums[graph.head_source(layer, head)]) for head in range(graph.n_heads)]
-                for layer in range(graph.n_layers)
-            ],
-        }
-
-    def measurements(self, runs: CircuitRuns) -> list[dict[str, Any]]:
-        """Record of each metric; the first is the normalised faithfulness."""
-        records, keys = [], self.record["metrics"]
-        for place, key in enumerate(keys):
-            self.progress("measure", place, len(keys))
-            circuits = self.record["n_random"] if key in BASELINED else 0
-            records.append(measure_stored(runs, key, random_circuits=circuits, store=self.store))
-        self.progress("measure", len(keys), len(keys))
-        return records
-
-    def under_other_ablations(self, runs: CircuitRuns) -> list[dict[str, Any]]:
-        """Records of the normalised faithfulness with other values on the cut edges."""
-        first = HEADLINE[0]
-        return [
-            {**measure_stored(runs.under(key), first, store=self.store), "name": f"{first}, {key} ablation"}
-            for key in self.record["other_ablations"]
-            if runs.counted.any()  # else there is no number to stand beside
-        ]
-
-    def worst_case(self, runs: CircuitRuns) -> dict[str, Any] | None:
-        """The circuit on fresh prompts, on pairs of images, or on what was measured."""
-        task = runs.task
-        if runs.ablation_object.draws > 1:
-            return None
-        self.progress("attack", 0, 1)
-        if self.full:
-            if isinstance(task, ImageRows):
-                task = task.subset(range(min(task.n, USUAL_SIDE)))
-            usual = usual_sizes(task, runs.ablation)
-            sample = pairs_of(task, *usual, ablation=runs.ablation, seed=runs.seed)
-            stage = worst_case_stage(runs.circuit, runs.model, sample, progress=self.progress)
-            worst = stage.run(self.store).value
-        else:
-            worst = worst_measured(runs, store=self.store)
-            self.progress("attack", 1, 1)
-        document = worst.to_dict()
-        document["fields"]["heatmaps"] = []  # so few inputs leave nothing to see in their cells
-        return document
-
-    def calibration(self, runs: CircuitRuns) -> dict[str, Any]:
-        """The gates on what the audit measured, under its own objective and ablation."""
-        assert isinstance(runs.task, PairTask)  # images have a cause
-        kept: dict[str, Any] = {"store": self.store, "progress": self.progress}
-        if self.full:
-            return calibrate_measured(runs.circuit, runs.task, self.settings, **kept).document
-        return calibrate_runs(runs, **kept).document
-
-    def left_out(self, runs: CircuitRuns) -> dict[str, str]:
-        """What is not run, and why."""
-        causes = dict(self.record["scope"]["left_out"])
-        if runs.ablation_object.draws > 1:
-            causes["attack"] = "draws"
-        if self.full and not _few_heads(runs.model) and "minimality" not in self.record["metrics"]:
-            causes.setdefault("minimality", "heads")
-        if not _labelled(runs.task):
-            causes |= dict.fromkeys(OF_LABELS, "labels")
-        if not self.full:
-            causes["full"] = "full"
-        return {stage: CAUSES[cause] for stage, cause in causes.items() if cause != "default"}
+    flat = scores.values.double().abs().masked_fill(~graph.valid, -torch.inf).flatten()
+    count = min(graph.n_edges, max(LISTED_EDGES, min(sized.size, EDGES_LIMIT)))
+    order = torch.sort(flat, descending=True, stable=True).indices[:count]
+    edges = []
+    for rank, place in enumerate(order.tolist(), start=1):
+        row, column = divmod(place, graph.n_targets)
+        edge = {"source": graph.sources[row], "target": graph.targets[column], "rank": rank}
+        edge |= {"score": float(scores.values[row, column]), "kept": bool(circuit.mask[row, column])}
+        edges.append(edge | ({"shown": True} if shown is not None and shown.mask[row, column] else {}))
+    return {"edges": edges, "excerpt": excerpt}

@@ -13,38 +13,14 @@ from assay.core.errors import InputError
 from assay.core.verdict import FEW_PROMPTS
 from assay.metrics.page import LEGEND, OPEN, measurement_rows, measurement_table, with_parts
 from assay.metrics.plots import CurveData, plot_curve
+from assay.page import blocks
 from assay.page import text as words
-from assay.page.blocks import (
-    Block,
-    Column,
-    Details,
-    Facts,
-    Figure,
-    Interactive,
-    Note,
-    Page,
-    Section,
-    Table,
-    columns,
-    folded_record,
-)
+from assay.page.blocks import Block, Column, Details, Facts, Figure, Interactive, Note, Page, Section, Table
 from assay.page.form import PAGES, PageForm
 from assay.page.graph import circuit_view, graph_of, signed
 from assay.page.matrix import Matrix, matrix_table, plot_matrix
-from assay.page.text import (
-    NARROW,
-    Span,
-    Text,
-    code,
-    italic,
-    listed,
-    number,
-    percent,
-    plain_text,
-    quiet,
-    rounded,
-)
-from assay.pipeline.audit import SCHEMA, Audit
+from assay.page.text import NARROW, Span, Text, code, italic, listed, number, percent, quiet, rounded
+from assay.pipeline.audit_result import SCHEMA, Audit
 
 
 if TYPE_CHECKING:
@@ -52,8 +28,9 @@ if TYPE_CHECKING:
 
 PROMPT_LIMIT = 600  # characters of a prompt: what differs is found word by word
 LISTED_ANSWERS = 6  # of a prompt that are named
-UNSOLVED = {"task_not_solved", "unstable_denominator"}
+UNSOLVED = "task_not_solved"
 STRONGEST = 5  # heads that a sentence names
+AXES = ("head", "layer")
 MOST_APART = 0.20  # of faithfulness under two ablations, from which a sentence names the ablations
 # Rows of the table by their metrics, with what they are called; the judged list lengths of top-K follow.
 MAIN = {
@@ -93,9 +70,11 @@ def audit_page(audit: Audit) -> Page:
             italic(task["name"]),
             f"{apart}. Brackets hold 95{NARROW}% intervals.",
         ),
-        sections=[Section(title=title, blocks=blocks) for title, blocks in sections.items() if blocks],
+        sections=[Section(title=title, blocks=inside) for title, inside in sections.items() if inside],
         facts=_facts(audit),
-        records=[folded_record("The record behind the result’s id", audit.provenance.get("record", {}))],
+        records=[
+            blocks.folded_record("The record behind the result’s id", audit.provenance.get("record", {}))
+        ],
     )
 
 
@@ -105,7 +84,7 @@ def audit_page(audit: Audit) -> Page:
 def solved(audit: Audit) -> bool:
     """Whether the model shows a behaviour on the measured prompts that a circuit could keep."""
     first = audit.measurements[0]
-    return first["value"] is not None and not {*first["warnings"]} & UNSOLVED
+    return first["value"] is not None and UNSOLVED not in first["warnings"]
 
 
 def verdict(audit: Audit) -> str:
@@ -147,56 +126,42 @@ def caveats(audit: Audit) -> list[str]:
     notes, kind = [f"{text}." for text in audit.task["notes"]], audit.task["inputs"]
     first, target = audit.measurements[0], audit.reported["target"]
     value, low, high = first["value"], *((first["interval"] or {}).get(end) for end in ("low", "high"))
+    if "unstable_denominator" in first["warnings"]:
+        notes.append(
+            f"On these {number(first['n'])} {kind} the model’s gain over the empty circuit is within three "
+            "standard errors of 0, and normalised faithfulness divides by it. Give more, so that it is known."
+        )
     if not solved(audit):
-        notes.append(
-            f"Faithfulness ({number(value)}) divides by the model’s gain over its corrupted run, which "
-            "cannot be distinguished from zero here. The figures below describe the model’s arithmetic, not "
-            "a behaviour."
-        )
-    elif value < target:
-        inside = low is not None and high is not None and low <= target <= high
-        notes.append(
-            f"The size was chosen to reach {number(target)} on the discovery {kind}; on the {kind} measured "
-            f"here the circuit’s normalised faithfulness is {number(value)}"
-            f"{', with the target inside the interval.' if inside else '.'}"
-        )
-    others = [each for each in audit.other_ablations if each["value"] is not None]
-    if solved(audit) and any(abs(each["value"] - value) > MOST_APART for each in others):
-        apart = listed(
-            [f"{rounded(each['value'])} under {each['provenance']['ablation']}" for each in others]
-        )
-        notes.append(
-            f"Normalised faithfulness is {rounded(value)} under {audit.task['ablation']} ablation, but "
-            f"{apart}: name the ablation with the number."
-        )
-    failing = [each for each in _main_rows(audit) if each["verdict"]["status"] == "fail"]
-    if solved(audit) and failing:
-        names = listed([f"{each['name']} ({rounded(each['value'])})" for each in failing])
-        end = "fails its limit" if len(failing) == 1 else "fail their limits"
-        notes.append(f"Not everything is kept: {names} {end}.")
-    if not audit.discovery["held_out"]:
-        notes.append(
-            f"Discovery and measurement used the same {kind}, so the numbers are optimistic and every "
-            f"verdict is at most inconclusive. Give 40 or more distinct {kind}; half of them are then held "
-            f"out{', or other prompts with --measure-on FILE' if kind == 'prompts' else ''}."
-        )
-    gap, routing = audit.method.get("completeness_gap"), audit.method.get("routing")
-    nodes = audit.model.get("experts") == "nodes"
-    if routing is not None:
-        meaning = "Each expert is a node: in every run, tokens go to the experts of the clean input."
-        if not nodes:
-            meaning = (
-                "Gradients do not see that, so more integration steps do not close the completeness gap."
+        notes.append("The figures below describe the model’s arithmetic, not a behaviour.")
+    else:
+        if value < target:
+            inside = low is not None and high is not None and low <= target <= high
+            notes.append(
+                f"The size was chosen to reach {number(target)} on the discovery {kind}; on the {kind} "
+                f"measured here the circuit’s normalised faithfulness is {number(value)}"
+                f"{', with the target inside the interval.' if inside else '.'}"
             )
+        others = [each for each in audit.other_ablations if each["value"] is not None]
+        if any(abs(each["value"] - value) > MOST_APART for each in others):
+            apart = [f"{rounded(each['value'])} under {each['provenance']['ablation']}" for each in others]
+            notes.append(
+                f"Normalised faithfulness is {rounded(value)} under {audit.task['ablation']} ablation, but "
+                f"{listed(apart)}: name the ablation with the number."
+            )
+        failing = [each for each in _main_rows(audit) if each["verdict"]["status"] == "fail"]
+        if failing:
+            names = listed([f"{each['name']} ({rounded(each['value'])})" for each in failing])
+            end = "fails its limit" if len(failing) == 1 else "fail their limits"
+            notes.append(f"Not everything is kept: {names} {end}.")
+    if not audit.discovery["held_out"]:
+        other = ", or other prompts with --measure-on FILE" if kind == "prompts" else ""
         notes.append(
-            f"{routing['changed']:,} of {routing['choices']:,} choices of experts (one per token and block) "
-            f"differ between clean and corrupted input. {meaning}"
+            f"Discovery and measurement used the same {kind}, so the numbers are optimistic and no verdict "
+            f"is conclusive. Give 40 or more distinct {kind}, of which half are then held out{other}."
         )
-    if gap is not None and gap > 0.05 and (routing is None or nodes):
-        notes.append(
-            f"The completeness gap of the attribution is {percent(gap)}: more integration steps would change "
-            "the scores."
-        )
+    gap = audit.method.get("completeness_gap")
+    if gap is not None and gap > 0.05:
+        notes.append(f"The completeness gap of the attribution is {percent(gap)}: take more --steps.")
     return notes
 
 
@@ -214,33 +179,28 @@ def _task(audit: Audit) -> Interactive | Note:
         )
     lacking = " Prompts lack the BOS token that the tokenizer adds." if task.get("bos") is False else ""
     aside: Text = (f"{right}Objective: ", italic(task["objective"]), f".{lacking}")
-    if not task["examples"]:
-        return Note(text=aside)
     values = {"examples": [_example(each) for each in task["examples"]], "aside": aside}
-    return Interactive(template="prompts.html", values=values, blocks=[Note(text=aside)])
+    note = Note(text=aside)
+    return Interactive(template="prompts.html", values=values, blocks=[note]) if task["examples"] else note
 
 
 def _example(example: Document) -> Document:
     """A pair of prompts with what differs marked, and its answers, of many the first and the last."""
     clean, corrupted = (words.cut_text(example[side], PROMPT_LIMIT) for side in ("clean", "corrupted"))
     sides = {"clean": _marked(clean, corrupted), "corrupted": _marked(corrupted, clean)}
-    answers: dict[str, list[str]] = {}
-    for name in ("answers", "wrong"):
-        texts = [*map(str, example.get(name) or ())]
+    answers = {name: [*map(str, example.get(name) or ())] for name in ("answers", "wrong")}
+    for name, texts in answers.items():
         if len(texts) > LISTED_ANSWERS:
-            texts = [*texts[:3], "\N{HORIZONTAL ELLIPSIS}", texts[-1], f"({len(texts)} in all)"]
-        answers[name] = texts
+            answers[name] = [*texts[:3], "\N{HORIZONTAL ELLIPSIS}", texts[-1], f"({len(texts)} in all)"]
     return {**example, **sides, **answers}
 
 
 def _marked(text: str, other: str) -> Text:
     """The text, with the words marked that the other does not have there."""
     pieces, others = (re.findall(r"\s+|\w+|[^\w\s]", each) for each in (text, other))
-    parts: list[Text] = []
-    for tag, start, stop, _, _ in difflib.SequenceMatcher(None, pieces, others, autojunk=False).get_opcodes():
-        part = "".join(pieces[start:stop])
-        parts.append(part if tag == "equal" else Span(part, "mark"))
-    return parts
+    found = difflib.SequenceMatcher(None, pieces, others, autojunk=False).get_opcodes()
+    parts = [(tag, "".join(pieces[start:stop])) for tag, start, stop, _, _ in found]
+    return [part if tag == "equal" else Span(part, "mark") for tag, part in parts if part]
 
 
 def _circuit(audit: Audit) -> Interactive:
@@ -269,14 +229,8 @@ def _circuit(audit: Audit) -> Interactive:
         caption += f" Keys and values are shared by {shared} heads and drawn at the first of them."
     if size > len(edges):
         caption += f" At most the strongest {number(len(edges))} edges are drawn."
-    return circuit_view(
-        audit.graph,
-        edges,
-        n_edges=n_edges,
-        size=(excerpt or circuit)["size"],
-        caption=caption,
-        curve=drawn,
-    )
+    opened = (excerpt or circuit)["size"]
+    return circuit_view(audit.graph, edges, n_edges=n_edges, size=opened, caption=caption, curve=drawn)
 
 
 def plot_audit(audit: Audit, ax: "Axes | None" = None) -> "Axes":
@@ -296,7 +250,8 @@ def _curve(audit: Audit, curve: CurveData) -> Figure:
         [number(size), percent(share), *words.estimate(value, low, high)]
         for size, share, value, low, high in zip(*lines, strict=True)
     ]
-    heads = [*columns("edges", "share", "normalised faithfulness", numeric=True), Column(name="interval")]
+    heads = blocks.columns("edges", "share", "normalised faithfulness", numeric=True)
+    heads.append(Column(name="interval"))
     return Figure(
         draw=partial(plot_audit, audit),
         label=f"Faithfulness by circuit size on {curve.n} {kind}; the numbers are in the table.",
@@ -315,7 +270,7 @@ def strongest_heads(audit: Audit) -> str:
     """The heads of the circuit with the largest attribution."""
     inside = {*audit.reported["nodes"]}
     heads = [
-        (abs(value), f"a{layer}.h{head} ({plain_text(signed(value))})")
+        (abs(value), f"a{layer}.h{head} ({words.plain_text(signed(value))})")
         for layer, row in enumerate(audit.per_head)
         for head, value in enumerate(row)
         if f"a{layer}.h{head}" in inside and math.isfinite(value)
@@ -329,11 +284,8 @@ def strongest_heads(audit: Audit) -> str:
 def head_data(audit: Audit) -> Matrix:
     """Summed score of each head's outgoing edges: rows are heads, columns layers in forward order."""
     values = np.array(audit.per_head, dtype=float).T
-    rows, names = (
-        tuple(f"{name} {place}" for place in range(n))
-        for name, n in zip(("head", "layer"), values.shape, strict=True)
-    )
-    return Matrix(rows=rows, columns=names, values=values, row_title="head", column_title="layer")
+    rows, names = (tuple(f"{name} {i}" for i in range(n)) for name, n in zip(AXES, values.shape, strict=True))
+    return Matrix(rows=rows, columns=names, values=values, row_title=AXES[0], column_title=AXES[1])
 
 
 def _heads(audit: Audit) -> Figure:
@@ -352,17 +304,16 @@ def _heads(audit: Audit) -> Figure:
     )
 
 
-def _judged(records: Document) -> list[str]:
+def _judged(topk: Document | None) -> list[str]:
     """The list lengths of top-K agreement that have limits."""
-    topk = records.get("topk")
-    return [] if topk is None else [key for key in topk["parts"] if key in topk["verdict"]["thresholds"]]
+    return [key for key in topk["parts"] if key in topk["verdict"]["thresholds"]] if topk else []
 
 
 def _main_rows(audit: Audit) -> list[dict[str, Any]]:
     """The six numbers that have limits."""
     records = {each["name"]: each for each in audit.measurements}
     main = [{**records[key], "name": name, "parts": {}} for key, name in MAIN.items() if key in records]
-    return main + [_agreement(records["topk"], key) for key in _judged(records)]
+    return main + [_agreement(records["topk"], key) for key in _judged(records.get("topk"))]
 
 
 def _numbers(audit: Audit) -> Figure:
@@ -370,7 +321,7 @@ def _numbers(audit: Audit) -> Figure:
     records = {each["name"]: each for each in audit.measurements}
     headed = [each for key in (*MAIN, "topk") if (each := records.get(key))]
     rest = [*audit.other_ablations, *(each for each in audit.measurements if each not in headed)]
-    shown = {f"topk: {key}" for key in _judged(records)}
+    shown = {f"topk: {key}" for key in _judged(records.get("topk"))}
     parts = [part for record in headed for part in [*with_parts(record)][1:]]
     rest += [{**part, "name": name} for name, part in parts if name not in shown]
     return Figure(

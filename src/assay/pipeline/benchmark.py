@@ -8,20 +8,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from assay.analyses.benchmark import DiscoveryBenchmark, plots
+from assay.analyses.benchmark import DiscoveryBenchmark
+from assay.analyses.benchmark.page import benchmark_page
 from assay.circuits import (
     EdgeScores,
     load_scores,
     load_submission,
     read_eap_ig,
     save_submission,
-    write_atomically,
 )
-from assay.circuits.exchange import split_folder_name
+from assay.circuits.eap_ig import split_folder_name
 from assay.core.errors import FileFormatError, InputError
 from assay.discovery.edges.method import METHODS
 from assay.models import Model
 from assay.pipeline.checks import check_writable
+from assay.report.save import save_report
 
 
 QUICK_N = 40  # examples of each sample
@@ -82,10 +83,7 @@ def read_scores(path: Path, model: Model, task: str | None = None) -> EdgeScores
         UnknownNameError: For the first edge that the model does not have.
     """
     if not path.exists():
-        raise FileFormatError(
-            f"{path} does not exist; give edge scores: .safetensors, .json or .pt, or the folder of a "
-            "submission"
-        )
+        raise FileFormatError(f"{path} does not exist; give a .safetensors, .json or .pt file, or a folder")
     if path.is_dir():
         found = load_submission(_folder_of(path, task), model.graph)[0].scores
     elif path.suffix == ".safetensors":
@@ -93,9 +91,7 @@ def read_scores(path: Path, model: Model, task: str | None = None) -> EdgeScores
     else:
         found = read_eap_ig(path, model.graph).scores
     if found is None:
-        raise FileFormatError(
-            f"{path} holds circuits without edge scores, but the benchmark ranks edges by score"
-        )
+        raise FileFormatError(f"{path} holds circuits without edge scores, which the benchmark ranks by")
     return found
 
 
@@ -105,12 +101,10 @@ def _folder_of(path: Path, task: str | None) -> Path:
     if not folders:
         return path
     known = [each for each in folders if task and _plain(split_folder_name(each.name)[0]) == _plain(task)]
-    if len(known) == 1:
-        return known[0]
-    names = ", ".join(each.name for each in folders[:8])
-    raise FileFormatError(
-        f"{path} has {len(known)} folders for task {task!r} among {names}; give the one to read"
-    )
+    if len(known) != 1:
+        names = ", ".join(each.name for each in folders[:8])
+        raise FileFormatError(f"{path} has {len(known)} folders for task {task!r} among {names}; give one")
+    return known[0]
 
 
 def export_submission(folder: Path, benchmark: DiscoveryBenchmark, model: Model) -> Path:
@@ -137,13 +131,10 @@ def _plain(name: str) -> str:
 
 
 def write_benchmark(folder: Path, benchmark: DiscoveryBenchmark) -> None:
-    """Write `benchmark.json`, `.csv` (undefined numbers are empty cells), and the picture as PNG and SVG."""
+    """Write `benchmark.json` and the page, `report.html`."""
     check_writable(folder, make=True)
     benchmark.save(folder / "benchmark.json")
-    table = benchmark.to_frame().to_csv(index=False, lineterminator="\n")
-    write_atomically(folder / "benchmark.csv", table.encode())
-    label = plots.benchmark_label(benchmark)
-    plots.write_picture(folder, "benchmark", plots.plot_benchmark(benchmark), label=label)
+    save_report(folder / "report.html", benchmark_page(benchmark.to_dict()))
 
 
 def parse_options(texts: Sequence[str]) -> dict[str, dict[str, Any]]:

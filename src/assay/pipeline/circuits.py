@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.circuits import Circuit, EdgeScores, ExportedCircuit, HeadCircuit, load_circuit
-from assay.circuits.given import named_circuit
-from assay.circuits.hub_file import is_address
+from assay.circuits.loading import is_address
+from assay.circuits.naming import named_circuit
 from assay.core.errors import GraphMismatchError, InputError, UnknownNameError
 from assay.graph import Graph
 from assay.page.graph import graph_of
@@ -57,8 +57,7 @@ def stored_circuit(found: StoredResult, graph: Graph | None = None) -> Circuit:
     own = graph_of(found.payload["graph"])
     if graph is not None and graph.fingerprint != own.fingerprint:
         raise GraphMismatchError(
-            f"the circuit of {found.id} belongs to another model: its graph is {own.describe()}, but the "
-            f"requested one is {graph.describe()}"
+            f"the circuit of {found.id} belongs to another model: {own.describe()}, not {graph.describe()}"
         )
     heads, roles = of.get("heads"), of.get("roles", {})
     return Circuit(
@@ -90,12 +89,12 @@ def circuit_with_scores(text: str, store: Callable[[], Store]) -> ExportedCircui
     found = store().get(text)
     if found.kind not in ("audit", "scores"):
         return ExportedCircuit(circuit=stored_circuit(found), model=found.model or "")
-    name = "scores" if found.kind == "audit" else "values"
-    scores = EdgeScores(graph_of(found.payload["graph"]), found.arrays[name])
+    graph = graph_of(found.payload["graph"])
     if found.kind == "audit":
-        circuit = stored_circuit(found)
+        scores, circuit = EdgeScores(graph, found.arrays["scores"]), stored_circuit(found)
     else:
-        circuit = scores.top(min(USUAL_EDGES, scores.graph.n_edges)).connected(warn=False)
+        scores = EdgeScores(graph, found.arrays["values"])
+        circuit = scores.top(min(USUAL_EDGES, graph.n_edges)).connected(warn=False)
     return ExportedCircuit(circuit=circuit, scores=scores, model=found.model or "")
 
 

@@ -55,11 +55,10 @@ def compare_rows(store: Store, a: str, b: str) -> list[dict[str, Any]]:
     rows = []
     for name in shared:
         numbers = {side: measured[name] for side, measured in sides.items()}
-        gap = _difference(store, numbers["a"], numbers["b"])
-        row = {"measure": name}
-        for side, values in (*numbers.items(), ("difference", gap)):
-            row |= {side if end == "value" else f"{side}_{end}": values[end] for end in ENDS}
-        rows.append(row)
+        numbers["difference"] = _difference(store, numbers["a"], numbers["b"])
+        ends = {(side, end): values[end] for side, values in numbers.items() for end in ENDS}
+        named = {"_".join(each).removesuffix("_value"): value for each, value in ends.items()}
+        rows.append({"measure": name, **named})
     return rows
 
 
@@ -85,28 +84,21 @@ def _difference(store: Store, a: Numbers, b: Numbers) -> Numbers:
     """The value of B less that of A, with the paired interval where both are of the same examples."""
     if a["value"] is None or b["value"] is None:
         return dict.fromkeys(ENDS)
-    gap = {"value": b["value"] - a["value"], "low": None, "high": None}
     first, second = (_stored(store, each["result"]) for each in (a, b))
     if first is None or second is None or _examples(first) != _examples(second):
-        return gap
-    paired = difference(first, second)
-    interval = paired.interval().to_dict()
-    return {"value": paired.to_dict()["value"], "low": interval["low"], "high": interval["high"]}
+        return {"value": b["value"] - a["value"], "low": None, "high": None}
+    record = difference(first, second).to_dict()
+    return {"value": record["value"], **{end: record["interval"][end] for end in ("low", "high")}}
 
 
 def _stored(store: Store, identity: str) -> Measurement | None:
     """A measurement with the components that the store holds; None where it holds none."""
-    if not store.has(identity):
+    if not store.has(identity) or (result := store.get(identity)).kind != "measurement":
         return None
-    result = store.get(identity)
-    arrays = {
-        name.removeprefix(COMPONENTS): result.arrays[name].numpy()
-        for name in result.arrays
-        if name.startswith(COMPONENTS)
-    }
-    if result.kind != "measurement" or not arrays or not result.payload.get("statistic"):
+    record, stored = result.payload, result.arrays.items()
+    arrays = {name.removeprefix(COMPONENTS): each.numpy() for name, each in stored if COMPONENTS in name}
+    if not arrays or not record.get("statistic"):
         return None
-    record = result.payload
     return Measurement(
         **{name: record[name] for name in ("id", "name", "value", "n", "n_excluded", "unit", "seed")},
         components=arrays,
@@ -138,13 +130,11 @@ def compare_page(store: Store, a: str, b: str, rows: Sequence[Mapping[str, Any]]
         caption=f"{cut}Brackets: 95 % intervals over examples, of a difference paired by example; a "
         "difference of results on different examples has none.",
     )
-    sides = [
-        (letter, words.cut_text(_named(find_result(store, name)))) for letter, name in (("A", a), ("B", b))
-    ]
+    sides = {"A": _named(find_result(store, a)), "B": _named(find_result(store, b))}
     return Page(
         kind="comparison",
         title=f"{words.cut_text(a, 80)} against {words.cut_text(b, 80)}",
-        head=[Facts(facts=sides)],
+        head=[Facts(facts=[(letter, words.cut_text(text)) for letter, text in sides.items()])],
         sections=[Section(title="What both measured", blocks=[table])],
     )
 

@@ -1,21 +1,26 @@
 """An evaluation over labelled domains as a job: domains found and checked, measured, kept one by one."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from assay.analyses.generalization.batches import check_reference, decoded_once, image_task, labelled_outputs
-from assay.analyses.generalization.dependency import DepthRule, node_layers
-from assay.analyses.generalization.domain_evaluation import (
-    DomainEvaluation,
-    DomainProbe,
-    EvaluatedDomain,
-    EvaluationSettings,
-    LeftOutDomain,
+from assay.analyses.generalization.batches import (
+    check_reference,
+    decoded_once,
+    labelled_inspection,
 )
-from assay.analyses.generalization.known_parts import MOST_LABELLED, WINDOWS, split_known
+from assay.analyses.generalization.dependency import DepthRule, node_layers
+from assay.analyses.generalization.domain_evaluation import DomainEvaluation, LeftOutDomain
+from assay.analyses.generalization.domains import (
+    MOST_LABELLED,
+    WINDOWS,
+    Domain,
+    DomainProbe,
+    EvaluationSettings,
+    split_known,
+)
 from assay.circuits import load_scores, write_atomically
 from assay.core.errors import FileFormatError, InputError
 from assay.core.record import library_version, plain, record_id
@@ -27,21 +32,19 @@ from assay.pipeline.monitor_reference import reference_of
 from assay.pipeline.stage import Progress, silent
 from assay.tasks import (
     CORRUPTIONS,
-    DomainSource,
     EvalTransform,
-    ImageSet,
-    ImageStream,
-    ReadOptions,
+    ImageTask,
     corrupt,
     find_domains,
     is_shapes,
+    is_table,
+    one_domain,
 )
-from assay.tasks.image_tables import is_table
-from assay.zoo.scoring import images_hash
+from assay.tasks.image_reading import Files
 
 
 N_CIRCUIT = 300  # images of a circuit where nothing else says how many
-Measured = Iterator[EvaluatedDomain | LeftOutDomain]
+Measured = Iterator[Domain | LeftOutDomain]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,38 +88,41 @@ class EvaluationPlan:
         """Images read of a test domain, at most."""
         return self.parts * max(self.rated, self.settings.n)
 
-    def domains(self) -> list[DomainSource]:
+    def domains(self) -> dict[str, ImageTask]:
         """The test domains, without the one that the reference is from; no image is read.
 
         Raises:
             InputError: If there is none, or two have one name.
             FileFormatError: If nothing is at a place.
         """
-        found: dict[str, DomainSource] = {}
+        found: dict[str, ImageTask] = {}
         for source in self.images:
-            table = self.by if self.by else _fields_of_tables(source)
-            for each in find_domains(source, start=FIRST_WATCHED, drawn=self.most_read, by=table):
-                if self._is_reference(source, each):
+            # An empty choice of columns means those of the layout of a table.
+            domains = find_domains(
+                source,
+                by=self.by or (() if is_table(source) else None),
+                n=self.most_read,
+                seed=self.settings.seed,
+                start=FIRST_WATCHED,
+            )
+            for name, images in domains.items():
+                if self._is_reference(source, name, images):
                     continue
-                if each.name in found:
-                    raise InputError(f"two test domains are called {each.name!r}; rename the folder of one")
-                found[each.name] = each
+                if name in found:
+                    raise InputError(f"two test domains are called {name!r}; rename the folder of one")
+                found[name] = images
         if not found:
             raise InputError(
                 f"{', '.join(self.images)} holds no domain besides that of the reference; give others"
             )
-        return list(found.values())
+        return found
 
-    def _is_reference(self, source: str, domain: DomainSource) -> bool:
+    def _is_reference(self, source: str, name: str, images: ImageTask) -> bool:
         reference = self.start.reference
         if is_shapes(reference):
-            return is_shapes(source) and reference.endswith(f":{domain.name}")
-        return domain.place is not None and domain.place.resolve() == Path(reference).resolve()
-
-
-def _fields_of_tables(source: str) -> tuple[str, ...] | None:
-    """An empty choice of columns, which means those of the layout; None where the source is not a table."""
-    return () if is_table(source) else None
+            return is_shapes(source) and reference.endswith(f":{name}")
+        root = images.source.root if isinstance(images.source, Files) and not is_table(source) else None
+        return root is not None and root.resolve() == Path(reference).resolve()
 
 
 def images_of_circuit(reference: str, n: int | None) -> int:
@@ -150,7 +156,7 @@ def known_batches(rated: int, n: int) -> int:
     return -(-corrupted // n) + -(-min(corrupted, MOST_LABELLED) // n)
 
 
-def check_domains(model: Model, plan: EvaluationPlan) -> list[DomainSource]:
+def check_domains(model: Model, plan: EvaluationPlan) -> dict[str, ImageTask]:
     """The test domains, and everything that can be refused before an image is read.
 
     Raises:
@@ -172,29 +178,23 @@ def check_domains(model: Model, plan: EvaluationPlan) -> list[DomainSource]:
     if plan.start.given:
         check_reference(model, load_scores(plan.start.reference, graph=model.graph))
     domains = plan.domains()
-    unlabelled = [each.name for each in domains if each.labelled is False]
+    unlabelled = [name for name, images in domains.items() if images.labels is None]
     if unlabelled:
         raise InputError(
             f"{', '.join(unlabelled)} has no labels, but an evaluation needs them; give a folder per class, "
             "or watch it with assay monitor"
         )
-    _check_classes(model, plan, domains)
-    return domains
+    return _of_known_classes(model, plan, domains)
 
 
-def _check_classes(model: Model, plan: EvaluationPlan, domains: Sequence[DomainSource]) -> None:
-    """Refuse classes that the model, or else the reference, does not know."""
-    known, whose = model.classes, f"the classes of {model.id}"
+def _of_known_classes(
+    model: Model, plan: EvaluationPlan, domains: Mapping[str, ImageTask]
+) -> dict[str, ImageTask]:
+    """Labels in the order of the model's classes, or else the reference's; refuses a class it lacks."""
+    known = model.classes
     if known is None and not plan.start.given:
-        reference = find_domains(plan.start.reference)
-        known, whose = reference[0].classes, f"the classes of the reference {plan.start.reference}"
-    for each in domains:
-        strange = sorted(set(each.classes or ()) - set(known or ()))
-        if known is not None and strange:
-            raise InputError(
-                f"domain {each.name!r} has the classes {', '.join(strange)}, which are not among {whose} "
-                f"({', '.join(known[:8])}{', ...' if len(known) > 8 else ''}); rename its folders"
-            )
+        known = one_domain(find_domains(plan.start.reference), plan.start.reference).classes
+    return {name: images.with_classes(known) for name, images in domains.items()}
 
 
 def evaluate_domains(
@@ -224,7 +224,7 @@ def evaluate_domains(
     transform = EvalTransform.for_model(model)
     place = cache / "evaluations"
     asked = plain({"model": model.describe(), "start": vars(plan.start)})
-    found, pool = reference_of(
+    found, _, pool = reference_of(
         model, plan.start, transform, place / record_id("evaluation-reference", asked), progress
     )
     if plan.corruptions and (pool is None or pool.labels is None):
@@ -238,7 +238,7 @@ def evaluate_domains(
         learn, corrupted = split_known(pool, plan.settings.n, seed=plan.settings.seed)
         if learn is not None:
             progress("labelled images", 0, 1)
-            labelled = labelled_outputs(model, image_task(model, learn), batch_size=plan.start.batch_size)
+            labelled = labelled_inspection(model, learn)
     probe = DomainProbe(
         model=model,
         reference=found,
@@ -246,13 +246,12 @@ def evaluate_domains(
         settings=plan.settings,
         unlearnt=_unlearnt(pool, plan) if labelled is None else "",
         transform=transform,
-        batch_size=plan.start.batch_size,
     )
     keep = _KeptDomains(
-        probe=probe, folder=place, learnt="" if learn is None else images_hash(learn), plan=plan
+        probe=probe, folder=place, learnt="" if learn is None else learn.source_hash[:16], plan=plan
     )
-    own: EvaluatedDomain | None = None
-    known: list[EvaluatedDomain] = []
+    own: Domain | None = None
+    known: list[Domain] = []
     if corrupted is not None:
         progress("in distribution", 0, 1)
         sample = decoded_once(corrupted.sample(plan.changed, seed=plan.settings.seed))
@@ -260,11 +259,11 @@ def evaluate_domains(
         for done, key in enumerate(plan.corruptions):
             progress("corrupted domains", done, len(plan.corruptions))
             known.append(keep.measure(corrupt(sample, key, seed=plan.settings.seed)))
-    test: list[EvaluatedDomain] = []
+    test: list[Domain] = []
     left_out: list[LeftOutDomain] = []
-    for done, domain in enumerate(domains):
+    for done, (name, images) in enumerate(domains.items()):
         progress("test domains", done, len(domains))
-        for each in _parts_of(keep, plan, domain, transform):
+        for each in _parts_of(keep, plan, name, images):
             (left_out if isinstance(each, LeftOutDomain) else test).append(each)  # type: ignore[arg-type]
     for each in left_out:
         note(f"left out {each.domain}: {each.reason}")
@@ -278,9 +277,9 @@ def evaluate_domains(
 
 def _joined(
     keep: "_KeptDomains",
-    own: EvaluatedDomain | None,
-    known: Sequence[EvaluatedDomain],
-    test: Sequence[EvaluatedDomain],
+    own: Domain | None,
+    known: Sequence[Domain],
+    test: Sequence[Domain],
     left_out: Sequence[LeftOutDomain],
 ) -> DomainEvaluation:
     probe, plan = keep.probe, keep.plan
@@ -311,7 +310,7 @@ def _joined(
     )
 
 
-def _check_enough(model: Model, pool: ImageStream) -> None:
+def _check_enough(model: Model, pool: ImageTask) -> None:
     if pool.n < model.n_classes:
         raise InputError(
             f"{pool.n} labelled images in distribution are left besides the reference, fewer than the "
@@ -319,7 +318,7 @@ def _check_enough(model: Model, pool: ImageStream) -> None:
         )
 
 
-def _unlearnt(pool: ImageStream | None, plan: EvaluationPlan) -> str:
+def _unlearnt(pool: ImageTask | None, plan: EvaluationPlan) -> str:
     """Why no baseline learns from labels."""
     n = plan.settings.n
     images = 0 if pool is None or pool.labels is None else pool.n
@@ -329,22 +328,11 @@ def _unlearnt(pool: ImageStream | None, plan: EvaluationPlan) -> str:
     )
 
 
-def _parts_of(
-    keep: "_KeptDomains", plan: EvaluationPlan, domain: DomainSource, transform: EvalTransform
-) -> Measured:
+def _parts_of(keep: "_KeptDomains", plan: EvaluationPlan, name: str, images: ImageTask) -> Measured:
     """The domain, or its parts, measured or left out."""
     model = keep.probe.model
-    options = ReadOptions(
-        transform=transform, n=plan.most_read, seed=plan.settings.seed, skip_bad=plan.start.skip_bad
-    )
-    images = replace(domain.stream(options, model.classes), domain=domain.name)
-    if images.labels is None:
-        raise InputError(f"domain {domain.name!r} has no labels, but an evaluation needs them")
-    if None not in (images.classes, model.classes) and not set(images.classes or ()) <= set(
-        model.classes or ()
-    ):
-        strange = ", ".join(sorted(set(images.classes or ()) - set(model.classes or ())))
-        raise InputError(f"domain {domain.name!r} has the classes {strange}, which {model.id} does not know")
+    images = images.for_model(model)
+    images = replace(images.readable() if plan.start.skip_bad else images, domain=name)
     least = max(plan.least, model.n_classes, 2)
     parts = images.parts(plan.parts, seed=plan.settings.seed) if 1 < plan.parts <= images.n else (images,)
     for part in parts:
@@ -354,7 +342,7 @@ def _parts_of(
                 why += f" for {model.n_classes} classes"
             yield LeftOutDomain(domain=part.domain, n=part.n, reason=why)
         else:
-            yield keep.measure(part, group=domain.name)
+            yield keep.measure(part, group=name)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -367,12 +355,12 @@ class _KeptDomains:
     plan: EvaluationPlan
     identities: list[str] = field(default_factory=list)  # of what was measured so far
 
-    def measure(self, images: ImageSet | ImageStream, *, group: str = "") -> EvaluatedDomain:
+    def measure(self, images: ImageTask, *, group: str = "") -> Domain:
         record: dict[str, Any] = {
             "library": library_version(),
             "model": self.probe.model.describe(),
             "reference": plain(dict(self.probe.reference.provenance)),
-            "images": images_hash(images),
+            "images": images.source_hash[:16],
             "domain": [images.domain, group],
             "learnt": self.learnt,
             "settings": self.plan.settings.to_dict(),
@@ -381,7 +369,7 @@ class _KeptDomains:
         path = self.folder / f"{self.identities[-1]}.json"
         if path.exists():
             try:
-                return EvaluatedDomain.from_dict(parse_json(path.read_text(encoding="utf-8")))
+                return Domain.from_dict(parse_json(path.read_text(encoding="utf-8")))
             except (OSError, ValueError) as error:
                 raise FileFormatError(f"cannot read {path} ({error}); remove it to measure again") from error
         found = self.probe.measure(images, group=group)

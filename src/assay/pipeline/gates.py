@@ -23,8 +23,7 @@ from assay.execution import CircuitRuns
 from assay.models import Model
 from assay.objectives import get_objective, is_registered
 from assay.pipeline.checks import usual_replacement
-from assay.pipeline.runs import RunSettings
-from assay.pipeline.stage import Content, Progress, document_stage
+from assay.pipeline.stage import Content, Progress, RunSettings, Stage
 from assay.store import About, Store
 from assay.tasks import PairTask
 from assay.tasks.seen import different_examples
@@ -83,13 +82,13 @@ def _judged(battery: Battery, store: Store | None, progress: Progress | None) ->
     def compute() -> Content:
         report, table = run(battery, progress), battery.table
         counts, document = report.counts(), report.to_dict()
-        words = ("fail", "moderate", "inconclusive", "pass")
+        found = [word for word in ("fail", "moderate", "inconclusive", "pass") if counts.get(word)]
         about = About(
             model=table.model.id,
             task=table.task.name,
             n=table.task.n,
             seed=table.seed,
-            status=next((word for word in words if counts.get(word)), None),
+            status=found[0] if found else None,
             name=battery.gates[0] if len(battery.gates) == 1 else f"{len(battery.gates)} gates",
             circuit=table.circuit.hash,
             size=table.circuit.n_edges,
@@ -100,11 +99,10 @@ def _judged(battery: Battery, store: Store | None, progress: Progress | None) ->
         facts[MACHINE] = {key: facts.pop(key) for key in ("columns", "passes")}
         return Content(payload=document, about=about)
 
-    memo = document_stage("calibration", battery.record, compute).run(store)
-    payload = memo.value.payload
-    table = {**payload["table"], **payload["table"][MACHINE]}
-    del table[MACHINE]
-    return StoredCalibration(document=payload | {"table": table}, cached=memo.cached)
+    memo = Stage(kind="calibration", record=battery.record, compute=compute).run(store)
+    table = dict(memo.value.payload["table"])
+    table |= table.pop(MACHINE)
+    return StoredCalibration(document=memo.value.payload | {"table": table}, cached=memo.cached)
 
 
 def calibrate_runs(

@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from assay.core.errors import FileFormatError, InputError, ShapeError, check_name
 from assay.core.random import stream
-from assay.tasks import EvalTransform, ImageSet, ImageStream, ReadOptions, find_domains, is_shapes
-from assay.tasks.image_files import SUFFIXES, read_images
+from assay.tasks import EvalTransform, ImageTask, find_domains, is_shapes, read_files
+from assay.tasks.image_reading import image_paths, left_out
 from assay.tasks.image_source import SHAPES
 
 
 ORDERS = ("time", "name", "random")
-# Numbers of drawn images that no model was trained on: known ones, and those to watch.
-FIRST_KNOWN, FIRST_WATCHED = 1_000_000, 2_000_000
+FIRST_WATCHED = 2_000_000  # number of the first drawn image to watch, which no model was trained on
 SETTLED = 1.0  # seconds without a change after which a file counts as written
 PATIENCE = 30.0  # the same for a file that cannot be decoded: its writer may be slow
 
@@ -32,7 +32,7 @@ class Batch:
         note: What may make the batch unlike others, for a message; else empty.
     """
 
-    inputs: ImageSet
+    inputs: ImageTask
     sources: tuple[str, ...]
     skipped: tuple[str, ...] = ()
     note: str = ""
@@ -52,6 +52,8 @@ class Watch:
         follow: Wait for new files when there are too few.
         poll: Seconds between looks.
         idle_timeout: Seconds without a new batch after which to stop; None waits for ever.
+        flush_after: Seconds that an image waits for a full batch while following; then those that wait, two
+            or more, are a smaller one. None: they wait for ever.
     """
 
     transform: EvalTransform
@@ -61,8 +63,9 @@ class Watch:
     seed: int = 0
     skip_bad: bool = False
     follow: bool = False
-    poll: float = 2.0
+    poll: float = 1.0
     idle_timeout: float | None = None
+    flush_after: float | None = None
 
     def __post_init__(self) -> None:
         check_name("order of files", self.order, ORDERS)
@@ -71,29 +74,6 @@ class Watch:
                 f"batches of {self.size} images, poll {self.poll} s, idle timeout {self.idle_timeout} s; "
                 "expected at least 2 images, and times above 0"
             )
-
-
-def known_images(
-    source: str, transform: EvalTransform, *, n: int, classes: tuple[str, ...] | None, options: ReadOptions
-) -> ImageStream:
-    """Images in distribution: with labels from a folder per class or from `shapes:`, else without.
-
-    They are decoded whenever they are read.
-
-    Args:
-        source: `shapes:DOMAIN`, a folder with a folder per class, or a folder of images.
-        transform: The model's.
-        n: Images drawn from a `shapes:` source.
-        classes: The model's, in the order of its labels; None takes the folders' names.
-        options: Seed and bad files; its transform and sample do not count.
-    """
-    domains = find_domains(source, start=FIRST_KNOWN, drawn=n)
-    if len(domains) != 1:
-        raise InputError(
-            f"{source} holds {len(domains)} domains ({', '.join(each.name for each in domains)}); name the "
-            "one that the model was made for"
-        )
-    return domains[0].stream(replace(options, transform=transform, n=None), classes)
 
 
 def _rest(seconds: float) -> bool:
@@ -141,6 +121,10 @@ def batches(
         yield from _drawn_batches(source, watch, done)
         return
     folder = Path(source)
+    if not folder.is_dir():
+        raise FileFormatError(f"{folder} is not a folder; give one that holds images, or shapes:DOMAIN")
+    for note in left_out(image_paths(folder)[1], folder.name):
+        tell(note)
     if not watch.follow:
         fresh = [path for path in _files(folder, watch) if str(path) not in done]
         yield from _file_batches(folder, fresh, watch)
@@ -148,10 +132,15 @@ def batches(
     arrivals = _Arrivals(folder, watch, done, clock, tell, passed)
     last = clock()
     while True:
-        for batch in _file_batches(folder, arrivals.ready(), watch, arrivals):
-            arrivals.take(batch)
-            yield batch
-            last = clock()
+        ready = arrivals.ready()
+        for size in (watch.size, None):  # full batches, then those that have waited too long
+            waiting = arrivals.left(ready)
+            if size is None and not arrivals.overdue(waiting):
+                break
+            for batch in _file_batches(folder, waiting, replace(watch, size=size or len(waiting)), arrivals):
+                arrivals.take(batch)
+                yield batch
+                last = clock()
         if watch.idle_timeout is not None and clock() - last >= watch.idle_timeout:
             arrivals.end()
             return
@@ -181,8 +170,6 @@ class _Arrivals:
         self._since: dict[Path, tuple[Stamp, float]] = {}  # how a file looked, and since when
         self._undecoded: dict[Path, Stamp] = {}
         self._gone = False
-        if not folder.is_dir():
-            raise _no_folder(folder)
 
     def ready(self) -> list[Path]:
         """Files not taken yet that are no longer being written, in order."""
@@ -211,6 +198,17 @@ class _Arrivals:
             return now - since >= PATIENCE
         # Old by the wall clock, or, where that clock was set back, seen unchanged for as long.
         return time.time() - changed / 1e9 >= SETTLED or now - since >= SETTLED
+
+    def left(self, paths: list[Path]) -> list[Path]:
+        """Those of the files that are in no batch."""
+        return [path for path in paths if str(path) not in self._taken]
+
+    def overdue(self, paths: list[Path]) -> bool:
+        """Whether one of these files, two or more, has waited too long for a full batch."""
+        after, now = self._watch.flush_after, self._clock()
+        if after is None or len(paths) < 2:
+            return False
+        return any(now - self._since[path][1] >= after for path in paths)
 
     def put_off(self, paths: list[Path]) -> set[Path]:
         """Those of the files that could not be decoded to be looked at again."""
@@ -266,7 +264,7 @@ def _file_batches(
     while len(queue) >= watch.size:
         read: list[Path] = []
         skipped: list[str] = []
-        parts: list[ImageSet] = []
+        parts: list[ImageTask] = []
         while queue and len(read) < watch.size:
             chosen, queue = queue[: watch.size - len(read)], queue[watch.size - len(read) :]
             part, bad = _read(chosen, folder, watch, arrivals)
@@ -280,7 +278,7 @@ def _file_batches(
             skipped = arrivals.passed()
         folders = {path.parent for path in read}
         yield Batch(
-            inputs=joined(parts),
+            inputs=_joined(parts),
             sources=tuple(map(str, read)),
             skipped=tuple(skipped),
             note=f"all images of this batch lie in {folders.pop().name}/, others in other folders; if these "
@@ -294,13 +292,14 @@ def _file_batches(
 
 def _read(
     paths: list[Path], folder: Path, watch: Watch, arrivals: _Arrivals | None
-) -> tuple[ImageSet | None, list[str]]:
+) -> tuple[ImageTask | None, list[str]]:
     """Those of the files that can be read, and the names of those to pass over."""
-    patient = ReadOptions(transform=watch.transform, skip_bad=watch.skip_bad or arrivals is not None)
+    patient = watch.skip_bad or arrivals is not None
+    found = read_files(paths, domain=folder.name).with_transform(watch.transform)
     try:
-        part = read_images(paths, domain=folder.name, options=patient)
+        part = found.held(skip_bad=patient)
     except InputError as error:
-        if not patient.skip_bad or isinstance(error, ShapeError):
+        if not patient or isinstance(error, ShapeError):
             raise
         part = None  # none of them can be read
     bad = list(paths) if part is None else [Path(name) for name in part.skipped]
@@ -308,7 +307,7 @@ def _read(
         later = arrivals.put_off(bad)
         bad = [path for path in bad if path not in later]
         if bad and not watch.skip_bad:
-            read_images(bad[:1], domain=folder.name, options=replace(patient, skip_bad=False))
+            read_files(bad[:1], domain=folder.name).with_transform(watch.transform).held()
             raise FileFormatError(
                 f"{bad[0]} could not be decoded before but now can; run the same command again to read it"
             )
@@ -317,27 +316,22 @@ def _read(
     return part, [str(path) for path in bad]
 
 
-def joined(parts: list[ImageSet]) -> ImageSet:
-    """Images of one size that were read in several parts, as one set."""
+def _joined(parts: list[ImageTask]) -> ImageTask:
+    """Images of one size that were read in several parts, as one task."""
     if len(parts) == 1:
         return parts[0]
-    pixels = np.concatenate([part.pixels for part in parts])
+    pixels = np.concatenate([part.pixels for part in parts if part.pixels is not None])
     paths = [path for part in parts for path in part.fields["path"]]
-    return replace(parts[0], pixels=pixels, ids=np.arange(len(pixels)), fields={"path": paths})
-
-
-def _no_folder(folder: Path) -> FileFormatError:
-    return FileFormatError(f"{folder} is not a folder; give one that holds images, or shapes:DOMAIN")
+    rows = torch.arange(len(pixels))
+    return replace(parts[0], pixels=pixels, rows=rows, ids=rows, fields={"path": paths})
 
 
 def _files(folder: Path, watch: Watch) -> list[Path]:
     if not folder.is_dir():
-        raise _no_folder(folder)
-    files = sorted(
-        path
-        for path in folder.rglob("*")
-        if path.suffix.lower() in SUFFIXES and not any(part.startswith(".") for part in path.parts[-2:])
-    )
+        raise FileFormatError(f"{folder} is not a folder any more")
+    files = [
+        path for path in image_paths(folder)[0] if not any(part.startswith(".") for part in path.parts[-2:])
+    ]
     if watch.order == "time":
         changed = {path: stamp[1] for path in files if (stamp := _stamp(path))}
         return sorted(changed, key=lambda path: (changed[path], path))
@@ -356,9 +350,8 @@ def _stamp(path: Path) -> Stamp | None:
 
 
 def _drawn_batches(source: str, watch: Watch, done: frozenset[str]) -> Iterator[Batch]:
-    options = ReadOptions(transform=watch.transform, seed=watch.seed)
     for first in range(FIRST_WATCHED, FIRST_WATCHED + watch.n - watch.size + 1, watch.size):
-        for domain in find_domains(source, start=first, drawn=watch.size):
-            names = tuple(f"{SHAPES}:{domain.name}/{first + place}" for place in range(watch.size))
+        for domain, images in find_domains(source, n=watch.size, seed=watch.seed, start=first).items():
+            names = tuple(f"{SHAPES}:{domain}/{first + place}" for place in range(watch.size))
             if not done.issuperset(names):
-                yield Batch(inputs=domain.read(options, None), sources=names)
+                yield Batch(inputs=images.with_transform(watch.transform).held(), sources=names)

@@ -1,4 +1,4 @@
-"""Jobs: the units of work of a sweep, each a pure function of its record.
+"""Jobs: the units of work of a sweep, each a pure function of its record, and those that a plan means.
 
 A job's record holds all that its results are a function of: library version, weights, examples, settings
 and the identities of what it builds on. The hash of kind and record is the job's id. What it needs to find
@@ -8,22 +8,28 @@ changes nothing.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+import gc
+import itertools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from assay.analyses.worst_case import PROTOCOLS
+from assay.analyses.worst_case.sampling import check_ablation, grammar_of, usual_protocol
 from assay.circuits import Circuit, EdgeScores
+from assay.core.errors import InputError, check_name
 from assay.core.record import library_version, record_id
+from assay.discovery.edges import get_method
 from assay.execution.batches import assumed_memory
 from assay.models import Model, load_model, prompted
 from assay.models.placing import number_type
 from assay.pipeline.circuits import keep_circuit, stored_circuit
 from assay.pipeline.gates import calibrate_measured
+from assay.pipeline.plan import Plan
 from assay.pipeline.prompts import Division, draw_inputs
-from assay.pipeline.runs import RunSettings, discovery_stage, measurement_stage
 from assay.pipeline.sizing import size_circuit
-from assay.pipeline.stage import Stage
-from assay.pipeline.worst import PairCounts, pairs_of, worst_case_stage
+from assay.pipeline.stage import RunSettings, Stage, discovery_stage, measurement_stage
+from assay.pipeline.worst import PairCounts, pairs_of, sizes, worst_case_stage
 from assay.store import About, Store
 from assay.tasks import PairTask, Task
 
@@ -215,3 +221,105 @@ KINDS: dict[str, Callable[[Job, Store], tuple[str, ...]]] = {
     "calibrate": _calibrate,
     "attack": _attack,
 }
+
+
+# ---- the jobs of a plan -------------------------------------------------------------------------
+
+
+def expand(
+    plan: Plan, *, device: str | None = None, dtype: str | None = None, here: str | None = None
+) -> tuple[Job, ...]:
+    """The jobs of a plan, each after those it needs.
+
+    Every model is loaded once, one at a time, and every task drawn: a job's record holds the hashes of both.
+
+    Args:
+        plan: The plan.
+        device: Where jobs run their models.
+        dtype: Number type of the weights, e.g. `float64`; None: as of `load_model`.
+        here: Where this process runs them; default: `device`.
+
+    Raises:
+        InputError: If parts of the plan do not fit each other: gates on images, an attack whose protocol the
+            ablation has no use for, a size beyond a model's graph.
+        AssayError: What loading a model or drawing a task raises.
+    """
+    place = {"device": device, "dtype": dtype, "device_map": plan.limits.device_map, "bos": plan.bos}
+    jobs: dict[str, Job] = {}
+    for name in plan.models:
+        jobs |= {job.id: job for job in _product(plan, name, place, here or device)}
+        gc.collect()  # before the next model is loaded
+    return tuple(jobs.values())
+
+
+def _product(plan: Plan, name: str, place: Mapping[str, Any], here: str | None) -> Iterator[Job]:
+    """The jobs of one model on all tasks, under all seeds."""
+    source = {"model": plan.locate(name), **place}
+    model = model_at(source | {"device": here})
+    n_edges = model.graph.n_edges
+    if beyond := [size for size in plan.sizes if size > n_edges]:
+        raise InputError(f"sizes has {beyond[0]:,}, but model {name!r} has {n_edges:,} edges; plan it apart")
+    for task, seed in itertools.product(plan.tasks, plan.seeds):
+        where = {**source, "task": plan.locate(task), "n": plan.n}
+        yield from _on_task(plan, model, f"{name} {task}", where, seed)
+
+
+def _on_task(plan: Plan, model: Model, name: str, source: Mapping[str, Any], seed: int) -> Iterator[Job]:
+    """Scores, circuits and what is asked of them, of one model on one task under one seed."""
+    draws = draw_inputs(model, source["task"], n=plan.n, seed=seed)
+    task, measured = draws.discovery, draws.measured
+    base: dict[str, Any] = {"library": library_version(), "model": model.describe(), "seed": seed}
+    base |= {key: getattr(plan.limits, key) for key in ("batch_size", "threads")}
+    ablation = plan.ablation or measured.ablation
+    judged: dict[str, Any] = {
+        "measured": measured.describe(),
+        "objective": plan.objective or measured.objective,
+    }
+    questions = [*_questions(plan, measured, ablation)]
+
+    def job(kind: str, label: str, record: dict[str, Any], *needs: Job) -> Job:
+        seeds = [f"seed {seed}"] if len(plan.seeds) > 1 else []
+        whole, before = " ".join([kind, name, label, *seeds]), tuple(each.id for each in needs)
+        return Job(name=whole, kind=kind, record=base | record, source=source, needs=before)
+
+    for choice in plan.methods:
+        method = get_method(choice.method, **choice.options)
+        how = {key: getattr(choice, key) for key in ("options", "steps", "quadrature")}
+        # The method's own objective, such as `kl` of learned masks, unless the plan names one.
+        objective = plan.objective or method.objective or task.objective
+        record: dict[str, Any] = {"discovery": task.describe(), "method": {"key": method.key, **how}}
+        record |= {"objective": objective, "ablation": ablation}
+        discover = job("discover", choice.label, record)
+        yield discover
+        scores = scores_stage(discover.record, model, task).record
+        for size in plan.sizes or (None,):
+            facts: dict[str, Any] = {"size": size}
+            label = f"{choice.label} {size} edges"
+            if size is None:
+                facts = {"target": plan.target, "judged_by": judged["objective"]}
+                label = f"{choice.label} target {plan.target:g}"
+            select = job("select", label, {**record, "measured": judged["measured"], **facts}, discover)
+            yield select
+            circuit = record_id("circuit", circuit_record(select.record, scores))
+            for kind, question in questions:
+                of_circuit = {**judged, "circuit": circuit, "ablation": ablation}
+                yield job(kind, label, of_circuit | question, select)
+
+
+def _questions(plan: Plan, measured: Task, ablation: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What is asked of each circuit: kinds of jobs, with their part of the record."""
+    if plan.metrics:
+        yield "measure", {"metrics": list(plan.metrics), "n_random": plan.n_random}
+    if plan.gates:
+        if not isinstance(measured, PairTask):
+            raise InputError(f"gates need prompts, but task {measured.name!r} has images; plan it apart")
+        yield "calibrate", {"gates": list(plan.gates)}
+    if (choice := plan.attack) is not None:
+        protocol = choice.protocol or usual_protocol(measured, ablation)
+        check_name("protocol", protocol, PROTOCOLS)
+        check_ablation(ablation, protocol, enumerate=False)
+        counts = {key: getattr(choice, key) for key in ("n_clean", "n_corrupted", "n_pairs")}
+        size = sizes(protocol, **counts)
+        if protocol == "file" or (grammar_of(measured) is None and protocol == "inputs"):
+            size = PairCounts(n_clean=measured.n, n_corrupted=measured.n)
+        yield "attack", {"attack": {"protocol": protocol, **vars(size)}}

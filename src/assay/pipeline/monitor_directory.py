@@ -11,7 +11,7 @@ from assay.core.errors import FileFormatError, OutputError
 
 LOCK = ".lock"
 READINGS, DOCUMENT, PAGE = "readings.jsonl", "monitor.json", "monitor.html"
-REFERENCE, DOMAINS = "reference.safetensors", "domains.json"
+REFERENCE, OUTPUTS, DOMAINS = "reference.safetensors", "known-outputs.safetensors", "domains.json"
 
 
 @contextmanager

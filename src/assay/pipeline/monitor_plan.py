@@ -4,14 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from assay.analyses.generalization.alarms import batches_for
-from assay.analyses.generalization.shift import USUAL_VIEW, ShiftView
 from assay.core.errors import InputError
-from assay.tasks import is_shapes
-from assay.tasks.image_tables import is_table
+from assay.tasks import is_shapes, is_table
 
 
 METHOD, STEPS, QUADRATURE = "eap-ig-inputs", 5, "midpoint"
-USUAL_BATCHES = 39  # known ones drawn from `shapes:`: two of them lie above the limit of alpha 0.05
+USUAL_BATCHES = 39  # known ones drawn from `shapes:`: what two tests at half of alpha 0.05 take
 LEAST_BATCHES = 4  # of a reference, where images suffice
 USUAL_REFERENCE = 1024  # images of a reference, unless calibration needs them
 
@@ -30,12 +28,11 @@ class MonitorPlan:
         known_batches: Batches to calibrate on; 0: none; None: all available.
         threshold: Shift above which to raise the alarm.
         target: Performance below which to raise it: the threshold is then read off 39 corrupted domains.
-        rule, alpha, distance, view: As in `Monitor`.
-        method, objective, ablation, steps, quadrature: Of the reference circuit; None: as of a file's
-            circuit, else `eap-ig-inputs`, what the images ask for, and 5 steps of the midpoint rule.
+        rule, alpha, distance: As in `Monitor`.
+        steps: Of the reference circuit, by `eap-ig-inputs` and the midpoint rule; None: as of a file's
+            circuit, else 5.
         seed: Root seed of all random draws.
         skip_bad: Pass over image files that cannot be read.
-        batch_size: Images per pass.
     """
 
     reference: str
@@ -48,15 +45,9 @@ class MonitorPlan:
     rule: str | None = None
     alpha: float = 0.05
     distance: str = "spearman"
-    method: str | None = None
-    objective: str | None = None
-    ablation: str | None = None
     steps: int | str | None = None
-    quadrature: str | None = None
-    view: ShiftView = USUAL_VIEW
     seed: int = 0
     skip_bad: bool = False
-    batch_size: int | None = None
 
     def __post_init__(self) -> None:
         if self.threshold is not None and self.target is not None:
@@ -89,7 +80,7 @@ class MonitorPlan:
         """Known images to draw from a `shapes:` source."""
         batches = self.known_batches
         if batches is None:
-            batches = max(USUAL_BATCHES, batches_for(self.alpha))
+            batches = max(USUAL_BATCHES, batches_for(self.alpha / 2))
         return self.window * (max(1, self.reference_batches) + max(batches, 1))
 
     @property
@@ -115,5 +106,5 @@ class MonitorPlan:
             )
         left = n
         if self.reference_n is None and self.known is None and self.known_batches != 0:
-            left -= self.window * (self.known_batches or batches_for(self.alpha))
+            left -= self.window * (self.known_batches or batches_for(self.alpha / 2))
         return self.window * max(1, min(self.reference_batches, left // self.window))

@@ -7,23 +7,27 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from assay.analyses.generalization.domain_shifts import DomainCalibration, calibrate_on_corruptions
-from assay.analyses.generalization.journal import Reading
-from assay.analyses.generalization.known_parts import MOST_LABELLED, KnownParts, split_known
-from assay.analyses.generalization.monitoring import Monitor
-from assay.analyses.generalization.shift import USUAL_VIEW
+from assay.analyses.generalization.alarms import batches_for
+from assay.analyses.generalization.domains import (
+    MOST_LABELLED,
+    DomainCalibration,
+    KnownParts,
+    calibrate_on_corruptions,
+    split_known,
+)
+from assay.analyses.generalization.monitor import Monitor, Reading
 from assay.circuits import EdgeScores, write_atomically
 from assay.core.errors import FileFormatError, InputError
+from assay.core.random import stream
 from assay.core.untrusted import malformed, parse_json
 from assay.models import Model
 from assay.pipeline.image_stream import Batch
 from assay.pipeline.monitor_directory import DOCUMENT, DOMAINS, PAGE, READINGS
-from assay.pipeline.monitor_plan import MonitorPlan
-from assay.pipeline.monitor_reference import reference_of
+from assay.pipeline.monitor_plan import USUAL_REFERENCE, MonitorPlan
+from assay.pipeline.monitor_reference import known_outputs, reference_of
 from assay.pipeline.stage import Progress, silent
-from assay.report import save_report
-from assay.tasks import EvalTransform, ImageSet, ImageStream
-from assay.zoo.scoring import images_hash
+from assay.report.save import save_report
+from assay.tasks import EvalTransform, ImageTask
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,12 +38,16 @@ class StartedMonitor:
         monitor: With known batches, if there are any, and earlier readings.
         domains: The calibration on corrupted domains; None without a target.
         out: Where everything is kept.
+        pool: Images in distribution, from which known batches of other sizes are drawn.
+        known_batches: Batches of each size; None: all that the images give.
         passed: Names of files that could not be read since the last reading.
     """
 
     monitor: Monitor
     domains: DomainCalibration | None
     out: Path
+    pool: ImageTask | None = None
+    known_batches: int | None = None
     passed: list[str] = field(default_factory=list)
 
     @cached_property
@@ -68,8 +76,15 @@ class StartedMonitor:
         }
 
     def observe(self, batch: Batch) -> Reading:
-        """Observe a batch; errors as `Monitor.observe`."""
-        return self.monitor.observe(batch.inputs, sources=batch.sources, skipped=batch.skipped)
+        """Observe a batch; one of another size than those before is compared with known ones of its size.
+
+        Errors as `Monitor.observe` and `Monitor.calibrate`.
+        """
+        n = batch.inputs.n
+        if self.monitor.calibration is not None and n not in self.monitor.sizes and self.pool is not None:
+            self.monitor.calibrate(self.pool, batch_size=n, n_batches=self.known_batches)
+        page = str(self.out / PAGE)
+        return self.monitor.observe(batch.inputs, sources=batch.sources, skipped=batch.skipped, page=page)
 
     @property
     def done(self) -> frozenset[str]:
@@ -118,9 +133,9 @@ def start_monitor(
     """
     transform = transform or EvalTransform.for_model(model)
     progress = progress or silent
-    reference, pool = reference_of(model, plan, transform, out, progress)
+    reference, images, pool = reference_of(model, plan, transform, out, progress)
     domains = None
-    learn: ImageSet | ImageStream | None = None
+    learn: ImageTask | None = None
     threshold: Any = plan.threshold
     if pool is not None and pool.labels is not None:
         learn = pool.sample(MOST_LABELLED, seed=plan.seed)  # folders list class after class
@@ -134,22 +149,35 @@ def start_monitor(
         learn = parts.learn or learn
         domains = _domains(model, plan, reference, parts, transform, out, progress)
         threshold = domains.threshold(plan.target, metric=plan.distance)
+    if images is None and pool is not None:
+        images, pool = _parted(pool, plan)
     monitor = Monitor(
         model,
         reference,
         threshold,
+        outputs=None if images is None else known_outputs(model, images, out),
         distance=plan.distance,
-        view=plan.view,
         rule=plan.rule,
         alpha=plan.alpha,
         labelled=learn,
         transform=transform,
-        batch_size=plan.batch_size,
         log=out / READINGS,
         seed=plan.seed,
     )
     _calibrate(monitor, plan, pool, progress)
-    return StartedMonitor(monitor=monitor, domains=domains, out=out)
+    return StartedMonitor(
+        monitor=monitor, domains=domains, out=out, pool=pool, known_batches=plan.known_batches
+    )
+
+
+def _parted(pool: ImageTask, plan: MonitorPlan) -> tuple[ImageTask | None, ImageTask]:
+    """Known images to compare outputs with, and those to calibrate on, which must not be among them."""
+    needed = 1 if plan.known_batches == 0 else plan.known_batches or batches_for(plan.alpha / 2)
+    size = min(USUAL_REFERENCE, pool.n // 5, pool.n - plan.window * needed)
+    if size < 2:
+        return None, pool
+    order = stream(plan.seed, "monitor/outputs").permutation(pool.n)
+    return pool.subset(order[:size].tolist()), pool.subset(order[size:].tolist())
 
 
 def _domains(
@@ -167,11 +195,10 @@ def _domains(
     wanted = {
         "reference": json.loads(json.dumps(dict(reference.provenance))),
         "domain": images.domain,
-        "hash": images_hash(images),
-        "learnt": None if parts.learn is None else images_hash(parts.learn),
+        "hash": images.source_hash[:16],
+        "learnt": None if parts.learn is None else parts.learn.source_hash[:16],
         "n": min(plan.window, images.n),
         "seed": plan.seed,
-        "view": {} if plan.view == USUAL_VIEW else plan.view.to_dict(),
     }
     if stored.is_file():
         calibration = _read_domains(stored)
@@ -179,7 +206,6 @@ def _domains(
         if wanted == {
             "reference": calibration.provenance["reference"],
             **{name: earlier.get(name) for name in ("domain", "hash", "learnt", "n", "seed")},
-            "view": calibration.provenance.get("view", {}),
         }:
             return calibration
     calibration = calibrate_on_corruptions(
@@ -188,9 +214,7 @@ def _domains(
         images,
         n=wanted["n"],
         labelled=parts.learn,
-        view=plan.view,
         transform=transform,
-        batch_size=plan.batch_size,
         progress=lambda _, done, __: progress("corrupted domains", done, 39),
         seed=plan.seed,
     )
@@ -208,7 +232,7 @@ def _read_domains(path: Path) -> DomainCalibration:
         return DomainCalibration.from_dict(content)
 
 
-def _calibrate(monitor: Monitor, plan: MonitorPlan, pool: ImageStream | None, progress: Progress) -> None:
+def _calibrate(monitor: Monitor, plan: MonitorPlan, pool: ImageTask | None, progress: Progress) -> None:
     """Known batches, unless there are some already or none are wanted."""
     if monitor.calibration is not None or monitor.readings or plan.known_batches == 0:
         return

@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, get_args
 
 from assay.analyses.calibration import find_gate
-from assay.circuits.given import IMAGES
+from assay.circuits.naming import IMAGES
 from assay.core.errors import FileFormatError, InputError, check_least, check_name
 from assay.core.machine import usable_cores
 from assay.core.record import BRIEF, HIDDEN, Record
@@ -27,12 +27,9 @@ from assay.tasks.load import DEFAULT_N
 SCHEMA = "assay-plan/1"
 PLANTED = "planted"  # a task: the examples of planted models
 DEFAULT_TARGET = 0.9
-DEVICE_MAPS = ("auto", "balanced", "sequential", "stream")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _LISTS = ("seeds", "models", "tasks", "methods", "sizes", "metrics", "gates")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,13 +54,13 @@ class Limits(Record):
     batch_size: int = 32
 
     def __post_init__(self) -> None:
-        workers = {} if self.workers is None else {"workers": self.workers}
-        check_least(1, threads=self.threads, batch_size=self.batch_size, **workers)
+        workers = 1 if self.workers is None else self.workers
+        check_least(1, threads=self.threads, batch_size=self.batch_size, workers=workers)
         check_least(0, retries=self.retries)
         if self.timeout is not None and not self.timeout > 0:
             raise InputError(f"timeout is {self.timeout}; expected more than 0 seconds")
         if self.device_map is not None:
-            check_name("device map", self.device_map, DEVICE_MAPS)
+            check_name("device map", self.device_map, SPREADING)
 
     @property
     def n_workers(self) -> int:
@@ -73,7 +70,7 @@ class Limits(Record):
         """
         if self.workers is not None:
             return self.workers
-        return 1 if self.device_map in SPREADING else max(1, usable_cores() // self.threads)
+        return 1 if self.device_map is not None else max(1, usable_cores() // self.threads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,9 +161,8 @@ class Plan(Record):
         """
         prefix = IMAGES if name.startswith(IMAGES) else ""
         path = self.folder / name.removeprefix(prefix)
-        if name in EMBEDDED or name in TASKS:  # whatever lies beside the plan under such a name
-            return name
-        return f"{prefix}{path}" if os.path.exists(path) else name
+        registered = name in EMBEDDED or name in TASKS  # whatever lies beside the plan under such a name
+        return name if registered or not os.path.exists(path) else f"{prefix}{path}"
 
     def record(self) -> dict[str, Any]:
         """What the results of the plan are a function of, as JSON."""
@@ -211,8 +207,11 @@ def parse_plan(
     """
     try:
         fields = _fields(content)
+        for name in _LISTS:
+            if isinstance(fields.get(name), str):
+                raise InputError(f"{name} is {fields[name]!r}; expected a list")
         if isinstance(fields.get("methods"), tuple):
-            fields["methods"] = [_method(each) for each in fields["methods"]]
+            fields["methods"] = tuple(map(_method, fields["methods"]))
         if isinstance(limits := fields.get("limits"), dict) and limits.get("timeout") is not None:
             limits["timeout"] = seconds_of(limits["timeout"])
         return _checked(replace(Plan.from_dict(fields), folder=Path(folder)))
@@ -226,23 +225,16 @@ def _fields(value: Any) -> Any:
         return tuple(map(_fields, value))
     if not isinstance(value, Mapping):
         return value
-    fields: dict[str, Any] = {}
-    for key, item in value.items():
-        name = str(key).replace("-", "_")
-        if name in fields:
-            raise InputError(f"{key} is given twice, once with '-' and once with '_'; give it once")
-        if name in _LISTS and isinstance(item, str):
-            raise InputError(f"{key} is {item!r}; expected a list")
-        fields[name] = _fields(item)
+    fields = {str(key).replace("-", "_"): _fields(item) for key, item in value.items()}
+    if len(fields) < len(value):
+        raise InputError(f"one of {', '.join(map(str, value))} is given twice, with '-' and with '_'")
     return fields
 
 
 def _method(choice: Any) -> Any:
     """A method as a table; keys that are not of the table are options of the method."""
-    if isinstance(choice, str):
-        return {"method": choice}
     if not isinstance(choice, dict):
-        return choice
+        return {"method": choice}
     own = {key: choice.pop(key) for key in ("method", "steps", "quadrature") if key in choice}
     return {**own, "options": choice}
 
@@ -258,7 +250,8 @@ def seconds_of(text: str | float | int) -> float:
         90.0
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([smhd]?)\s*", str(text))
-    if match is None or not math.isfinite(seconds := float(match[1]) * _SECONDS[match[2]]):
+    seconds = float(match[1]) * _SECONDS[match[2]] if match else math.inf
+    if not math.isfinite(seconds):
         raise InputError(f"{text!r} is not a duration; give seconds, or 45s, 10m, 2h, 1d")
     return seconds
 
@@ -270,40 +263,34 @@ def _checked(plan: Plan) -> Plan:
     """The plan with registered keys, if its parts fit together."""
     if not _NAME.fullmatch(plan.name):
         raise InputError(
-            f"name: {printable(plan.name, lines=False)[:80]!r} is not a valid file name on every system; use "
-            "up to 64 letters, digits, '.', '_' and '-', the first a letter or digit"
+            f"name: {printable(plan.name, lines=False)[:80]!r} is not a valid file name; use up to 64 "
+            "letters, digits, '.', '_' and '-', the first a letter or digit"
         )
     check_least(2, n=plan.n)
     check_least(0, n_random=plan.n_random, seeds=min(plan.seeds, default=0))
     check_least(1, sizes=min(plan.sizes, default=1))
-    product = {"models": plan.models, "tasks": plan.tasks, "methods": plan.methods, "seeds": plan.seeds}
-    if missing := [key for key, values in product.items() if not values]:
-        raise InputError(f"{missing[0]} is missing; a sweep needs models, tasks and methods")
+    for name in ("models", "tasks", "methods", "seeds"):
+        if not getattr(plan, name):
+            raise InputError(f"{name} is missing; a sweep needs models, tasks and methods")
     if plan.sizes and plan.target is not None:
         raise InputError("sizes and target exclude each other; give one of them")
     target = DEFAULT_TARGET if plan.target is None and not plan.sizes else plan.target
     if target is not None and not 0 < target <= 1:
         raise InputError(f"target is {target}; expected a number above 0 and at most 1")
     check_options(objective=plan.objective, ablation=plan.ablation)
-    return replace(
+    plan = replace(
         plan,
-        seeds=_distinct(plan.seeds),
-        sizes=_distinct(plan.sizes),
         target=target,
-        models=_distinct(plan.models),
-        tasks=_distinct(tuple(map(_task, plan.tasks))),
-        methods=_distinct(tuple(map(_canonical, plan.methods))),
-        metrics=_distinct(tuple(find_metric(name).key for name in plan.metrics)),
-        gates=_distinct(tuple(find_gate(name).key for name in plan.gates)),
+        tasks=tuple(map(_task, plan.tasks)),
+        methods=tuple(map(_canonical, plan.methods)),
+        metrics=tuple(find_metric(name).key for name in plan.metrics),
+        gates=tuple(find_gate(name).key for name in plan.gates),
     )
-
-
-def _distinct(values: tuple[T, ...]) -> tuple[T, ...]:
-    """The values, unless one is listed twice."""
-    for value in values:
-        if values.count(value) > 1:
-            raise InputError(f"{getattr(value, 'label', value)!r} is listed twice; list it once")
-    return values
+    for name in _LISTS:
+        values = getattr(plan, name)
+        if twice := [each for each in values if values.count(each) > 1]:
+            raise InputError(f"{getattr(twice[0], 'label', twice[0])!r} is listed twice; list it once")
+    return plan
 
 
 def _task(name: str) -> str:

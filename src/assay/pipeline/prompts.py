@@ -8,13 +8,12 @@ from pathlib import Path
 import numpy as np
 
 from assay.circuits import Circuit
-from assay.circuits.given import IMAGES
+from assay.circuits.naming import IMAGES
 from assay.core.errors import AssayWarning, InputError
 from assay.core.random import stream
 from assay.models import Model
 from assay.tasks import (
     TASKS,
-    ImageStream,
     ImageTask,
     PairTask,
     Task,
@@ -277,16 +276,26 @@ def draw_inputs(
     """
     if isinstance(task, ImageTask):
         return _halves(task, max(task.n // 2, FEWEST_PER_HALF) if n is None else n, seed)
-    images = task.removeprefix(IMAGES) if task.startswith(IMAGES) else None
-    planted = model.id.startswith("planted:") and task in ("ioi", "planted")
-    digits = digits_source(task) is not None or (model.id == "colour-digits" and task == "ioi")
-    if images is not None or planted or digits:
+    images = _images_named(task, model)
+    if images is not None or _of_planted(task, model):
         n = DEFAULT_N if n is None else n
         both = read_inputs(task, images, model, n=2 * n, seed=seed, skip_bad=skip_bad)
         return _halves(both, n, seed)
     draws = draw_prompts(model, task, n=n, seed=seed)
     warn_same(draws)
     return draws
+
+
+def _of_planted(task: str, model: Model) -> bool:
+    """Whether a task means the examples of a planted model."""
+    return model.id.startswith("planted:") and task in ("ioi", "planted")
+
+
+def _images_named(task: str, model: Model) -> str | None:
+    """What `assay.load_images` takes, where a task names images; to a model of digits the usual task does."""
+    if task == "ioi" and model.id == "colour-digits":
+        return "colour-digits"
+    return task.removeprefix(IMAGES) if task.startswith(IMAGES) or digits_source(task) is not None else None
 
 
 def _halves(both: Task, n: int, seed: int) -> Division:
@@ -314,25 +323,19 @@ def read_inputs(
         seed: Root seed of the draw.
         skip_bad: Leave out image files that cannot be decoded, with a warning.
     """
-    if model.id.startswith("planted:") and images is None and task in ("ioi", "planted"):
+    if images is None and _of_planted(task, model):
         from assay.analyses.benchmark import planted_task
         from assay.models.planted import planted_model
 
         return planted_task(planted_model(model.id.removeprefix("planted:")), n or 64, seed)
-    if images is None and task == "ioi" and model.id == "colour-digits":
-        task = "colour-digits"
-    if images is None and digits_source(task) is not None:
-        images = task
-    if images is None:
+    if images is None and (images := _images_named(task, model)) is None:
         # Of a file read whole nothing is drawn; the seed still drives what is done with it.
         whole = n is None and is_task_file(task)
         return load_task(task, model, n=n, seed=0 if whole else seed)
-    found = load_images(images, model, n=n, seed=seed, skip_bad=skip_bad)
-    if not (skipped := found.config.get("skipped")):
-        return found
-    note = f"{skipped} files of {found.domain} were skipped"
-    warnings.warn(note, AssayWarning, stacklevel=2)
-    return replace(found, notes=(*found.notes, note))
+    read = load_images(images, model, n=n, seed=seed, skip_bad=skip_bad)
+    for note in read.notes:
+        warnings.warn(note, AssayWarning, stacklevel=2)
+    return read
 
 
 def divide(
@@ -347,17 +350,13 @@ def divide(
     skip_bad: bool = False,
 ) -> Division:
     """Examples to discover on and others to measure on; the arguments are those of `audit`."""
-    task = task.loaded() if isinstance(task, ImageStream) else task
-    named_images = isinstance(task, str) and (
-        task.startswith(IMAGES) or digits_source(task) is not None or model.id.startswith("planted:")
-    )
-    images = isinstance(task, ImageTask) or named_images or model.vision is not None
+    task = task.for_model(model).held() if isinstance(task, ImageTask) else task
+    named = isinstance(task, str) and (task.startswith(IMAGES) or digits_source(task) is not None)
+    images = named or model.vision is not None or (isinstance(task, str) and model.id.startswith("planted:"))
 
     def draw(count: int | None) -> Division:
-        if images:
-            assert not isinstance(task, PairTask)
+        if isinstance(task, ImageTask) or (images and isinstance(task, str)):
             return draw_inputs(model, task, n=count, seed=seed, skip_bad=skip_bad)
-        assert not isinstance(task, ImageTask)
         return draw_prompts(model, task, n=count, seed=seed, discover_on=discover_on, measure_on=measure_on)
 
     whole = draw(n)

@@ -14,11 +14,10 @@ from assay.core.machine import counting_examples
 from assay.execution import CircuitRuns
 from assay.models import Model
 from assay.pipeline.prompts import Division, DrawnPrompts, draw_prompts, prompts_to_measure, warn_same
-from assay.pipeline.runs import RunSettings, discovery_stage
-from assay.pipeline.stage import Progress, silent
+from assay.pipeline.stage import Progress, RunSettings, discovery_stage, silent
 from assay.stats import recovery_of
 from assay.store import Store
-from assay.tasks import ImageRows, Task
+from assay.tasks import ImageTask, Task
 
 
 FIRST_SIZE = 8  # edges of the smallest circuit of a sweep
@@ -235,19 +234,20 @@ def runs_of(
         store: Where scores are taken from and kept.
         progress: Told of each stage.
     """
-    settings = RunSettings(
-        model=model, objective=objective, ablation=ablation, batch_size=batch_size, seed=seed
-    )
+    of: dict[str, Any] = {
+        "objective": objective,
+        "ablation": ablation,
+        "batch_size": batch_size,
+        "seed": seed,
+    }
+    settings = RunSettings(model=model, **of)
     if circuit is not None:
         task = task.measured if isinstance(task, Division) else task
         if isinstance(task, str):
             task = prompts_to_measure(model, task, n=n, seed=seed, circuit=circuit)
         return settings.on(task, circuit)
-    if isinstance(task, ImageRows):
-        raise InputError(
-            "images are measured on an existing circuit; run `assay discover --images` and pass its circuit "
-            "with --circuit"
-        )
+    if isinstance(task, ImageTask):
+        raise InputError("images need a circuit: run `assay discover --images` and pass it with --circuit")
     draws = task if isinstance(task, Division) else draw_prompts(model, task, n=n, seed=seed)
     if isinstance(draws, DrawnPrompts):
         warn_same(draws)

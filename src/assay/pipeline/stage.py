@@ -1,17 +1,30 @@
-"""The one engine of work that is kept: a stage is computed once and read from the store after that."""
+"""The one engine of work that is kept: a stage is computed once and read from the store after that.
 
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+The two that every other rests on, scores of edges and measurements of circuits, are here too.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 from torch import Tensor
 
-from assay.core.errors import UnknownNameError
+from assay.circuits import Circuit, EdgeScores
+from assay.core.errors import AssayWarning, UnknownNameError
 from assay.core.record import record_id
+from assay.discovery.edges import discover, get_method
+from assay.discovery.edges.method import provenance_of
+from assay.execution import Ablation, CircuitRuns
+from assay.metrics import measure, measurement_provenance
+from assay.models import Model
+from assay.objectives import Objective
+from assay.pipeline.checks import registered
 from assay.store import About, Store, StoredResult
+from assay.tasks import Task
 
 
 T = TypeVar("T")
@@ -21,6 +34,22 @@ Progress = Callable[[str, int, int], None]
 def silent(stage: str, done: int, total: int) -> None:
     """Progress that is not shown."""
     del stage, done, total
+
+
+@contextmanager
+def noted() -> Iterator[list[str]]:
+    """The warnings of this package that are given meanwhile; they are shown as ever."""
+    notes, show = list[str](), warnings.showwarning
+
+    def keep(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, AssayWarning):
+            notes.append(str(message))
+        show(message, category, *where, **more)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", AssayWarning)  # also one that this process has shown before
+        warnings.showwarning = keep
+        yield notes
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,6 +75,14 @@ class Memo(Generic[T]):
     cached: bool
 
 
+def _as_it_is(content: Any) -> Content:
+    return cast(Content, content)
+
+
+def _stored_content(stored: StoredResult) -> Any:
+    return Content(payload=stored.payload, about=stored)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stage(Generic[T]):
     """One result as a function of its record.
@@ -54,8 +91,8 @@ class Stage(Generic[T]):
         kind: What it is; the kind of its row in a store.
         record: All that the result is a function of. Its hash under `kind` is the identity of the result.
         compute: Makes the value.
-        write: What of the value is stored.
-        read: The value of a stored result.
+        write: What of the value is stored; default: the value is a `Content`.
+        read: The value of a stored result; default: a `Content`, without arrays.
         identified: Whether the record tells the result from all others. Your own objective or ablation is
             known by a name that does not identify it, so nothing is stored under one.
     """
@@ -63,8 +100,8 @@ class Stage(Generic[T]):
     kind: str
     record: Mapping[str, Any]
     compute: Callable[[], T]
-    write: Callable[[T], Content]
-    read: Callable[[StoredResult], T]
+    write: Callable[[T], Content] = _as_it_is
+    read: Callable[[StoredResult], T] = _stored_content
     identified: bool = True
 
     @cached_property
@@ -85,15 +122,123 @@ class Stage(Generic[T]):
         return Memo(value=value, cached=False)
 
 
-def document_stage(
-    kind: str, record: Mapping[str, Any], compute: Callable[[], Content], *, identified: bool = True
-) -> Stage[Content]:
-    """A stage whose value is what is stored; out of a store it comes without arrays."""
-    return Stage(
-        kind=kind,
-        record=record,
-        compute=compute,
-        write=lambda content: content,
-        read=lambda stored: Content(payload=stored.payload, about=stored),
-        identified=identified,
+# ---- scores and measurements --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunSettings:
+    """How circuits of a model are run.
+
+    Attributes:
+        model: The model.
+        objective: Loss whose negative is the margin; None: the task's own.
+        ablation: What a cut edge carries; None: the task's own.
+        batch_size: Examples per pass.
+        seed: Root seed of all random draws.
+    """
+
+    model: Model
+    objective: str | Objective | None = None
+    ablation: str | None = None
+    batch_size: int | None = None
+    seed: int = 0
+
+    def on(self, task: Task, circuit: Circuit) -> CircuitRuns:
+        """Runs of a circuit on a task."""
+        how = dict(vars(self))
+        return CircuitRuns(how.pop("model"), task, circuit, **how)
+
+
+def discovery_stage(
+    model: Model,
+    task: Task,
+    method: str,
+    *,
+    objective: str | Objective | None = None,
+    ablation: str | Ablation | None = None,
+    steps: int | str = 5,
+    quadrature: str = "midpoint",
+    seed: int = 0,
+    batch_size: int | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Stage[EdgeScores]:
+    """Scores of all edges; the arguments are those of `assay.discover`, `options` those of the method.
+
+    Under an objective or ablation that is not registered nothing is stored.
+    """
+    configured = get_method(method, **(options or {}))
+    choices = configured.choices(
+        task, objective=objective, ablation=ablation, steps=steps, quadrature=quadrature, seed=seed
     )
+
+    def compute() -> EdgeScores:
+        return discover(model, task, configured, **vars(choices), batch_size=batch_size)
+
+    def read(stored: StoredResult) -> EdgeScores:
+        values, details = stored.arrays["values"], stored.payload["details"]
+        return EdgeScores(model.graph, values, provenance=stored.provenance, details=details)
+
+    def write(scores: EdgeScores) -> Content:
+        about = About(
+            model=model.id,
+            task=task.name,
+            method=configured.key,
+            n=task.n,
+            seed=seed,
+            ablation=choices.ablation.key,
+        )
+        payload = {"details": dict(scores.details), "graph": scores.graph.describe()}
+        return Content(payload=payload, about=about, arrays={"values": scores.values})
+
+    # Steps and quadrature count for methods without use for them too: identities rest on it.
+    asked = {"steps": choices.steps, "quadrature": choices.quadrature}
+    return Stage(
+        kind="scores",
+        record=provenance_of(model, task, configured, choices) | asked,
+        compute=compute,
+        write=write,
+        read=read,
+        identified=registered(choices.objective, choices.ablation),
+    )
+
+
+def measurement_stage(runs: CircuitRuns, metric: str, *, random_circuits: int = 0) -> Stage[Content]:
+    """One measurement: `Measurement.to_dict` with the size of the circuit.
+
+    Under an objective or ablation that is not registered nothing is stored.
+    """
+    circuit, task, model = runs.circuit, runs.task, runs.model
+
+    def compute() -> Content:
+        made = measure(circuit, model, task, metric, runs=runs, random_circuits=random_circuits)
+        unsolved = ", task not solved" if "task_not_solved" in made.warnings else ""
+        interval = made.interval()
+        about = About(
+            model=model.id,
+            task=task.name,
+            method=circuit.provenance.get("method"),
+            metric=made.name,
+            n=made.n,
+            seed=runs.seed,
+            value=made.value,
+            low=interval.low,
+            high=interval.high,
+            status=made.status,
+            name=f"{circuit.n_edges:,} edges{unsolved}",
+            circuit=circuit.hash,
+            size=circuit.n_edges,
+            ablation=runs.ablation,
+        )
+        payload = {**made.to_dict(), "n_edges": circuit.n_edges}
+        return Content(payload=payload, about=about, arrays=made.arrays())
+
+    record = measurement_provenance(runs, metric, random_circuits=random_circuits)
+    identified = registered(runs.objective_object, runs.ablation_object)
+    return Stage(kind="measurement", record=record, compute=compute, identified=identified)
+
+
+def measure_stored(
+    runs: CircuitRuns, metric: str, *, random_circuits: int = 0, store: Store | None = None
+) -> dict[str, Any]:
+    """The record of one measurement (`Measurement.to_dict`), from the store where it was made before."""
+    return measurement_stage(runs, metric, random_circuits=random_circuits).run(store).value.payload

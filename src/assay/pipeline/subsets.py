@@ -19,7 +19,7 @@ from assay.core.errors import FileFormatError, InputError
 from assay.core.record import canonical_json, library_version, record_id
 from assay.core.untrusted import parse_json
 from assay.pipeline.checks import check_writable
-from assay.pipeline.stage import Content, Progress, document_stage
+from assay.pipeline.stage import Content, Progress, Stage
 from assay.store import About, Store
 
 
@@ -144,7 +144,7 @@ def select_stored(
         )
         return Content(payload=path.to_dict() | {"id": identity}, about=about)
 
-    memo = document_stage(KIND, record, compute).run(store)
+    memo = Stage(kind=KIND, record=record, compute=compute).run(store)
     return StoredSelection(id=identity, document=memo.value.payload, cached=memo.cached)
 
 

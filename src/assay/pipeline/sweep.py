@@ -1,180 +1,31 @@
-"""A sweep: the jobs of a plan, and the driver that runs them and alone writes to the store.
+"""A sweep: the driver that runs the jobs of a plan, and alone writes to the store.
 
 A job is done when the store holds its row, whoever put it there and whatever became of the workers; so a
 sweep that was killed and is run again goes on where it was. Two sweeps on one store may do the same job
 twice, which changes nothing.
 """
 
-import gc
 import graphlib
 import heapq
-import itertools
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import cached_property
 from typing import Any
 
-from assay.analyses.worst_case import PROTOCOLS
-from assay.analyses.worst_case.sampling import check_ablation, grammar_of, usual_protocol
-from assay.core.errors import InputError, StoreError, check_name, writing
-from assay.core.record import BRIEF, Record, library_version, record_id
-from assay.discovery.edges import get_method
-from assay.models import Model
-from assay.pipeline.jobs import Job, circuit_record, model_at, run_job, scores_stage
-from assay.pipeline.plan import Limits, MethodChoice, Plan
-from assay.pipeline.prompts import Division, draw_inputs
+from assay.core.errors import InputError, StoreError, writing
+from assay.core.record import BRIEF, Record
+from assay.pipeline.jobs import Job, run_job
+from assay.pipeline.plan import Limits, Plan
 from assay.pipeline.stage import Progress, silent
 from assay.pipeline.workers import Ended, Work, Workers
-from assay.pipeline.worst import PairCounts, sizes
 from assay.store import About, Store
-from assay.tasks import PairTask
 
 
 TICK_SECONDS = 0.5  # longest rest of the loop
 USUAL_LIMITS = Limits()
-
-
-# ---- the jobs of a plan -------------------------------------------------------------------------
-
-
-def expand(
-    plan: Plan, *, device: str | None = None, dtype: str | None = None, here: str | None = None
-) -> tuple[Job, ...]:
-    """The jobs of a plan, each after those it needs.
-
-    Every model is loaded once, one at a time, and every task drawn: a job's record holds the hashes of both.
-
-    Args:
-        plan: The plan.
-        device: Where jobs run their models.
-        dtype: Number type of the weights, e.g. `float64`; None: as of `load_model`.
-        here: Where this process runs them; default: `device`.
-
-    Raises:
-        InputError: If parts of the plan do not fit each other: gates on images, an attack whose protocol the
-            ablation has no use for, a size beyond a model's graph.
-        AssayError: What loading a model or drawing a task raises.
-    """
-    place = {"device": device, "dtype": dtype, "device_map": plan.limits.device_map, "bos": plan.bos}
-    jobs: dict[str, Job] = {}
-    for name in plan.models:
-        jobs |= {job.id: job for job in _product(plan, name, place, here or device)}
-        gc.collect()  # before the next model is loaded
-    return tuple(jobs.values())
-
-
-def _product(plan: Plan, name: str, place: Mapping[str, Any], here: str | None) -> Iterator[Job]:
-    """The jobs of one model on all tasks, under all seeds."""
-    source = {"model": plan.locate(name), **place}
-    model = model_at(source | {"device": here})
-    n_edges = model.graph.n_edges
-    if beyond := [size for size in plan.sizes if size > n_edges]:
-        raise InputError(f"sizes has {beyond[0]:,}, but model {name!r} has {n_edges:,} edges; plan it apart")
-    for task, seed in itertools.product(plan.tasks, plan.seeds):
-        where = {**source, "task": plan.locate(task), "n": plan.n}
-        cell = _Cell(plan=plan, model=model, name=f"{name} {task}", seed=seed, source=where)
-        for choice in plan.methods:
-            yield from cell.product(choice)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Cell:
-    """One model on one task under one seed."""
-
-    plan: Plan
-    model: Model
-    name: str  # of model and task
-    seed: int
-    source: Mapping[str, Any]  # of its jobs
-
-    @cached_property
-    def inputs(self) -> Division:
-        return draw_inputs(self.model, self.source["task"], n=self.plan.n, seed=self.seed)
-
-    @property
-    def base(self) -> dict[str, Any]:
-        """What every record of these jobs holds."""
-        return {
-            "library": library_version(),
-            "model": self.model.describe(),
-            "batch_size": self.plan.limits.batch_size,
-            "threads": self.plan.limits.threads,
-            "seed": self.seed,
-        }
-
-    def job(self, kind: str, label: str, record: Mapping[str, Any], needs: tuple[str, ...] = ()) -> Job:
-        """A job; the seed is in its name only where there are several."""
-        seeds = [f"seed {self.seed}"] if len(self.plan.seeds) > 1 else []
-        name = " ".join([kind, self.name, label, *seeds])
-        return Job(name=name, kind=kind, record=record, source=self.source, needs=needs)
-
-    def product(self, choice: MethodChoice) -> Iterator[Job]:
-        """Scores, circuits and what is asked of them, for one method."""
-        plan, task, measured = self.plan, self.inputs.discovery, self.inputs.measured
-        method = get_method(choice.method, **choice.options)
-        how = {key: getattr(choice, key) for key in ("options", "steps", "quadrature")}
-        record = {
-            **self.base,
-            "discovery": task.describe(),
-            "method": {"key": method.key, **how},
-            # The method's own objective, such as `kl` of learned masks, unless the plan names one.
-            "objective": plan.objective or method.objective or task.objective,
-            "ablation": plan.ablation or measured.ablation,
-        }
-        discover = self.job("discover", choice.label, record)
-        yield discover
-        scores = scores_stage(record, self.model, task).record
-        for size in plan.sizes or (None,):
-            facts: dict[str, Any] = {"size": size}
-            label = f"{choice.label} {size} edges"
-            if size is None:
-                facts = {"target": plan.target, "judged_by": plan.objective or measured.objective}
-                label = f"{choice.label} target {plan.target:g}"
-            wanted = {**record, "measured": measured.describe(), **facts}
-            select = self.job("select", label, wanted, (discover.id,))
-            yield select
-            identity = record_id("circuit", circuit_record(wanted, scores))
-            yield from self.questions(identity, select, label)
-
-    def questions(self, circuit: str, origin: Job, label: str) -> Iterator[Job]:
-        """Measurements, gates and the attack on one circuit."""
-        plan, measured, needs = self.plan, self.inputs.measured, (origin.id,)
-        record = {
-            **self.base,
-            "measured": measured.describe(),
-            "circuit": circuit,
-            "objective": plan.objective or measured.objective,
-            "ablation": plan.ablation or measured.ablation,
-        }
-        if plan.metrics:
-            wanted = {"metrics": list(plan.metrics), "n_random": plan.n_random}
-            yield self.job("measure", label, {**record, **wanted}, needs)
-        if plan.gates:
-            if not isinstance(measured, PairTask):
-                raise InputError(f"gates need prompts, but task {measured.name!r} has images; plan it apart")
-            yield self.job("calibrate", label, {**record, "gates": list(plan.gates)}, needs)
-        if plan.attack is not None:
-            yield self.job("attack", label, {**record, "attack": self.attack(record["ablation"])}, needs)
-
-    def attack(self, ablation: str) -> dict[str, Any]:
-        """The pairs of a worst case under an ablation, which must have a use for them."""
-        choice, measured = self.plan.attack, self.inputs.measured
-        assert choice is not None
-        protocol = choice.protocol or usual_protocol(measured, ablation)
-        check_name("protocol", protocol, PROTOCOLS)
-        check_ablation(ablation, protocol, enumerate=False)
-        counts = {key: getattr(choice, key) for key in ("n_clean", "n_corrupted", "n_pairs")}
-        size = sizes(protocol, **counts)
-        if protocol == "file" or (grammar_of(measured) is None and protocol == "inputs"):
-            size = PairCounts(n_clean=measured.n, n_corrupted=measured.n)
-        return {"protocol": protocol, **vars(size)}
-
-
-# ---- the driver ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +33,9 @@ class JobOutcome(Record):
     """What became of a job.
 
     Attributes:
-        id, name, kind: Of the job.
+        id: Of the job.
+        name: Of the job.
+        kind: Of the job.
         status: `done` (here), `skipped` (found in the store), `failed` (given up) or `blocked` (it needs a
             job that failed).
         results: Ids of what it stored.

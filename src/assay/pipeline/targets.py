@@ -1,23 +1,14 @@
-"""Images to rank models on: folders by domain and class, single files, archives, or drawn shapes."""
+"""Images to rank models on: folders by domain and class, single files, or drawn shapes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from assay.analyses.generalization.ranking_inputs import SharedStreams
+from assay.analyses.generalization.ranking_inputs import SharedImages
 from assay.core.errors import InputError
 from assay.models import Model
-from assay.tasks import (
-    SHAPE_DOMAINS,
-    DomainSource,
-    EvalTransform,
-    ImageInputs,
-    ImageStream,
-    ReadOptions,
-    find_domains,
-    is_shapes,
-)
+from assay.tasks import SHAPE_DOMAINS, ImageTask, find_domains, is_shapes, one_domain
 from assay.tasks.image_source import FIRST_FREE, SHAPES
 from assay.zoo import Zoo
 
@@ -33,15 +24,12 @@ class Domain:
 
     Attributes:
         name: Of the domain.
-        labelled: Whether its images have labels; None: not known before they are read.
-        read: From a model to its images at the model's size, normalised as it wants them; files are decoded
-            when the task is run. Models that want the same pixels share the listing, and what is decoded.
+        read: From a model to its images as it reads them; models that want the same pixels share them.
         dataset: What the domain is part of: the folder of domains, or `shapes`.
     """
 
     name: str
-    labelled: bool | None
-    read: Callable[[Model], ImageInputs]
+    read: Callable[[Model], ImageTask]
     dataset: str = ""
 
 
@@ -53,21 +41,19 @@ def targets(
     seed: int = 0,
     skip_bad: bool = False,
     labels: bool | None = None,
-    first: int = FIRST_TARGET,
-    note: Callable[[str], None] | None = None,
+    note: Callable[[str], None] = lambda text: None,
 ) -> list[Domain]:
     """The domains that paths and styles name.
 
     Args:
-        images: Each a folder of domains (`DIR/DOMAIN/CLASS/*`), one domain (`DIR/CLASS/*`), a folder of
-            images without labels, or an `.npz` archive.
+        images: Each a folder of domains (`DIR/DOMAIN/CLASS/*`), one domain (`DIR/CLASS/*`), or a folder
+            of images without labels.
         shapes: Styles of the drawn shapes.
         n: Images per domain; None: all of a folder, 400 drawn ones.
         seed: Of samples and drawn images.
         skip_bad: Leave out files that cannot be decoded.
         labels: False: folders are not classes; every image below a path belongs to one domain without labels.
-        first: Number of the first drawn image.
-        note: Told about files that were left out.
+        note: Told what was left out.
 
     Raises:
         FileFormatError: If a path does not exist.
@@ -75,19 +61,18 @@ def targets(
         UnknownNameError: For an unknown style.
     """
     if not images and not shapes:
-        raise InputError("images are missing; name a domain with --images DIR, or --shapes STYLE")
-    options = ReadOptions(n=n, seed=seed, skip_bad=skip_bad)
-    tell = note or (lambda text: None)
+        raise InputError("images are missing; name a domain with --images DIR or shapes:STYLE")
     sources: list[str | Path] = [*(f"{SHAPES}:{style}" for style in shapes), *images]
     return [
         Domain(
-            name=domain.name,
-            labelled=domain.labelled,
-            read=SharedStreams(partial(_stream, domain, options), tell),
+            name=name,
+            read=SharedImages(partial(_read, found, skip_bad=skip_bad), note),
             dataset=SHAPES if is_shapes(source) else Path(source).absolute().name,
         )
         for source in sources
-        for domain in find_domains(source, labels=labels, start=first, drawn=N_SHAPES)
+        for name, found in find_domains(
+            source, labels=labels, n=n, seed=seed, start=FIRST_TARGET, drawn=N_SHAPES
+        ).items()
     ]
 
 
@@ -98,7 +83,7 @@ def known_target(
 
     Args:
         zoo: The models.
-        path: Folder or archive of one domain; None: drawn where the zoo's domain can be, else there is none.
+        path: Folder of one domain; None: drawn where the zoo's domain can be, else there is none.
         n: Images; None: all of a folder, 400 drawn ones.
         seed: Of the sample.
         skip_bad: Leave out files that cannot be decoded.
@@ -108,21 +93,11 @@ def known_target(
     """
     if path is None and (zoo.id_domain not in SHAPE_DOMAINS or zoo.data.get("name", "shapes") != "shapes"):
         return None
-    domains = targets(
-        [] if path is None else [path],
-        [] if path is not None or zoo.id_domain is None else [zoo.id_domain],
-        n=n,
-        seed=seed,
-        skip_bad=skip_bad,
-        first=FIRST_KNOWN,
-    )
-    if len(domains) != 1:
-        names = ", ".join(each.name for each in domains)
-        raise InputError(
-            f"--id-images holds {len(domains)} domains ({names}); give the folder of one, DIR/CLASS/*"
-        )
-    return domains[0]
+    source = f"{SHAPES}:{zoo.id_domain}" if path is None else path
+    found = one_domain(find_domains(source, n=n, seed=seed, start=FIRST_KNOWN, drawn=N_SHAPES), source)
+    return Domain(name=found.domain, read=SharedImages(partial(_read, found, skip_bad=skip_bad)))
 
 
-def _stream(domain: DomainSource, options: ReadOptions, model: Model) -> ImageStream:
-    return domain.stream(replace(options, transform=EvalTransform.for_model(model)), model.classes)
+def _read(images: ImageTask, model: Model, *, skip_bad: bool) -> ImageTask:
+    ready = images.for_model(model)
+    return ready.readable() if skip_bad else ready

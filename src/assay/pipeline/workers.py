@@ -20,14 +20,7 @@ from dataclasses import dataclass
 from multiprocessing import connection, get_context, parent_process
 from typing import TYPE_CHECKING, Any
 
-from assay.core.errors import (
-    AssayError,
-    AssayWarning,
-    InputError,
-    MissingExtraError,
-    StoreError,
-    UnsupportedModelError,
-)
+from assay.core.errors import AssayError, AssayWarning, InputError, StoreError, UnsupportedModelError
 from assay.core.extras import needs_extra
 from assay.core.machine import usable_cores
 from assay.core.signals import handled
@@ -44,7 +37,7 @@ READY = "ready"  # the first word of a worker: its work is loaded
 READY_SECONDS = 600.0  # that loading may take, and on a cluster finding room
 PARENT_GONE = 74  # exit status of a worker whose sweep is gone
 LOCAL = "local"
-PERMANENT = (InputError, MissingExtraError, UnsupportedModelError)  # another attempt would fail alike
+PERMANENT = (InputError, ImportError, UnsupportedModelError)  # another attempt would fail alike
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS")
 
 
@@ -101,8 +94,8 @@ def attempt(work: Work, job: "Job", location: str) -> Ended:
             end = {"fault": "store", "message": str(error)}
         except Exception as error:  # noqa: BLE001 - it is reported with its job, and the worker lives on
             end = {"fault": "input" if isinstance(error, PERMANENT) else "error"}
-            end |= {"message": f"{type(error).__name__}: {error}"}
-            end |= {"trace": "".join(traceback.format_exception(error))}
+            end["message"] = f"{type(error).__name__}: {error}"
+            end["trace"] = "".join(traceback.format_exception(error))
     notes = tuple(dict.fromkeys(str(each.message) for each in raised))
     return Ended(job=job.id, contents=tuple(contents), notes=notes, **end)
 
@@ -305,10 +298,8 @@ class _Process(Worker):
 
 # ---- Ray ----------------------------------------------------------------------------------------
 
-_ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # no usage reports
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # workers see the accelerators there are
-}
+# No usage reports; workers see the accelerators there are.
+_ENVIRONMENT = dict.fromkeys(("RAY_USAGE_STATS_ENABLED", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"), "0")
 # Read when Ray is imported: without a cluster its servers, which ask for no password, listen on the loopback
 # address alone. They would on any, on Linux too.
 _ALONE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}
@@ -333,8 +324,7 @@ class RayWorkers(Workers):
         with needs_extra("ray", "running on Ray needs Ray"):
             import ray
         self._ray: Any = ray
-        self._address, self._gpus = address, gpus
-        self._own = False
+        self._address, self._gpus, self._own = address, gpus, False
 
     def connect(self, limits: "Limits") -> int:
         """Join the cluster, or start Ray here, unless that is done.
@@ -350,22 +340,20 @@ class RayWorkers(Workers):
             if self._address == LOCAL:
                 cpus = max(usable_cores(), limits.n_workers * limits.threads)
                 options |= {"num_cpus": cpus, "object_store_memory": 100 << 20, "include_dashboard": False}
-            # Ray puts a handler of its own in place, which ends the process at once.
-            with handled(None, signal.SIGTERM):
-                try:
+            try:
+                with handled(None, signal.SIGTERM):  # Ray's own handler ends the process at once
                     self._ray.init(address=self._address, **options)
-                except (ConnectionError, ValueError, RuntimeError) as error:
-                    raise AssayError(
-                        f"cannot reach a Ray cluster at {self._address!r}: {error}; start one with "
-                        "`ray start --head`, or use --ray local for this machine alone"
-                    ) from error
+            except (ConnectionError, ValueError, RuntimeError) as error:
+                raise AssayError(
+                    f"cannot reach a Ray cluster at {self._address!r}: {error}; start one with `ray start "
+                    "--head`, or use --ray local"
+                ) from error
             self._own = True
         there = int(self._ray.cluster_resources().get("GPU", 0))
         self._gpus = min(1, there) if self._gpus is None else self._gpus
         if self._gpus > there:
             raise AssayError(
-                f"each worker is to have {self._gpus} GPU, but the Ray cluster has {there}; use --device "
-                "cpu, or add a node with a GPU"
+                f"each worker needs {self._gpus} GPU, but the Ray cluster has {there}; use --device cpu"
             )
         return self._gpus
 

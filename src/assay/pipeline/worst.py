@@ -61,9 +61,10 @@ def sizes(
     """
     counts = {"n-clean": n_clean, "n-corrupted": n_corrupted, "n-pairs": n_pairs}
     used = () if enumerate else COUNTED.get(protocol, ("n-pairs",))
-    for name in (name for name, count in counts.items() if count is not None and name not in used):
-        own = " and ".join(f"--{each}" for each in used) or "no count"
-        raise InputError(f"protocol {protocol!r} does not use --{name} here; it takes {own}")
+    for name, count in counts.items():
+        if count is not None and name not in used:
+            own = " and ".join(f"--{each}" for each in used) or "no count"
+            raise InputError(f"protocol {protocol!r} does not use --{name} here; it takes {own}")
     if protocol == "all":
         return PairCounts(n_clean=n_clean or DEFAULT_SIDE, n_corrupted=n_corrupted or DEFAULT_SIDE)
     n_pairs = (n_clean if protocol == INPUTS else n_pairs) or DEFAULT_PAIRS
@@ -114,18 +115,10 @@ def worst_case_stage(
     how: dict[str, Any] = {"divergence": divergence, "thresholds": thresholds, **options}
 
     def read(stored: StoredResult) -> WorstCase:
-        arrays = stored.arrays
-        return WorstCase(
-            divergence=arrays["divergence"].double().numpy(),
-            empty=arrays["empty"].double().numpy(),
-            argmax_differs=arrays["argmax_differs"].bool().numpy(),
-            sample=sample,
-            facts=facts,
-            thresholds=tuple(thresholds),
-            notes=notes_on(circuit, sample),
-            seconds=float(stored.payload["seconds"]),
-            rerun=Rerun(model=model, circuit=circuit, sample=sample, divergence=divergence),
-        )
+        arrays = {name: stored.arrays[name].double().numpy() for name in ("divergence", "empty")}
+        arrays["argmax_differs"] = stored.arrays["argmax_differs"].bool().numpy()
+        worst = _result(circuit, model, sample, divergence, thresholds, **arrays)
+        return replace(worst, seconds=float(stored.payload["seconds"]))
 
     def write(worst: WorstCase) -> Content:
         about = About(
@@ -143,6 +136,20 @@ def worst_case_stage(
 
     compute = compute or partial(run_sample, circuit, model, sample, **how)
     return Stage(kind="worst_case", record=facts["provenance"], compute=compute, write=write, read=read)
+
+
+def _result(
+    circuit: Circuit, model: Model, sample: PairSample, key: str, thresholds: Sequence[float], **arrays: Any
+) -> WorstCase:
+    """The result with the arrays of its pairs, by a divergence."""
+    return WorstCase(
+        sample=sample,
+        facts=facts_of(circuit, model, sample, key, thresholds),
+        thresholds=tuple(thresholds),
+        notes=notes_on(circuit, sample),
+        rerun=Rerun(model=model, circuit=circuit, sample=sample, divergence=key),
+        **arrays,
+    )
 
 
 def worst_measured(runs: CircuitRuns, *, store: Store | None = None) -> WorstCase:
@@ -163,21 +170,13 @@ def worst_measured(runs: CircuitRuns, *, store: Store | None = None) -> WorstCas
     def compute() -> WorstCase:
         divergence = get_divergence("kl")
         full, keep, empty = (runs.logits(which) for which in ("full", "keep", "empty"))
-        for logits, what in ((full, "the model"), (keep, "the circuit"), (empty, "the empty circuit")):
+        for what, logits in {"the model": full, "the circuit": keep, "the empty circuit": empty}.items():
             check_finite(logits, what, torch.arange(task.n))
         kept, nothing = (pair_divergences(divergence, full, each, sample.clean) for each in (keep, empty))
         if model.result_dtype != torch.float64:
             kept, nothing = (each.astype(np.float32).astype(np.float64) for each in (kept, nothing))
-        return WorstCase(
-            divergence=kept,
-            empty=nothing,
-            argmax_differs=likeliest_differs(full, keep, sample.clean),
-            sample=sample,
-            facts=facts_of(circuit, model, sample, divergence, ()),
-            thresholds=(),
-            notes=notes_on(circuit, sample),
-            rerun=Rerun(model=model, circuit=circuit, sample=sample, divergence=divergence),
-        )
+        arrays = {"empty": nothing, "argmax_differs": likeliest_differs(full, keep, sample.clean)}
+        return _result(circuit, model, sample, "kl", (), divergence=kept, **arrays)
 
     return worst_case_stage(circuit, model, sample, compute=compute).run(store).value
 
