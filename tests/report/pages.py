@@ -1,6 +1,7 @@
 """One small real result of every kind that has a page, each made once in a process."""
 
 import copy
+import json
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -16,27 +17,27 @@ from synthetic_store import Filled, fill, made_audit, mini
 from type_checks import no_type_checks
 
 import assay
-from assay.analyses.generalization.batches import labelled_outputs
+from assay.analyses.generalization.batches import labelled_inspection
 from assay.analyses.generalization.comparison import compare_rankings
-from assay.analyses.generalization.domain_evaluation import (
-    DomainEvaluation,
-    DomainProbe,
-    EvaluationSettings,
-)
-from assay.analyses.generalization.monitoring import Monitor
-from assay.analyses.generalization.predictors import ORDER
+from assay.analyses.generalization.domain_evaluation import DomainEvaluation
+from assay.analyses.generalization.domains import DomainProbe, EvaluationSettings
+from assay.analyses.generalization.metrics import METRICS
+from assay.analyses.generalization.monitor import Monitor
 from assay.analyses.generalization.ranking import rank_inspections
 from assay.analyses.generalization.ranking_table import Ranking
-from assay.circuits import EdgeScores
+from assay.circuits import Circuit, EdgeScores, ExportedCircuit
 from assay.graph import build_graph
+from assay.page.blocks import Page
 from assay.pipeline.compare import compare_page
-from assay.report import circuit_document, sweep_page
+from assay.report.circuit_page import circuit_page
+from assay.report.sweep import sweep_page
 from assay.store import Store
 from assay.tasks import EvalTransform, corrupt, draw_shapes
 
 
 Document = dict[str, Any]
 TRANSFORM = EvalTransform()
+BENCHMARK = Path(__file__).parents[2] / "experiments" / "discovery_benchmark" / "mini-ioi.json"
 
 
 def _audit() -> Document:
@@ -82,11 +83,18 @@ def _calibration() -> Document:
     return assay.calibrate_all(made.circuit, made.model, task, against=against, groups="object").to_dict()
 
 
-def _circuit() -> Document:
+def _circuit() -> Page:
     made = mini()
-    return circuit_document(
-        made.scores.top(40), scores=made.scores, model=made.model, task=made.task, prompts=2
-    )
+    return circuit_page(made.scores.top(40), scores=made.scores, model=made.model, task=made.task, prompts=2)
+
+
+def listed(circuit: Circuit, scores: EdgeScores | None = None) -> list[Document]:
+    """The edges of a circuit as a viewer takes them."""
+    edges = ExportedCircuit(circuit=circuit, scores=scores).edges
+    return [
+        {"source": edge.source, "target": edge.target, "score": edge.score, "rank": rank, "kept": True}
+        for rank, edge in enumerate(edges, start=1)
+    ]
 
 
 @cache
@@ -95,7 +103,7 @@ def ranked(*, labelled: bool = True, seed: int = 0) -> Ranking:
     qualities = (0.1, 0.5, 0.9, 0.3, 0.7)
     shown = {f"q<{q:g}>": planted(q, seed=seed, labelled=labelled) for q in qualities}
     known = {f"q<{q:g}>": planted(q, n=80, seed=seed + 5) for q in qualities}
-    metrics = [key for key in ORDER if key != "cot"]
+    metrics = [key for key in METRICS if key != "cot"]
     return rank_inspections(shown, known, metrics=metrics, settings=SETTINGS)
 
 
@@ -110,7 +118,7 @@ def _planted_subsets() -> SimpleNamespace:
 def vit() -> SimpleNamespace:
     """An image classifier with the edges of its circuit on images of one style."""
     model = assay.load_model(untrained_vit(seed=1))
-    scores = assay.discover(model, draw_shapes("flat", 24).task(TRANSFORM), steps=2)
+    scores = assay.discover(model, draw_shapes("flat", 24).with_transform(TRANSFORM), steps=2)
     return SimpleNamespace(model=model, scores=scores)
 
 
@@ -126,7 +134,7 @@ def _monitor() -> Document:
 @cache
 def evaluated() -> DomainEvaluation:
     """A model on its own images, on three corruptions of them and on four other styles."""
-    labelled = labelled_outputs(vit().model, draw_shapes("flat", 18, start=100).task(TRANSFORM))
+    labelled = labelled_inspection(vit().model, draw_shapes("flat", 18, start=100).with_transform(TRANSFORM))
     settings = EvaluationSettings(n=12, n_subsets=5)
     probe = DomainProbe(
         model=vit().model, reference=vit().scores, labelled=labelled, settings=settings, transform=TRANSFORM
@@ -160,13 +168,14 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "audit": _audit,
     "worst_case": _worst_case,
     "calibration": _calibration,
-    "circuit-view": _circuit,
     "ranking": lambda: ranked().to_dict(),
     "ranking-comparison": lambda: compare_rankings([ranked(), ranked(seed=1)]).to_dict(),
     "subset": lambda: _planted_subsets().path[20].document,
     "subset-path": lambda: _planted_subsets().path.document,
     "monitor": _monitor,
     "domain-evaluation": lambda: evaluated().to_dict(),
+    "benchmark": lambda: {"kind": "benchmark", **json.loads(BENCHMARK.read_text(encoding="utf-8"))},
+    "circuit-view": _circuit,
     "measurements": lambda: [mini().measured],
     "sweep": lambda: sweep_page(stored()[0], "methods"),
     "comparison": lambda: compare_page(stored()[0], *stored()[1].audits),
@@ -174,7 +183,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "some gates": _some_gates,
     "whole audit": _whole_audit,
 }
-KINDS = tuple(MAKERS)[:13]
+KINDS = tuple(MAKERS)[:14]
 DOCUMENTS = KINDS[:10]
 
 
@@ -196,14 +205,14 @@ def large_document(n_edges: int = 5_000) -> Document:
     values = torch.randn(graph.n_sources, graph.n_targets, generator=generator).exp()
     values[0], values[:, -1] = 12 * values[0], 25 * values[:, -1]
     scores = EdgeScores(graph, values)
-    viewed = circuit_document(scores.top(n_edges), scores=scores)
-    first = circuit_document(scores.top(60).connected(), scores=scores)["edges"]
-    shown = {(edge["source"], edge["target"]) for edge in first}
-    for edge in viewed["edges"]:
+    edges = listed(scores.top(n_edges), scores)
+    shown = {(edge["source"], edge["target"]) for edge in listed(scores.top(60).connected())}
+    for edge in edges:
         if (edge["source"], edge["target"]) in shown:
             edge["shown"] = True
     made = document("audit")
     share = {"value": 0.2, "low": 0.1, "high": 0.3, "level": 0.95}
     made["excerpt"] = {"size": 60, "n_edges": len(shown), "attribution": 0.25, "faithfulness": share}
     made["circuit"] |= {"size": n_edges, "n_edges": n_edges}
-    return {**made, "graph": {**made["graph"], **viewed["graph"]}, "edges": viewed["edges"]}
+    described = graph.describe() | {"n_edges": graph.n_edges, "fingerprint": graph.fingerprint}
+    return {**made, "graph": {**made["graph"], **described}, "edges": edges}

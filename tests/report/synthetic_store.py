@@ -11,7 +11,7 @@ import assay
 from assay.core.measurement import Measurement
 from assay.core.random import stream
 from assay.core.verdict import Rule
-from assay.pipeline import Audit
+from assay.pipeline.audit_result import Audit
 from assay.stats.statistic import mean_of
 from assay.store import About, Store
 

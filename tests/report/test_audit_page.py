@@ -12,8 +12,8 @@ from pages import document, large_document
 
 from assay.core.errors import InputError
 from assay.page.graph import UNSCRIPTED
-from assay.pipeline import Audit
 from assay.pipeline.audit_page import caveats, head_data, solved, strongest_heads, verdict
+from assay.pipeline.audit_result import Audit
 from assay.report.save import render
 
 
@@ -58,12 +58,18 @@ def test_the_verdict_names_both_faithfulnesses_where_they_differ(own: Document) 
     assert verdict(audit_of(own)).startswith("No circuit smaller than the model reaches 0.90: ")
 
 
-@pytest.mark.parametrize("code", ["task_not_solved", "unstable_denominator"])
-def test_an_unsolved_task_has_no_faithful_circuit(own: Document, code: str) -> None:
+def test_an_unsolved_task_has_no_faithful_circuit(own: Document) -> None:
     assert solved(audit_of(own))
-    own["measurements"][NORMALISED]["warnings"] = [code]
+    own["measurements"][NORMALISED]["warnings"] = ["task_not_solved"]
     assert "does not solve ioi" in verdict(audit_of(own))
-    assert "divides by the model’s gain over its corrupted run" in caveats(audit_of(own))[0]
+    assert "the model’s arithmetic, not a behaviour" in caveats(audit_of(own))[0]
+
+
+def test_a_gain_that_is_hardly_known_is_not_a_model_that_fails(own: Document) -> None:
+    finding = verdict(audit_of(own))
+    own["measurements"][NORMALISED]["warnings"] = ["unstable_denominator"]
+    assert verdict(audit_of(own)) == finding
+    assert "within three standard errors of 0" in caveats(audit_of(own))[0]
 
 
 def test_the_strongest_heads_are_those_of_the_circuit(own: Document) -> None:
@@ -91,8 +97,6 @@ def test_caveats_name_what_weakens_the_verdict(own: Document) -> None:
     same, gap = caveats(audit_of(own))[2:]
     assert "the same prompts" in same
     assert "completeness gap of the attribution is 20" in gap
-    own["method"]["routing"] = {"choices": 1200, "changed": 34}
-    assert caveats(audit_of(own))[3].startswith("34 of 1,200 choices of experts")
 
 
 def test_a_number_that_other_ablations_do_not_give_is_no_number_by_itself(own: Document) -> None:
@@ -116,6 +120,22 @@ def test_every_measurement_and_part_has_a_row(own: Document) -> None:
         assert each["id"] in text or each["name"] == "topk"  # whose parts have rows
     assert "X.other" in text
     assert "X.same" not in text, "a part that is the measurement itself is left out"
+
+
+@pytest.mark.parametrize(
+    ("clean", "corrupted", "marked"),
+    [
+        ("When Mary and John met, John", "When Mary and Tom met, Ann", [["John", "John"], ["Tom", "Ann"]]),
+        ("It is not red", "It is red", [["not "], []]),
+    ],
+)
+def test_each_prompt_has_its_own_words_marked_where_the_other_differs(
+    own: Document, clean: str, corrupted: str, marked: list[list[str]]
+) -> None:
+    own["task"]["examples"] = [{**own["task"]["examples"][0], "clean": clean, "corrupted": corrupted}]
+    rows = re.findall(r'<span class="tag">(?:clean|corrupted)</span><span class="prompt">(.*) <', render(own))
+    assert [re.sub("<[^>]*>", "", row).strip() for row in rows] == [clean, corrupted]
+    assert [re.findall(r"<mark>([^<]*)</mark>", row) for row in rows] == marked
 
 
 def test_worst_case_and_gates_of_an_audit_are_articles_of_their_own() -> None:

@@ -112,23 +112,6 @@ def test_the_prompts_that_would_settle_it_are_said(made: Document) -> None:
     assert page_words.advice(pool, made) == ["A pool of about 500 prompts would settle it (here: 120)."]
 
 
-@pytest.mark.parametrize(
-    ("low", "value", "high", "text"),
-    [
-        (0.0235, 0.026, 0.0291, "0.0260 [0.0235, 0.0291]"),
-        (0.0, 0.0063, 0.035, "0.006 [0.000, 0.035]"),
-        (1.0004, 1.4, 1.9, "1.4000 [1.0004, 1.9000]"),
-        (0.9961, 1.4, 1.9, "1.400 [0.996, 1.900]"),
-        (None, 0.0056, None, "0.0056"),
-    ],
-)
-def test_numbers_have_the_digits_that_their_interval_tells_apart(
-    low: float | None, value: float, high: float | None, text: str
-) -> None:
-    judged = blank(low=low, value=value, high=high, rule=Rule(pass_at=1.0))
-    assert page_words.number_line(judged)[0] == text
-
-
 def blank(*, low: float | None = 0.4, high: float | None = 0.8, **changes: Any) -> Judged:
     """A number with an interval and a limit at 0.5."""
     bounds = None
@@ -145,9 +128,6 @@ def blank(*, low: float | None = 0.4, high: float | None = 0.8, **changes: Any) 
         "unit": 0.5,
     }
     return Judged(interval=bounds, **(facts | changes))
-
-
-# ---- every code of the gates has words
 
 
 # ---- pictures

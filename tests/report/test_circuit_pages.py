@@ -11,16 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pages import Document, large_document
+from pages import Document, large_document, listed
 from synthetic_store import made_audit, mini
 
 from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import AssayWarning, GraphMismatchError, InputError
 from assay.execution.attention_patterns import attention_pattern
 from assay.graph import Graph, build_graph
-from assay.page.graph import UNSCRIPTED, CircuitDrawing, circuit_drawing, packed_pattern
+from assay.page.blocks import Interactive, Page
+from assay.page.graph import UNSCRIPTED, CircuitDrawing, packed_pattern
 from assay.page.html import source
-from assay.report import circuit_document
+from assay.report.circuit_page import circuit_page
 from assay.report.save import render
 
 
@@ -31,7 +32,8 @@ def grouped() -> Document:
     """Of a graph whose heads share keys and values in pairs."""
     graph = build_graph(2, 4, 2)
     values = torch.randn(graph.n_sources, graph.n_targets, generator=torch.Generator().manual_seed(0))
-    return circuit_document(EdgeScores(graph, values).top(60), scores=EdgeScores(graph, values))
+    scores = EdgeScores(graph, values)
+    return {"graph": graph.describe(), "edges": listed(scores.top(60), scores)}
 
 
 SHAPES = {"4x8": lambda: made_audit().to_dict(), "12x12": lambda: large_document(500), "grouped": grouped}
@@ -40,7 +42,7 @@ SHAPES = {"4x8": lambda: made_audit().to_dict(), "12x12": lambda: large_document
 @pytest.fixture(params=SHAPES, scope="module")
 def layout(request: pytest.FixtureRequest) -> CircuitDrawing:
     made = SHAPES[request.param]()
-    return circuit_drawing(made["graph"], made["edges"])
+    return CircuitDrawing(made["graph"], made["edges"])
 
 
 def test_nodes_stand_in_forward_order_without_touching(layout: CircuitDrawing) -> None:
@@ -59,20 +61,20 @@ def test_nodes_stand_in_forward_order_without_touching(layout: CircuitDrawing) -
 def test_edges_join_their_ends_and_never_pass_behind_a_node(layout: CircuitDrawing) -> None:
     nodes = {node.index: node for node in layout.nodes}
     for edge in layout.edges:
-        source, target = nodes[edge.source], nodes[edge.feeds[0]]
-        start, end = ends(edge.path)
+        source, target = nodes[edge["source"]], nodes[edge["feeds"][0]]
+        start, end = ends(edge["path"])
         assert start[0] == pytest.approx(source.x + source.width, abs=0.1)
         assert source.y <= start[1] <= source.y + source.height
         assert end[0] == pytest.approx(target.x, abs=0.1)
         assert target.y <= end[1] <= target.y + target.height
-        places = np.array(samples(edge.path))
+        places = np.array(samples(edge["path"]))
         for node in layout.nodes:
-            if node.index in (edge.source, *edge.feeds):
+            if node.index in (edge["source"], *edge["feeds"]):
                 continue
             across = (places[:, 0] > node.x + 1) & (places[:, 0] < node.x + node.width - 1)
             behind = across & (places[:, 1] > node.y + 1) & (places[:, 1] < node.y + node.height - 1)
             assert not behind.any(), (edge, node.name)
-    widths = [edge.width for edge in layout.edges]
+    widths = [edge["width"] for edge in layout.edges]
     assert widths == sorted(widths, reverse=True)
     assert widths[0] == 6.0
 
@@ -103,10 +105,10 @@ def ends(path: str) -> tuple[tuple[float, float], tuple[float, float]]:
 def test_q_k_and_v_enter_at_heights_of_their_own(layout: CircuitDrawing) -> None:
     heights: dict[int, dict[str, set[float]]] = {}
     for edge in layout.edges:
-        channel = layout.graph.targets[edge.target].rpartition(".")[2]
+        channel = layout.graph.targets[edge["target"]].rpartition(".")[2]
         if channel in ("q", "k", "v"):
-            places = heights.setdefault(edge.feeds[0], {}).setdefault(channel, set())
-            places.add(round(ends(edge.path)[1][1], 1))
+            places = heights.setdefault(edge["feeds"][0], {}).setdefault(channel, set())
+            places.add(round(ends(edge["path"])[1][1], 1))
     assert any(len(channels) == 3 for channels in heights.values())
     for channels in heights.values():
         assert all(len(places) == 1 for places in channels.values())
@@ -116,20 +118,21 @@ def test_q_k_and_v_enter_at_heights_of_their_own(layout: CircuitDrawing) -> None
 def test_grouped_keys_feed_all_heads_of_their_group_under_either_name() -> None:
     made = grouped()
     graph = build_graph(2, 4, 2)
-    before = circuit_drawing(made["graph"], made["edges"])
+    before = CircuitDrawing(made["graph"], made["edges"])
     for edge in before.edges:
-        name = graph.targets[edge.target]
+        name = graph.targets[edge["target"]]
         shared = name.endswith((".k", ".v"))
-        assert len(edge.feeds) == (2 if shared else 1)
+        assert len(edge["feeds"]) == (2 if shared else 1)
         if name != "logits":
-            assert set(edge.feeds) == set(graph.feeds[edge.target].nonzero().flatten().tolist())
+            assert set(edge["feeds"]) == set(graph.feeds[edge["target"]].nonzero().flatten().tolist())
         assert (".kv" in name) == shared
-    for listed in made["edges"]:
-        listed["target"] = listed["target"].replace(".kv", ".h")
+    for each in made["edges"]:
+        each["target"] = each["target"].replace(".kv", ".h")
     with pytest.warns(AssayWarning, match="key/value head"):
-        assert circuit_drawing(made["graph"], made["edges"]).edges == before.edges
-    alone = circuit_document(Circuit.full(build_graph(2, 3, mlps=False)))
-    assert {node.kind for node in circuit_drawing(alone["graph"], alone["edges"]).nodes} == {"bar", "head"}
+        assert CircuitDrawing(made["graph"], made["edges"]).edges == before.edges
+    alone = Circuit.full(build_graph(2, 3, mlps=False))
+    drawing = CircuitDrawing(alone.graph.describe(), listed(alone))
+    assert {node.kind for node in drawing.nodes} == {"bar", "head"}
 
 
 # ---- the page of a circuit ----------------------------------------------------------------------
@@ -155,10 +158,16 @@ def test_patterns_are_those_of_the_model_itself() -> None:
         attention_pattern(model, task, 40)
 
 
-def test_a_document_holds_patterns_of_the_first_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
+def attention_of(page: Page) -> Document:
+    (view,) = page.sections[0].blocks
+    assert isinstance(view, Interactive)
+    return dict(view.values["data"]["attention"])
+
+
+def test_a_page_holds_patterns_of_the_first_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
     made, circuit = mini(), mini().scores.top(40)
     given = {"scores": made.scores, "model": made.model, "task": made.task, "prompts": 2}
-    attention = circuit_document(circuit, **given)["attention"]
+    attention = attention_of(circuit_page(circuit, **given))
     assert [prompt["text"][:2] for prompt in attention["prompts"]] == ["1:", "2:"]
     assert set(attention["heads"]) == {name for name in circuit.nodes() if ".h" in name}
     assert attention["note"] == ""
@@ -169,7 +178,7 @@ def test_a_document_holds_patterns_of_the_first_prompts(monkeypatch: pytest.Monk
     pattern = attention_pattern(made.model, made.task, 1)[layer, head].numpy()
     assert np.abs(packed / 255 - pattern).max() <= 1 / 510 + 1e-6
     monkeypatch.setattr("assay.report.circuit_page.PATTERN_BYTES", 2_000)
-    attention = circuit_document(circuit, **given)["attention"]
+    attention = attention_of(circuit_page(circuit, **given))
     assert 0 < len(attention["heads"]) < 10
     assert sum(len(each) for packed in attention["heads"].values() for each in packed) <= 2_100
     assert f"Patterns of {len(attention['heads'])} of " in attention["note"]
@@ -177,15 +186,13 @@ def test_a_document_holds_patterns_of_the_first_prompts(monkeypatch: pytest.Monk
 
 def test_a_circuit_alone_has_a_page_that_names_what_it_lacks() -> None:
     graph = build_graph(12, 12)
-    text = render(circuit_document(Circuit.random(graph, 9_000)))
+    text = render(circuit_page(Circuit.random(graph, 9_000)))
     assert text.partition('<g class="edges"')[2].partition("</g>")[0].count("<path") == UNSCRIPTED
     assert "This circuit has no scores" in text
     assert "The strongest 5,000 of 9,000 edges are drawn" in text
     assert "made without attention patterns" in text
-    with pytest.raises(InputError, match="prompts is 0"):
-        circuit_document(mini().circuit, prompts=0)
     with pytest.raises(GraphMismatchError, match="does not belong to mini"):
-        circuit_document(Circuit.full(graph), model=mini().model, task=mini().task)
+        circuit_page(Circuit.full(graph), model=mini().model, task=mini().task)
 
 
 # ---- the viewer's script, run by node -----------------------------------------------------------

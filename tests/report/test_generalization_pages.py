@@ -14,10 +14,8 @@ from pages import document, evaluated, ranked
 from assay.analyses.generalization import (
     monitor_page,
     monitor_plots,
-    monitor_words,
-    page,
-    rank_plots,
-    rank_words,
+    ranking_page,
+    ranking_plots,
 )
 from assay.analyses.generalization.dynamics import DepthReading, Dynamics
 from assay.analyses.generalization.evaluation_page import evaluation_page
@@ -51,21 +49,21 @@ def ranking() -> Document:
 
 
 def test_rows_are_in_the_order_of_the_leading_metric(ranking: Document) -> None:
-    table = page.ranking_page(ranking).sections[0].blocks[0]
+    table = ranking_page.ranking_page(ranking).sections[0].blocks[0]
     assert [row[0] for row in table.rows] == ["q<0.9>", "q<0.7>", "q<0.5>", "q<0.3>", "q<0.1>"]
     assert [column.name for column in table.columns[1:3]] == ["accuracy", "DDB output"]
     assert [plain_text(row[2].text).split()[-1] for row in table.rows[:2]] == ["#1", "#2"]
-    arrows = {metric["key"]: rank_words.arrow(metric) for metric in ranking["metrics"]}
+    arrows = {metric["key"]: ranking_page.arrow(metric) for metric in ranking["metrics"]}
     assert (arrows["ddb-output"], arrows["sharpness"]) == ("\N{UPWARDS ARROW}", "\N{DOWNWARDS ARROW}")
     assert (arrows["alpha-req"], arrows["energy"]) == ("\N{RIGHTWARDS ARROW}1", "")
 
 
 def test_the_verdict_names_the_pick_and_what_is_better_if_anything(ranking: Document) -> None:
-    best = rank_words.verdict(ranking)
-    assert best.startswith("DDB output picks q<0.9>, the best by it in 100")
+    best = ranking_page.verdict(ranking)
+    assert best.startswith("On 80 labelled images of target, q<0.9> has the highest accuracy")
     assert "It has the highest accuracy" in best
     ranking["performance"][0]["value"] = 0.999
-    assert "the highest is 1.00, of q<0.1>" in rank_words.verdict(ranking)
+    assert "the highest is 1.00, of q<0.1>" in ranking_page.verdict(ranking)
 
 
 def test_without_labels_the_page_says_what_is_not_known() -> None:
@@ -84,32 +82,24 @@ def test_a_comparison_is_followed_by_its_rankings() -> None:
 
 def test_the_motif_picture_leaves_out_what_no_edge_joins() -> None:
     layers = ["input", "block 0", "logits"]
-    matrix = rank_plots.layer_matrix([[0.0, 1.0, 2.0], [None, 0.0, -3.0], [0.0, 0.0, 0.0]], layers)
+    matrix = ranking_plots.layer_matrix([[0.0, 1.0, 2.0], [None, 0.0, -3.0], [0.0, 0.0, 0.0]], layers)
     assert (matrix.rows, matrix.columns) == (("input", "block 0"), ("block 0", "logits"))
     np.testing.assert_array_equal(matrix.values, [[1, 2], [math.nan, -3]])
-    heads_to_mlp = rank_plots.layer_matrix([[0.0, 1.0, 2.0], [0.0, 4.0, -3.0], [0.0, 0.0, 0.0]], layers)
+    heads_to_mlp = ranking_plots.layer_matrix([[0.0, 1.0, 2.0], [0.0, 4.0, -3.0], [0.0, 0.0, 0.0]], layers)
     assert heads_to_mlp.values[1, 0] == 4
 
 
 def test_pictures_of_a_ranking_hold_its_numbers(ranking: Document) -> None:
-    first, second = rank_plots.plot_forest(ranking).get_figure().axes
+    first, second = ranking_plots.plot_forest(ranking).get_figure().axes
     assert [first.get_xlabel(), second.get_xlabel()] == ["DDB output", "accuracy"]
     assert first.get_yticklabels()[0].get_text() == "q<0.9>"
     values = [x for x, _ in points(first, "o")]
     assert values[0] == max(values)
-    assert len(rank_plots.plot_forest(ranked(labelled=False).to_dict()).get_figure().axes) == 1
-    shown = [ax for ax in rank_plots.plot_scatter(ranking).get_figure().axes if ax.get_visible()]
+    assert len(ranking_plots.plot_forest(ranked(labelled=False).to_dict()).get_figure().axes) == 1
+    shown = [ax for ax in ranking_plots.plot_scatter(ranking).get_figure().axes if ax.get_visible()]
     assert [ax.get_title("left") for ax in shown] == [metric["name"] for metric in ranking["metrics"]]
     performance = [row["value"] for row in ranking["performance"]]
     assert [y for _, y in points(shown[0], "o")] == pytest.approx(performance)
-    costs = {
-        "inspect": {"seconds": 1.0, "passes": {"forward": 1}},
-        "edge-scores": {"seconds": 9.0, "passes": {"forward": 7.0, "backward": 5.0}},
-    }
-    ax = rank_plots.plot_cost(costs)
-    assert [bar.get_width() for bar in ax.patches] == [9.0, 1.0]
-    assert [label.get_text() for label in ax.get_yticklabels()] == ["all edges", "logits and features"]
-    assert ax.texts[0].get_text() == "9 s; per image 7 forward, 5 backward"
 
 
 # ---- monitors -----------------------------------------------------------------------------------
@@ -137,6 +127,24 @@ def test_the_picture_of_the_shift_shows_the_readings(monitor: Document) -> None:
     assert [text.get_text() for text in evidence.texts] == ["alarm at 5"]
 
 
+def test_the_page_says_which_statistic_raised_the_alarm(monitor: Document) -> None:
+    assert "Largest distance of the distribution" not in render(monitor)
+    monitor["outputs"] = {"limit": 0.4}
+    monitor["calibration"]["output_shifts"] = [0.1, 0.2]
+    for each in monitor["readings"]:
+        each |= {"output_shift": 0.5, "output_p_value": 0.05, "decided_by": "output shift"}
+        each |= {"value": 0.5, "limit": 0.4, "top_share": 0.95}
+    why, *_ = monitor_page.alarm_reasons(monitor)
+    assert "The shift of the outputs of batch 4 is 0.500, above the limit of 0.400 that 9 known" in why
+    assert "(p = 0.050; the alarm is raised at 0.1 or less)" in why
+    text = render(monitor)
+    assert "Largest distance of the distribution" in text
+    assert "gives one class to more than 90" in text
+    ax = monitor_plots.plot_shift(monitor, outputs=True)
+    assert [y for x, y in points(ax, "o") if x < 0] == [0.1, 0.2]
+    assert {y for _, y in points(ax, "D")} == {0.5}
+
+
 def test_a_monitor_of_more_batches_than_its_pictures_show(monitor: Document) -> None:
     one = monitor["readings"][0]
     monitor["readings"] = [{**one, "index": place} for place in range(100, 2100)]
@@ -151,22 +159,6 @@ def test_a_monitor_of_more_batches_than_its_pictures_show(monitor: Document) -> 
         render({**monitor, "readings": []})
 
 
-def test_the_map_has_a_cell_where_edges_join_two_layers() -> None:
-    layers = np.zeros((5, 5))
-    layers[0, 2], layers[2, 3], layers[1, 1] = 0.125, -0.25, 0.0625
-    graph = {"n_layers": 3, "n_heads": 2, "n_kv_heads": 2, "parallel": False, "mlps": True}
-    data = monitor_plots.layers_matrix(graph, {"layers": layers.tolist()})
-    assert data is not None
-    assert (data.rows, data.columns) == (("input", "0", "1", "2"), ("0", "1", "2", "logits"))
-    assert (data.values[0, 1], data.values[2, 2]) == (0.125, -0.25)
-    assert data.values[1, 0] == 0.0625, "heads of a block to its own MLP"
-    assert np.isnan(data.values[2, 0])
-    assert np.isfinite(data.values).sum() == 4 + 4 + 3 + 2
-    data = monitor_plots.layers_matrix(graph | {"parallel": True}, {"layers": layers.tolist()})
-    assert data is not None
-    assert np.isnan(data.values[1, 0])
-
-
 THRESHOLD = {"value": 0.3, "domain": "fog-1", "performance": 0.9, "target": 0.5}
 
 
@@ -176,11 +168,13 @@ def test_caveats_name_sizes_far_thresholds_and_files_left_out(monitor: Document)
     monitor["reference"]["task"]["n"] = 400
     monitor["threshold"] = THRESHOLD
     monitor["readings"][1]["skipped"] = ["bad.png"]
+    monitor["readings"][0]["baselines"]["atc"] = 1.0
     text = " ".join(map(plain_text, monitor_page.caveats(monitor)))
     for caveat in (
         "is based on 400 images, the batches on 12",
         "corresponds to a performance of 0.90, that of fog-1",
         "1 image file could not be read and was left out",
+        "ATC of 1 batch is 0 or 1, which is no estimate.",
     ):
         assert caveat in text
         assert caveat not in " ".join(map(plain_text, before))
@@ -188,19 +182,19 @@ def test_caveats_name_sizes_far_thresholds_and_files_left_out(monitor: Document)
 
 
 def test_the_reason_of_an_alarm_follows_the_rule(monitor: Document) -> None:
-    why, *_ = monitor_words.alarm_reasons(monitor)
+    why, *_ = monitor_page.alarm_reasons(monitor)
     assert f"{len(monitor['calibration']['shifts'])} known batches" in why
     told = {"rule": "threshold", "threshold": {**THRESHOLD, "performance": 0.71, "target": 0.7}}
-    why, may, _ = monitor_words.alarm_reasons(monitor | told)
+    why, may, _ = monitor_page.alarm_reasons(monitor | told)
     assert why.endswith("above the threshold of 0.300, which was read off fog-1, where performance is 0.71.")
     assert may.endswith("On domains like the calibration's, performance this far away is below 0.70.")
     monitor["readings"][3]["e_value"] = 1000.0
-    why, *_ = monitor_words.alarm_reasons(monitor | {"rule": "sequential"})
+    why, *_ = monitor_page.alarm_reasons(monitor | {"rule": "sequential"})
     assert "(e-value) is 1,000 at batch 4; it has reached 5, and the sequential rule stays on" in why
     for each in monitor["readings"]:
         each["alarm"] = False
-    assert monitor_words.alarm_reasons(monitor) == []
-    assert monitor_words.reason(monitor, monitor["readings"][0]) == ""
+    assert monitor_page.alarm_reasons(monitor) == []
+    assert monitor_page.reason(monitor, monitor["readings"][0]) == ""
 
 
 # ---- evaluations over domains -------------------------------------------------------------------
@@ -217,6 +211,19 @@ def test_what_is_undefined_is_left_out_and_few_domains_are_said_to_be_few() -> N
     assert [section.title for section in made.sections] == ["Shift and performance", "Where in the network"]
     changed = [replace(each, depth_bias={**each.depth_bias, "deep": math.nan}) for each in evaluated().test]
     assert "ddb-deep" not in replace(evaluated(), test=tuple(changed)).correlations
+
+
+def test_the_best_metric_is_chosen_in_the_direction_that_it_states() -> None:
+    made = evaluated().to_dict()
+    rows = made["correlations"]
+    for row in rows.values():
+        row["srcc"] = None
+    rows["spearman"]["srcc"], rows["ac"]["srcc"] = 0.9, 0.3  # a shift that rises with accuracy
+    assert "goes with accuracy best (rank correlation 0.30" in str(evaluation_page(made).verdict)
+    rows["spearman"]["srcc"] = -0.9
+    assert "Shift (spearman) goes with accuracy best" in str(evaluation_page(made).verdict)
+    rows["spearman"]["srcc"], rows["ac"]["srcc"] = 0.9, -0.3
+    assert "No metric goes with accuracy in the direction" in str(evaluation_page(made).verdict)
 
 
 # ---- training runs ------------------------------------------------------------------------------
@@ -242,6 +249,4 @@ def test_undefined_values_of_a_run_are_gaps_and_blocks_are_named() -> None:
     assert legend is not None
     assert [text.get_text() for text in legend.get_texts()] == ["deep: block 9", "shallow: blocks 0 to 2"]
     assert [line.get_ydata()[1] for line in below.get_lines()] == [0.2, 0.1]
-    assert len(dynamics().plot()) == 3
-    with pytest.raises(InputError, match="got 5 runs; a figure holds 1 to 4"):
-        plot_dynamics({str(number): dynamics() for number in range(5)})
+    assert dynamics().plot().get_ylabel().startswith("depth bias")  # type: ignore[union-attr]

@@ -10,8 +10,8 @@ from pages import KINDS, document, large_document, stored
 from synthetic_store import HOSTILE, made_audit, mini
 from thorough import one_of
 
-from assay.report import sweep_page
 from assay.report.save import render
+from assay.report.sweep import sweep_page
 
 
 DRAWN = 1_500  # lines of a drawing at most

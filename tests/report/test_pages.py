@@ -32,8 +32,9 @@ from assay.page.graph import UNSCRIPTED, WRITTEN_ROWS
 from assay.page.html import source
 from assay.page.text import bounded, cut_text
 from assay.pipeline.compare import compare_page
-from assay.report import save, save_report, sweep_page
-from assay.report.save import pages_of, render
+from assay.report import save
+from assay.report.save import pages_of, render, save_report
+from assay.report.sweep import sweep_page
 
 
 PAGE_LIMIT = 3_000_000  # bytes, whatever its results hold
@@ -228,13 +229,13 @@ PARTS = {
     "audit": "circuit",
     "worst_case": "summary",
     "calibration": "table",
-    "circuit-view": "edges",
     "ranking": "metrics",
     "ranking-comparison": "rankings",
     "subset": "subsets",
     "subset-path": "subsets",
     "monitor": "guarantee",
     "domain-evaluation": "test",
+    "benchmark": "rows",
 }
 
 
@@ -261,7 +262,7 @@ def assert_harmless(kind: str, text: str) -> None:
 # Texts without which there is no page, as what they name does not exist.
 CHOOSING: dict[str, set[str]] = {
     "audit": {"source", "target"},
-    "circuit-view": {"source", "target"},
+    "benchmark": {"format", "convention"},
     "ranking": {"measure"},
     "ranking-comparison": {"measure"},
     "subset": {"image", "interval_units", "part", "rule", "status", "unit_kind"},
@@ -383,7 +384,7 @@ def test_measurements_share_a_table_and_other_results_follow() -> None:
 
 def test_a_report_is_written_whole_or_not_at_all(tmp_path: Path) -> None:
     class Result:
-        document = document("circuit-view")
+        document = document("subset")
 
     first = save_report(tmp_path / "new" / "a.html", Result.document)
     second = save_report(tmp_path / "b.html", Result())

@@ -9,9 +9,8 @@ from synthetic_store import Filled, fill, measurement, put_measurement
 from assay.core.errors import InputError, UnknownNameError
 from assay.metrics import difference
 from assay.pipeline.compare import compare_frame, compare_page
-from assay.report import sweep_frame
 from assay.report.save import render
-from assay.report.sweep import ROWS, jobs_page, sweep_rows
+from assay.report.sweep import ROWS, jobs_page, sweep_frame, sweep_rows
 from assay.store import Store
 
 
@@ -42,11 +41,6 @@ def test_a_row_holds_what_the_store_has_of_a_result(filled: tuple[Store, Filled]
     assert (first["value"], first["n"]) == (stored.payload["value"], stored.payload["n"])
     interval = stored.payload["interval"]
     assert (first["low"], first["high"]) == (interval["low"], interval["high"])
-
-
-def test_a_result_that_is_gone_leaves_the_row_of_its_job(filled: tuple[Store, Filled]) -> None:
-    (row,) = sweep_rows(filled[0], [{"name": "a job", "kind": "measure", "results": ["0" * 16]}])
-    assert (row["job"], row["status"], row["result"], row["value"]) == ("a job", "done", None, None)
 
 
 def test_a_sweep_of_thousands_of_jobs_is_cut_and_says_so(filled: tuple[Store, Filled]) -> None:

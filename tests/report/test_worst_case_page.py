@@ -10,9 +10,9 @@ from pages import document
 from assay.analyses.worst_case import page_words, plots
 from assay.analyses.worst_case.page_fields import LARGEST_SIDE, LISTED_TESTS, field_blocks
 from assay.analyses.worst_case.page_pairs import LISTED_PAIRS
+from assay.analyses.worst_case.page_words import tail_verdict
 from assay.page.blocks import Figure, Section, Table
 from assay.page.text import plain_text
-from assay.report import tail_verdict
 from assay.report.save import pages_of, render
 from assay.stats import certificate
 

@@ -29,7 +29,7 @@ from assay.tasks import draw_shapes
 ALERTS = Path(__file__).resolve().parents[2] / "examples" / "alerts"
 QUICK = {"threshold": 0.0, "known_batches": 0, "window": 4, "reference_n": 4, "steps": 1}
 FOLLOWING = (
-    *("--images", "in", "--out", "out", "--follow", "--poll", "0.05", "--threshold", "0"),
+    *("--images", "in", "--out", "out", "--follow", "--threshold", "0"),
     *("--known-batches", "0", "--window", "4", "--reference-n", "4", "--steps", "1"),
 )
 Start = Callable[..., CommandProcess]
@@ -73,7 +73,7 @@ def test_each_reading_that_raises_the_alarm_is_handed_to_the_command(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fill(tmp_path / "in", 8)
-    command = f"cat >> '{tmp_path / 'told'}'; echo >> '{tmp_path / 'told'}'; echo said"
+    command = f"cat >> '{tmp_path / 'told'}'; echo said"
     heard: list[str] = []
     assert observe(options(tmp_path, on_alarm=command), heard) == 2
     kept = json.loads((tmp_path / "out" / "monitor.json").read_text())["readings"]
@@ -106,6 +106,8 @@ def document(n: int, name: str = "vit") -> dict[str, Any]:
         "shift": 0.5,
         "alarm": False,
         "p_value": 0.05,
+        "output_shift": 0.75,
+        "output_p_value": 0.025,
         "e_value": None,
         "skipped": ["x.png"],
         "time": "1970-01-01T00:01:40.000+00:00",
@@ -117,6 +119,7 @@ def document(n: int, name: str = "vit") -> dict[str, Any]:
         "distance": {"key": "spearman"},
         "threshold": None,
         "conformal": {"limit": 0.25},
+        "outputs": {"limit": 0.625},
         "readings": [{**reading, "alarm": place == 1} for place in range(n)],
         "passed": [],
     }
@@ -143,8 +146,9 @@ def test_every_number_has_its_name_type_help_and_labels() -> None:
     text = metrics_text(document(3), "door")
     label = {"monitor": "door", "model": "vit", "distance": "spearman"}
     totals = {"batches": 3.0, "images": 30.0, "unreadable_files": 3.0, "alarms": 1.0}
-    last = {"shift": 0.5, "alarm": 0.0, "p_value": 0.05}
+    last = {"shift": 0.5, "alarm": 0.0, "p_value": 0.05, "output_shift": 0.75, "output_p_value": 0.025}
     last |= {"last_reading_timestamp_seconds": 100.0, "conformal_limit": 0.25}
+    last["output_limit"] = 0.625
     counted = {f"{name}_total": value for name, value in totals.items()}
     plain = {name: (label, value) for name, value in (counted | last).items()}
     assert samples(text) == {**plain, "baseline": ({**label, "baseline": "vit"}, 0.9)}
@@ -155,7 +159,7 @@ def test_every_number_has_its_name_type_help_and_labels() -> None:
     kinds = dict(line.split()[2:4] for line in lines if line.startswith("# TYPE"))
     counters = {name for name, kind in kinds.items() if kind == "counter"}
     assert counters == {name for name in names if name.endswith("_total")}
-    assert set(samples(metrics_text(document(0), "door"))) == {*counted, "conformal_limit"}
+    assert set(samples(metrics_text(document(0), "door"))) == {*counted, "conformal_limit", "output_limit"}
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ def test_every_page_answers_with_the_headers_that_keep_it_closed(
 def test_the_site_can_only_be_read(client: TestClient) -> None:
     for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"):
         answer = client.request(method, "/")
-        assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD"), method
+        assert (answer.status_code, {*answer.headers["allow"].split(", ")}) == (405, {"GET", "HEAD"}), method
 
 
 def test_the_list_is_filtered_sorted_and_paged(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_browser_walks_the_site(filled: tuple[Store, Filled], visit: Visit) ->
         visit.page.set_viewport_size({"width": 1300, "height": 900})
         table = visit.page.locator(".scroll").first
         assert table.evaluate("each => each.scrollWidth - each.clientWidth") <= 0
-        visit.page.get_by_role("combobox", name="kind").select_option("audit")
+        visit.page.get_by_role("textbox", name="kind").fill("audit")
         visit.page.get_by_role("button", name="Filter").click()
         assert visit.page.locator("h1").text_content() == "2 results match"
         visit.page.locator("table.results tbody a").first.click()
@@ -225,7 +225,8 @@ def test_hostile_names_stay_text_on_the_site(tmp_path: Path, visit: Visit) -> No
         for path in ("/", f"/result/{ids.scores}"):
             page = visit.page
             page.goto(address + path)
-            assert HOSTILE in page.locator("body").evaluate("body => body.textContent"), path
+            shown = page.locator("body").evaluate("body => body.textContent").replace('\\"', '"')
+            assert HOSTILE in shown, path
             links = page.evaluate("[...document.querySelectorAll('a')].map(a => a.protocol + a.host)")
             assert set(links) == {address.replace("//", "")}
             assert page.evaluate("document.querySelectorAll('img').length") == 0

@@ -5,7 +5,6 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from assay.core.untrusted import printable
@@ -14,8 +13,8 @@ from assay.core.untrusted import printable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from assay.page.blocks import Page, Table
-    from assay.pipeline import Progress
+    from assay.page.blocks import Page
+    from assay.pipeline.stage import Progress
 
 _quiet = False
 
@@ -73,16 +72,10 @@ def print_table(
 ) -> None:
     """Rows under a title on stdout; columns named in `right` are set flush right."""
     from assay.page.blocks import Column, Table
-
-    named = [Column(name=column, numeric=column in right) for column in columns]
-    print_block(Table(columns=named, rows=rows), title)
-
-
-def print_block(table: "Table", title: str = "") -> None:
-    """A table of a page on stdout."""
     from assay.page.terminal import table_grid
 
-    _console().print(table_grid(table, title))
+    named = [Column(name=column, numeric=column in right) for column in columns]
+    _console().print(table_grid(Table(columns=named, rows=rows), title))
 
 
 def print_pages(*pages: "Page") -> None:
@@ -130,13 +123,6 @@ def progress_on_stderr() -> "Iterator[Progress]":
             bars.update(known[stage], completed=done, total=total or None)
 
         yield bar
-
-
-def echo_files(**files: Path | None) -> None:
-    """A line for each file that was written."""
-    for name, path in files.items():
-        if path is not None:
-            echo(f"{name:<8} {path}")
 
 
 def echo_result(identity: str, *, cached: bool = False) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from cyclopts import Parameter
 
-from assay.app.console import echo_files, echo_result, print_json, print_pages
+from assay.app.console import echo, echo_result, print_json, print_pages
 from assay.app.options import OUTPUT, RARE, RUNNING, STORED
 from assay.core.errors import InputError, OutputError
 
@@ -22,26 +22,6 @@ if TYPE_CHECKING:
     from assay.store import About, Store
 
 DEFAULT_STORE = Path("assay-out")
-
-# Kinds of stored results.
-KINDS = (
-    "audit",
-    "benchmark",
-    "calibration",
-    "circuit",
-    "correctness",
-    "domain-evaluation",
-    "job",
-    "measurement",
-    "monitor",
-    "ranking",
-    "ranking-comparison",
-    "scores",
-    "subset-path",
-    "sweep",
-    "worst_case",
-    "zoo",
-)
 
 
 class File(NamedTuple):
@@ -64,7 +44,7 @@ def json_file(path: Path | None, document: object) -> File:
 
 def make_room(path: Path) -> Path:
     """The file to write, in a directory that exists."""
-    from assay.pipeline import check_writable
+    from assay.pipeline.checks import check_writable
 
     check_writable(path.parent, make=True)
     return path
@@ -122,13 +102,14 @@ class Talking(Quiet):
 
             return pages_of(document)
 
-        for path, write in files.values():
-            if path is not None and write is not None:
-                write(make_room(path))
-            elif path is not None:
-                from assay.report import save_report
+        def save_page(path: Path) -> None:
+            from assay.report.save import save_report
 
-                save_report(make_room(path), *pages())
+            save_report(path, *pages())
+
+        for path, write in files.values():
+            if path is not None:
+                (write or save_page)(make_room(path))
         if self.json:
             print_json(document)
             return
@@ -136,7 +117,9 @@ class Talking(Quiet):
             print_pages(*pages())
         else:
             show()
-        echo_files(**{name: path for name, (path, _) in files.items()})
+        for name, (path, _) in files.items():
+            if path is not None:
+                echo(f"{name:<8} {path}")
         if identity:
             echo_result(identity, cached=cached)
 
@@ -250,7 +233,7 @@ def check_outputs(settings: object, *files: Path | None, folders: Sequence[Path 
         files: Further files.
         folders: Further directories.
     """
-    from assay.pipeline import check_writable
+    from assay.pipeline.checks import check_writable
 
     options = vars(settings)
     if isinstance(settings, Storing):

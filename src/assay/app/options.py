@@ -1,5 +1,6 @@
 """What the settings of commands are made of: groups of a help page, ranges, and the call that takes them."""
 
+import math
 from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Annotated, Any, Literal, TypeVar
@@ -42,23 +43,25 @@ def at_least(low: int, most: int | None = None) -> Parameter:
     return Parameter(validator=Number(gte=low, lte=most))
 
 
-def count_or(word: str) -> Parameter:
-    """An option that takes a count, or a word."""
+def _seconds(type_: Any, tokens: Sequence[Token]) -> float:
+    """Seconds from `45s`, `10m`, `2h` or a number of seconds."""
+    del type_
+    text = tokens[0].value
+    number, unit = (text[:-1], text[-1]) if text[-1:] in "smh" and text else (text, "s")
+    try:
+        value = float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise ValueError(f"{text!r} is not valid; give a time such as 45s, 10m or 2h")
+    return value
 
-    def convert(type_: Any, tokens: Sequence[Token]) -> int | str:
-        del type_
-        value = tokens[0].value
-        if value != word and not (value.isdecimal() and int(value) > 0):
-            raise ValueError(f"{value!r} is not valid; give a count of at least 1, or {word}")
-        return value if value == word else int(value)
 
-    return Parameter(converter=convert, metavar=f"COUNT|{word}")
-
-
+SECONDS = Parameter(converter=_seconds, metavar="TIME")
 DType = Literal["auto", "bfloat16", "float16", "float32", "float64"]
 Count = Annotated[int, at_least(1)]
 Share = Annotated[float, Parameter(validator=Number(gt=0, lt=1))]
-STEPS = count_or("auto")
+STEPS = Parameter(metavar="COUNT|auto")
 Steps = int | Literal["auto"]
 
 

@@ -6,7 +6,7 @@ The `Attributes` of the docstrings are the help; of several bases, a help page s
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
@@ -24,7 +24,6 @@ from assay.app.options import (
     Steps,
     at_least,
     call,
-    own_group,
 )
 from assay.core.errors import InputError
 
@@ -90,7 +89,7 @@ class Mapped(Placed):
     """Where the parts of a model go.
 
     Attributes:
-        device_map: Spread the model over devices (auto, balanced, sequential), or stream its weights.
+        device_map: Spread the model over devices: auto, balanced or sequential.
     """
 
     device_map: Annotated[str | None, RARE] = None
@@ -98,7 +97,7 @@ class Mapped(Placed):
     @property
     def spreads(self) -> bool:
         """Whether a model is dealt to several devices, so that the map says where it all goes."""
-        return self.device_map not in (None, "stream")
+        return self.device_map is not None
 
     def place(self, tell: Callable[[str], None] = note) -> str | None:
         """The device to use; as it was given where the model is spread."""
@@ -150,9 +149,11 @@ class ImageWorkers:
 
     Attributes:
         workers: Processes that decode images; 0 for none. Default: one per core, at most 8.
+        exif: Turn images as their EXIF orientation says (turn), or leave them as stored (ignore).
     """
 
     workers: Annotated[int | None, RARE, at_least(0)] = None
+    exif: Annotated[Literal["turn", "ignore"], RARE] = "turn"
 
 
 # ---- model and inputs ---------------------------------------------------------------------------
@@ -181,14 +182,12 @@ class OnModel(Loading):
 
     Attributes:
         model: mini, colour-digits, planted:NAME, a hub id, a directory by save_pretrained, or a .gguf file.
-        post_norm: Norms behind branches (Gemma 2 and 3, OLMo 2) in ablated runs: exact, frozen or per-target.
-        experts: A mixture of experts as one MLP node per block (together), or a node per expert (nodes).
+        post_norm: Norms behind branches (Gemma 2 and 3, OLMo 2) in ablated runs: exact or eap-ig.
         bos: Begin prompts with the BOS token, or do not. Default: as the tokenizer does.
     """
 
     model: Annotated[str, INPUTS] = "mini"
     post_norm: Annotated[str | None, RARE] = None
-    experts: Annotated[str, RARE] = "together"
     bos: Annotated[bool | None, RARE, Parameter(negative="--no-bos")] = None
 
     def load_model(self) -> "Model":
@@ -197,7 +196,7 @@ class OnModel(Loading):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnClassifier(Loading):
+class OnClassifier(Placed):
     """A deployed image classifier.
 
     Attributes:
@@ -215,13 +214,15 @@ class OnClassifier(Loading):
         Raises:
             InputError: If it reads text.
         """
+        from assay.models import load_model
         from assay.zoo import Zoo
 
+        device = self.place(tell)
         if self.model is None:
             zoo = Zoo.embedded()
             best = max(zoo.keys, key=lambda key: zoo.entry(key).id_accuracy or 0.0)
-            return self.load(str(zoo.folder(best)), tell, revision=None), zoo.id_domain
-        model = self.load(self.model, tell)
+            return load_model(str(zoo.folder(best)), device=device), zoo.id_domain
+        model = load_model(self.model, device=device)
         if not model.vision:
             raise InputError(f"{self.model} reads text; this command takes image classifiers")
         return model, None
@@ -234,17 +235,15 @@ class Prompted(OnModel):
     Attributes:
         chat: Make each prompt the user's turn of the tokenizer's chat template.
         answer_tokens: one; or answers of several tokens are scored by their first, or by each.
-        lengths: equal; or clean and corrupted prompts of other lengths are aligned.
     """
 
     chat: Annotated[bool, RARE] = False
     answer_tokens: Annotated[str, RARE] = "one"
-    lengths: Annotated[str, RARE] = "equal"
 
     @property
     def prompt_rules(self) -> dict[str, Any]:
         """What `prompted` is asked for: all that is not the default."""
-        names = ("bos", "chat", "answer_tokens", "lengths")
+        names = ("bos", "chat", "answer_tokens")
         return {name: value for name in names if (value := getattr(self, name)) != getattr(Prompted, name)}
 
     def load_model(self) -> "Model":
@@ -282,8 +281,8 @@ class OnImages(SkipBad):
     """Images instead of a task.
 
     Attributes:
-        images: Images for an image classifier, instead of --task: shapes:DOMAIN, colour-digits:AGREEMENT, an
-            .npz file, or a folder of one domain.
+        images: Images for an image classifier, instead of --task: shapes:DOMAIN, colour-digits:AGREEMENT, or
+            a folder of one domain.
     """
 
     images: Annotated[str | None, INPUTS] = None
@@ -402,28 +401,6 @@ class OfCircuit(RunningModels, Sizing, Prompted):
         self, model: "Model", prompts: "Task | Division | str", circuit: "Circuit | None" = None, **more: Any
     ) -> "CircuitRuns":
         """Runs of a circuit on prompts; without one, of the circuit that these settings discover."""
-        from assay.pipeline import runs_of
+        from assay.pipeline.sizing import runs_of
 
         return call(self, runs_of, model, prompts, circuit, **more)
-
-
-# ---- what is read off circuits of image classifiers ----------------------------------------------
-
-COMPARING = own_group("Comparing circuits", 42)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ComparingCircuits:
-    """What the distance of two circuits compares.
-
-    Attributes:
-        distance: Distance: spearman, cosine, l2, laplacian, netlsd or jaccard.
-        weights: abs (magnitudes) or signed scores.
-        top_k: Strongest edges that graph distances compare. Default: 200; all for laplacian.
-        normalized: Scale Laplacians by the degrees.
-    """
-
-    distance: Annotated[str, COMPARING] = "spearman"
-    weights: Annotated[str, RARE] = "abs"
-    top_k: Annotated[Count | None, RARE] = None
-    normalized: Annotated[bool, RARE, Parameter(negative="--no-normalized")] = True

@@ -126,12 +126,8 @@ def to_svg(ax: "Axes", *, label: str, key: str) -> str:
     )
     text = re.sub(r"<svg[^>]*>", lambda _: opening, text, count=1)
     text = re.sub(r"\s*\n\s*", "\n", text).strip()
-    return re.sub(r'd="M[^"]*z\nM[^"]*"', _many_boxes, text)
-
-
-def _many_boxes(path: re.Match[str]) -> str:
-    """A path of many closed shapes, and of a box no more than its ends."""
-    return re.sub(r"M (\S+) (\S+)\nL (\S+) \2\nL \3 (\S+)\nL \1 \4\nz\n", r"M\1 \2H\3V\4H\1z", path[0])
+    # Of the boxes of a path no more than their ends.
+    return re.sub(r"M (\S+) (\S+)\nL (\S+) \2\nL \3 (\S+)\nL \1 \4\nz\n", r"M\1 \2H\3V\4H\1z", text)
 
 
 def axes_of(ax: "Axes | None", width: float, height: float) -> "Axes":

@@ -24,11 +24,11 @@ UNSCORED = 12.0  # size of the widest line's score where every edge weighs 1
 UNSCRIPTED = 150  # edges that are drawn where no script runs
 WRITTEN_ROWS = 100  # rows of the table of edges, at most
 TERMINAL_ROWS = 10  # edges of the circuit that a terminal lists
-SHAPE = ("n_layers", "n_heads", "n_kv_heads", "parallel", "mlps", "experts")
+SHAPE = ("n_layers", "n_heads", "n_kv_heads", "parallel", "mlps")
 Edges = Sequence[Mapping[str, Any]]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class DrawnNode:
     """A box: `x, y` is its upper left corner; `index` its source row, S for `logits`."""
 
@@ -42,33 +42,10 @@ class DrawnNode:
     width: float
     height: float
 
-
-@dataclass(frozen=True, kw_only=True)
-class DrawnEdge:
-    """A curve; `feeds` are the nodes whose input it is (several under grouped-query attention)."""
-
-    source: int
-    target: int
-    feeds: tuple[int, ...]
-    score: float
-    width: float
-    path: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class CircuitDrawing:
-    """Everything the drawing needs; edges in order of rank, strongest first.
-
-    Attributes:
-        bands: Of each layer: `label`, `x` and `width` of its columns.
-    """
-
-    graph: Graph
-    nodes: tuple[DrawnNode, ...]
-    edges: tuple[DrawnEdge, ...]
-    bands: tuple[Mapping[str, Any], ...]
-    width: float
-    height: float
+    @property
+    def middle(self) -> float:
+        """Its height."""
+        return self.y + self.height / 2
 
 
 def graph_of(described: Mapping[str, Any]) -> Graph:
@@ -76,136 +53,109 @@ def graph_of(described: Mapping[str, Any]) -> Graph:
     return build_graph(**{name: described[name] for name in SHAPE if name in described})
 
 
-def circuit_drawing(described: Mapping[str, Any], listed: Edges, *, scored: bool = True) -> CircuitDrawing:
-    """Places for all nodes of a model and for some edges.
-
-    Args:
-        described: What a document holds of the graph.
-        listed: Edges, strongest first, each with `source`, `target` and `score`.
-        scored: Whether scores are real; else all are 1, and all lines are thin.
-    """
-    graph = graph_of(described)
-    grid = _Grid(graph)
-    nodes = tuple(grid.node(index) for index in range(graph.n_sources + 1))
-    largest = max((abs(edge["score"]) for edge in listed), default=1.0) or 1.0
-    edges = []
-    for edge in listed:
-        source, target = graph.source_index(edge["source"]), graph.target_index(edge["target"])
-        feeds = tuple(graph.feeds[target].nonzero().flatten().tolist()) or (graph.n_sources,)
-        share = abs(edge["score"]) / (largest if scored else UNSCORED)
-        edges.append(
-            DrawnEdge(
-                source=source,
-                target=target,
-                feeds=feeds,
-                score=edge["score"],
-                width=round(0.6 + 5.4 * math.sqrt(share), 2),  # the area of a line grows with its weight
-                path=grid.path(
-                    nodes[source], nodes[feeds[0]], graph.targets[target], source * 7 + target * 13
-                ),
-            )
-        )
-    facts: dict[str, Any] = {"bands": grid.bands(), "width": grid.width, "height": grid.height}
-    return CircuitDrawing(graph=graph, nodes=nodes, edges=tuple(edges), **facts)
-
-
 def signed(score: float) -> Text:
     """A score with its sign and the colour of it."""
     return Span(("+" if score >= 0 else "") + number(score, 3), "plus" if score >= 0 else "minus")
 
 
-class _Grid:
-    """Coordinates: slots are columns (one for the heads and one for the MLP of each block)."""
+class CircuitDrawing:
+    """Places for all nodes of a model and for some edges; columns hold the heads or the MLP of a block.
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
-        self.slots_per_layer = 2 if graph.mlps else 1
-        n_slots = graph.n_layers * self.slots_per_layer
-        self.pitch = max(MIN_PITCH, INNER_WIDTH / n_slots)
-        self.row = 44.0 if graph.n_heads <= 10 else 36.0
-        self.left = MARGIN + BAR
-        self.width = self.left * 2 + self.pitch * n_slots
-        self.node_width = min(52.0, self.pitch * 0.52)
-        self.node_height = self.row * 0.55
-        self.n_rows = max(graph.n_heads + (1.5 if graph.mlps else 0), float(graph.experts))
-        self.height = HEADER + self.row * self.n_rows + 10
+    Args:
+        described: What a document holds of the graph.
+        listed: Edges, strongest first, each with `source`, `target` and `score`.
+        scored: Whether scores are real; else all are 1, and all lines are thin.
 
-    def node(self, index: int) -> DrawnNode:
+    Attributes:
+        nodes: The boxes.
+        edges: The lines, in the order given: `source`, `target`, `feeds` (the nodes whose input it is,
+            several under grouped-query attention), `score`, `width` and `path`.
+        bands: Of each layer: `label`, `x` and `width` of its columns.
+        width: Of the whole.
+        height: Likewise.
+    """
+
+    def __init__(self, described: Mapping[str, Any], listed: Edges, *, scored: bool = True) -> None:
+        self.graph = graph = graph_of(described)
+        per_layer = 2 if graph.mlps else 1
+        self._pitch = max(MIN_PITCH, INNER_WIDTH / (graph.n_layers * per_layer))
+        self._row = 44.0 if graph.n_heads <= 10 else 36.0
+        self._n_rows = graph.n_heads + (1.5 if graph.mlps else 0.0)
+        self._box = min(52.0, self._pitch * 0.52), self._row * 0.55
+        wide = self._pitch * per_layer
+        self.width = 2 * (MARGIN + BAR) + wide * graph.n_layers
+        self.height = HEADER + self._row * self._n_rows + 10
+        word = "layer " if wide > 60 else ""
+        self.bands: list[dict[str, Any]] = [
+            {"label": f"{word}{layer}", "x": round(MARGIN + BAR + wide * layer, 1), "width": round(wide, 1)}
+            for layer in range(graph.n_layers)
+        ]
+        self.nodes = [self._node(index) for index in range(graph.n_sources + 1)]
+        largest = max((abs(edge["score"]) for edge in listed), default=1.0) or 1.0
+        self.edges = [self._edge(edge, largest if scored else UNSCORED) for edge in listed]
+
+    def _node(self, index: int) -> DrawnNode:
         graph = self.graph
         if index in (0, graph.n_sources):
-            name, layer, x = ("input", -1, MARGIN) if index == 0 else self._logits()
-            size: dict[str, float] = {"x": x, "y": HEADER, "width": BAR, "height": self.row * self.n_rows}
-            return DrawnNode(index=index, name=name, label=name, kind="bar", layer=layer, **size)
+            name, layer = ("input", -1) if index == 0 else ("logits", graph.n_layers)
+            x = MARGIN if index == 0 else self.width - MARGIN - BAR
+            return DrawnNode(index, name, name, "bar", layer, x, HEADER, BAR, self._row * self._n_rows)
         name, layer = graph.sources[index], int(graph.source_layer[index]) - 1
-        row: float = index - graph.head_source(layer)
+        row, (width, height) = index - graph.head_source(layer), self._box
         mlp = row >= graph.n_heads
-        if mlp and graph.experts:  # they have their column to themselves
-            row -= graph.n_heads
-        named = self.node_width > 40 or (mlp and not graph.experts)
-        centre = self.left + self.pitch * (layer * self.slots_per_layer + mlp + 0.5)
-        middle = HEADER + self.row * (row + (1.0 if mlp and not graph.experts else 0.5))
-        return DrawnNode(
-            index=index,
-            name=name,
-            label=name if named else str(row),
-            kind="mlp" if mlp else "head",
-            layer=layer,
-            x=round(centre - self.node_width / 2, 1),
-            y=round(middle - self.node_height / 2, 1),
-            width=round(self.node_width, 1),
-            height=round(self.node_height, 1),
-        )
+        columns = layer * (2 if graph.mlps else 1) + mlp
+        x = MARGIN + BAR + self._pitch * (columns + 0.5) - width / 2
+        y = HEADER + self._row * (row + (1.0 if mlp else 0.5)) - height / 2
+        label = name if width > 40 or mlp else str(row)
+        place = (round(each, 1) for each in (x, y, width, height))
+        return DrawnNode(index, name, label, "mlp" if mlp else "head", layer, *place)
 
-    def _logits(self) -> tuple[str, int, float]:
-        return "logits", self.graph.n_layers, self.width - MARGIN - BAR
+    def _edge(self, edge: Mapping[str, Any], largest: float) -> dict[str, Any]:
+        graph = self.graph
+        source, target = graph.source_index(edge["source"]), graph.target_index(edge["target"])
+        feeds = tuple(graph.feeds[target].nonzero().flatten().tolist()) or (graph.n_sources,)
+        share = abs(edge["score"]) / largest
+        ends = self.nodes[source], self.nodes[feeds[0]]
+        return {
+            "source": source,
+            "target": target,
+            "feeds": feeds,
+            "score": edge["score"],
+            "width": round(0.6 + 5.4 * math.sqrt(share), 2),  # the area of a line grows with its weight
+            "path": self._path(*ends, graph.targets[target], source * 7 + target * 13),
+        }
 
-    def bands(self) -> tuple[Mapping[str, Any], ...]:
-        wide = self.pitch * self.slots_per_layer
-        word = "layer " if wide > 60 else ""
-        return tuple(
-            {"label": f"{word}{layer}", "x": round(self.left + wide * layer, 1), "width": round(wide, 1)}
-            for layer in range(self.graph.n_layers)
-        )
-
-    def path(self, source: DrawnNode, target: DrawnNode, entry: str, jitter: int) -> str:
+    def _path(self, source: DrawnNode, target: DrawnNode, entry: str, jitter: int) -> str:
         """SVG path from a node's right side to an entry on the left side of another."""
-        x1, x2 = source.x + source.width, target.x
-        y1 = source.y + source.height / 2
+        x1, x2, y1 = source.x + source.width, target.x, source.middle
         y2 = target.y + target.height * {"q": 0.2, "v": 0.8}.get(entry.rpartition(".")[2], 0.5)
-        bars = {"source": source.kind == "bar", "target": target.kind == "bar"}
-        near = x2 - x1 < self.pitch * (1.0 if any(bars.values()) else 1.9)
+        near = x2 - x1 < self._pitch * (1.0 if "bar" in (source.kind, target.kind) else 1.9)
         lane = self._lane(source, target, jitter)
-        if bars["source"]:  # an edge may leave a bar, and reach one, at any height
+        if source.kind == "bar":  # an edge may leave a bar, and reach one, at any height
             y1 = y2 if near else lane
-        if bars["target"]:
+        if target.kind == "bar":
             y2 = y1 if near else lane
         if near:
             return f"M{x1:.1f} {y1:.1f}{_curve(x1, y1, x2, y2)}"
         # Beside an MLP stands a column of heads, so the curve has to be done in the gap between the two.
-        gap, free = self.pitch - self.node_width, (x2 - x1) / 2
-        room = {"bar": 0.0, "mlp": min(gap, free), "head": min(0.8 * self.pitch, free)}
+        gap, free = self._pitch - self._box[0], (x2 - x1) / 2
+        room = {"bar": 0.0, "mlp": min(gap, free), "head": min(0.8 * self._pitch, free)}
         leave, enter = x1 + room[source.kind], x2 - room[target.kind]
         start, end = _curve(x1, y1, leave, lane), _curve(enter, lane, x2, y2)
         return f"M{x1:.1f} {y1:.1f}{start}H{enter:.1f}{end}"
 
     def _lane(self, source: DrawnNode, target: DrawnNode, jitter: int) -> float:
         """Height of the gap between rows in which a passing edge runs."""
-
-        def gap_beside(node: DrawnNode, towards: DrawnNode) -> float:
-            if node.kind == "mlp" and not self.graph.experts:
-                return self.graph.n_heads + (1.5 if towards.kind == "mlp" else 0.4)
-            row = (node.y + node.height / 2 - HEADER) / self.row
-            below = towards.y + towards.height / 2 > node.y + node.height / 2
-            return row + (0.5 if below else -0.5)
-
-        gap = 0.0
-        if target.kind != "bar":
-            gap = gap_beside(target, source)
-        elif source.kind != "bar":
-            gap = gap_beside(source, target)
-        free = (self.row - self.node_height) * 0.6
-        lane = HEADER + self.row * gap + free * ((jitter % 17) / 16 - 0.5)
-        return min(max(lane, HEADER + 2), HEADER + self.row * self.n_rows - 2)
+        node, towards = (source, target) if target.kind == "bar" else (target, source)
+        if node.kind == "bar":
+            gap = 0.0
+        elif node.kind == "mlp":
+            gap = self.graph.n_heads + (1.5 if towards.kind == "mlp" else 0.4)
+        else:
+            gap = (node.middle - HEADER) / self._row + (0.5 if towards.middle > node.middle else -0.5)
+        free = (self._row - self._box[1]) * 0.6
+        lane = HEADER + self._row * gap + free * ((jitter % 17) / 16 - 0.5)
+        return min(max(lane, HEADER + 2), HEADER + self._row * self._n_rows - 2)
 
 
 def _curve(x1: float, y1: float, x2: float, y2: float) -> str:
@@ -238,14 +188,14 @@ def circuit_view(
         scored: Whether the scores are real.
         attention: Patterns of heads on prompts, as a document holds them.
     """
-    drawing = circuit_drawing(described, edges, scored=scored)
+    drawing = CircuitDrawing(described, edges, scored=scored)
     inside = [edge for edge in edges if edge["kept"]]
     opening = "shown" if any("shown" in edge for edge in edges) else "kept"
     drawn = [edge for edge, listed in zip(drawing.edges, edges, strict=True) if listed.get(opening)]
     graph = drawing.graph
     values = {
         "drawing": drawing,
-        "on": {0, len(drawing.nodes) - 1, *(end for edge in drawn for end in (edge.source, *edge.feeds))},
+        "on": {0, graph.n_sources, *(end for edge in drawn for end in (edge["source"], *edge["feeds"]))},
         "unscripted": drawn[:UNSCRIPTED][::-1],
         "size": size,
         "scored": scored,
@@ -261,10 +211,9 @@ def circuit_view(
             "targets": list(graph.targets),
             "feeds": [row.nonzero().flatten().tolist() or [graph.n_sources] for row in graph.feeds],
             "edges": {  # by column, so that thousands of edges stay small
-                name: [getattr(edge, name) for edge in drawing.edges]
-                for name in ("source", "target", "width", "path")
+                name: [edge[name] for edge in drawing.edges] for name in ("source", "target", "width", "path")
             }
-            | {"score": [_short(edge.score) for edge in drawing.edges]},
+            | {"score": [_short(edge["score"]) for edge in drawing.edges]},
             "size": min(size, len(edges)),
             "curve": curve and {key: curve[key] for key in ("n_edges", "values")},
             "attention": attention,
@@ -291,7 +240,6 @@ def _edges_table(edges: Edges) -> Table:
         ]
         for edge in edges[:WRITTEN_ROWS]
     ]
-    left = f"The strongest {WRITTEN_ROWS} of the {number(len(edges))} edges that the drawing can show."
     return Table(
         columns=[
             Column(name="rank", numeric=True, sort=True),
@@ -300,7 +248,7 @@ def _edges_table(edges: Edges) -> Table:
             Column(name="in the circuit", sort=True),
         ],
         rows=rows,
-        note=left if len(edges) > WRITTEN_ROWS else "",
+        left=max(0, len(edges) - WRITTEN_ROWS),
         style="edges-table",
         tall=True,
         named=False,

@@ -11,7 +11,7 @@ from importlib import resources
 import jinja2
 from markupsafe import Markup, escape
 
-from assay.page.blocks import STATUSES, Block, Cell, Figure, Interactive, Page, Row, Table
+from assay.page.blocks import STATUSES, Block, Cell, Figure, Interactive, Page, Row
 from assay.page.text import Span, Text, cut_text, number, packed, plain_text
 
 
@@ -93,13 +93,10 @@ class _Maker:
         return Markup(to_svg(figure.draw(), key=f"{self.key}-{name}".rstrip("."), label=figure.label))
 
     @staticmethod
-    def rows(table: Table) -> list[tuple[str, list[Cell]]]:
-        """The style of each row, and its cells."""
-        rows = [row if isinstance(row, Row) else Row(cells=row) for row in table.rows]
-        return [
-            (row.style, [cell if isinstance(cell, Cell) else Cell(text=cell) for cell in row.cells])
-            for row in rows
-        ]
+    def cells(row: Row | Sequence[Cell | Text]) -> list[Cell]:
+        """The cells of a row, also of those that are mere text."""
+        cells = row.cells if isinstance(row, Row) else row
+        return [cell if isinstance(cell, Cell) else Cell(text=cell) for cell in cells]
 
 
 def _template(name: str) -> jinja2.Template:

@@ -1,12 +1,14 @@
 """Labels beside the points of a scatter plot, where they cover nothing."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
 from assay.page.draw import INK, MUTED
@@ -49,32 +51,23 @@ def place_labels(
     taken = [Bbox([point - MARKER * pixel, point + MARKER * pixel]) for point in points]
     taken += [Bbox([bottom - pixel, top + pixel]) for bottom, top in zip(bottoms, tops, strict=True)]
     taken = [box for box in taken if np.isfinite(box.extents).all()]
-    angles = 2 * np.pi * np.arange(DIRECTIONS) / DIRECTIONS
-    directions = np.tile(np.column_stack([np.cos(angles), np.sin(angles)]), (len(REACHES), 1))
-    reaches = np.repeat(REACHES, DIRECTIONS)
+    angles = np.linspace(0, 2 * np.pi, DIRECTIONS, endpoint=False)
+    around = [(reach, np.array([np.cos(angle), np.sin(angle)])) for reach in REACHES for angle in angles]
+    style: dict[str, Any] = {"ha": "center", "va": "center", "color": INK, "fontsize": LABEL_SIZE}
+    line = {"arrowstyle": "-", "color": MUTED, "linewidth": 0.6, "shrinkA": 0, "shrinkB": MARKER}
     crowding = np.hypot(*(points[:, None] - points).T).sum(axis=0)
     for place in np.argsort(crowding, kind="stable").tolist():
-        text = ax.annotate(
-            names[place],
-            (x[place], y[place]),
-            xytext=(0, 0),
-            textcoords="offset points",
-            ha="center",
-            va="center",
-            color=INK,
-            fontsize=LABEL_SIZE,
-        )
+        point, spot = points[place], (x[place], y[place])
+        text = ax.annotate(names[place], spot, (0, 0), textcoords="offset points", arrowprops=line, **style)
         text.set_in_layout(False)  # the axes stay where they are
-        half = np.array(text.get_window_extent(renderer).size) / 2
-        # A box touches a circle round the point rather than being centred on it.
-        centres = points[place] + directions * (reaches[:, None] * pixel + half)
+        half = np.array(Text.get_window_extent(text, renderer).size) / 2  # without the line
+        # A box touches a circle around the point rather than being centred on it.
+        centres = [point + direction * (reach * pixel + half) for reach, direction in around]
         boxes = [Bbox([centre - half, centre + half]) for centre in centres]
-        outside = (not (window.contains(*box.min) and window.contains(*box.max)) for box in boxes)
-        covered = [box.count_overlaps(taken) for box in boxes]
-        best = int(np.lexsort((covered, [*outside]))[0])  # nearest first where several cover as little
-        text.set_position((centres[best] - points[place]) / pixel)
+        inside = (window.contains(*box.min) and window.contains(*box.max) for box in boxes)
+        costs = [(not within, box.count_overlaps(taken)) for box, within in zip(boxes, inside, strict=True)]
+        best = costs.index(min(costs))  # nearest first where several cover as little
+        text.set_position((centres[best] - point) / pixel)
+        assert text.arrow_patch is not None
+        text.arrow_patch.set_visible(around[best][0] > REACHES[0])
         taken.append(boxes[best])
-        if reaches[best] > REACHES[0]:  # a thin line to the nearest edge of the label
-            edge = np.clip(points[place], boxes[best].min, boxes[best].max)
-            ends = ax.transData.inverted().transform([points[place], edge])
-            ax.plot(*ends.T, color=MUTED, linewidth=0.6, zorder=1)

@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from assay.page.blocks import Column, Table
+from assay.page.blocks import Column, Table, columns
 from assay.page.draw import INK, OPPOSES, PAPER, RULE, SUPPORTS, axes_of, plain_power
 from assay.page.text import MINUS, number
 from assay.page.text import percent as shown_percent
@@ -39,7 +40,6 @@ def plot_matrix(data: Matrix, ax: "Axes | None" = None, *, percent: bool = False
     """
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
-    from matplotlib.transforms import Affine2D
 
     n_rows, n_columns = data.values.shape
     printed = max(n_rows, n_columns) <= LARGEST_PRINTED
@@ -48,15 +48,17 @@ def plot_matrix(data: Matrix, ax: "Axes | None" = None, *, percent: bool = False
     largest = np.nanmax(np.abs(data.values)) if np.isfinite(data.values).any() else 0.0
     exponent = 0 if percent or not 0 < largest < 0.1 else math.floor(math.log10(largest))
     inks: dict[tuple[str, float], list[Path]] = {}  # cells of one ink are one path
+    corners = np.array([[-0.47, -0.46], [0.47, -0.46], [0.47, 0.46], [-0.47, 0.46], [-0.47, -0.46]])
     for (row, column), value in np.ndenumerate(data.values):
         if not math.isfinite(value):
             continue
         share = abs(value) / largest if largest > 0 else 0.0
-        box = Affine2D().scale(0.94, 0.92).translate(column - 0.47, row - 0.46)
         for ink in ((RULE, 0.25), (SUPPORTS if value >= 0 else OPPOSES, round(0.9 * share, 2))):
-            inks.setdefault(ink, []).append(Path.unit_rectangle().transformed(box))
+            inks.setdefault(ink, []).append(Path(corners + np.array([column, row]), closed=True))
         if printed and share >= 0.02:
-            text = f"{100 * value:.0f}" if percent else _short(value / 10**exponent)
+            shown = value * (100 if percent else 10.0**-exponent)
+            digits = f"{shown:.{0 if percent or abs(shown) >= 9.995 else 2}f}"
+            text = digits.replace("0.", ".", 1).replace("-", MINUS)
             shade = PAPER if share > 0.6 else INK
             ax.text(column, row, text, ha="center", va="center", fontsize=7.5, color=shade)
     for (colour, alpha), boxes in inks.items():
@@ -69,14 +71,8 @@ def plot_matrix(data: Matrix, ax: "Axes | None" = None, *, percent: bool = False
     scaled = f" (numbers in units of {plain_power(10.0**exponent)})" if exponent else ""
     ax.set_xlabel(data.column_title + scaled)
     ax.set_ylabel(data.row_title)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
+    ax.spines[:].set_visible(False)
     return ax
-
-
-def _short(value: float) -> str:
-    text = f"{value:.2f}" if abs(value) < 9.995 else f"{value:.0f}"
-    return text.replace("0.", ".", 1).replace("-", MINUS)
 
 
 def _last_word(name: str) -> str:
@@ -86,12 +82,10 @@ def _last_word(name: str) -> str:
 
 def matrix_table(matrix: Matrix, *, percent: bool = False) -> Table:
     """The numbers behind the picture."""
-    show = shown_percent if percent else lambda value: number(value, 3)
+    show = shown_percent if percent else partial(number, digits=3)
+    corner = Column(name=f"{matrix.row_title} \\ {matrix.column_title}")
     return Table(
-        columns=[
-            Column(name=f"{matrix.row_title} \\ {matrix.column_title}"),
-            *(Column(name=name, numeric=True) for name in matrix.columns),
-        ],
+        columns=[corner, *columns(*matrix.columns, numeric=True)],
         rows=[
             [name, *("" if math.isnan(value) else show(float(value)) for value in row)]
             for name, row in zip(matrix.rows, matrix.values, strict=True)

@@ -39,7 +39,9 @@ class ProgressDisplay:
         """
         begins, waited = stage not in self.stages, time.monotonic() - self._drawn
         self.stages[stage] = (done, total)
-        if _in_notebook():
+        ipython: Any = sys.modules.get("IPython")
+        shell = ipython and ipython.get_ipython()
+        if shell is not None and "IPKernelApp" in shell.config:  # it can change what it has shown
             if begins or done == total or waited > OFTEN:
                 self._draw()
         elif begins or waited > SELDOM:
@@ -61,10 +63,3 @@ class ProgressDisplay:
 
 def _count(done: int, total: int) -> str:
     return f"{done:,} of {total:,}" if total else f"{done:,}"
-
-
-def _in_notebook() -> bool:
-    """Whether an IPython kernel runs this code, which can change what it has shown."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return shell is not None and "IPKernelApp" in shell.config

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import compress
 from typing import TYPE_CHECKING
 
 from assay.core.untrusted import printable
@@ -29,16 +30,14 @@ def print_page(page: Page, console: "Console") -> None:
     """
     notes = (f"- {plain_text(note)}" for note in (*page.reasons, *page.caveats))
     head = [*_paragraphs(page.subject, page.verdict, page.remark, *notes), *_all(page.head)]
-    facts = [*_lines(b.Facts(facts=page.facts))]
-    parts = [(page.title, head), *((each.title, [*_all(each.blocks)]) for each in page.sections), ("", facts)]
-    for place, (title, lines) in enumerate(parts):
-        if place and lines:
-            console.print()
-        for line in _paragraphs(title) if lines or not place else ():
+    parts = [(each.title, [*_all(each.blocks)]) for each in page.sections]
+    parts = [part for part in (*parts, ("", [*_lines(b.Facts(facts=page.facts))])) if part[1]]
+    for title, lines in [(page.title, head), *parts]:
+        for line in _paragraphs(title):
             console.print(line, style="bold", markup=False, highlight=False)
         for each in lines:
             console.print(each, markup=False, highlight=False)
-    console.print()
+        console.print()
 
 
 def _lines(block: Block) -> "Iterator[str | RichTable]":
@@ -51,7 +50,7 @@ def _lines(block: Block) -> "Iterator[str | RichTable]":
         case b.Figure() | b.Interactive() | Section():
             yield from _all(block.blocks)
         case b.Facts():
-            yield from _paragraphs(*(f"{name}: {plain_text(fact)}" for name, fact in block.facts))
+            yield from _paragraphs(*(f"{name}: {plain_text(fact).strip()}" for name, fact in block.facts))
         case b.Note():
             yield from _paragraphs(block.text)
         case b.Details() if block.open or block.printed:
@@ -73,15 +72,11 @@ def _brief(table: Table) -> Table:
     """The first rows of a table, without columns of pictures alone."""
     longest = 0 if len(table.columns) > WIDE_TABLE else LONG_LINE
     rows = [row.cells if isinstance(row, b.Row) else row for row in table.rows[:SHOWN_ROWS]]
-    short = [[_short(cell, longest) for cell in cells] for cells in rows]
-    texts = replace(table, rows=short).texts()
-    used = [
-        place
-        for place in range(len(table.columns))
-        if any(len(line) <= place or line[place] for line in texts)
-    ]
-    rows = [[cells[place] for place in used if place < len(cells)] for cells in short]
-    return replace(table, columns=[table.columns[place] for place in used], rows=rows)
+    rows = [[_short(cell, longest) for cell in cells] for cells in rows]
+    texts = replace(table, rows=rows).texts()
+    used = [any(len(line) <= place or line[place] for line in texts) for place in range(len(table.columns))]
+    rows = [[*compress(cells, used)] for cells in rows]
+    return replace(table, columns=[*compress(table.columns, used)], rows=rows)
 
 
 def _short(cell: Cell | Text, longest: int) -> Cell | Text:

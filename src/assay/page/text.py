@@ -69,7 +69,6 @@ def model_text(model: Mapping[str, Any], shape: str = "") -> Text:
         model.get("dtype"),
         model.get("quantisation"),
         f"norms behind branches {model['post_norm']}" if model.get("post_norm") else "",
-        "a node per expert" if model.get("experts") == "nodes" else "",
         "hash of the weights",
     )
     return _identity(model.get("id"), facts, model.get("weight_hash"))
@@ -133,15 +132,13 @@ def number(value: float | int | None, digits: int = 2) -> str:
     if isinstance(value, int):
         return f"{value:,}".replace("-", MINUS)
     size = abs(value)
-    if size == 0 or 10**-digits <= size < 1000:
-        text = f"{value:.{digits}f}"
-    elif size >= 1000:
-        text = f"{value:,.0f}"
-    elif size >= 10 ** -(digits + 2):
-        text = f"{value:.{digits - 1 - math.floor(math.log10(size))}f}"
-    else:
-        text = f"{value:.1e}"
-    return text.replace("-", MINUS)
+    if 0 < size < 10 ** -(digits + 2):
+        return f"{value:.1e}".replace("-", MINUS)
+    if size >= 1000:
+        digits = 0
+    elif 0 < size < 10**-digits:
+        digits += -1 - math.floor(math.log10(size))
+    return f"{value:,.{digits}f}".replace("-", MINUS)
 
 
 def rounded(value: float, digits: int = 2) -> str:
@@ -154,13 +151,8 @@ def percent(fraction: float | None) -> str:
     if fraction is None or not math.isfinite(fraction):
         return "n/a"
     value = 100 * fraction
-    if 0 < value < 0.1:
-        text = f"{value:.2f}"
-    elif value < 99.95 and value % 1:
-        text = f"{value:.1f}"
-    else:
-        text = f"{value:.0f}"
-    return f"{text}{NARROW}%"
+    digits = 2 if 0 < value < 0.1 else 1 if value < 99.95 and value % 1 else 0
+    return f"{value:.{digits}f}{NARROW}%"
 
 
 def interval(low: float | None, high: float | None, digits: int = 2) -> str:

@@ -1,75 +1,87 @@
 """A circuit as a page of its own: the viewer, with attention patterns where given."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from assay.circuits import Circuit, EdgeScores, ExportedCircuit
-from assay.core.errors import GraphMismatchError, check_least
-from assay.core.record import library_version, plain
+from assay.core.errors import GraphMismatchError
+from assay.core.record import library_version
 from assay.execution.attention_patterns import attention_pattern
 from assay.models import Model
 from assay.page.blocks import Page, Section
-from assay.page.form import PAGES, PageForm
 from assay.page.graph import circuit_view, packed_pattern
-from assay.page.text import EDGES_LIMIT, Text, code, cut_text, model_text, number, percent
+from assay.page.text import EDGES_LIMIT, Text, bounded, code, cut_text, model_text, number, percent
 from assay.tasks import PairTask
 
 
-SCHEMA = "assay-circuit/1"
-KIND = "circuit-view"
-PROMPTS = 3  # whose patterns and weights are kept unless told otherwise
+PROMPTS = 3  # whose patterns are kept unless told otherwise
 PATTERN_BYTES = 600_000  # of all attention patterns of a page
 LONGEST = 160  # tokens of a prompt whose patterns are kept
-Document = Mapping[str, Any]
 
 
-def circuit_document(
+def circuit_page(
     circuit: Circuit,
     *,
     scores: EdgeScores | None = None,
     model: Model | None = None,
     task: PairTask | None = None,
     prompts: int = PROMPTS,
-) -> dict[str, Any]:
-    """What `save_report` needs to show a circuit in the viewer.
+) -> Page:
+    """A circuit in the viewer, for `save_report`.
 
     Args:
         circuit: The circuit. Of edges at spans, those kept at some span are shown.
         scores: Scores of its edges; without them every edge weighs 1.
-        model: With a task: the attention patterns of the circuit's heads are kept.
+        model: With a task: the attention patterns of the circuit's heads are shown.
         task: The prompts.
-        prompts: First prompts of the task that are shown, at least 1.
-
-    Returns:
-        Plain JSON of schema `assay-circuit/1`.
+        prompts: First prompts of the task that are shown.
 
     Raises:
-        GraphMismatchError: If scores belong to another graph.
-        InputError: For a circuit without edges, or for prompts below 1.
+        GraphMismatchError: If scores or model belong to another graph.
+        InputError: For a circuit without edges.
 
     Notes:
         One forward pass per prompt where a model and a task are given. Patterns are rounded to 1/255 and take
         at most 600 kB: heads with the weaker edges are left out, and a note on the page names them.
     """
-    check_least(1, prompts=prompts)
     exported = ExportedCircuit(circuit=circuit, scores=scores)
-    graph, edges = circuit.graph, exported.edges[:EDGES_LIMIT]
-    return {
-        "schema": SCHEMA,
-        "kind": KIND,
-        "graph": {**graph.describe(), "n_edges": graph.n_edges, "fingerprint": graph.fingerprint},
-        "circuit": {"hash": circuit.hash, "n_edges": len(exported.edges), "n_nodes": len(exported.nodes)},
-        "model": None if model is None else model.describe(),
-        "task": None if task is None else task.name,
-        "scored": scores is not None,
-        "edges": [
-            {"source": edge.source, "target": edge.target, "score": edge.score, "rank": rank, "kept": True}
-            for rank, edge in enumerate(edges, start=1)
-        ],
-        "attention": _attention(exported, model, task, prompts),
-        "provenance": plain(dict(circuit.provenance)),
-        "library": library_version(),
-    }
+    graph, n_edges = circuit.graph, len(exported.edges)
+    edges = [
+        {"source": edge.source, "target": edge.target, "score": edge.score, "rank": rank, "kept": True}
+        for rank, edge in enumerate(exported.edges[:EDGES_LIMIT], start=1)
+    ]
+    attention = _attention(exported, model, task, prompts)
+    captions = [
+        "This circuit has no scores, so all edges are drawn alike."
+        if scores is None
+        else "Scores are attributions: positive where ablating the edge hurts."
+    ]
+    if len(edges) < n_edges:
+        captions.append(f"The strongest {number(len(edges))} of {number(n_edges)} edges are drawn.")
+    if attention is None:
+        captions.append("The page was made without attention patterns.")
+    view = circuit_view(
+        graph.describe(),
+        edges,
+        n_edges=n_edges,
+        caption=" ".join(captions),
+        scored=scores is not None,
+        attention=attention,
+    )
+    facts: list[tuple[str, Text]] = [("circuit", code(circuit.hash))]
+    title = f"A circuit of {number(n_edges)} edges"
+    if model is not None:
+        title += f" in {cut_text(model.id)}"
+        facts.append(("model", model_text(bounded(model.describe()))))
+    if task is not None:
+        facts.append(("task", cut_text(task.name)))
+    return Page(
+        kind="circuit",
+        title=title,
+        verdict=f"{number(n_edges)} of {number(graph.n_edges)} edges ({percent(n_edges / graph.n_edges)}) "
+        f"between {number(len(exported.nodes))} nodes.",
+        sections=[Section(title="The circuit", blocks=[view])],
+        facts=[*facts, ("graph", code(graph.fingerprint)), ("version", library_version())],
+    )
 
 
 def _attention(
@@ -112,39 +124,3 @@ def _prompt_text(task: PairTask, row: int) -> str:
     """A clean prompt for a list to choose from, with its number."""
     text = task.texts[row] if task.texts is not None else "".join(prompt_tokens(task, row))
     return f"{row + 1}: {cut_text(text.strip(), 200)}"
-
-
-# ---- the page -----------------------------------------------------------------------------------
-
-
-def circuit_page(document: Document) -> Page:
-    """Everything that is shown of a circuit.
-
-    Args:
-        document: What `circuit_document` made.
-    """
-    circuit, graph, model = document["circuit"], document["graph"], document["model"]
-    edges, n_edges = document["edges"], circuit["n_edges"]
-    caption = "Scores are attributions: positive where ablating the edge hurts."
-    if not document["scored"]:
-        caption = "This circuit has no scores, so all edges are drawn alike."
-    if len(edges) < n_edges:
-        caption += f" The strongest {number(len(edges))} of {number(n_edges)} edges are drawn."
-    if not document["attention"]:
-        caption += " The page was made without attention patterns."
-    how = {"scored": document["scored"], "attention": document["attention"]}
-    view = circuit_view(graph, edges, n_edges=n_edges, caption=caption, **how)
-    facts: list[tuple[str, Text]] = [("circuit", code(circuit["hash"]))]
-    facts += [("model", model_text(model))] if model else []
-    facts += [("task", document["task"])] if document["task"] else []
-    return Page(
-        kind="circuit",
-        title=f"A circuit of {number(n_edges)} edges" + (f" in {model['id']}" if model else ""),
-        verdict=f"{number(n_edges)} of {number(graph['n_edges'])} edges "
-        f"({percent(n_edges / graph['n_edges'])}) between {number(circuit['n_nodes'])} nodes.",
-        sections=[Section(title="The circuit", blocks=[view])],
-        facts=[*facts, ("graph", code(graph["fingerprint"])), ("version", document["library"])],
-    )
-
-
-PAGES.add(KIND, PageForm(noun="circuit", schema=SCHEMA, again="circuit_document", make=circuit_page))

@@ -10,19 +10,21 @@ from assay.circuits import write_atomically
 from assay.core.errors import InputError, writing
 from assay.core.measurement import Measurement
 from assay.metrics.page import is_measurement, measurements_page
-from assay.page.blocks import Page
+from assay.page.blocks import Note, Page, Section
 from assay.page.form import PAGES, Document, PageForm, schema_of
-from assay.page.text import bounded
+from assay.page.text import bounded, code, cut_text, record_text
+from assay.report.sweep import sweep_page
+from assay.store import Store, StoredResult
 
 
 # Where the page of each kind is made; it registers itself when its module is imported.
 _MODULES = {
     "audit": "assay.pipeline.audit_page",
+    "benchmark": "assay.analyses.benchmark.page",
     "calibration": "assay.analyses.calibration.page",
-    "circuit-view": "assay.report.circuit_page",
     "domain-evaluation": "assay.analyses.generalization.evaluation_page",
     "monitor": "assay.analyses.generalization.monitor_page",
-    "ranking": "assay.analyses.generalization.page",
+    "ranking": "assay.analyses.generalization.ranking_page",
     "ranking-comparison": "assay.analyses.generalization.comparison_page",
     "subset": "assay.analyses.subsets.page",
     "subset-path": "assay.analyses.subsets.page",
@@ -111,6 +113,29 @@ def _form(document: Document) -> PageForm:
     return PAGES[kind]
 
 
-def is_reportable(document: Document) -> bool:
-    """Whether `save_report` makes a page of a document."""
-    return is_measurement(document) or schema_of(document) == _form(document).schema
+def stored_pages(store: Store, result: StoredResult) -> list[Page]:
+    """The pages of a stored result, or its record as one where its kind does not have a page."""
+    if result.kind == "sweep":
+        return [sweep_page(store, result.id)]
+    document = {"kind": result.kind, **result.payload}  # the store knows the kind of what names none
+    if is_measurement(document) or schema_of(document) == _form(document).schema:
+        return pages_of(document)
+    kind = result.kind.replace("_", " ")
+    made = result.created[:16].replace("T", " ")
+    records = {"Result": result.payload, "How it was made": result.provenance}
+    return [
+        Page(
+            kind=kind,
+            title=f"{kind.capitalize()} {result.id}",
+            lede=f"Made {made} UTC. A result of this kind does not have its own page; this is its record.",
+            sections=[
+                Section(title=title, blocks=[Note(text=record_text(record), style="code")])
+                for title, record in records.items()
+            ],
+            facts=[
+                ("result", code(result.id)),
+                ("arrays", cut_text(", ".join(result.arrays)) or "none"),
+                ("whole", code(f"assay show {result.id} --json")),
+            ],
+        )
+    ]

@@ -62,14 +62,14 @@ def sweep_rows(store: Store, jobs: Iterable[Row]) -> list[dict[str, Any]]:
     rows = []
     for job in jobs:
         facts = {"job": job["name"], "kind": job["kind"], "status": job.get("status") or "done"}
-        facts["error"] = job.get("error")
+        facts |= {"error": job.get("error"), **dict.fromkeys(NUMBERS)}
         results = [summaries[key] for key in job["results"] if key in summaries]
         for each in results:
+            facts |= {"measure": each.metric or each.name or each.kind, "verdict": each.status}
             numbers = {name: getattr(each, name) for name in NUMBERS[1:-2]}
-            measure = each.metric or each.name or each.kind
-            rows.append({**facts, "measure": measure, **numbers, "verdict": each.status, "result": each.id})
+            rows.append({**facts, **numbers, "result": each.id})
         if not results:
-            rows.append({**facts, **dict.fromkeys(NUMBERS)})
+            rows.append(facts)
     return rows
 
 
@@ -95,11 +95,11 @@ def jobs_page(name: str, rows: Sequence[Row], **more: Any) -> Page:
     sections = [Section(title="Jobs and what they measured", blocks=[_table(rows)])]
     if failed:
         why: list[list[Cell | Text]] = [
-            [cut_text(row["job"], 200), Cell(text=cut_text(str(row["error"] or "")), style="why")]
-            for row in failed
+            [cut_text(row["job"], 200), Cell(text=cut_text(row["error"] or ""), style="why")]
+            for row in failed[:ROWS]
         ]
         again = ("Run the same ", code("assay sweep"), " again to retry them; finished jobs are kept.")
-        table = Table(columns=columns("job", "why"), rows=why[:ROWS], caption=again, tall=len(why) > 20)
+        table = Table(columns=columns("job", "why"), rows=why, caption=again, tall=len(why) > 20)
         sections.insert(0, Section(title="Jobs that failed", blocks=[table]))
     counts = listed([f"{count:,} {state}" for state, count in sorted(states.items())])
     verdict = f"{plural(states.total(), 'job')}: {counts}."
@@ -124,15 +124,15 @@ def _table(rows: Sequence[Row]) -> Table:
 
 def _row(row: Row) -> list[Any]:
     value, n = row["value"], row["n"]
-    shown, between = words.estimate(value, row["low"], row["high"])
+    shown, between = ("", "") if value is None else words.estimate(value, row["low"], row["high"])
     failed = Cell(status="failed", mark="✕", style="nowrap is-fail")
     return [
         cut_text(row["job"], 200),
         failed if row["status"] == "failed" else Cell(text=row["status"], style="nowrap"),
         *(cut_text(row[name] or "", 200) for name in ("model", "task", "measure")),
-        Cell(value="") if value is None else Cell(text=shown, value=value),
-        Cell(text="" if value is None else between, style="quiet nowrap"),
-        Cell(value="") if n is None else Cell(text=number(n), value=n),
+        Cell(text=shown, value=value),
+        Cell(text=between, style="quiet nowrap"),
+        Cell(text="" if n is None else number(n), value=n),
         Cell(status="" if row["verdict"] in (None, "none") else row["verdict"]),
         result_link(row["result"]) if row["result"] else "",
     ]

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from assay.analyses.worst_case import WorstCase
     from assay.circuits import Circuit
     from assay.models import Model
-    from assay.pipeline import PairCounts
     from assay.pipeline.prompts import Division
+    from assay.pipeline.worst import PairCounts
     from assay.tasks import Task
 
 COLUMNS = ("rank", "divergence", "empty", "clean_index", "corrupted_index", "clean.text", "corrupted.text")
@@ -94,20 +94,17 @@ def attack(settings: AttackSettings) -> None:
 
     Percentiles of the divergence from the model come with certificates.
     """
-    from assay import pipeline
-    from assay.tasks import check_equal_lengths
+    from assay.pipeline.worst import PairCounts, pairs_of, sizes, with_findings, worst_case_stage
 
     protocol = _protocol(settings)
     _check(settings, protocol)
-    size = call(settings, pipeline.sizes, protocol)
+    size = call(settings, sizes, protocol)
     model = settings.load_model()
-    model.check_together("assay attack")
     circuit = settings.edge_circuit(model.graph)
     task, found_on = _inputs(settings, model, circuit, size)
-    check_equal_lengths(task, "a worst case")
     counted = settings.n_clean or settings.n_corrupted or settings.n_pairs
     if protocol in ("file", "inputs", "all") and not settings.of_grammar and not counted:
-        size = pipeline.PairCounts(n_clean=task.n, n_corrupted=task.n)
+        size = PairCounts(n_clean=task.n, n_corrupted=task.n)
     check_outputs(settings, folders=(settings.resume,))
     store = settings.open_store()
     with progress_on_stderr() as progress:
@@ -117,8 +114,8 @@ def attack(settings: AttackSettings) -> None:
             circuit = settings.runs(model, found_on, **more).circuit
         names = ("ablation", "seed", "reuse_clean", "independent", "enumerate")
         how = {name: getattr(settings, name) for name in names}
-        sample = pipeline.pairs_of(model.bind(task), protocol, size, **how)
-        stored = pipeline.worst_case_stage(
+        sample = pairs_of(model.bind(task), protocol, size, **how)
+        stored = worst_case_stage(
             circuit,
             model,
             sample,
@@ -129,7 +126,7 @@ def attack(settings: AttackSettings) -> None:
         ).run(store)
         result = call(
             settings,
-            pipeline.with_findings,
+            with_findings,
             *(stored.value, circuit, model, task),
             explained=settings.explain,
             progress=progress,
@@ -151,12 +148,12 @@ def _protocol(settings: AttackSettings) -> str:
 
 def _check(settings: AttackSettings, protocol: str) -> None:
     """Refuse names that are wrong, and options that would be ignored, before a model is loaded."""
-    from assay import pipeline
     from assay.analyses.worst_case.pair_divergence import get_divergence
     from assay.analyses.worst_case.sampling import check_ablation
+    from assay.pipeline.checks import check_options
 
     task = None if settings.of_images else settings.task
-    call(settings, pipeline.check_options, task=task, ablation=None)
+    call(settings, check_options, task=task, ablation=None)
     get_divergence(settings.divergence)
     check_ablation(settings.ablation, protocol, enumerate=settings.enumerate)
     if protocol == "inputs" and not settings.of_grammar and (settings.n_clean or settings.search):

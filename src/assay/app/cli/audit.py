@@ -14,7 +14,7 @@ from assay.app.settings import Ablating, HeldOut, OnImages, OnTask, RunningModel
 
 
 if TYPE_CHECKING:
-    from assay.pipeline import Audit
+    from assay.pipeline.audit_result import Audit
 
 
 SCOPE = own_group("Stages")
@@ -47,9 +47,8 @@ def audit(settings: AuditSettings) -> None:
     The report is report.html in the directory of --out, beside the results. It lists what was not run.
     """
     from assay.pipeline.audit import audit as run_audit
-    from assay.pipeline.audit import stored_answer
+    from assay.pipeline.audit_result import request_of, stored_answer
     from assay.pipeline.checks import check_options
-    from assay.pipeline.request import request_of
     from assay.store import Store
 
     call(settings, check_options)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command, family
-from assay.app.console import echo, print_block, progress_on_stderr, remark
+from assay.app.console import print_pages, progress_on_stderr, remark
 from assay.app.delivery import File, check_outputs, make_room
 from assay.app.options import DISCOVERY, INPUTS, OUTPUT, RUNNING, Count, call
 from assay.app.settings import Ablating, OnModel, RunningModels
@@ -30,7 +30,7 @@ class BenchmarkSettings(RunningModels, Ablating, OnModel):
     Attributes:
         task: Registered task, JSONL file, or colour-digits[:AGREEMENT[/SWAP]]. Default: a task that suits the
             model.
-        images: Images for an image classifier: shapes:DOMAIN, an .npz file, or a folder.
+        images: Images for an image classifier: shapes:DOMAIN, or a folder.
         methods: Methods, separated by commas or repeated; METHOD@WORD adds a second variant. Default: all
             registered.
         options: Option of a method, METHOD.NAME=VALUE, e.g. ugs.updates=300; repeat for several.
@@ -41,7 +41,7 @@ class BenchmarkSettings(RunningModels, Ablating, OnModel):
             for several.
         export: Directory for the scores as MIB-style submissions, one folder per method.
         scores_dir: Directory for the scores of every method, METHOD.safetensors.
-        out: Directory for benchmark.json, .csv and the figure.
+        out: Directory for benchmark.json and report.html.
     """
 
     task: Annotated[str | None, INPUTS] = None
@@ -66,6 +66,7 @@ def discovery(settings: BenchmarkSettings) -> None:
     By CPR, CMD, seconds, memory and plain forward passes.
     """
     from assay.analyses.benchmark import benchmark_discovery, choose_entries
+    from assay.analyses.benchmark.page import benchmark_page
     from assay.analyses.benchmark.targets import find_target
     from assay.pipeline.benchmark import (
         QUICK_WITHOUT,
@@ -123,7 +124,8 @@ def discovery(settings: BenchmarkSettings) -> None:
         "submission": File(settings.export, lambda folder: export_submission(folder, result, target.model)),
     }
     identity = _keep(settings, result)
-    settings.deliver(result.to_dict(), files, show=lambda: _print_benchmark(result), identity=identity)
+    document = result.to_dict()
+    settings.deliver(document, files, show=lambda: print_pages(benchmark_page(document)), identity=identity)
 
 
 def _methods(texts: Sequence[str]) -> list[str] | None:
@@ -138,15 +140,13 @@ def _imported(paths: Sequence[Path], model: "Model", task: str) -> "dict[str, Ed
     """Scores of other tools, by the names of their files."""
     from assay.pipeline.benchmark import read_scores
 
-    scores: dict[str, EdgeScores] = {}
-    for path in paths:
-        name = path.stem if path.suffix else path.name
-        if name in scores:
+    names = [path.stem if path.suffix else path.name for path in paths]
+    for name in names:
+        if names.count(name) > 1:
             raise InputError(
                 f"two imported files are named {name!r}; rename one, because rows are labelled by that name"
             )
-        scores[name] = read_scores(path, model, task)
-    return scores
+    return {name: read_scores(path, model, task) for name, path in zip(names, paths, strict=True)}
 
 
 def _keep(settings: BenchmarkSettings, result: "DiscoveryBenchmark") -> str:
@@ -170,18 +170,3 @@ def _keep(settings: BenchmarkSettings, result: "DiscoveryBenchmark") -> str:
         ablation=result.settings["ablation"],
     )
     return settings.keep("benchmark", {**facts, "methods": rows}, document, about)
-
-
-def _print_benchmark(result: "DiscoveryBenchmark") -> None:
-    """Tables and notes for reading."""
-    from assay.analyses.benchmark import tables
-
-    echo(f"{tables.heading(result)}\n")
-    print_block(tables.quality_table(result))
-    for text in filter(None, (tables.finding(result), tables.LEGEND)):
-        echo(f"\n{text}")
-    echo()
-    print_block(tables.order_of(result))
-    for text in tables.notes(result):
-        echo(f"note: {text}")
-    echo()

@@ -16,8 +16,8 @@ from assay.core.errors import InputError
 if TYPE_CHECKING:
     from assay.discovery.heads.table import AnyCircuit
     from assay.models import Model
-    from assay.pipeline import DrawnPrompts
     from assay.pipeline.gates import StoredCalibration
+    from assay.pipeline.prompts import DrawnPrompts
 
 GATES = own_group("Gates")
 
@@ -53,24 +53,20 @@ def calibrate(*gates: Annotated[str, Parameter(name="GATE")], settings: Calibrat
         gates: Keys or codes of single gates, e.g. C11. Default: all.
         settings: The options.
     """
-    from assay import pipeline
     from assay.analyses.calibration import find_gate
     from assay.discovery.heads import INTERVENTIONS
-    from assay.tasks import check_equal_lengths, load_task
+    from assay.pipeline.checks import check_options
 
-    call(settings, pipeline.check_options, ablation=None)
+    call(settings, check_options, ablation=None)
     if settings.ablation is not None:
         INTERVENTIONS[settings.ablation]
     for other in settings.against:
-        pipeline.check_options(task=other)
+        check_options(task=other)
         if other.replace("_", "-") == settings.task.replace("_", "-"):
             raise InputError(f"--against {other} is the task itself; name another, see `assay list tasks`")
     chosen = [find_gate(name).key for name in gates] if gates else None
     model = settings.load_model()
-    model.check_together("assay calibrate")
     circuit = settings.named_circuit(model.graph)
-    if settings.lengths == "aligned":
-        check_equal_lengths(load_task(settings.task, model), "a table of measurements")
     check_outputs(settings)
     result = _run(settings, model, circuit, chosen)
     files = settings.files(result.document, "calibration.json")
@@ -85,10 +81,11 @@ def _run(
     settings: CalibrateSettings, model: "Model", circuit: "AnyCircuit | None", gates: list[str] | None
 ) -> "StoredCalibration":
     """The gates on a circuit that is given, or on one that is discovered here."""
-    from assay import pipeline
     from assay.analyses.calibration.battery import gates_on_same_prompts
     from assay.circuits import load_head_circuit
     from assay.execution import ABLATIONS
+    from assay.pipeline.gates import calibrate_stored, usual_prompts
+    from assay.pipeline.prompts import draw_prompts, prompts_to_measure
 
     published = None if settings.published is None else load_head_circuit(settings.published)
     store = settings.open_store()
@@ -103,23 +100,21 @@ def _run(
             ).circuit
 
         if circuit is None:
-            draws = call(settings, pipeline.draw_prompts, model, settings.task)
+            draws = call(settings, draw_prompts, model, settings.task)
             circuit, measured = discovered(draws, settings.top), draws.measured
         else:
-            prompts = pipeline.prompts_to_measure
+            prompts = prompts_to_measure
             measured = call(settings, prompts, model, settings.task, drawn=drawn, circuit=circuit)
-        draws_of_others = [
-            pipeline.draw_prompts(model, other, n=settings.n, seed=seed) for other in settings.against
-        ]
+        draws_of_others = [draw_prompts(model, other, n=settings.n, seed=seed) for other in settings.against]
         others = [(each.measured, discovered(each, None)) for each in draws_of_others]
-        table = pipeline.usual_prompts(measured, drawn, seed=seed)
-        return pipeline.calibrate_stored(
+        table = usual_prompts(measured, drawn, seed=seed)
+        return calibrate_stored(
             circuit,
             model,
             table.task,
             pool=table.pool,
             same_prompts=gates_on_same_prompts(circuit, measured, others),
-            against=[(pipeline.usual_prompts(task, drawn, seed=seed).task, its) for task, its in others],
+            against=[(usual_prompts(task, drawn, seed=seed).task, its) for task, its in others],
             published=published,
             gates=gates,
             groups=settings.groups,

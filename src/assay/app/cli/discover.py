@@ -49,17 +49,18 @@ class DiscoverSettings(RunningModels, Saving, Quadrature, Ablating, Discovering,
 @command(CIRCUITS, example="assay discover --task ioi --top 60 --save circuit.safetensors")
 def discover(settings: DiscoverSettings) -> None:
     """Score every edge and keep the strongest as a circuit."""
-    from assay import pipeline
     from assay.core.record import library_version
     from assay.pipeline.benchmark import parse_options
+    from assay.pipeline.checks import check_options
     from assay.pipeline.circuits import keep_circuit
     from assay.pipeline.prompts import read_inputs
+    from assay.pipeline.stage import discovery_stage
 
     if sum(choice is not None for choice in (settings.top, settings.threshold, settings.greedy)) > 1:
         raise InputError("--top, --threshold and --greedy exclude each other; give one of them")
     method = settings.method
     options = parse_options([f"{method}.{text}" for text in settings.options]).get(method, {})
-    call(settings, pipeline.check_options, options=options)
+    call(settings, check_options, options=options)
     check_outputs(settings, settings.scores_out)
     with progress_on_stderr() as progress:
         progress("load", 0, 1)
@@ -67,7 +68,7 @@ def discover(settings: DiscoverSettings) -> None:
         task = call(settings, read_inputs, settings.task, settings.images, model)
         store = settings.open_store()
         progress("discover", 0, task.n)
-        stage = call(settings, pipeline.discovery_stage, model, task, method, options=options)
+        stage = call(settings, discovery_stage, model, task, method, options=options)
         with counting_examples(partial(progress, "discover")):
             scores = stage.run(store).value
         progress("discover", task.n, task.n)
@@ -116,11 +117,6 @@ def _print_circuit(scores: "EdgeScores", circuit: "Circuit", edges: list[dict[st
         f"({circuit.n_edges / scores.graph.n_edges:.1%})"
         + ("" if gap is None else f", completeness gap {gap:.2%}")
     )
-    if (routing := scores.details.get("routing")) is not None:
-        echo(
-            f"{routing['changed']:,} of {routing['choices']:,} choices of experts (token and block) differ "
-            "between clean and corrupted input"
-        )
     small = max((abs(edge["score"]) for edge in edges), default=1.0) < 0.01  # four decimals would hide them
     style = "+.2e" if small else "+.4f"
     rows = [[edge["source"], edge["target"], f"{edge['score']:{style}}"] for edge in edges[:20]]

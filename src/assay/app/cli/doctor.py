@@ -27,21 +27,8 @@ def doctor(settings: Talking) -> int:
     """
     note("testing the engine on the embedded model (seconds)")
     checks = engine_checks()
-    document = {
-        "schema": SCHEMA,
-        "versions": versions(),
-        "machine": machine(),
-        "extras": {
-            extra: {
-                "installed": all(map(installed_version, names)),
-                "packages": {name: installed_version(name) for name in names},
-                "command": install_command(extra),
-            }
-            for extra, names in EXTRAS.items()
-        },
-        "checks": checks,
-        "ok": all(each["ok"] for each in checks),
-    }
+    facts = {"versions": versions(), "machine": machine(), "extras": extras(), "checks": checks}
+    document = {"schema": SCHEMA, **facts, "ok": all(each["ok"] for each in checks)}
     settings.deliver(document, show=lambda: _show(document))
     return 0 if document["ok"] else 1
 
@@ -59,6 +46,15 @@ def versions() -> dict[str, str | None]:
     return own | {name: installed_version(name) for name in (*ENGINE, *plugins)}
 
 
+def extras() -> dict[str, Any]:
+    """Of each extra: whether it is installed, its packages, and what installs it."""
+    packages = {extra: {name: installed_version(name) for name in names} for extra, names in EXTRAS.items()}
+    return {
+        extra: {"installed": all(found.values()), "packages": found, "command": install_command(extra)}
+        for extra, found in packages.items()
+    }
+
+
 def machine() -> dict[str, Any]:
     """System, cores, free memory in bytes, and the devices of PyTorch by name."""
     import torch
@@ -66,16 +62,13 @@ def machine() -> dict[str, Any]:
     from assay.core.machine import free_memory, usable_cores
     from assay.models.placing import accelerator
 
-    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
-    devices = [f"{kind}:{index}" for index in range(torch.accelerator.device_count())] if kind else []
-    if kind and kind.type == "cuda":
-        devices = [f"{name} {torch.cuda.get_device_name(name)}" for name in devices]
+    gpus = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
     return {
         "system": platform.platform(),
         "interpreter": sys.executable,
         "cores": usable_cores(),
         "free_memory": free_memory(),
-        "devices": devices,
+        "devices": [f"cuda:{index} {name}" for index, name in enumerate(gpus)],
         "default_device": str(accelerator() or "cpu"),
     }
 
@@ -107,14 +100,14 @@ def engine_checks() -> list[dict[str, Any]]:
     full = run_circuit(model, task, Circuit.full(model.graph), pairs=own) - native
     two_ways = run_circuit(model, task, half) - run_circuit(model, task, half, pairs=own)
     gap = discover(model, task, "eap-ig-inputs").details["completeness_gap"]
-    values = (
-        ("full circuit against the model, of the largest logit", full.abs().max() / largest, LOGITS),
-        ("single runs against runs of pairs", two_ways.abs().max() / largest, LOGITS),
-        ("gap of eap-ig-inputs", gap, GAP),
-    )
+    values = {
+        "full circuit against the model, of the largest logit": (full.abs().max() / largest, LOGITS),
+        "single runs against runs of pairs": (two_ways.abs().max() / largest, LOGITS),
+        "gap of eap-ig-inputs": (gap, GAP),
+    }
     return [
         {"name": name, "value": float(value), "limit": limit, "ok": float(value) <= limit}
-        for name, value, limit in values
+        for name, (value, limit) in values.items()
     ]
 
 
@@ -122,8 +115,9 @@ def _show(document: dict[str, Any]) -> None:
     facts = document["machine"] | {"free_memory": f"{document['machine']['free_memory'] / 1e9:.1f} GB"}
     parts = {name: version or "not installed" for name, version in document["versions"].items()} | facts
     print_table("Environment", ["part", "here"], [[name, str(each)] for name, each in parts.items()])
-    extras = document["extras"].items()
-    rows = [[name, "yes" if each["installed"] else each["command"]] for name, each in extras]
+    rows = [
+        [name, "yes" if each["installed"] else each["command"]] for name, each in document["extras"].items()
+    ]
     print_table("Extras", ["extra", "installed"], rows)
     rows = [
         [each["name"], f"{each['value']:.2g}", f"{each['limit']:g}", "yes" if each["ok"] else "NO"]

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 from assay.app.cli.monitor import monitor  # noqa: F401 - the command that this one belongs to
 from assay.app.cli.parsing import app, command
 from assay.app.console import progress_on_stderr, remark
-from assay.app.delivery import File, Reporting, check_outputs
+from assay.app.delivery import Computing, File, check_outputs, json_file
 from assay.app.monitor.settings import ALARM
 from assay.app.options import DISCOVERY, INPUTS, OUTPUT, RARE, STEPS, Count, Steps, at_least, call
-from assay.app.settings import Ablating, ComparingCircuits, OnClassifier, RunningModels, SkipBad
+from assay.app.settings import OnClassifier, Seeded, SkipBad
 from assay.core.errors import InputError
 
 
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateSettings(RunningModels, Reporting, ComparingCircuits, Ablating, SkipBad, OnClassifier):
+class EvaluateSettings(Computing, Seeded, SkipBad, OnClassifier):
     """Which domains are measured, how the circuit is found, and how the alarm is tried.
 
     Attributes:
         reference: Images in distribution, or a file of their edge scores. Default: shapes of the embedded
             zoo's style.
         known: More labelled images in distribution. Default: those not used as the reference.
-        images: Labelled test domains: DIR/DOMAIN/CLASS/*, DIR/CORRUPTION/SEVERITY/CLASS/*, a folder of .npz
-            files, shapes, or a table such as camelyon17:DIR; repeat for several.
+        images: Labelled test domains: DIR/DOMAIN/CLASS/*, DIR/CORRUPTION/SEVERITY/CLASS/*, shapes,
+            or a table such as camelyon17:DIR; repeat for several.
         domains_by: Columns of a table that make domains, e.g. region,year. Default: those of its layout.
         parts: Random disjoint parts that each test domain is cut into.
         n: Images of each domain for its circuit and the baselines, in total. Default: 300, or as many as a
@@ -38,18 +38,9 @@ class EvaluateSettings(RunningModels, Reporting, ComparingCircuits, Ablating, Sk
         least: Images below which a domain or part is left out.
         corruptions: Calibration domains: all 39 corruptions, none, or some, separated by commas.
         measure: True performance: accuracy or macro-f1.
-        deltas: Lowest and highest performance threshold of the alarm curve, in steps of 0.01.
-        subsets: Random subsets of the calibration domains per threshold.
-        subset_size: Calibration domains of a subset, at most.
-        granularity: Layers of dependency matrices and maps: block, or sublayer (heads and MLP apart).
-        ratio: Share of blocks counted as deep, and as shallow; at most 0.5.
-        sets: Shallow and deep layers of the depth bias: symmetric, or reference (the authors', 12 blocks).
-        include_input: Count the input as a shallow layer.
-        method: Discovery method. Default: eap-ig-inputs, or the method of a file of edge scores.
+        distance: Distance of circuits: spearman, cosine, l2, laplacian, netlsd or jaccard.
         steps: Quadrature nodes, or auto. Default: 5, or those of a file of edge scores.
-        quadrature: Quadrature rule. Default: midpoint, or that of a file of edge scores.
-        table: CSV file of the domains, one per row.
-        figures: Directory for the figures as PNG files.
+        out: Directory for evaluation.json, report.html and domains.csv.
     """
 
     reference: Annotated[str | None, INPUTS] = None
@@ -62,18 +53,9 @@ class EvaluateSettings(RunningModels, Reporting, ComparingCircuits, Ablating, Sk
     least: Annotated[Count, RARE] = 50
     corruptions: Annotated[str, ALARM] = "all"
     measure: Annotated[str, ALARM] = "accuracy"
-    deltas: Annotated[str, ALARM] = "0.5,0.95"
-    subsets: Annotated[Count, RARE] = 100
-    subset_size: Annotated[Count, RARE] = 20
-    granularity: Annotated[str, RARE] = "block"
-    ratio: Annotated[float, RARE] = 0.3
-    sets: Annotated[str, RARE] = "symmetric"
-    include_input: Annotated[bool, RARE] = False
-    method: Annotated[str | None, DISCOVERY] = None
+    distance: Annotated[str, ALARM] = "spearman"
     steps: Annotated[Steps | None, DISCOVERY, STEPS] = None
-    quadrature: Annotated[str | None, RARE] = None
-    table: Annotated[Path | None, OUTPUT] = None
-    figures: Annotated[Path | None, OUTPUT] = None
+    out: Annotated[Path | None, OUTPUT] = None
 
 
 @command(
@@ -91,7 +73,7 @@ def evaluate(settings: EvaluateSettings) -> None:
     DISTANCES[settings.distance]
     model, style = settings.load_classifier(remark)
     plan = _plan(settings, style)
-    check_outputs(settings, settings.table)
+    check_outputs(settings)
     with progress_on_stderr() as progress:
         result = evaluate_domains(model, plan, cache=settings.store_folder(), progress=progress, note=remark)
     _hand_over(settings, result.to_dict())
@@ -99,8 +81,7 @@ def evaluate(settings: EvaluateSettings) -> None:
 
 def _plan(settings: EvaluateSettings, style: str | None) -> "EvaluationPlan":
     """What to evaluate; an embedded model has images of its own."""
-    from assay.analyses.generalization.domain_evaluation import EvaluationSettings
-    from assay.analyses.generalization.shift import ShiftView
+    from assay.analyses.generalization.domains import EvaluationSettings
     from assay.pipeline.domain_evaluation import EvaluationPlan, images_of_circuit, known_batches
     from assay.pipeline.monitor_plan import MonitorPlan
 
@@ -118,14 +99,7 @@ def _plan(settings: EvaluateSettings, style: str | None) -> "EvaluationPlan":
         window=n,
         known_batches=known_batches(settings.rated, n),
     )
-    how = call(
-        settings,
-        EvaluationSettings,
-        n=n,
-        view=call(settings, ShiftView),
-        deltas=_deltas(settings.deltas),
-        n_subsets=settings.subsets,
-    )
+    how = call(settings, EvaluationSettings, n=n)
     by = () if settings.domains_by is None else tuple(map(str.strip, settings.domains_by.split(",")))
     return call(
         settings, EvaluationPlan, start=start, images=images, by=by, settings=how, **_corruptions(settings)
@@ -140,20 +114,8 @@ def _corruptions(settings: EvaluateSettings) -> dict[str, Any]:
     return {"corruptions": named.get(text) if text in named else tuple(map(str.strip, text.split(",")))}
 
 
-def _deltas(text: str) -> tuple[float, ...]:
-    """Thresholds from `LOW,HIGH` in steps of 0.01."""
-    try:
-        low, high = (round(100 * float(each)) for each in text.split(","))
-    except ValueError:
-        raise InputError(f"--deltas is {text!r}; give two shares, such as 0.5,0.95") from None
-    if not 0 <= low <= high <= 100:
-        raise InputError(f"--deltas is {text!r}; give a lower and a higher share between 0 and 1")
-    return tuple(step / 100 for step in range(low, high + 1))
-
-
 def _hand_over(settings: EvaluateSettings, document: dict[str, Any]) -> None:
     """The result to the store, to files and to stdout."""
-    from assay.analyses.generalization.evaluation_plots import save_figures
     from assay.circuits import write_atomically
     from assay.store import About
 
@@ -165,16 +127,16 @@ def _hand_over(settings: EvaluateSettings, document: dict[str, Any]) -> None:
         name=f"{len(document['test'])} domains",
     )
     identity = settings.open_store().put(document["kind"], document["provenance"], document, about=about)
-    table, figures = settings.path_of(settings.table, "domains.csv"), settings.figures
-    if figures is None and settings.out is not None:
-        figures = settings.out / "figures"
-    files = settings.files(document, "evaluation.json") | {
-        "table": File(table, lambda path: write_atomically(path, _table(document).encode())),
-        "figures": File(
-            None if figures is None else figures / "domains.png",
-            lambda path: save_figures(document, path.parent),
-        ),
-    }
+    files: dict[str, File] = {}
+    if settings.out is not None:
+        files = {
+            "document": json_file(settings.out / "evaluation.json", document),
+            "report": File(settings.out / "report.html"),
+            "table": File(
+                settings.out / "domains.csv",
+                lambda path: write_atomically(path, _table(document).encode()),
+            ),
+        }
     settings.deliver(document, files, identity=identity)
 
 

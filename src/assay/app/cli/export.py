@@ -2,20 +2,15 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.console import echo, print_json
+from assay.app.console import echo
 from assay.app.delivery import Storing, Talking, make_room
 from assay.app.options import CIRCUIT, INPUTS, OUTPUT, Count
 from assay.core.errors import InputError
-
-
-if TYPE_CHECKING:
-    from assay.models import Model
-    from assay.tasks import PairTask
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +43,11 @@ def export(circuit: Annotated[str, Parameter(name="CIRCUIT")], /, *, settings: C
         settings: The options.
     """
     from assay.circuits import export_circuit, load_scores
+    from assay.models import load_model
     from assay.pipeline.circuits import circuit_with_scores
-    from assay.report import circuit_document, save_report
-    from assay.report.circuit_page import prompt_tokens
+    from assay.report.circuit_page import circuit_page, prompt_tokens
+    from assay.report.save import save_report
+    from assay.tasks import PairTask, load_task
 
     if settings.save.suffix not in (".html", ".json"):
         raise InputError(
@@ -63,29 +60,18 @@ def export(circuit: Annotated[str, Parameter(name="CIRCUIT")], /, *, settings: C
     exported = replace(exported, model=settings.model or exported.model)
     if settings.scores is not None:
         exported = replace(exported, scores=load_scores(settings.scores, exported.circuit.graph))
-    model, task = _inputs(settings)
+    given: dict[str, Any] = {}
+    if settings.model is not None and settings.task is not None:
+        given["model"] = load_model(settings.model)
+        given["task"] = load_task(settings.task, given["model"], n=settings.prompts)
+        if not isinstance(given["task"], PairTask):
+            raise InputError(f"--task {settings.task} has images; attention patterns are shown of prompts")
     out = make_room(settings.save)
     if out.suffix == ".html":
-        given: dict[str, Any] = {"model": model, "task": task, "prompts": settings.prompts}
-        save_report(out, circuit_document(exported.circuit, scores=exported.scores, **given))
+        page = circuit_page(exported.circuit, scores=exported.scores, prompts=settings.prompts, **given)
+        save_report(out, page)
     else:
-        tokens = () if task is None else tuple(prompt_tokens(task, 0))
+        tokens = tuple(prompt_tokens(given["task"], 0)) if given else ()
         export_circuit(out, replace(exported, prompt="".join(tokens), tokens=tokens) if tokens else exported)
-    if settings.json:
-        print_json({"circuit": exported.circuit.hash, "n_edges": len(exported.edges), "saved": str(out)})
-    else:
-        echo(f"{out}")
-
-
-def _inputs(settings: CircuitExportSettings) -> "tuple[Model | None, PairTask | None]":
-    """Model and prompts, where they are named."""
-    from assay.models import load_model
-    from assay.tasks import PairTask, load_task
-
-    if settings.model is None or settings.task is None:
-        return None, None
-    model = load_model(settings.model)
-    task = load_task(settings.task, model, n=settings.prompts)
-    if not isinstance(task, PairTask):
-        raise InputError(f"--task {settings.task} has images; attention patterns are shown of prompts")
-    return model, task
+    document = {"circuit": exported.circuit.hash, "n_edges": len(exported.edges), "saved": str(out)}
+    settings.deliver(document, show=lambda: echo(f"{out}"))

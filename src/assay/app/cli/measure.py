@@ -14,7 +14,7 @@ from assay.app.settings import Ablating, OfCircuit, OnImages
 if TYPE_CHECKING:
     from assay.circuits import Circuit
     from assay.models import Model
-    from assay.pipeline import DrawnPrompts
+    from assay.pipeline.prompts import DrawnPrompts
     from assay.tasks import Task
 
 METRICS = own_group("Metrics")
@@ -38,10 +38,11 @@ class MeasureSettings(Saving, Ablating, OfCircuit, OnImages):
 @command(CIRCUITS, example="assay measure --circuit circuit.safetensors --task ioi --metric kl")
 def measure(settings: MeasureSettings) -> None:
     """Measure a circuit on tasks by one or more metrics."""
-    from assay import pipeline
+    from assay.pipeline.checks import check_options
+    from assay.pipeline.stage import measure_stored
 
     for task in settings.task:
-        call(settings, pipeline.check_options, task=task, metrics=settings.metric)
+        call(settings, check_options, task=task, metrics=settings.metric)
     check_outputs(settings)
     model = settings.load_model()
     circuit = settings.edge_circuit(model.graph)
@@ -53,7 +54,7 @@ def measure(settings: MeasureSettings) -> None:
             runs = settings.runs(model, prompts, circuit, store=store, progress=progress)
             for place, key in enumerate(settings.metric):
                 progress("measure", place, len(settings.metric))
-                record = pipeline.measure_stored(runs, key, random_circuits=settings.n_random, store=store)
+                record = measure_stored(runs, key, random_circuits=settings.n_random, store=store)
                 records.append({"task": runs.task.name, "n_edges": runs.circuit.n_edges, **record})
             progress("measure", len(settings.metric), len(settings.metric))
     files = {"written": json_file(settings.path_of(settings.save, "measurements.json"), records)}
@@ -64,17 +65,13 @@ def _inputs(
     settings: MeasureSettings, model: "Model", circuit: "Circuit | None"
 ) -> "Sequence[Task | DrawnPrompts]":
     """The inputs of each task."""
-    from assay import pipeline
-    from assay.pipeline.prompts import read_inputs
+    from assay.pipeline.prompts import draw_prompts, prompts_to_measure, read_inputs
 
     if settings.images is not None:
         return [call(settings, read_inputs, "", settings.images, model)]
     if circuit is not None:
-        return [
-            call(settings, pipeline.prompts_to_measure, model, task, circuit=circuit)
-            for task in settings.task
-        ]
-    return [call(settings, pipeline.draw_prompts, model, task) for task in settings.task]
+        return [call(settings, prompts_to_measure, model, task, circuit=circuit) for task in settings.task]
+    return [call(settings, draw_prompts, model, task) for task in settings.task]
 
 
 def _show(records: list[dict[str, Any]]) -> None:
@@ -82,4 +79,4 @@ def _show(records: list[dict[str, Any]]) -> None:
 
     print_pages(measurements_page(records))
     for record in records:
-        echo_result(record["hash"])
+        echo_result(f"{record['hash']}  {record['name']}")

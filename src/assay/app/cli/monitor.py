@@ -2,17 +2,21 @@
 
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from assay.app.cli.parsing import GATE_FIRED, IMAGES, command
+from cyclopts import Parameter
+
+from assay.app.cli.parsing import GATE_FIRED, IMAGES, app, command
 from assay.app.console import echo, echo_result, note, print_json, progress_on_stderr, remark, say
-from assay.app.delivery import Computing
+from assay.app.delivery import Computing, Quiet
 from assay.app.monitor.settings import MonitorOptions
 from assay.app.options import RUNNING
+from assay.core.errors import InputError
 
 
 if TYPE_CHECKING:
-    from assay.analyses.generalization.journal import Reading
+    from assay.analyses.generalization.monitor import Reading
     from assay.app.monitor.watch import MonitorRun, Stop
     from assay.pipeline.monitoring import StartedMonitor
 
@@ -22,7 +26,8 @@ class MonitorSettings(Computing, MonitorOptions):
     """What is watched, and how the command talks and ends.
 
     Attributes:
-        gate: Exit with code 3 if a batch raises the alarm; with --follow, immediately.
+        gate: Exit with code 3 if a batch raises the alarm (with --follow, immediately), or if there is no new
+            batch and the last one did.
     """
 
     gate: Annotated[bool, RUNNING] = False
@@ -43,11 +48,41 @@ def monitor(settings: MonitorSettings) -> int:
             note("Stopped. Run the same command again to resume.")
         run.finish()
         _finish(settings, run.started, readings)
-    alarms = sum(bool(each.alarm) for each in readings)
-    if settings.gate and alarms:
-        say(f"gate: {alarms} batch(es) raised the alarm")
-        return GATE_FIRED
-    return 0
+    if not settings.gate:
+        return 0
+    # Without a new batch the alarm is what the newest reading said.
+    alarms = sum(bool(each.alarm) for each in readings or run.started.monitor.readings[-1:])
+    if not alarms:
+        return 0
+    say(f"gate: {alarms} batch(es) raised the alarm" if readings else "gate: the alarm is on")
+    return GATE_FIRED
+
+
+Directory = Annotated[Path, Parameter(name="DIR", help="Output directory of a monitor.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StatusSettings(Quiet):
+    """Which monitor."""
+
+
+@command(parent=app["monitor"], example="assay monitor status watch")
+def status(directory: Directory, /, *, settings: StatusSettings) -> int:
+    """Print the state of an alarm in one line.
+
+    Exit code 3 where it is on, 0 where it is off.
+    """
+    from assay.analyses.generalization.monitor import read_readings
+    from assay.page.text import plural
+    from assay.pipeline.monitor_directory import READINGS
+
+    readings = read_readings(directory / READINGS)
+    if not readings:
+        raise InputError(f"{directory} holds no readings; give the --out of a monitor")
+    last = readings[-1]
+    state = {None: "no alarm is set", True: "alarm on", False: "alarm off"}[last.alarm]
+    echo(f"{state}: {last.sentence} ({plural(len(readings), 'batch')}, the last {last.time[:16]} UTC)")
+    return GATE_FIRED if last.alarm else 0
 
 
 def _start(run: "MonitorRun") -> None:
@@ -71,18 +106,24 @@ def _observe(settings: MonitorSettings, run: "MonitorRun", stop: "Stop") -> "lis
     return readings
 
 
-_HEAD = f"{'batch':>5}  {'origin':<14} {'n':>5} {'shift':>7} {'p':>6} {'e-value':>8}  alarm"
+_HEAD = (
+    f"{'batch':>5}  {'origin':<14} {'n':>5} {'shift':>7} {'p':>6} {'outputs':>7} {'p':>6} {'e-value':>8}"
+    "  alarm"
+)
 
 
 def _line(reading: "Reading") -> str:
     """A row of the table; printed as it comes, so of fixed width."""
-    p = "" if reading.p_value is None else f"{reading.p_value:.3f}"
+    p, outputs, output_p = (
+        "" if each is None else f"{each:.3f}"
+        for each in (reading.p_value, reading.output_shift, reading.output_p_value)
+    )
     e = "" if reading.e_value is None else f"{reading.e_value:.3g}"
     alarm = {None: "", False: "no", True: "ALARM"}[reading.alarm]
     skipped = f"  {len(reading.skipped)} unreadable" if reading.skipped else ""
     return (
         f"{reading.index + 1:>5}  {reading.domain[:14]:<14} {reading.n:>5} {reading.shift:>7.3f} "
-        f"{p:>6} {e:>8}  {alarm:<5}{skipped}".rstrip()
+        f"{p:>6} {outputs:>7} {output_p:>6} {e:>8}  {alarm:<5}{skipped}".rstrip()
     )
 
 
@@ -103,7 +144,7 @@ def _finish(settings: MonitorSettings, started: "StartedMonitor", readings: "lis
         if started.passed:
             echo(f"skipped {len(started.passed)} unreadable image file(s)")
     else:
-        from assay.analyses.generalization.monitor_words import verdict
+        from assay.analyses.generalization.monitor_page import verdict
 
         echo()
         echo(verdict(started.document))
@@ -127,7 +168,7 @@ def _keep(settings: MonitorSettings, started: "StartedMonitor") -> str:
     names = ("model", "graph", "reference", "settings", "readings")
     about = About(
         model=document["model"]["id"],
-        metric=settings.distance,
+        metric=document["distance"]["key"],
         n=sum(each["n"] for each in document["readings"]),
         seed=settings.seed,
         status="alarm" if any(each["alarm"] for each in document["readings"]) else "calm",

@@ -5,7 +5,6 @@ its docstring their help. Values come from the command line, else `ASSAY_NAME` v
 `--config`, else the field's default.
 """
 
-import errno
 import gc
 import inspect
 import io
@@ -23,7 +22,7 @@ from assay.app.console import print_json, quiet, say, show_warning
 from assay.app.delivery import Quiet, Talking
 from assay.app.options import FILTERS, RareGroup
 from assay.app.settings import ImageWorkers
-from assay.core.errors import AssayError, AssayWarning, InputError, by_option, unknown_name
+from assay.core.errors import AssayError, AssayWarning, InputError, by_option, check_name
 from assay.core.machine import decoding_with
 
 
@@ -140,9 +139,7 @@ def read_config(application: App, commands: tuple[str, ...], arguments: Argument
             raise InputError(
                 f"{paths[-1]} sets {name!r} outside a table; put [{'.'.join(commands)}] above it"
             )
-        if name not in app:
-            known = [each for each in app if not each.startswith("-")]
-            raise unknown_name(f"command in {paths[-1]}", name, known)
+        check_name(f"command in {paths[-1]}", name, [each for each in app if not each.startswith("-")])
     file(application, commands, arguments)
 
 
@@ -202,8 +199,9 @@ def run(arguments: Sequence[str]) -> int:
         function, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)
         bound.apply_defaults()
         settings = next((each for each in bound.arguments.values() if isinstance(each, Quiet)), settings)
-        workers = settings.workers if isinstance(settings, ImageWorkers) else None
-        with warnings.catch_warnings(), quiet(silent=settings.quiet), decoding_with(workers):
+        given = settings if isinstance(settings, ImageWorkers) else ImageWorkers()
+        decoding = decoding_with(given.workers, turns=given.exif == "turn")
+        with warnings.catch_warnings(), quiet(silent=settings.quiet), decoding:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", AssayWarning)
             warnings.showwarning = show_warning
@@ -212,22 +210,15 @@ def run(arguments: Sequence[str]) -> int:
         return 2 if helped else code or 0
     except CycloptsError as error:
         return _failed(settings, _with_source(error), 2)
-    except (AssayError, OSError) as error:
-        if settings.traceback or not (isinstance(error, AssayError) or error.errno == errno.ENAMETOOLONG):
+    except AssayError as error:
+        if settings.traceback:
             raise
-        return _failed(settings, *_message(error))
+        return _failed(settings, by_option(str(error)), 2 if isinstance(error, InputError) else 1)
     except KeyboardInterrupt:
         say("Interrupted. Run the same command again to resume.")
         return INTERRUPTED
     finally:
         RareGroup.shown = False
-
-
-def _message(error: AssayError | OSError) -> tuple[str, int]:
-    """What a user reads of an error, and the exit code."""
-    if not isinstance(error, AssayError):
-        return f"file name too long: {str(error.filename)[:60]}...", 2
-    return by_option(str(error)), 2 if isinstance(error, InputError) else 1
 
 
 def _with_source(error: CycloptsError) -> str:

@@ -6,13 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from cyclopts import Parameter
-
 from assay.app.cli.parsing import IMAGES, command
 from assay.app.console import progress_on_stderr, remark
-from assay.app.delivery import Reporting, check_outputs
-from assay.app.options import INPUTS, RARE, Count, at_least, call, keywords, own_group
-from assay.app.settings import Ablating, Quadrature, RunningModels, SkipBad, Typed
+from assay.app.delivery import Computing, File, check_outputs, json_file
+from assay.app.options import INPUTS, OUTPUT, Count, at_least, call, keywords, own_group
+from assay.app.settings import Placed, Seeded, SkipBad
 from assay.core.errors import InputError
 
 
@@ -25,48 +23,36 @@ RANKING = own_group("Ranking")
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankSettings(RunningModels, Reporting, Typed, Ablating, Quadrature, SkipBad):
+class RankSettings(Computing, Seeded, Placed, SkipBad):
     """Which models are ranked, on what, and by which metrics.
 
     Attributes:
         zoo: Zoo, or a directory of model directories; repeat for several, whose own domains are not their
             targets. Default: the embedded zoo.
-        images: Target images: DIR/CLASS/*, DIR/DOMAIN/CLASS/* (one target per domain), a folder of images, or
-            .npz; repeat for several.
-        shapes: Target style of the drawn shapes; repeat for several. Default: sketch.
+        images: Target images: DIR/CLASS/*, DIR/DOMAIN/CLASS/* (one target per domain), a folder of images,
+            or shapes:STYLE; repeat for several. Default: shapes:sketch.
         id_images: Labelled in-distribution images, not used in training; one per zoo. Default: drawn for zoos
             on shapes.
-        labels: Require labels, or read folders as one unlabelled domain. Default: use labels if present.
         n: Images of each domain, in total. Default: all of a folder, 400 drawn ones.
         metrics: Metrics to rank by, separated by commas. Default: all but sharpness.
-        fast: Score only edges into the logits: half the cost, without DDB deep and global and motifs.
         measure: Measure of true performance: accuracy or macro-f1.
-        ratio: Share of blocks counted as deep, and as shallow; at most 0.5.
-        include_input: Count the input as a shallow layer.
-        sets: Layers compared: symmetric, or reference (those of the authors' code, 12 blocks).
         steps: Quadrature nodes of the attribution.
         draws: Bootstrap resamples of the images, at least 20.
-        sharpness_batch: Images per sharpness batch.
+        out: Directory for the result and its page, ranking.json and report.html.
     """
 
     zoo: Annotated[tuple[Path, ...], INPUTS] = ()
-    images: Annotated[tuple[Path, ...], INPUTS] = ()
-    shapes: Annotated[tuple[str, ...], INPUTS] = ()
+    images: Annotated[tuple[str, ...], INPUTS] = ()
     id_images: Annotated[tuple[Path, ...], INPUTS] = ()
-    labels: Annotated[bool | None, INPUTS, Parameter(negative="--no-labels")] = None
     n: Annotated[int | None, INPUTS, at_least(2)] = None
     metrics: Annotated[str | None, RANKING] = None
-    fast: Annotated[bool, RANKING] = False
     measure: Annotated[str, RANKING] = "accuracy"
-    ratio: Annotated[float, RANKING] = 0.3
-    include_input: Annotated[bool, RARE] = False
-    sets: Annotated[str, RARE] = "symmetric"
     steps: Annotated[Count, RANKING] = 5
     draws: Annotated[int, RANKING, at_least(20)] = 200
-    sharpness_batch: Annotated[Count, RARE] = 256
+    out: Annotated[Path | None, OUTPUT] = None
 
 
-@command(IMAGES, example="assay rank --zoo zoo --images photos --report rank.html")
+@command(IMAGES, example="assay rank --zoo zoo --images photos --out choice")
 def rank(settings: RankSettings) -> None:
     """Rank the models of a zoo on target images.
 
@@ -76,7 +62,11 @@ def rank(settings: RankSettings) -> None:
     check_outputs(settings)
     document = _document(_rankings(settings, lineups))
     _keep(settings, document)
-    settings.deliver(document, settings.files(document, "ranking.json"), identity=document["id"])
+    files = {}
+    if settings.out is not None:
+        document_file = json_file(settings.out / "ranking.json", document)
+        files = {"document": document_file, "report": File(settings.out / "report.html")}
+    settings.deliver(document, files, identity=document["id"])
 
 
 def _keep(settings: RankSettings, document: dict[str, Any]) -> None:
@@ -92,7 +82,6 @@ def _keep(settings: RankSettings, document: dict[str, Any]) -> None:
             n=target["n"],
             seed=settings.seed,
             name=f"{len(document['models'])} models",
-            ablation=settings.ablation,
         )
     settings.open_store().put(document["kind"], document["provenance"], document, about=about)
 
@@ -131,8 +120,10 @@ def _lineups(settings: RankSettings) -> list[Lineup]:
             "give one per zoo, in their order, or none"
         )
     zoos = [Zoo.open(path) for path in settings.zoo] or [Zoo.embedded()]
-    styles = settings.shapes or (() if settings.images else ("sketch",))
-    domains = call(settings, targets, list(settings.images), list(styles), note=remark)
+    images = settings.images or ("shapes:sketch",)
+    styles = [each.removeprefix("shapes:") for each in images if each.startswith("shapes:")]
+    folders = [Path(each) for each in images if not each.startswith("shapes:")]
+    domains = call(settings, targets, folders, styles, note=remark)
     found = []
     for zoo, known in zip(zoos, settings.id_images or [None] * len(zoos), strict=True):
         zoo.check_done(2)
@@ -172,22 +163,16 @@ def _ranking(
 ) -> "Ranking":
     """The models of one zoo on one target; `names` say which, before the stage in progress."""
     from assay.analyses.generalization.inspection import InspectionSettings
-    from assay.analyses.generalization.predictors import DEFAULT_METRICS, FAST_METRICS
     from assay.analyses.generalization.ranking import rank_models
 
-    metrics = FAST_METRICS if settings.fast else DEFAULT_METRICS
-    if settings.metrics:
-        metrics = tuple(each.strip() for each in settings.metrics.split(","))
+    metrics = None if settings.metrics is None else list(map(str.strip, settings.metrics.split(",")))
     device, zoo = settings.place(), lineup.zoo
 
     def shown(stage: str, done: int, total: int) -> None:
         progress(": ".join([*names, stage]), done, total)
 
     return rank_models(
-        {
-            lineup.prefix + key: partial(zoo.load, key, device=device, dtype=settings.torch_dtype)
-            for key in zoo.keys
-        },
+        {lineup.prefix + key: partial(zoo.load, key, device=device) for key in zoo.keys},
         target.read,
         id_data=None if lineup.known is None else lineup.known.read,
         missing={lineup.prefix + key: why for key, why in zoo.missing.items()},

@@ -17,13 +17,12 @@ from assay.core.untrusted import printable
 
 if TYPE_CHECKING:
     from assay.catalogue import Entry
-    from assay.page.blocks import Page
     from assay.store import Store, StoredResult
 
 SUBJECT = own_group("Subject")
 
 # Kind -> further columns of the list, with the fact that each shows.
-MORE_COLUMNS = {"models": {"reads": "reads", "--post-norm": "post_norm", "--experts": "experts"}}
+MORE_COLUMNS = {"models": {"reads": "reads", "--post-norm": "post_norm"}}
 
 
 @command(STORE, name="list", example="assay list metrics --json")
@@ -65,16 +64,17 @@ def show(identity: Annotated[str, Parameter(name="ID")], /, *, settings: StoreSe
         identity: Id of a result, or its beginning.
         settings: The options.
     """
-    result = settings.existing_store().get(identity)
-    settings.deliver(result.document(), show=lambda: _print_stored(result))
+    store = settings.existing_store()
+    result = store.get(identity)
+    settings.deliver(result.document(), show=lambda: _print_stored(store, result))
 
 
-def _print_stored(result: "StoredResult") -> None:
-    from assay.report.record import pages_of_result
+def _print_stored(store: "Store", result: "StoredResult") -> None:
+    from assay.report.save import stored_pages
 
     for line in (f"{result.kind} {result.id}, {result.created[:19]}", result.about, ""):
         echo(printable(line, lines=False))
-    print_pages(*pages_of_result(result))
+    print_pages(*stored_pages(store, result))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,12 +82,10 @@ class ReportSettings(Talking, Storing):
     """What the page shows.
 
     Attributes:
-        sweep: Sweep: its jobs and what they measured.
         compare: Two audits, measurements or sweeps, by id or by name of the sweep: what both measured.
         save: HTML file to write. Default: report.html in the store; of --compare none.
     """
 
-    sweep: Annotated[str | None, SUBJECT, Parameter(metavar="NAME|ID")] = None
     compare: Annotated[tuple[str, str] | None, SUBJECT, Parameter(metavar="A B")] = None
     save: Annotated[Path | None, OUTPUT] = None
 
@@ -101,48 +99,32 @@ def report(
     The page is of a result or a sweep. --compare A B prints what both have measured.
 
     Args:
-        identity: Id of a result, or hash of a circuit; what has no page of its own is a table. Default: the
-            newest audit.
+        identity: Id of a result, name of a sweep, or hash of a circuit. Default: the newest audit.
         settings: The options.
     """
-    subjects = {"ID": identity, "--sweep": settings.sweep, "--compare": settings.compare}
-    names = [name for name, value in subjects.items() if value is not None]
-    if len(names) > 1:
-        raise InputError(f"{' and '.join(names)} select different pages; give one of them")
+    from assay.pipeline.compare import compare_page, compare_rows
+    from assay.report.save import save_report, stored_pages
+    from assay.report.sweep import find_result
+
     store = settings.existing_store()
-    if settings.compare is not None:
-        from assay.pipeline.compare import compare_page, compare_rows
-
-        rows = compare_rows(store, *settings.compare)
-        page = compare_page(store, *settings.compare, rows)
-        settings.deliver(rows, {"report": _html(settings.save, [page])}, show=lambda: print_pages(page))
+    if settings.compare is None:
+        result = find_result(store, identity or _newest_audit(store))
+        pages, path = stored_pages(store, result), settings.save or store.directory / "report.html"
+        file = File(path, lambda path: save_report(path, *pages))
+        settings.deliver({"id": result.id, "report": str(path)}, {"report": file}, show=lambda: None)
         return
-    about, pages = _pages(store, identity, settings.sweep)
-    file = _html(settings.save or store.directory / "report.html", pages)
-    settings.deliver({**about, "report": str(file.path)}, {"report": file}, show=lambda: None)
+    if identity is not None:
+        raise InputError("ID and --compare select different pages; give one of them")
+    rows = compare_rows(store, *settings.compare)
+    page = compare_page(store, *settings.compare, rows)
+    file = File(settings.save, lambda path: save_report(path, page))
+    settings.deliver(rows, {"report": file}, show=lambda: print_pages(page))
 
 
-def _html(path: Path | None, pages: "Sequence[Page]") -> File:
-    from assay.circuits import write_atomically
-    from assay.page.html import render_pages
-
-    return File(path, lambda path: write_atomically(path, render_pages(pages).encode()))
-
-
-def _pages(store: "Store", identity: str | None, sweep: str | None) -> "tuple[dict[str, str], list[Page]]":
-    """What the page is about, and the page: of a sweep, of one result, or of the newest audit."""
-    from assay.report import sweep_page
-    from assay.report.record import pages_of_result
-
-    if sweep is not None:
-        return {"sweep": sweep}, [sweep_page(store, sweep)]
-    if identity is None:
-        audits = store.query("audit", order="-created", limit=1)
-        if not audits:
-            raise InputError(
-                f"the store at {store.directory} does not hold an audit yet; run `assay audit` first"
-            )
-        identity = audits[0].id
-    result = store.get(identity)
-    page = [sweep_page(store, result.id)] if result.kind == "sweep" else pages_of_result(result)
-    return {"id": result.id}, page
+def _newest_audit(store: "Store") -> str:
+    audits = store.query("audit", order="-created", limit=1)
+    if not audits:
+        raise InputError(
+            f"the store at {store.directory} does not hold an audit yet; run `assay audit` first"
+        )
+    return audits[0].id

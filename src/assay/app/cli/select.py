@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from assay.analyses.subsets.data import CorrectnessData
     from assay.analyses.subsets.selection import Evaluation
     from assay.core.verdict import Rule
-    from assay.pipeline import Progress
+    from assay.pipeline.stage import Progress
     from assay.pipeline.subsets import StoredSelection
 
 SELECTION, VERDICT = own_group("Selection"), own_group("Verdict", 41)
@@ -209,7 +209,7 @@ def _places(path: Path, data: "CorrectnessData") -> list[int]:
     """Places of the examples that a file names."""
     from assay.analyses.subsets.files import read_table
 
-    names = path.read_text().splitlines() if path.suffix == ".txt" else read_table(path, texts=[0]).iloc[:, 0]
+    names = path.read_text().splitlines() if path.suffix == ".txt" else read_table(path, n_names=1).iloc[:, 0]
     place = {name: at for at, name in enumerate(data.example_ids.tolist())}
     wanted = [str(name).strip() for name in names if str(name).strip()]
     if missing := [name for name in wanted if name not in place]:

@@ -8,7 +8,8 @@ from cyclopts import Parameter
 from assay.app.cli.parsing import STORE, command
 from assay.app.console import note
 from assay.app.delivery import Quiet, Storing
-from assay.app.options import at_least, own_group
+from assay.app.options import at_least, call, own_group
+from assay.core.extras import needs_extra
 
 
 SITE = own_group("Site")
@@ -34,18 +35,14 @@ class ServeSettings(Quiet, Storing):
 @command(STORE, example="assay serve --store assay-out")
 def serve(settings: ServeSettings) -> None:
     """Show the store as a local, read-only site until Ctrl-C."""
-    from assay.app.site.web import serve as run
+    with needs_extra("serve", "`assay serve` needs starlette and uvicorn"):
+        from assay.app.site.web import serve as run
 
     store = settings.existing_store()
-
-    def ready(address: str) -> None:
-        note(f"serving {store.directory} at {address}  (Ctrl-C to stop)")
-
-    run(
+    call(
+        settings,
+        run,
         store,
-        host=settings.host,
-        port=settings.port,
-        token=settings.token,
         allowed_hosts=settings.allow_host,
-        ready=ready,
+        ready=lambda address: note(f"serving {store.directory} at {address}  (Ctrl-C to stop)"),
     )

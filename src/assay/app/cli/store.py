@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from assay.app.cli.parsing import STORE, command, family
 from assay.app.cli.results import StoreSettings, show
 from assay.app.console import echo, print_table, remark, say
-from assay.app.delivery import KINDS, Storing, Talking
+from assay.app.delivery import Storing, Talking
 from assay.app.options import FILTERS, OUTPUT, RUNNING, STORED, at_least
 from assay.core.errors import InputError
 
@@ -28,6 +28,7 @@ class ListSettings(Storing, Talking):
     """Which results are listed, and how.
 
     Attributes:
+        kind: Only results of this kind, e.g. audit, measurement, worst_case, calibration or sweep.
         model: Only results of this model.
         task: Only results of this task or data set.
         method: Only results of this discovery method.
@@ -41,9 +42,7 @@ class ListSettings(Storing, Talking):
         csv: Print results as CSV, one line each.
     """
 
-    kind: Annotated[
-        str | None, FILTERS, Parameter(help=f"Only results of this kind: {', '.join(KINDS)}.")
-    ] = None
+    kind: Annotated[str | None, FILTERS] = None
     model: Annotated[str | None, FILTERS] = None
     task: Annotated[str | None, FILTERS] = None
     method: Annotated[str | None, FILTERS] = None
@@ -167,13 +166,8 @@ def verify(settings: StoreSettings) -> int:
     return 1 if problems else 0
 
 
-@dataclass(frozen=True, kw_only=True)
-class CleanSettings(Talking, Storing):
-    """Which store is cleared."""
-
-
 @command(parent=store_app, example="assay store clean")
-def clean(settings: CleanSettings) -> None:
+def clean(settings: StoreSettings) -> None:
     """Remove what killed runs left and no result needs."""
     files = list(map(str, settings.existing_store().clean()))
     lines = [*files, f"{len(files):,} files removed"]

@@ -2,16 +2,16 @@
 
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing, redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.console import echo, note, print_table, progress_on_stderr, remark, say
+from assay.app.console import note, print_pages, print_table, progress_on_stderr, remark, say
 from assay.app.delivery import Computing, check_outputs
 from assay.app.options import RUNNING, Count
 from assay.app.settings import Mapped, Typed
@@ -19,10 +19,11 @@ from assay.core.signals import handled, interrupt
 
 
 if TYPE_CHECKING:
-    from assay.pipeline import Job, Limits, Plan, SweepOutcome, Workers
+    from assay.pipeline.jobs import Job
+    from assay.pipeline.plan import Limits, Plan
+    from assay.pipeline.sweep import SweepOutcome
+    from assay.pipeline.workers import Workers
     from assay.store import Store
-
-MEASURING = ("measure", "attack", "calibrate")  # kinds of jobs whose numbers are shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +48,7 @@ class SweepSettings(Computing, Typed, Mapped):
         Raises:
             InputError: For devices that are not there.
         """
-        from assay.pipeline import check_options
+        from assay.pipeline.checks import check_options
 
         if self.spreads or self.ray is not None:
             return []
@@ -66,7 +67,9 @@ def sweep(plan: Path, /, *, settings: SweepSettings) -> int:
         plan: TOML file of the plan.
         settings: The options.
     """
-    from assay.pipeline import LocalWorkers, RayWorkers, expand, read_plan
+    from assay.pipeline.jobs import expand
+    from assay.pipeline.plan import read_plan
+    from assay.pipeline.workers import LocalWorkers, RayWorkers
 
     content = read_plan(plan)
     settings = replace(settings, device_map=settings.device_map or content.limits.device_map)
@@ -93,8 +96,7 @@ def sweep(plan: Path, /, *, settings: SweepSettings) -> int:
 
 def _run(settings: SweepSettings, plan: "Plan", jobs: "Sequence[Job]", workers: "Workers") -> int:
     """Run the jobs that are left, and show what became of them."""
-    from assay.pipeline import run_jobs
-    from assay.pipeline.sweep import keep_sweep
+    from assay.pipeline.sweep import keep_sweep, run_jobs
 
     store = settings.open_store()
     # A batch system's SIGTERM ends a sweep as Ctrl-C does: workers first. Ray tells stdout of dead workers.
@@ -118,7 +120,7 @@ def _placed(
     """
     from assay.core.errors import InputError
     from assay.models.placing import accelerator
-    from assay.pipeline import RayWorkers
+    from assay.pipeline.workers import RayWorkers
 
     if not isinstance(workers, RayWorkers):
         # A worker sees the one it was dealt alone.
@@ -132,9 +134,6 @@ def _placed(
             "machine has none and would read them in float32; give --dtype, or --device cpu"
         )
     return "cuda:0", str(here or "cpu")
-
-
-# ---- before -------------------------------------------------------------------------------------
 
 
 def _show_jobs(settings: SweepSettings, plan: "Plan", jobs: "Sequence[Job]") -> None:
@@ -152,60 +151,34 @@ def _show_jobs(settings: SweepSettings, plan: "Plan", jobs: "Sequence[Job]") -> 
 
     def show() -> None:
         stored = sum(job.id in done for job in jobs)
-        echo(f"{plan.name}: {len(jobs):,} jobs, {stored:,} already in the store")
+        title = f"{plan.name}: {len(jobs):,} jobs, {stored:,} already in the store"
         rows = [[job.name, job.kind, "done" if job.id in done else ""] for job in jobs]
-        print_table("", ["job", "kind", ""], rows)
+        print_table(title, ["job", "kind", ""], rows)
 
     settings.deliver({"plan": plan.name, "jobs": listed}, show=show)
-
-
-# ---- afterwards ---------------------------------------------------------------------------------
 
 
 def _deliver(
     settings: SweepSettings, plan: "Plan", store: "Store", outcome: "SweepOutcome", identity: str | None
 ) -> None:
     """What became of the jobs, and the numbers they left."""
-    from assay.report.sweep import sweep_rows
+    from assay.report.sweep import jobs_page, sweep_rows
 
-    counts = {status: len(outcome.names(status)) for status in ("done", "skipped", "failed", "blocked")}
-    seconds = {"seconds": outcome.seconds, "jobs_per_second": counts["done"] / outcome.seconds}
+    done = {"jobs_per_second": len(outcome.names("done")) / outcome.seconds, "jobs": outcome.jobs}
 
     def show() -> None:
-        measured = [row for row in sweep_rows(store, map(vars, outcome.jobs)) if row["kind"] in MEASURING]
-        if measured:
-            columns = ["job", "result", "value", "95 % interval", "n", "verdict", "id"]
-            print_table("", columns, list(map(_row, measured)), right=("value", "n"))
-            echo()
-        failed = f", {counts['failed']:,} failed, {counts['blocked']:,} blocked by them"
-        told = f"{counts['done']:,} jobs done, {counts['skipped']:,} found in the store"
-        echo(f"{told}{'' if outcome.ok else failed}; {outcome.seconds:,.0f} s")
-        if identity is not None:
-            echo(f"sweep  {identity}")
+        told = "Skipped jobs were in the store already. " * bool(outcome.names("skipped"))
+        told += f"The run took {outcome.seconds:,.0f} s."
+        print_pages(jobs_page(plan.name, sweep_rows(store, map(vars, outcome.jobs)), remark=told))
 
-    document = {"plan": plan.name, "id": identity, "ok": outcome.ok, **seconds, "jobs": outcome.jobs}
-    settings.deliver(document, show=show)
+    document = {"plan": plan.name, "id": identity, "ok": outcome.ok, "seconds": outcome.seconds, **done}
+    settings.deliver(document, show=show, identity=identity or "")
     for job in outcome.jobs:
         for text in job.notes:
             remark(f"{job.name}: {text}")
-    for job in (job for job in outcome.jobs if job.status == "failed"):
-        times = "1 attempt" if job.attempts == 1 else f"{job.attempts} attempts"
-        say(f"failed: {job.name}, {times}: {job.error}")
+        if job.status == "failed":
+            times = "1 attempt" if job.attempts == 1 else f"{job.attempts} attempts"
+            say(f"failed: {job.name}, {times}: {job.error}")
     if not outcome.ok:
         log = store.directory / "sweeps" / f"{plan.name}.jsonl"
         say(f"see {log} for every failure; run the same command again to retry the failed jobs")
-
-
-def _row(found: Mapping[str, Any]) -> list[str]:
-    from assay.page import text as words
-
-    shown, between = words.estimate(found["value"], found["low"], found["high"])
-    return [
-        found["job"],
-        found["measure"] or "",
-        "" if found["value"] is None else shown,
-        between,
-        "" if found["n"] is None else f"{found['n']:,}",
-        found["verdict"] or "",
-        found["result"] or "",
-    ]

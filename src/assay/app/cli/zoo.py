@@ -8,58 +8,53 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import IMAGES, command, family
-from assay.app.console import echo, echo_result, note, print_table, progress_on_stderr, remark
+from assay.app.console import echo, note, print_table, progress_on_stderr, remark
 from assay.app.delivery import Computing, Talking, json_file, make_room
-from assay.app.options import DISCOVERY, INPUTS, OUTPUT, Count, at_least, call, own_group
-from assay.app.settings import Ablating, Discovering, Placed, RunningModels, Seeded, SkipBad, Typed
+from assay.app.options import INPUTS, OUTPUT, Count, own_group
+from assay.app.settings import Placed, Seeded, SkipBad, Typed
 from assay.core.errors import InputError
 
 
 if TYPE_CHECKING:
-    from assay.tasks import EvalTransform, ImageSet
-    from assay.zoo import Correctness, Zoo
-    from assay.zoo.feeding import Images
+    from assay.tasks import ImageTask
+    from assay.zoo import Zoo
 
 TRAINING, CONFIGURATIONS = own_group("Training"), own_group("Configurations")
+DRAWN = 1200  # images of a drawn domain
+FIRST_OWN = 1_000_000  # number of the first drawn image for ID accuracy: neither trained on nor recorded
 
 zoo_app = family(IMAGES, "zoo", "Train, record and list zoos of image classifiers.")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Domains(SkipBad):
-    """Labelled images.
+class Domains(Computing, Seeded, Placed, SkipBad):
+    """Labelled images, and how the command runs.
 
     Attributes:
-        images: Domain, DIR/CLASS/*, or an .npz archive; repeat where several are read.
-        shapes: Style of the drawn shapes, instead of images: flat, sketch, neon, stripes or relief.
+        images: Domain, DIR/CLASS/*, or shapes:STYLE; repeat where several are read.
         n: Images of each domain, in total. Default: all of a folder, 1200 shapes.
     """
 
-    images: Annotated[tuple[Path, ...], INPUTS] = ()
-    shapes: Annotated[tuple[str, ...], INPUTS] = ()
+    images: Annotated[tuple[str, ...], INPUTS]
     n: Annotated[Count | None, INPUTS] = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings(Computing, Seeded, Placed, Domains):
+class TrainSettings(Domains):
     """What models are trained on.
 
     Attributes:
         out: Output directory of the zoo.
-        size: Height and width of the images. Default: what the models state, else 32.
         holdout: Share of each class used for validation.
-        checkpoint: Step at which to save models too; repeat for several.
-        precision: Number type of training passes; float16 needs a GPU.
+        shard: Part of the grid, as 2/8; the parts may be trained at once.
     """
 
     out: Annotated[Path, OUTPUT]
-    size: Annotated[int | None, INPUTS, at_least(16)] = None
     holdout: Annotated[float, TRAINING] = 0.2
-    checkpoint: Annotated[tuple[int, ...], TRAINING] = ()
-    precision: Annotated[str, TRAINING] = "float32"
+    shard: Annotated[str, TRAINING] = "1/1"
 
 
-@command(parent=zoo_app, name="train", example="assay zoo train tiny --shapes flat --out zoo")
+@command(parent=zoo_app, name="train", example="assay zoo train tiny --images shapes:flat --out zoo")
 def train_(grid: Annotated[str, Parameter(name="CONFIG")], /, *, settings: TrainSettings) -> None:
     """Train a model for every recipe of a grid.
 
@@ -69,60 +64,63 @@ def train_(grid: Annotated[str, Parameter(name="CONFIG")], /, *, settings: Train
         grid: TOML or JSON file of a grid, or a preset.
         settings: The options.
     """
-    from assay.pipeline.zoo_training import about_zoo, training_images, zoo_document, zoo_identity
-    from assay.tasks import ReadOptions
-    from assay.zoo import Grid, train_zoo
+    from assay.store import About
+    from assay.tasks import EvalTransform, is_shapes
+    from assay.zoo import Grid, split, train_zoo
 
+    part, _, parts = settings.shard.partition("/")
+    if not (part.isdecimal() and parts.isdecimal()):
+        raise InputError(f"--shard is {settings.shard}; give PART/PARTS, e.g. 2/8")
     chosen = Grid.read(grid)
-    sources = _sources(settings.images, settings.shapes)
-    if len(sources) != 1:
-        raise InputError(f"{len(sources)} domains are given; a zoo is trained on one")
-    options = ReadOptions(n=settings.n, seed=settings.seed, skip_bad=settings.skip_bad)
-    images = training_images(sources[0], chosen, size=settings.size, options=options)
-    tell_skipped(images)
+    images = _domain(settings, settings.images, "--images").with_transform(
+        EvalTransform(resize=chosen.image_size())
+    )
+    if is_shapes(settings.images[0]):
+        images = images.held()
+    elif settings.skip_bad:
+        images = images.readable()
+    _remark(images)
     with progress_on_stderr() as progress:
         zoo = train_zoo(
             chosen,
-            images,
+            *split(images, settings.holdout, seed=settings.seed),
             settings.out,
-            holdout=settings.holdout,
-            split_seed=settings.seed,
-            checkpoints=settings.checkpoint,
+            shard=(int(part), int(parts)),
             device=settings.place(),
-            precision=settings.precision,
             progress=progress,
-            validated=lambda key, report: note(f"{key}: {report}"),
+            validated=lambda key, row: note(
+                f"{key}: step {row['step']:,}, validation loss {row['loss']:.3f}, score {row['score']:.3f}"
+            ),
         )
-    document = zoo_document(zoo)
-    identity = settings.keep("zoo", zoo_identity(document), document, about_zoo(zoo, settings.seed))
+    document = _document(zoo)
+    best = max((each.id_accuracy for each in zoo.entries if each.id_accuracy is not None), default=None)
+    about = About(
+        task=zoo.id_domain, metric="accuracy", n=len(zoo.keys), seed=settings.seed, value=best, name=zoo.name
+    )
+    provenance = {key: document[key] for key in ("name", "data", "models")}
+    identity = settings.keep("zoo", provenance, document, about)
     settings.deliver(document, show=lambda: _show(zoo), identity=identity)
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndexSettings(RunningModels, Typed, Ablating, Discovering, Domains):
+class IndexSettings(Typed, Domains):
     """What is recorded of every model.
 
     Attributes:
-        size: Height and width of the images. Default: the input size of the first model.
         id_images: In-distribution domain for ID accuracy. Default: the validation images.
-        circuits: Discover each model's circuit on each domain.
-        steps: Number of quadrature nodes of the method.
         out: Directory for DOMAIN.npz, the correctness matrices. Default: ZOO/correctness.
     """
 
-    size: Annotated[int | None, INPUTS, at_least(16)] = None
-    id_images: Annotated[Path | None, INPUTS] = None
-    circuits: Annotated[bool, OUTPUT] = False
-    steps: Annotated[Count, DISCOVERY] = 5
+    id_images: Annotated[str | None, INPUTS] = None
     out: Annotated[Path | None, OUTPUT] = None
 
 
 ZooFolder = Annotated[Path | None, Parameter(name="ZOO")]
 
 
-@command(parent=zoo_app, example="assay zoo index zoo --shapes sketch --circuits")
+@command(parent=zoo_app, example="assay zoo index zoo --images shapes:sketch")
 def index(zoo: ZooFolder = None, /, *, settings: IndexSettings) -> None:
-    """Record logits, correct answers and circuits of every model.
+    """Record logits and correct answers of every model.
 
     What is recorded already is not repeated.
 
@@ -130,53 +128,51 @@ def index(zoo: ZooFolder = None, /, *, settings: IndexSettings) -> None:
         zoo: A zoo. Default: the embedded one.
         settings: The options.
     """
-    from assay.zoo import correctness, edge_scores
-
-    opened = _opened(zoo)
-    placed = {"device": settings.place(), "dtype": settings.torch_dtype}
-    domains, within = _domains(opened, settings)
-    folder = settings.out or opened.path / "correctness"
-    written = []
-    with progress_on_stderr() as progress:
-        for domain in domains:
-            matrix = call(
-                settings, correctness, opened, domain, id_images=within, progress=progress, **placed
-            )
-            path = matrix.save(make_room(folder / f"{domain.domain.replace('/', '-')}.npz"))
-            written.append((path, matrix, _keep_matrix(settings, opened, domain, path, matrix)))
-            for number, key in enumerate(opened.keys if settings.circuits else ()):
-                progress("discover", number, len(opened.keys))
-                call(settings, edge_scores, opened, key, domain, **placed)
-
-    def show() -> None:
-        for path, matrix, identity in written:
-            low, high = matrix.accuracy.min(), matrix.accuracy.max()
-            sizes = f"{len(matrix.keys)} models, {len(matrix.ids)} images"
-            echo(f"{matrix.domain}: {sizes}, accuracy {low:.1%} to {high:.1%}  {path}")
-            echo_result(identity)
-
-    settings.deliver([_matrix_record(path, matrix) for path, matrix, _ in written], show=show)
-
-
-def _domains(zoo: "Zoo", settings: IndexSettings) -> "tuple[list[ImageSet], ImageSet | None]":
-    """The images to record, and those of the models' own domain."""
-    from assay.pipeline.targets import FIRST_TARGET
+    from assay.store import About
     from assay.tasks import EvalTransform
+    from assay.tasks.image_source import FIRST_FREE
     from assay.zoo.archive import EMBEDDED
 
-    if zoo.path == EMBEDDED and settings.out is None:
+    opened = _opened(zoo)
+    if opened.path == EMBEDDED and settings.out is None:
         raise InputError("the embedded zoo is read-only. Pass --out to write to another directory")
-    zoo.check_done()
-    first = zoo.load(zoo.keys[0])
-    side = settings.size
-    transform = EvalTransform.for_model(first) if side is None else EvalTransform(resize=(side, side))
-    read: dict[str, Any] = {"transform": transform, "classes": zoo.classes or first.classes}
+    opened.check_done()
+    first = opened.load(opened.keys[0])
+    transform, classes = EvalTransform.for_model(first), opened.classes or first.classes
+
+    def read(images: "ImageTask") -> "ImageTask":
+        return images.with_classes(classes).with_transform(transform).held(skip_bad=settings.skip_bad)
+
     # Drawn images of the first numbers are those that `zoo train` trains on.
-    domains = read_images(settings, settings.seed, start=FIRST_TARGET, **read)
-    if settings.id_images is None:
-        return domains, None
-    own = Domains(images=(settings.id_images,), n=settings.n, skip_bad=settings.skip_bad)
-    return domains, read_images(own, settings.seed, **read)[0]
+    domains = _domains(settings, settings.images, start=FIRST_FREE)
+    within = None
+    if settings.id_images is not None:
+        within = read(_domain(settings, (settings.id_images,), "--id-images", start=FIRST_OWN))
+    folder = settings.out or opened.path / "correctness"
+    running: dict[str, Any] = {"device": settings.place(), "dtype": settings.torch_dtype}
+    records, lines = [], []
+    for images in map(read, domains):
+        _remark(images)
+        with progress_on_stderr() as progress:
+            matrix = opened.correctness(images, id_images=within, progress=progress, **running)
+        path = matrix.save(make_room(folder / f"{matrix.domain.replace('/', '-')}.npz"))
+        answers = zip(matrix.keys, matrix.id_accuracy.tolist(), matrix.accuracy.tolist(), strict=True)
+        models = [{"key": key, "id_accuracy": y, "accuracy": accuracy} for key, y, accuracy in answers]
+        record = {"domain": matrix.domain, "path": str(path), "n": images.n, "models": models}
+        weights = {key: opened.entry(key).weight_hash for key in matrix.keys}
+        provenance = {"zoo": opened.name, "images": images.source_hash[:16], "weights": weights}
+        provenance |= {"dtype": settings.dtype, "id_accuracy": matrix.id_accuracy.tolist()}
+        worst, best = matrix.accuracy.min(), matrix.accuracy.max()
+        name = f"{len(models)} models of {opened.name}"
+        found: dict[str, Any] = {"task": matrix.domain, "metric": "accuracy", "n": images.n, "name": name}
+        about = About(**found, seed=settings.seed, value=float(best))
+        arrays = {"correct": matrix.correct, "ids": matrix.ids, "labels": matrix.labels}
+        lines.append(
+            f"{matrix.domain}: {name}, {images.n} images, accuracy {worst:.1%} to {best:.1%}  {path}"
+        )
+        lines.append(f"result   {settings.keep('correctness', provenance, record, about, arrays)}")
+        records.append(record)
+    settings.deliver(records, show=lambda: echo("\n".join(lines)))
 
 
 @command(parent=zoo_app, name="list", example="assay zoo list zoo --json")
@@ -187,10 +183,8 @@ def list_(zoo: ZooFolder = None, /, *, settings: Talking) -> None:
         zoo: A zoo. Default: the embedded one.
         settings: The options.
     """
-    from assay.pipeline.zoo_training import zoo_document
-
     opened = _opened(zoo)
-    settings.deliver(zoo_document(opened), show=lambda: _show(opened))
+    settings.deliver(_document(opened), show=lambda: _show(opened))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,39 +233,27 @@ def select(
     settings.deliver(selection.to_dict(), {"grid": json_file(settings.save, smaller.to_dict())}, show=show)
 
 
-def _sources(images: Sequence[Path], shapes: Sequence[str]) -> list[str | Path]:
-    if not images and not shapes:
-        raise InputError("images are missing; name a domain with --images DIR, or --shapes STYLE")
-    return [*(f"shapes:{style}" for style in shapes), *images]
-
-
-def read_images(
-    domains: Domains,
-    seed: int,
-    *,
-    transform: "EvalTransform",
-    classes: tuple[str, ...] | None = None,
-    start: int = 0,
-) -> "list[ImageSet]":
+def _domains(settings: Domains, sources: Sequence[str], *, start: int = 0) -> "list[ImageTask]":
     """The images of every domain; drawn ones count from `start`."""
-    from assay.tasks import ReadOptions, read_source
+    from assay.tasks import find_domains
 
-    options = ReadOptions(n=domains.n, seed=seed, skip_bad=domains.skip_bad)
-    sets: list[ImageSet] = []
-    for source in _sources(domains.images, domains.shapes):
-        read = read_source(
-            source, transform=transform, classes=classes, options=options, start=start, drawn=1200
-        )
-        sets += read.values()
-    for each in sets:
-        tell_skipped(each)
-    return sets
+    how: dict[str, Any] = {"n": settings.n, "seed": settings.seed, "start": start, "drawn": DRAWN}
+    return [images for source in sources for images in find_domains(source, **how).values()]
 
 
-def tell_skipped(images: "Images") -> None:
-    """Say how many files could not be read."""
-    if images.skipped:
-        remark(f"{len(images.skipped)} files of {images.domain} were skipped")
+def _domain(settings: Domains, sources: Sequence[str], option: str, *, start: int = 0) -> "ImageTask":
+    """The only domain that an option names."""
+    domains = _domains(settings, sources, start=start)
+    if len(domains) != 1:
+        names = ", ".join(each.domain for each in domains)
+        raise InputError(f"{option} has {len(domains)} domains ({names}); give one, DIR/CLASS/*")
+    return domains[0]
+
+
+def _remark(images: "ImageTask") -> None:
+    """Say what was left out."""
+    for text in images.notes:
+        remark(text)
 
 
 def _opened(path: Path | None) -> "Zoo":
@@ -280,38 +262,8 @@ def _opened(path: Path | None) -> "Zoo":
     return Zoo.embedded() if path is None else Zoo.open(path)
 
 
-def _keep_matrix(
-    settings: IndexSettings, zoo: "Zoo", images: "ImageSet", path: Path, matrix: "Correctness"
-) -> str:
-    """Store which model gets which image right; returns the id."""
-    from assay.store import About
-    from assay.zoo.scoring import images_hash
-
-    weights = {key: zoo.entry(key).weight_hash for key in matrix.keys}
-    record = {"zoo": zoo.name, "images": images_hash(images), "weights": weights, "dtype": settings.dtype}
-    record["id_accuracy"] = matrix.id_accuracy.tolist()
-    about = About(
-        task=matrix.domain,
-        metric="accuracy",
-        n=len(matrix.ids),
-        seed=settings.seed,
-        value=float(matrix.accuracy.max()),
-        name=f"{len(matrix.keys)} models of {zoo.name}",
-    )
-    arrays = {"correct": matrix.correct, "ids": matrix.ids, "labels": matrix.labels}
-    return settings.keep("correctness", record, _matrix_record(path, matrix), about, arrays)
-
-
-def _matrix_record(path: Path, matrix: "Correctness") -> dict[str, Any]:
-    return {
-        "domain": matrix.domain,
-        "path": str(path),
-        "n": len(matrix.ids),
-        "models": [
-            {"key": key, "id_accuracy": float(y), "accuracy": float(a)}
-            for key, y, a in zip(matrix.keys, matrix.id_accuracy, matrix.accuracy, strict=True)
-        ],
-    }
+def _document(zoo: "Zoo") -> dict[str, Any]:
+    return {**zoo.to_dict(), "path": str(zoo.path)}
 
 
 def _show(zoo: "Zoo") -> None:

@@ -31,10 +31,13 @@ OF_MONITOR: tuple[tuple[str, str, Callable[[Document], Value]], ...] = (
         "Shift above which the conformal rule raises the alarm.",
         lambda each: (each["conformal"] or {}).get("limit"),
     ),
+    ("output_limit", "The same of the outputs.", lambda each: (each["outputs"] or {}).get("limit")),
 )
 # The same of its last reading.
 OF_LAST: tuple[tuple[str, str, Callable[[Document], Value]], ...] = (
     ("shift", "Circuit shift of the last batch.", lambda last: last["shift"]),
+    ("output_shift", "Shift of the outputs of the last batch.", lambda last: last["output_shift"]),
+    ("output_p_value", "Conformal p-value of that.", lambda last: last["output_p_value"]),
     ("alarm", "1 if the last batch raised the alarm.", lambda last: last["alarm"]),
     ("p_value", "Conformal p-value of the last batch.", lambda last: last["p_value"]),
     ("e_value", "Capital of the sequential test.", lambda last: last["e_value"]),

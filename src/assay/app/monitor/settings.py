@@ -6,15 +6,26 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from assay.app.options import DISCOVERY, INPUTS, OUTPUT, RARE, STEPS, Count, Steps, at_least, own_group
-from assay.app.settings import Ablating, Batched, ComparingCircuits, ImageWorkers, OnClassifier, Seeded
+from assay.app.options import (
+    DISCOVERY,
+    INPUTS,
+    OUTPUT,
+    RARE,
+    SECONDS,
+    STEPS,
+    Count,
+    Steps,
+    at_least,
+    own_group,
+)
+from assay.app.settings import OnClassifier, Seeded
 
 
 ALARM, WATCHING = own_group("Alarm", 41), own_group("Watching")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MonitorOptions(Seeded, Batched, ImageWorkers, ComparingCircuits, OnClassifier, Ablating):
+class MonitorOptions(Seeded, OnClassifier):
     """What a monitor watches and how.
 
     Attributes:
@@ -29,8 +40,9 @@ class MonitorOptions(Seeded, Batched, ImageWorkers, ComparingCircuits, OnClassif
         known_batches: Batches to calibrate on; 0 for none. Default: all available.
         order: Order of the files: time, name or random.
         follow: Wait for new images in the folder.
-        poll: Seconds between checks with --follow.
         idle_timeout: Stop after this many seconds without a new batch.
+        flush_after: Close a batch that is not full once an image of it has waited this long with --follow,
+            e.g. 45s, 10m or 2h. Default: never.
         max_batches: Stop after this many batches.
         threshold: Shift above which to raise the alarm.
         target: Accuracy below which to raise the alarm; calibrates on 39 corrupted domains.
@@ -39,9 +51,7 @@ class MonitorOptions(Seeded, Batched, ImageWorkers, ComparingCircuits, OnClassif
         on_alarm: Shell command to run for each batch that raises the alarm; it reads the JSON of the
             reading on its standard input.
         metrics_file: File for Prometheus to write the state to after each batch.
-        method: Discovery method. Default: eap-ig-inputs, or the method of a file of edge scores.
         steps: Quadrature nodes, or auto. Default: 5, or those of a file of edge scores.
-        quadrature: Quadrature rule. Default: midpoint, or that of a file of edge scores.
         out: Output directory. Resumes if it already holds readings.
     """
 
@@ -55,8 +65,8 @@ class MonitorOptions(Seeded, Batched, ImageWorkers, ComparingCircuits, OnClassif
     known_batches: Annotated[int | None, RARE, at_least(0)] = None
     order: Annotated[str, RARE] = "time"
     follow: Annotated[bool, WATCHING] = False
-    poll: Annotated[float, RARE] = 2.0
     idle_timeout: Annotated[float | None, RARE] = None
+    flush_after: Annotated[float | None, WATCHING, SECONDS] = None
     max_batches: Annotated[Count | None, WATCHING] = None
     threshold: Annotated[float | None, ALARM] = None
     target: Annotated[float | None, ALARM] = None
@@ -64,7 +74,5 @@ class MonitorOptions(Seeded, Batched, ImageWorkers, ComparingCircuits, OnClassif
     alpha: Annotated[float, ALARM] = 0.05
     on_alarm: Annotated[str | None, ALARM, Parameter(metavar="COMMAND")] = None
     metrics_file: Annotated[Path | None, WATCHING] = None
-    method: Annotated[str | None, DISCOVERY] = None
     steps: Annotated[Steps | None, DISCOVERY, STEPS] = None
-    quadrature: Annotated[str | None, RARE] = None
     out: Annotated[Path, OUTPUT] = Path("assay-monitor")

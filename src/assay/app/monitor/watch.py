@@ -9,20 +9,19 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import FrameType, TracebackType
 
-from assay.analyses.generalization import DISTANCES
-from assay.analyses.generalization.journal import Reading
-from assay.analyses.generalization.shift import ShiftView
+from assay.analyses.generalization.monitor import Reading
 from assay.app.monitor.metrics import metrics_text
 from assay.app.monitor.settings import MonitorOptions
 from assay.app.options import call
 from assay.circuits import write_atomically
 from assay.core.errors import InputError
 from assay.core.signals import handled
-from assay.pipeline import Progress, check_options, check_writable
+from assay.pipeline.checks import check_options, check_writable
 from assay.pipeline.image_stream import Batch, Watch, batches
 from assay.pipeline.monitor_directory import READINGS, held, torn_line
 from assay.pipeline.monitor_plan import MonitorPlan
 from assay.pipeline.monitoring import StartedMonitor, start_monitor
+from assay.pipeline.stage import Progress
 from assay.tasks import EvalTransform, is_shapes
 
 
@@ -58,7 +57,6 @@ class MonitorRun:
 
     def __init__(self, options: MonitorOptions, *, stop: Stop | None = None, tell: Tell) -> None:
         call(options, check_options)
-        DISTANCES[options.distance]
         self.model, style = options.load_classifier(tell)
         sources = options.images
         if not sources and options.model is None:
@@ -74,7 +72,6 @@ class MonitorRun:
             MonitorPlan,
             reference=options.reference or f"shapes:{style}",
             skip_bad=bool(options.skip_bad),
-            view=call(options, ShiftView),
         )
         self._watch = call(
             options,
@@ -112,7 +109,7 @@ class MonitorRun:
 
         Raises:
             OutputError: If the directory cannot be written, or another process watches with it.
-            InputError, FileFormatError: As `start_monitor`.
+            InputError, FileFormatError: As `start_monitor`; also if smaller batches could not be compared.
         """
         out = self._options.out
         check_writable(out)
@@ -127,6 +124,9 @@ class MonitorRun:
         self._started = start_monitor(
             self.model, self.plan, out=out, transform=self._watch.transform, progress=progress
         )
+        flushes = self._watch.follow and self._watch.flush_after is not None
+        if flushes and self._started.monitor.calibration is not None and self._started.pool is None:
+            raise InputError("--flush-after needs images to compare smaller batches with; give --known")
         self._started.write(page=False)
         self._write_at = time.monotonic() + WRITE_EVERY
         self._export()
@@ -160,7 +160,7 @@ class MonitorRun:
 
     def _alert(self, command: str, reading: Reading) -> None:
         """Run the command of an alarm. What goes wrong with it is told and does not end the monitor."""
-        text = json.dumps(reading.to_dict(), allow_nan=False)
+        text = json.dumps(reading.to_dict(), allow_nan=False) + "\n"  # so that `cat >>` keeps JSON lines
         try:
             # What it prints goes to stderr: stdout is that of the readings.
             done = subprocess.run(

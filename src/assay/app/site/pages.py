@@ -10,14 +10,12 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from assay.app.delivery import KINDS
 from assay.core.errors import AssayError, InputError, UnknownNameError
 from assay.page import text as words
 from assay.page.blocks import Block, Cell, Column, Interactive, Note, Page, Table
 from assay.page.html import render_pages
 from assay.page.text import Span, Text, bounded, code, cut_text, number, quiet, result_link
-from assay.report import sweep_page
-from assay.report.record import pages_of_result
+from assay.report.save import stored_pages
 from assay.store import ResultSummary, Store
 
 
@@ -50,12 +48,7 @@ class Pages:
         def address(**changes: object) -> str:
             return "/?" + urlencode({**chosen, "order": order, **changes})
 
-        form = {
-            "filters": filters,
-            "order": order,
-            "kinds": sorted({*KINDS, filters["kind"]} - {""}),
-            "narrowed": bool(chosen),
-        }
+        form = {"filters": filters, "order": order, "narrowed": bool(chosen)}
         ends = {
             "before": address(start=max(0, first - PAGE_SIZE)) if first else None,
             "after": address(start=first + PAGE_SIZE) if first + len(results) < n else None,
@@ -89,9 +82,7 @@ class Pages:
         if not re.fullmatch(r"[0-9a-f]{4,64}", identity):
             raise UnknownNameError("a result's id is 4 or more hex digits; see the list of results")
         result = self._store.get(identity)
-        of_sweep = result.kind == "sweep"
-        pages = [sweep_page(self._store, result.id)] if of_sweep else pages_of_result(result)
-        return HTMLResponse(render_pages(pages, served=True))
+        return HTMLResponse(render_pages(stored_pages(self._store, result), served=True))
 
 
 def _row(summary: ResultSummary) -> list[Cell | Text]:

@@ -4,25 +4,94 @@ Every answer is made when it is asked for. Ids are checked before they reach the
 file system is ever built from a request.
 """
 
+import base64
+import hmac
+import ipaddress
+import re
 import signal
 import socket
 from collections.abc import Callable, Iterable
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
-from assay.app.site.door import Door, address_of
-from assay.app.site.pages import HANDLERS, Pages
+from assay.app.site.pages import HANDLERS, Pages, notice
 from assay.core.errors import InputError, OutputError
 from assay.core.signals import handled, interrupt
+from assay.page.html import content_policy
 from assay.store import Store
 
 
 PORT = 8651
+HEADERS = {
+    "Content-Security-Policy": f"{content_policy()}; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+# ---- who may see the site ---------------------------------------------------------------------
+
+
+class Door(BaseHTTPMiddleware):
+    """What stands before every page: host and token; and the headers of every answer."""
+
+    def __init__(self, app: ASGIApp, *, token: str | None, hosts: Iterable[str]) -> None:
+        super().__init__(app)
+        self._token = token
+        self._hosts = {each.strip("[]").lower() for each in hosts}
+
+    async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
+        """The answer to a request."""
+        answer = self._refusal(request) or await call_next(request)
+        for name, value in HEADERS.items():
+            answer.headers.setdefault(name, value)
+        return answer
+
+    def _refusal(self, request: Request) -> Response | None:
+        """An answer instead of the page, or None to let the visitor in."""
+        # A name that points here only in the visitor's browser: DNS rebinding.
+        host = re.sub(r":\d*$", "", request.headers.get("host", "")).strip("[]").lower()
+        if host not in self._hosts and address_of(host) is None:
+            text = "Unknown host name. Visit the site by its address, or start it with --allow-host."
+            return notice(400, "Unknown host", text)
+        if self._token is None or request.url.path == "/healthz":
+            return None
+        if hmac.compare_digest(_credentials(request).encode(), self._token.encode()):
+            return None
+        text = "Give the token as the password, with any name. Programs may send it as a bearer token."
+        asked = {"WWW-Authenticate": 'Basic realm="assay", charset="UTF-8"'}
+        return notice(401, "Token required", text, headers=asked)
+
+
+def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    """The network address that a text is; None for a name."""
+    try:
+        return ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return None
+
+
+def _credentials(request: Request) -> str:
+    """The token that a visitor shows: as a password, which browsers ask for, or by itself."""
+    scheme, _, text = request.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer":
+        return text.strip()
+    if scheme.lower() != "basic":
+        return ""
+    try:
+        return base64.b64decode(text).decode().partition(":")[2]
+    except ValueError:  # not base64, or not UTF-8
+        return ""
 
 
 def is_loopback(host: str) -> bool:

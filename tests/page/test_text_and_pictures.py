@@ -1,10 +1,9 @@
-"""Numbers for reading, values on a short axis, and pictures as SVG."""
+"""Numbers for reading, and pictures as SVG."""
 
 import math
 import re
 import subprocess
 import sys
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 
 from assay.page import draw
 from assay.page.matrix import Matrix, plot_matrix
-from assay.page.strip import WIDTH, strip
 from assay.page.text import estimate, interval, number, percent
 
 
@@ -59,43 +57,6 @@ def test_a_number_and_its_interval_have_equal_decimals(
 ) -> None:
     assert estimate(value, low, high) == shown
     assert interval(math.nan, high) == ""
-
-
-def drawn(**facts: Any) -> str:
-    measurement = {"value": 0.9, "direction": "higher", "verdict": {"thresholds": {"pass": 0.8}}, **facts}
-    return strip(measurement)
-
-
-def place(svg: str, pattern: str) -> float:
-    match = re.search(pattern, svg)
-    assert match is not None, svg
-    return float(match[1])
-
-
-def test_the_value_stands_between_its_ends_and_the_tint_where_the_verdict_would_be_a_pass() -> None:
-    svg = drawn(interval={"low": 0.85, "high": 0.95}, baseline={"random": {"value": 0.1}})
-    random = place(svg, r'class="random" x="([-\d.]+)"') + 2.5
-    threshold = place(svg, r'class="threshold" x1="([\d.]+)"')
-    low = place(svg, r'class="range" x1="([\d.]+)"')
-    high = place(svg, r'class="range" x1="[\d.]+" x2="([\d.]+)"')
-    assert random < threshold < low < place(svg, r'circle cx="([\d.]+)"') < high
-    assert place(svg, r'class="good" x="([\d.]+)"') == threshold
-    width = place(svg, r'class="good" x="[\d.]+" y="3" width="([\d.]+)"')
-    assert width == pytest.approx(WIDTH - threshold, abs=0.1)
-    assert "threshold 0.8" in svg
-    svg = drawn(direction="lower")
-    threshold = place(svg, r'class="threshold" x1="([\d.]+)"')
-    assert place(svg, r'class="good" x="0.0" y="3" width="([\d.]+)"') == threshold
-    assert "good" not in drawn(direction="report", verdict={})
-    assert strip({"value": None}) == ""
-
-
-@pytest.mark.parametrize("value", [-2.0, 0.0, 1e-9, 4000.0])
-def test_every_place_is_on_the_axis(value: float) -> None:
-    svg = drawn(value=value, interval={"low": value - 1, "high": value + 1}, direction="target")
-    places = [float(x) for x in re.findall(r'(?:x1|x2|cx)="([-\d.]+)"', svg)]
-    assert places
-    assert all(0 <= x <= WIDTH for x in places)
 
 
 def matrix(n_rows: int, n_columns: int) -> Matrix:
