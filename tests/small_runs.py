@@ -33,7 +33,7 @@ warmup = 1
 batch_size = 12
 validate_every = 2
 """
-ZOO_OPTIONS = ("grid.toml", "--shapes", "flat", "--n", "36", "--out", "zoo")
+ZOO_OPTIONS = ("grid.toml", "--images", "shapes:flat", "--n", "36", "--out", "zoo")
 
 
 @dataclass(frozen=True)

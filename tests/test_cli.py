@@ -74,7 +74,7 @@ def test_the_command_line_wins_over_variables_and_they_over_the_file(
     [
         ("[audit]\nstepps = 1", 'Unknown option: "[stepps]" from a.toml. Did you mean --steps?'),
         ("[audit]\nsteps = ", "error: cannot read a.toml: TOMLDecodeError: Invalid value"),
-        ("[audit]\nsteps = 'many'", "'many' is not valid; give a count of at least 1, or auto (from a.toml)"),
+        ("[audit]\nsteps = 'many'", 'unable to convert "many" into int'),
         ("[audits]\nn = 4", "error: unknown command in a.toml 'audits'; did you mean 'audit'"),
         ("n = 4", "error: a.toml sets 'n' outside a table; put [audit] above it"),
     ],
@@ -88,7 +88,7 @@ def test_a_bad_file_is_wrong_usage(run: Run, content: str, message: str) -> None
 
 def test_values_are_taken_as_they_are_typed() -> None:
     images = settings_of("rank", "--images", "[a].npz", "--images", '["b"]').images
-    assert images == (Path("[a].npz"), Path('["b"]'))
+    assert images == ("[a].npz", '["b"]')
     assert settings_of("serve", "--token", "-starts-with-a-hyphen").token == "-starts-with-a-hyphen"
     assert settings_of("store", "ls", "--order", "-created").order == "-created"
 
@@ -118,11 +118,11 @@ def test_settings_become_the_keywords_of_a_function_that_it_names() -> None:
 @pytest.mark.parametrize(
     ("function", "settings", "named"),
     [
-        ("pipeline:runs_of", "app.settings:OfCircuit", "objective ablation top store progress"),
-        ("pipeline:sizes", "app.cli.attack:AttackSettings", ""),
-        ("pipeline:with_findings", "app.cli.attack:AttackSettings", "explained progress"),
-        ("pipeline:draw_prompts", "app.cli.calibrate:CalibrateSettings", ""),
-        ("pipeline:prompts_to_measure", "app.cli.calibrate:CalibrateSettings", "drawn circuit"),
+        ("pipeline.sizing:runs_of", "app.settings:OfCircuit", "objective ablation top store progress"),
+        ("pipeline.worst:sizes", "app.cli.attack:AttackSettings", ""),
+        ("pipeline.worst:with_findings", "app.cli.attack:AttackSettings", "explained progress"),
+        ("pipeline.prompts:draw_prompts", "app.cli.calibrate:CalibrateSettings", ""),
+        ("pipeline.prompts:prompts_to_measure", "app.cli.calibrate:CalibrateSettings", "drawn circuit"),
         ("pipeline.prompts:read_inputs", "app.cli.discover:DiscoverSettings", ""),
         (
             "analyses.subsets.files:read_data",
@@ -147,18 +147,15 @@ def test_every_keyword_of_a_function_is_an_option_or_named_by_the_command(
 PLANTED = ("benchmark", "discovery", "--model", "planted:induction/gpt2/bare", "--n", "4")
 FEW_KNOWN = ("monitor", "--reference", "shapes:flat", "--window", "8", "--reference-n", "8", "--steps", "1")
 WATCHED = ("monitor", "--reference", "shapes:flat", "--images", "shapes:flat")
-SKETCH = ("rank", "--shapes", "sketch", "--n", "6")
+SKETCH = ("rank", "--images", "shapes:sketch", "--n", "6")
 NEW_ZOO = ("zoo", "train", "tiny", "--out", "new")
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("audits",), 2, 'error: Unknown command "audits". Did you mean "audit"?'),
-        (("audit", "--n", "0"), 2, 'error: Invalid value "0" for --n. Must be >= 1.'),
         (("audit", "--n", "2.5"), 2, 'error: Invalid value for --n: unable to convert "2.5" into int.'),
-        (("audit", "--steps", "0"), 2, "'0' is not valid; give a count of at least 1, or auto"),
-        (("audit", "ioi"), 2, "error: Unused Tokens: ['ioi']."),
+        (("audit", "--steps", "0"), 2, "steps is 0; integrated gradients need at least 1"),
         (("audit", "--task", "iio"), 2, "error: unknown task 'iio'; did you mean 'ioi'"),
         (("discover", "--n", "4", "--top", "100000"), 2, "cannot keep 100000 edges: this graph has 1519"),
         (("discover", "--top", "5", "--greedy", "5"), 2, "give one of them"),
@@ -166,10 +163,8 @@ NEW_ZOO = ("zoo", "train", "tiny", "--out", "new")
         (("show", "abc"), 2, "nothing was stored there yet"),
         (("audit", "--device", "cuda:977"), 2, "error: device 'cuda:977' does not exist: PyTorch"),
         (("audit", "--revision", "v1"), 2, "error: revision applies only to ids of the Hugging Face Hub"),
-        (("audit", "--model", "a" * 5000), 2, "error: file name too long: aaa"),
         (("audit", "--task", "none.jsonl", "--out", "new"), 1, "none.jsonl"),
         (("attack", "--protocol", "iid", "--n-clean", "5"), 2, "protocol 'iid' does not use --n-clean"),
-        (("attack", "--percentile", "0.5", "--percentile", "1.5"), 2, "Must be < 1."),
         (("attack", "--save", "w.pt"), 2, "give NAME.safetensors, or NAME.json"),
         (("attack", "--circuit", "ioi_gpt2"), 2, "belongs to another model"),
         (("calibrate", "C99"), 2, "C99"),
@@ -183,13 +178,13 @@ NEW_ZOO = ("zoo", "train", "tiny", "--out", "new")
         ((*FEW_KNOWN, "--known-batches", "0", "--threshold", "1", "--images", "nowhere"), 1, "not a folder"),
         (("monitor", "--model", "mini", "--reference", "x", "--images", "y"), 2, "reads text"),
         (("monitor", "--reference", "none.safetensors", "--images", "shapes:flat"), 1, "none.safetensors"),
-        ((*SKETCH, "--shapes", "skech"), 2, "did you mean 'sketch'"),
-        ((*SKETCH, "--ratio", "0.7"), 2, "ratio is 0.7"),
+        ((*SKETCH, "--images", "shapes:skech"), 2, "did you mean 'sketch'"),
+        ((*SKETCH, "--metrics", "ddb-outptu"), 2, "did you mean 'ddb-output'"),
         ((*SKETCH, "--images", "absent"), 1, "absent has no images"),
         ((*SKETCH, "--id-images", "a", "--id-images", "b"), 2, "one per zoo"),
-        (NEW_ZOO, 2, "images are missing"),
+        (NEW_ZOO, 2, "--images requires an argument"),
         (("zoo", "list", "nowhere"), 1, "nowhere is not a directory"),
-        (("zoo", "index", "--shapes", "flat"), 2, "the embedded zoo is read-only"),
+        (("zoo", "index", "--images", "shapes:flat"), 2, "the embedded zoo is read-only"),
     ],
     ids=lambda value: " ".join(value)[:60] if isinstance(value, tuple) else "",
 )
@@ -294,16 +289,6 @@ def test_a_reader_that_stops_reading_ends_the_command_quietly(tmp_path: Path) ->
     done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, cwd=tmp_path, check=False)
     os.close(write)
     assert (done.returncode, done.stderr) == (1, "")
-
-
-@pytest.mark.slow
-def test_a_terminal_that_lacks_signs_shows_the_others(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "assay", "measure", "--n", "8", "--top", "20", "--metric", "kl"]
-    place = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run(command, env=place, cwd=tmp_path, capture_output=True, check=False)
-    assert done.returncode == 0, done.stderr.decode()
-    assert done.stdout.isascii()
-    assert b"95?%" in done.stdout or b"95 % interval" in done.stdout
 
 
 def test_serve_answers_until_it_is_told_to_stop(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import csv
 import json
 import re
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,6 @@ from small_runs import write_prompts
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    GPT2Config,
-    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
 )
@@ -29,8 +27,9 @@ from assay.analyses.benchmark import DiscoveryBenchmark
 from assay.analyses.worst_case import WorstCase
 from assay.circuits import Circuit
 from assay.models import load_model
-from assay.pipeline import Audit, draw_prompts
-from assay.report import verdict
+from assay.pipeline.audit_page import verdict
+from assay.pipeline.audit_result import Audit
+from assay.pipeline.prompts import draw_prompts
 from assay.tasks import load_task
 
 
@@ -283,12 +282,9 @@ def test_a_benchmark_prints_writes_and_reads_again(tmp_path: Path) -> None:
     text = run(*small, "--methods", "random,eap", *places).stdout
     assert "mini, ioi: 1,519 edges; scores from 6 examples, circuits judged on 6 other examples" in text
     assert "eap ≤ eap-ig-inputs" in text
-    endings = sorted(path.suffix for path in Path("out").iterdir())
-    assert endings == [".csv", ".json", ".png", ".svg"]
     made = DiscoveryBenchmark.load("out/benchmark.json")
-    with open("out/benchmark.csv") as file:
-        rows = list(csv.DictReader(file))
-    assert [row["name"] for row in rows] == [row.name for row in made.rows] == ["random", "eap"]
+    assert [row.name for row in made.rows] == ["random", "eap"]
+    assert "<svg" in Path("out/report.html").read_text()
     for source in ("scores/eap.safetensors", "sent/eap"):
         again = document(*small, "--methods", "random", "--import", source)
         assert DiscoveryBenchmark.from_dict(again).row("eap").signed == made.row("eap").signed
@@ -335,20 +331,6 @@ def test_a_circuit_is_exported_as_a_page_and_as_a_graph() -> None:
 
 
 @pytest.fixture(scope="module")
-def chatty(tmp_path_factory: pytest.TempPathFactory, shared: Callable[[str], Path]) -> Path:
-    """A random GPT-2 of two layers with GPT-2's tokenizer and a chat template."""
-    path = tmp_path_factory.mktemp("chatty")
-    tokenizer = AutoTokenizer.from_pretrained(shared("data/gpt2_tokenizer"))
-    tokenizer.chat_template = (
-        "{% for message in messages %}<user>{{ message['content'] }}{% endfor %}<assistant>"
-    )
-    tokenizer.save_pretrained(path)
-    torch.manual_seed(0)
-    GPT2LMHeadModel(GPT2Config(n_layer=2, n_head=2, n_embd=16)).save_pretrained(path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama of two layers whose tokenizer puts a BOS before every text and an EOS behind it."""
     path = tmp_path_factory.mktemp("llama")
@@ -383,10 +365,3 @@ def test_prompts_begin_as_transformers_begins_them_in_every_command(begins: bool
         ("benchmark", "discovery", "--quick", "--methods", "eap", "--n", "4"),
     ):
         assert f'"bos": {json.dumps(begins)}' in run(*command, *common, *QUIET).stdout
-
-
-def test_prompts_can_be_turns_of_a_chat(chatty: Path) -> None:
-    given = ("--model", chatty, "--task", "capital-country", "--n", "8", "--top", "20")
-    chat = document("discover", *given, "--chat", "--answer-tokens", "first")
-    config = chat["provenance"]["task"]["config"]
-    assert (config["chat"], config["answer_tokens"]) == (True, "first")

@@ -20,13 +20,15 @@ from transformers import ViTConfig, ViTForImageClassification
 from type_checks import no_type_checks
 
 from assay.analyses.generalization import rank_models
-from assay.analyses.generalization.domain_evaluation import DomainProbe
+from assay.analyses.generalization.domains import DomainProbe
 from assay.analyses.generalization.inspection import InspectionSettings
 from assay.circuits import load_scores
 from assay.models import load_model
+from assay.pipeline.monitor_plan import MonitorPlan
+from assay.pipeline.monitoring import _parted
 from assay.pipeline.targets import targets
 from assay.tasks import draw_shapes
-from assay.zoo import Grid, Zoo, edge_scores
+from assay.zoo import Grid, Zoo
 
 
 @pytest.fixture(autouse=True)
@@ -82,6 +84,7 @@ def test_a_row_per_batch_and_everything_is_kept(made: Path) -> None:
     assert [row[:3] for row in shown] == [[str(at + 1), each, "8"] for at, each in enumerate(origins)]
     out = Path("assay-monitor")
     names = {".lock", "readings.jsonl", "monitor.json", "monitor.html", "reference.safetensors"}
+    names |= {"known-outputs.safetensors"}
     assert {each.name for each in out.iterdir()} == names
     kept = json.loads((out / "monitor.json").read_text())
     assert len(kept["calibration"]["shifts"]) == 4
@@ -101,8 +104,8 @@ def test_the_same_command_goes_on_with_what_is_new(made: Path, tmp_path: Path) -
     lines = Path("assay-monitor/readings.jsonl").read_text().splitlines()
     kinds = [json.loads(line)["kind"] for line in lines]
     assert kinds == ["monitor", "calibration", "reading", "reading", "reading"]
-    other = watch(made, *arguments, "--distance", "cosine", code=2)
-    assert "another monitor (different: distance)" in other.stderr
+    other = watch(made, *arguments, "--seed", "1", code=2)
+    assert "another monitor (different: reference" in other.stderr
 
 
 def test_an_alarm_is_exit_code_3_with_gate_and_ends_following(made: Path, tmp_path: Path) -> None:
@@ -114,10 +117,53 @@ def test_an_alarm_is_exit_code_3_with_gate_and_ends_following(made: Path, tmp_pa
     quiet = watch(made, *arguments, "--threshold", "1.9", "--gate", "--out", "c")
     assert "No alarm in 2 batches" in quiet.stdout
     draw_files(tmp_path / "new", "stripes", 32)
-    follow = (*KNOWN, "--images", "new", "--follow", "--poll", "0.01", "--known-batches", "0")
+    follow = (*KNOWN, "--images", "new", "--follow", "--known-batches", "0")
     assert len(rows(watch(made, *follow, "--threshold", "0.0", "--gate", "--out", "d", code=3))) == 1
     enough = watch(made, *follow, "--threshold", "0.0", "--max-batches", "2", "--out", "e", "--json")
     assert [json.loads(line)["index"] for line in enough.stdout.splitlines()] == [0, 1]
+
+
+def test_the_state_of_the_alarm_is_told_also_where_nothing_new_came(made: Path, tmp_path: Path) -> None:
+    draw_files(tmp_path / "new", "stripes", 8)
+    arguments = (*KNOWN, "--known-batches", "0", "--images", "new", "--threshold", "0.0")
+    watch(made, *arguments, "--gate", code=3)
+    again = watch(made, *arguments, "--gate", code=3)
+    assert "no new batch" in again.stdout
+    assert "gate: the alarm is on" in again.stderr
+    watch(made, *arguments)
+    told = run("monitor", "status", "assay-monitor", code=3).stdout
+    assert re.match(r"alarm on: circuit shift 0\.\d+ of batch 1, limit 0 \(1 batch, the last 20\d\d-", told)
+    assert len(told.splitlines()) == 1
+    watch(made, *arguments[:-1], "1.9", "--out", "quiet")
+    assert run("monitor", "status", "quiet").stdout.startswith("alarm off: circuit shift")
+    assert "holds no readings" in run("monitor", "status", "nowhere", code=2).stderr
+
+
+def test_an_unfilled_batch_is_closed_and_compared_with_known_ones_of_its_size(
+    made: Path, tmp_path: Path
+) -> None:
+    draw_files(tmp_path / "new", "flat", 13)
+    follow = ("--images", "new", "--follow", "--flush-after", "0.1s", "--max-batches", "2")
+    assert [row[2] for row in rows(watch(made, *FEW, *follow))] == ["8", "5"]
+    lines = [json.loads(line) for line in Path("assay-monitor/readings.jsonl").read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["monitor", "calibration", "reading", "calibration", "reading"]
+    assert (lines[3]["n"], len(lines[3]["shifts"]), len(lines[3]["output_shifts"])) == (5, 4, 4)
+    assert lines[4]["p_value"] is not None
+    assert lines[4]["page"].endswith("monitor.html")
+    draw_files(tmp_path / "known", "flat", 8)
+    few = ("--reference", "known", *FEW[2:], *follow, "--out", "few")
+    watch(made, *few, "--known", "shapes:flat")
+    assert "--flush-after needs images to compare smaller batches with" in watch(made, *few, code=2).stderr
+    assert "TIME" not in watch(made, *FEW, *follow[:-4], "--flush-after", "soon", code=2).stdout
+
+
+@pytest.mark.parametrize(("windows", "outputs", "left"), [(21, 0, 21), (41, 4, 39), (60, 24, 48)])
+def test_known_outputs_leave_the_batches_that_calibration_needs(
+    windows: int, outputs: int, left: int
+) -> None:
+    pool = draw_shapes("flat", 2 * windows, size=16)
+    found, rest = _parted(pool, MonitorPlan(reference="file", window=2))
+    assert (0 if found is None else found.n, rest.n) == (outputs, 2 * left)
 
 
 def test_the_state_for_prometheus_is_written_after_each_batch(
@@ -137,10 +183,10 @@ def test_the_state_for_prometheus_is_written_after_each_batch(
 
 
 def test_a_target_calibrates_on_the_corrupted_domains(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from assay.analyses.generalization import domain_shifts
+    from assay.analyses.generalization import domains
 
-    few = {key: domain_shifts.CORRUPTIONS[key] for key in ("fog-1", "solarize")}
-    monkeypatch.setattr(domain_shifts, "CORRUPTIONS", few)
+    few = {key: domains.CORRUPTIONS[key] for key in ("fog-1", "solarize")}
+    monkeypatch.setattr(domains, "CORRUPTIONS", few)
     arguments = (*KNOWN, "--known-batches", "1", "--target", "0.3", "--images", "shapes:flat")
     watch(made, *arguments, "--n", "8")
     found = json.loads(Path("assay-monitor/monitor.json").read_text())
@@ -161,8 +207,8 @@ def test_a_file_of_scores_is_a_reference_too(made: Path) -> None:
     watch(made, *given, *known, "--n", "8", "--out", "again")
     found = json.loads(Path("again/monitor.json").read_text())
     assert found["reference"] == json.loads(json.dumps(dict(load_scores(stored).provenance)))
-    refused = watch(made, *given, "--out", "third", "--ablation", "zero", code=2)
-    assert "ablation is zero, but the circuit of" in refused.stderr
+    refused = watch(made, *given, "--out", "third", "--steps", "3", code=2)
+    assert "steps is 3, but the circuit of" in refused.stderr
     assert not Path("third/readings.jsonl").exists()
     few = watch(made, *FEW[:-1], "0.01", "--images", "shapes:flat", "--out", "fourth", code=2)
     assert "needs at least 99" in few.stderr
@@ -202,7 +248,7 @@ def test_without_arguments_it_watches_the_embedded_zoo() -> None:
 
 # ---- monitor evaluate ---------------------------------------------------------------------------
 
-RATED = ("--n", "8", "--rated", "16", "--least", "8", "--steps", "1", "--quiet", "--subset-size", "2")
+RATED = ("--n", "8", "--rated", "16", "--least", "8", "--steps", "1", "--quiet")
 
 
 def evaluate(made: Path, *arguments: object, reference: object = None, code: int = 0) -> Outcome:
@@ -210,9 +256,7 @@ def evaluate(made: Path, *arguments: object, reference: object = None, code: int
     return run("monitor", "evaluate", *given, *RATED, *arguments, code=code)
 
 
-def test_folders_of_domains_give_a_document_a_table_and_figures(
-    made: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_of_domains_give_a_document_and_a_table(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = ("--images", made / "styles", "--corruptions", "fog-1,fog-5,solarize", "--parts", "2", "--json")
     found = json.loads(evaluate(made, *asked, "--out", "out").stdout)
     # The reference's own folder is not a test domain; every other one is cut into two parts.
@@ -228,8 +272,6 @@ def test_folders_of_domains_give_a_document_a_table_and_figures(
     table = list(csv.DictReader(Path("out/domains.csv").read_text().splitlines()))
     assert [row["use"] for row in table] == ["in distribution", *["calibration"] * 3, *["test"] * 6]
     assert float(table[-1]["spearman"]) == found["test"][-1]["shifts"]["spearman"]
-    figures = {path.name for path in Path("out/figures").iterdir()}
-    assert {"domains.png", "alarms.png", "rank-shift-best.png", "rank-shift-worst.png"} <= figures
 
     def measured(self: DomainProbe, images: Any, **more: Any) -> None:
         raise AssertionError(f"{images.domain} was measured again")
@@ -256,25 +298,15 @@ def test_domains_are_severities_or_columns_of_a_table(made: Path, tmp_path: Path
     assert names == ["camera 0/a", "camera 1/a"]
 
 
-def test_published_options_reach_the_circuits_and_scores_of_others_are_refused(made: Path) -> None:
+def test_the_measure_is_chosen_and_scores_of_other_steps_are_refused(made: Path) -> None:
     arguments = ("--images", made / "styles", "--corruptions", "none", "--json")
-    usual = json.loads(evaluate(made, *arguments).stdout)
-    published = evaluate(
-        made, *arguments, "--quadrature", "left", "--weights", "signed", "--top-k", "20", "--granularity",
-        "sublayer", "--no-normalized", "--include-input", "--measure", "macro-f1",
-    )  # fmt: skip
-    found = json.loads(published.stdout)
-    assert found["reference"]["quadrature"] == "left"
-    view = found["settings"]["view"]
-    assert (view["weights"], view["top_k"], view["normalized"]) == ("signed", 20, False)
-    assert len(found["test"][0]["dependency"]) == 8
+    found = json.loads(evaluate(made, *arguments, "--measure", "macro-f1").stdout)
     assert found["test"][0]["performance"] == found["test"][0]["macro_f1"]
-    assert found["test"][0]["shifts"] != usual["test"][0]["shifts"]
-    images = ("--images", made / "styles" / "flat", "--n", "8", "--steps", "1", "--top", "20")
+    images = ("--images", made / "styles" / "flat", "--n", "8", "--steps", "3", "--top", "20")
     run("discover", "--model", made / "model", *images, "--scores-out", "scores.safetensors", "--quiet")
-    styles = ("--images", made / "styles", "--known", made / "styles" / "flat", "--quadrature", "left")
+    styles = ("--images", made / "styles", "--known", made / "styles" / "flat")
     refused = evaluate(made, *styles, reference="scores.safetensors", code=2).stderr
-    assert "quadrature is left, but the circuit of" in refused
+    assert "steps is 1, but the circuit of" in refused
 
 
 def test_bad_input_is_named_before_a_model_runs(
@@ -284,15 +316,14 @@ def test_bad_input_is_named_before_a_model_runs(
         "assay.pipeline.domain_evaluation.reference_of", lambda *a: pytest.fail("the model ran")
     )
     draw_files(tmp_path / "other" / "neon", "neon", 12, by_class=True)
-    (tmp_path / "other" / "neon" / "giraffe").mkdir()
+    draw_files(tmp_path / "other" / "neon" / "giraffe", "neon", 1)
     (tmp_path / "unlabelled").mkdir()
     Image.fromarray(np.zeros((32, 32, 3), dtype=np.uint8)).save(tmp_path / "unlabelled" / "loose.png")
     styles = ("--images", made / "styles")
     for arguments, message in (
-        (("--images", "other"), "domain 'neon' has the classes giraffe"),
+        (("--images", "other"), "'neon' has images of giraffe"),
         (("--images", "unlabelled"), "unlabelled has no labels"),
         (("--images", made / "styles" / "flat"), "holds no domain besides that of the reference"),
-        ((*styles, "--deltas", "half"), "such as 0.5,0.95"),
         ((*styles, "--domains-by", "slide"), "need a table"),
         ((*styles, "--corruptions", "fog1"), "did you mean 'fog-1'"),
     ):
@@ -315,10 +346,10 @@ def test_a_zoo_is_ranked_on_a_labelled_domain(made: Path) -> None:
         "--id-images",
         pictures / "flat",
     )
-    files = ("--save", "made/out.json", "--report", "made/page.html")
-    shown = run(*given, *DRAWN, "--store", "store", *files).stdout
+    shown = run(*given, *DRAWN, "--store", "store", "--out", "made").stdout
     assert "Which of 3 models to deploy on neon" in shown
-    written = json.loads(Path("made/out.json").read_text())
+    assert "resamples of these images" in Path("made/report.html").read_text()
+    written = json.loads(Path("made/ranking.json").read_text())
     assert [each["name"] for each in written["models"]] == ["model-0", "model-1", "model-2"]
     assert written["known"]["domain"] == "flat"
     few = InspectionSettings(draws=20, steps=2)
@@ -334,21 +365,20 @@ def test_a_zoo_is_ranked_on_a_labelled_domain(made: Path) -> None:
 def test_several_zoos_and_domains_share_one_table(made: Path) -> None:
     zoo, pictures = made / "models", made / "pictures"
     found = document(
-        "rank", "--zoo", zoo, "--zoo", zoo, "--images", pictures, "--shapes", "relief", "--fast",
-        "--metrics", "ddb-output,average-confidence", "--quadrature", "left", "--include-input", *DRAWN,
+        "rank", "--zoo", zoo, "--zoo", zoo, "--images", pictures, "--images", "shapes:relief",
+        "--metrics", "ddb-output,average-confidence", *DRAWN,
     )  # fmt: skip
     assert found["kind"] == "ranking-comparison"
     assert set(found["datasets"]) == {"shapes", "pictures"}
     assert len(found["rankings"]) == 6
     names = [each["name"] for each in found["rankings"][0]["models"]]
     assert names == [f"models/model-{seed}" for seed in range(3)]
-    assert found["rankings"][0]["provenance"]["settings"]["quadrature"] == "left"
 
 
-def test_without_labels_there_is_no_regret_but_that_of_labelled_domains(made: Path, tmp_path: Path) -> None:
+def test_without_labels_there_is_no_regret(made: Path) -> None:
+    shutil.copytree(made / "pictures" / "neon" / "circle", "loose")
     rank = ("rank", "--zoo", made / "models", "--metrics", "average-confidence")
-    neon = ("--images", made / "pictures" / "neon")
-    found = document(*rank, *neon, "--no-labels", *DRAWN)
+    found = document(*rank, "--images", "loose", *DRAWN)
     assert (found["performance"], found["target"]["labelled"]) == (None, False)
     assert found["metrics"][0]["regret"] is None
 
@@ -364,7 +394,7 @@ def test_unreadable_images_and_unknown_classes_are_named(made: Path, tmp_path: P
     for name in ("dog", "cat"):
         (tmp_path / "foreign" / name).mkdir(parents=True)
         Image.fromarray(draw_shapes("flat", 1).pixels[0]).save(tmp_path / "foreign" / name / "0.png")
-    assert "outside the classes" in run(*rank, "--images", "foreign", code=2).stderr
+    assert "not among the classes" in run(*rank, "--images", "foreign", code=2).stderr
 
 
 def test_models_that_fit_images_differently_do_not_share_a_reading(tmp_path: Path) -> None:
@@ -384,7 +414,7 @@ def test_models_that_fit_images_differently_do_not_share_a_reading(tmp_path: Pat
     read = []
     for mode in ("squash", "center"):
         model.preprocessing = {"input_size": (3, 16, 24), "crop_pct": 0.5, "crop_mode": mode}
-        read.append(found.read(model).loaded().images)
+        read.append(found.read(model).clean)
     assert not torch.equal(*read)
 
 
@@ -402,34 +432,32 @@ def test_train_index_list_and_select_work_together(tmp_path: Path) -> None:
     listed = run("zoo", "list", "zoo").stdout
     assert "small: 2 of 2 models done, trained on flat" in listed
     assert all(model["key"] in listed for model in trained["models"])
-    index = ("zoo", "index", "zoo", "--shapes", "sketch", "--shapes", "neon", "--n", "12", "--quiet")
-    records = document(*index, "--circuits", "--steps", "1")
+    domains = ("--images", "shapes:sketch", "--images", "shapes:neon", "--n", "12", "--quiet")
+    records = document("zoo", "index", "zoo", *domains)
     assert [record["domain"] for record in records] == ["sketch", "neon"]
     with np.load("zoo/correctness/sketch.npz", allow_pickle=False) as file:
         assert file["X"].shape == (2, 12)
         assert file["meta_id"].min() >= 36  # none of those trained on
         assert file["X"].mean(axis=1).tolist() == [model["accuracy"] for model in records[0]["models"]]
         assert file["y"].tolist() == [model["id_accuracy"] for model in trained["models"]]
-    circuits = sorted(Path("zoo/circuits").glob("sketch-*/*.safetensors"))
-    assert len(circuits) == 2
-    zoo = Zoo.open("zoo")
-    circuit = edge_scores(zoo, zoo.keys[0], draw_shapes("sketch", 12, start=20_000), steps=1)
-    assert circuit.provenance["steps"] == 1
-    assert sorted(Path("zoo/circuits").glob("sketch-*/*.safetensors")) == circuits  # read, not made
     found = document("zoo", "select", "zoo", "grid.toml", "--save", "second.json")
     assert (len(found["configurations"]), found["shortfall"]) == (1, {"scratch": 0.0})
     (recipe,) = Grid.read("second.json").recipes()
-    assert recipe.key in zoo.keys
+    assert recipe.key in [model["key"] for model in trained["models"]]
 
 
 def test_folders_of_images_and_plain_directories_of_models_are_read(tmp_path: Path) -> None:
     Path("grid.toml").write_text(GRID)
-    train = ("zoo", "train", "grid.toml", "--images", "images/flat", "--out", "zoo", "--quiet")
+    train = ("zoo", "train", "grid.toml", "--out", "zoo", "--quiet", "--images")
     (tmp_path / "images" / "flat" / "circle").mkdir(parents=True)
-    assert "has no image" in run(*train, code=2).output
+    assert "has no image" in run(*train, "images/flat", code=2).output
+    assert "has 5 domains" in run(*train, "shapes", code=2).output
+    assert "--shard is 2; give PART/PARTS" in run(*train, "shapes:flat", "--shard", "2", code=2).output
     assert not Path("zoo").exists()
     draw_files(tmp_path / "images" / "flat", "flat", 36, by_class=True)
-    run(*train)
+    run(*train, "images/flat", "--shard", "2/2")
+    assert [entry.status for entry in Zoo.open("zoo").entries] == ["pending", "done"]
+    run(*train, "images/flat")
     zoo = Zoo.open("zoo")
     assert zoo.data["n_train"] + zoo.data["n_validation"] == 36
     plain = ("zoo", "index", "zoo/models", "--images", "images/flat", "--quiet")

@@ -15,7 +15,7 @@ from store_content import content
 from thorough import one_of
 
 from assay.core.errors import InputError
-from assay.pipeline import LocalWorkers
+from assay.pipeline.workers import LocalWorkers
 from assay.store import Store
 
 
@@ -78,7 +78,8 @@ def test_a_sweep_prints_its_results_and_leaves_a_row_of_itself(calm: tuple[Path,
     assert result.exit_code == 0, result.output
     assert "measure mini ioi eap 50 edges" in result.stdout
     assert "faithfulness-norm" in result.stdout
-    assert f"{JOBS} jobs done, 0 found in the store" in result.stdout
+    assert f"{JOBS} jobs: {JOBS} done." in result.stdout
+    assert "in the store already" not in result.stdout
     kept = list(Store(store).results("sweep"))
     assert len(kept) == 1
     assert kept[0].id in result.stdout

@@ -6,13 +6,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-import torch
 
-from assay import execution
-from assay.analyses.subsets import files, verdict
-from assay.core import machine, untrusted
+from assay.core import machine
 from assay.core.machine import free_memory, usable_cores
-from assay.pipeline.plan import Limits
 
 
 GIB = 1 << 30
@@ -85,16 +81,6 @@ def test_limits_of_the_first_version_hold(groups: Path, tmp_path: Path) -> None:
         f"inactive_file 1\ntotal_inactive_file {GIB // 2}\n"
     )
     assert free_memory() == GIB + GIB // 2
-
-
-def test_every_room_asks_here(groups: Path) -> None:
-    (groups / "cpu.max").write_text("300000 100000\n")
-    (groups / "memory.max").write_text(f"{GIB}\n")
-    (groups / "memory.current").write_text("0\n")
-    assert Limits(threads=1).n_workers == 3
-    assert verdict.usable_cores is usable_cores
-    assert execution.batches.free_memory(torch.device("cpu")) == GIB
-    assert {each.free_memory for each in (files, untrusted)} == {free_memory}
 
 
 def test_what_only_unix_has_is_not_imported() -> None:

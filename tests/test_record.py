@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from assay.core.errors import FileFormatError
-from assay.core.record import Record, laid_out, same
+from assay.core.record import Record, same
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,10 +45,6 @@ def test_a_layout_gives_paths_parts_and_spread_mappings_in_order() -> None:
     assert document["part"] == {"size": 3, "mean": None, "n": 2}
     assert (document["name"], document["x"], document["other"]) == ("a", 1, None)
     assert document["keys"] == ["x", "y"]
-
-
-def test_a_layout_serves_parts_that_are_no_records() -> None:
-    assert laid_out(WHOLE.part, same("size")) == {"size": 3}
 
 
 def test_a_laid_out_document_is_not_read() -> None:

@@ -30,8 +30,7 @@ from assay.analyses.benchmark import (
 )
 from assay.analyses.generalization.comparison import compare_rankings
 from assay.analyses.generalization.dynamics import DepthReading, Dynamics
-from assay.analyses.generalization.journal import Reading
-from assay.analyses.generalization.monitoring import Monitor
+from assay.analyses.generalization.monitor import Monitor, Reading
 from assay.analyses.generalization.ranking import rank_inspections
 from assay.core.errors import InputError
 from assay.core.measurement import Measurement
@@ -69,7 +68,7 @@ def calibration() -> Any:
 
 
 def monitor() -> Monitor:
-    watched = Monitor(mini().model, mini().scores, threshold=0.3, rule="threshold", baselines=False)
+    watched = Monitor(mini().model, mini().scores, threshold=0.3, rule="threshold")
     for index, shift in enumerate((0.1, 0.2, 0.6)):
         watched.readings.append(Reading(index=index, time="2026-01-01", n=9, shift=shift, alarm=shift > 0.3))
     return watched

@@ -17,8 +17,8 @@ import assay
 from assay.circuits import Circuit
 from assay.execution import PairRunner, run_circuit, run_model
 from assay.models import Model, load_model
+from assay.pipeline.jobs import expand
 from assay.pipeline.plan import parse_plan
-from assay.pipeline.sweep import expand
 from assay.tasks import PairTask
 
 

@@ -278,10 +278,9 @@ def benchmark() -> Any:
 def ranking() -> Any:
     """The embedded zoo on drawn images of another style."""
     return command(
-        "rank", "--shapes", "sketch", "--metrics",
+        "rank", "--images", "shapes:sketch", "--metrics",
         "id-accuracy,ddb-output,ddb-deep,average-confidence,energy,rankme,atc", "--n", "12", "--measure",
-        "accuracy", "--ratio", "0.3", "--steps", "3", "--draws", "100", "--objective", "kl", "--ablation",
-        "mean-positional", "--seed", "0", "--batch-size", "12", "--store", "store",
+        "accuracy", "--steps", "3", "--draws", "100", "--seed", "0", "--store", "store",
     )  # fmt: skip
 
 
@@ -291,9 +290,7 @@ def monitor() -> Any:
     return command(
         "monitor", "--reference", "shapes:flat", "--images", "shapes:flat", "--images", "shapes:stripes",
         "--n", "24", "--window", "12", "--reference-n", "12", "--known-batches", "4", "--rule", "conformal",
-        "--alpha", "0.2", "--distance", "spearman", "--method", "eap-ig-inputs", "--objective", "kl",
-        "--ablation", "mean-positional", "--steps", "3", "--seed", "0", "--batch-size", "12",
-        "--out", "monitor",
+        "--alpha", "0.2", "--steps", "3", "--seed", "0", "--out", "monitor",
     )  # fmt: skip
 
 

@@ -17,8 +17,6 @@ from typing import Any
 
 import mutations
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as parquet
 import safetensors.torch
 import torch
 from PIL import Image
@@ -29,7 +27,7 @@ from type_checks import no_type_checks
 
 import assay
 from assay.analyses.benchmark import DiscoveryBenchmark
-from assay.analyses.generalization.domain_shifts import DomainCalibration, DomainShift
+from assay.analyses.generalization.domains import Domain, DomainCalibration
 from assay.analyses.subsets import CorrectnessData, load_subset
 from assay.analyses.subsets.files import read_data
 from assay.analyses.worst_case import WorstCase, worst_case
@@ -40,7 +38,7 @@ from assay.circuits import (
     save_submission,
     write_eap_ig,
 )
-from assay.circuits.graph_files import their_target
+from assay.circuits.eap_ig import their_target
 from assay.circuits.slots import edge_slots
 from assay.circuits.spans import Spans
 from assay.core.errors import AssayError
@@ -50,7 +48,7 @@ from assay.models.loading import MINI
 from assay.pipeline.monitoring import _read_domains
 from assay.pipeline.plan import read_plan
 from assay.store import DATABASE_NAME, Store
-from assay.tasks import EvalTransform, ReadOptions, read_image_folder, read_npz, read_parquet, read_table
+from assay.tasks import EvalTransform, find_domains
 from assay.tasks.load import read_pairs
 from assay.zoo import Zoo
 from assay.zoo.grid import Grid
@@ -291,27 +289,15 @@ def _encoded(kind: str = "png") -> list[bytes]:
     return [buffer.getvalue() for buffer in buffers]
 
 
-@target("images npz", read_npz)
-def _(folder: Path) -> Path:
-    facts = {"labels": np.arange(6) % 2, "class_names": np.array(["a", "b"]), "place": np.arange(6)}
-    np.savez_compressed(folder / "images.npz", images=PIXELS, **facts)
-    return folder / "images.npz"
+SMALL = EvalTransform(resize=(8, 8))
 
 
-@target("images parquet", read_parquet)
-def _(folder: Path) -> Path:
-    images = [{"bytes": each, "path": None} for each in _encoded()]
-    table = pa.table({"image": images, "label": [0, 1] * 3, "place": list("abcabc")})
-    described = {"info": {"features": {"label": {"names": ["a", "b"]}}}}
-    table = table.replace_schema_metadata({b"huggingface": json.dumps(described).encode()})
-    parquet.write_table(table, folder / "images.parquet")
-    return folder / "images.parquet"
+def _read_all(source: object) -> None:
+    for images in find_domains(str(source)).values():
+        images.with_transform(SMALL).held()
 
 
-SMALL = ReadOptions(transform=EvalTransform(resize=(8, 8)))
-
-
-@target("image folder", lambda folder: read_image_folder(folder, options=SMALL))
+@target("image folder", _read_all)
 def _(folder: Path) -> Path:
     for number, kind in enumerate(("png", "gif", "webp", "tiff", "bmp", "jpeg", "ppm")):
         path = folder / "domain" / f"class{number % 2}" / f"{number}.{kind}"
@@ -320,7 +306,7 @@ def _(folder: Path) -> Path:
     return folder / "domain"
 
 
-@target("table of images", lambda folder: read_table(folder, "camelyon17"), only=".csv")
+@target("table of images", lambda folder: _read_all(f"camelyon17:{folder}"), only=".csv")
 def _(folder: Path) -> Path:
     lines = ["patient,node,x_coord,y_coord,tumor,center,split,slide"]
     for number in range(4):
@@ -391,7 +377,7 @@ def _(folder: Path) -> Path:
     return written(folder / "plan.toml", "\n".join(lines))
 
 
-@target("grid", lambda path: Grid.read(path).n_combinations)
+@target("grid", lambda path: len(Grid.read(path).recipes()))
 def _(folder: Path) -> Path:
     lines = (
         'name = "small"',
@@ -476,5 +462,5 @@ def _(folder: Path) -> Path:
 
 @target("corrupted domains", _read_domains)
 def _(folder: Path) -> Path:
-    one = DomainShift(domain="noise/1", n=8, performance=0.5, shifts={"spearman": 0.5}, baselines={"ac": 0.5})
+    one = Domain(domain="noise/1", n=8, performance=0.5, shifts={"spearman": 0.5}, baselines={"ac": 0.5})
     return written(folder / "domains.json", DomainCalibration(known=(one,), test=(one,)).to_dict())

@@ -2,7 +2,6 @@
 
 import io
 import json
-import shutil
 import sqlite3
 import struct
 import zipfile
@@ -18,7 +17,6 @@ import pyarrow.parquet as parquet
 import pytest
 from reader_guard import watched
 
-import assay
 from assay.analyses.subsets import CorrectnessData
 from assay.analyses.subsets.files import read_data
 from assay.circuits import read_eap_ig
@@ -26,11 +24,8 @@ from assay.core import untrusted
 from assay.core.errors import FileFormatError, InputError
 from assay.core.parquet import read_parquet_file
 from assay.core.untrusted import load_npz, parse_json, parse_toml
-from assay.models.loading import MINI
 from assay.store import DATABASE_NAME, Store
-from assay.tasks import ReadOptions, image_decoding, read_npz, read_parquet
-from assay.tasks.image_files import read_images
-from assay.zoo import Correctness
+from assay.tasks import read_files
 
 
 SIDE = 60_000  # squared, three bytes each: 10.8 GB
@@ -57,11 +52,7 @@ def test_images_that_declare_huge_sizes(tmp_path: Path) -> None:
         path = tmp_path / f"bomb.{name}"
         path.write_bytes(content)
         with watched(), pytest.raises(FileFormatError, match=r"bomb\."):
-            read_images([path])
-    blob = np.frombuffer(png(SIDE), dtype=np.uint8)
-    np.savez_compressed(tmp_path / "images.npz", blob=blob, offsets=np.array([0, len(blob)]))
-    with watched(), pytest.raises(FileFormatError):
-        read_npz(tmp_path / "images.npz")
+            read_files([path]).held()
 
 
 # ------------------------------------------------------------------------------------------ archives
@@ -81,7 +72,7 @@ def header(shape: tuple[int, ...], kind: str = "|u1") -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize("read", [CorrectnessData.load, Correctness.load, read_npz, load_npz])
+@pytest.mark.parametrize("read", [CorrectnessData.load, load_npz])
 def test_archives_of_arrays(
     read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +88,6 @@ def test_archives_of_arrays(
     path.write_bytes(content[:at] + struct.pack("<I", 0xFFFFFFF0) + content[at + 4 :])
     with watched(), pytest.raises(FileFormatError):
         read(path)
-    monkeypatch.setattr(image_decoding, "MOST_WORKERS", 0)  # the watch does not see into other processes
     monkeypatch.setattr(untrusted, "LEAST_BOMB", 1 << 20)
     free(monkeypatch, 1 << 25)
     zipped(path, ("images",), header((40, 1000, 1000)), 40_000_000)
@@ -123,8 +113,6 @@ def test_parquet_cells_that_a_file_holds_once(
         assert path.stat().st_size < 10_000
         with watched(), pytest.raises(FileFormatError, match=problem if stored else "GB are decoded"):
             read_data(path)
-        with watched(), pytest.raises(FileFormatError, match="image 0 cannot be decoded"):
-            read_parquet(path, options=ReadOptions(workers=0))  # a few cells at a time; the first is no image
 
 
 def test_parquet_tables_of_few_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,14 +122,13 @@ def test_parquet_tables_of_few_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyP
     one = pa.ListArray.from_arrays(pa.array([0, 10 * n]), pa.array(np.zeros(10 * n)))
     parquet.write_table(pa.table({"image": one}), path, compression="zstd")
     assert path.stat().st_size < 100_000
-    with watched(), pytest.raises(FileFormatError, match="expected a column image with encoded files"):
-        read_parquet(path)
+    with watched(), pytest.raises(FileFormatError, match="GB are decoded"):
+        read_data(path)
     column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, dtype=np.int32)), pa.array([b"x" * 100]))
     parquet.write_table(pa.table({"image": column, "model": column}), path)
     assert path.stat().st_size < 1_000_000
-    for read in (read_parquet, read_data):
-        with watched(), pytest.raises(FileFormatError, match="memory that is free"):
-            read(path)
+    with watched(), pytest.raises(FileFormatError, match="memory that is free"):
+        read_data(path)
 
 
 @pytest.mark.skipif(int(pa.__version__.split(".")[0]) < 20, reason="it counts no levels")
@@ -196,37 +183,3 @@ def test_graphs_that_would_fill_the_memory(layers: int, heads: int, tmp_path: Pa
     (tmp_path / "graph.json").write_text(json.dumps(content))
     with watched(), pytest.raises(FileFormatError, match="more than any file"):
         read_eap_ig(tmp_path / "graph.json")
-
-
-ARCHITECTURE = {"architecture": "vit_tiny_patch16_224"}
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"n_layer": 10**9},
-        {"vocab_size": 10**9},
-        {"num_key_value_heads": 10**9},
-        {"made_up": {"of": [10**9]}},
-        ARCHITECTURE | {"num_classes": 10**9},
-        ARCHITECTURE | {"pretrained_cfg": {"num_classes": 10**9}},
-    ],
-)
-def test_configurations_of_models_far_larger_than_their_weights(
-    change: dict[str, Any], tmp_path: Path
-) -> None:
-    usual = {} if "architecture" in change else json.loads((MINI / "config.json").read_text())
-    shutil.copytree(MINI, tmp_path / "model")
-    (tmp_path / "model" / "config.json").write_text(json.dumps(usual | change))
-    with watched(), pytest.raises(FileFormatError, match="do not belong together"):
-        assay.load_model(tmp_path / "model")
-
-
-def test_numbers_that_size_nothing_may_be_large(tmp_path: Path) -> None:
-    shutil.copytree(MINI, tmp_path / "model")
-    config = tmp_path / "model" / "config.json"
-    large = {"rope_theta": 10**9, "max_length": 10**9}
-    config.write_text(json.dumps(json.loads(config.read_text()) | large))
-    assay.load_model("mini")  # imports write caches of their own
-    with watched():
-        assay.load_model(tmp_path / "model")

@@ -1,7 +1,6 @@
 """Full and sealed disks, clocks that jump, files torn by a kill: what was there stays, all is named."""
 
 import contextlib
-import json
 import os
 import socket
 import stat
@@ -21,16 +20,15 @@ from postgres_server import PostgresServer
 from store_content import content
 
 import assay
-from assay.analyses.generalization.journal import Journal
+from assay.analyses.generalization.monitor import Journal
 from assay.analyses.subsets import CorrectnessData
 from assay.analyses.worst_case.blocks import FolderShelf, PairValues
 from assay.circuits import save_submission
-from assay.core.errors import AssayError, FileFormatError, InputError, OutputError
-from assay.discovery.heads.shelf import RECORD, Shelf
+from assay.core.errors import AssayError, FileFormatError, OutputError
+from assay.discovery.heads.shelf import Shelf
 from assay.graph import build_graph
 from assay.store import Store
-from assay.zoo import Zoo
-from assay.zoo.records import _read_record
+from assay.zoo.archive import _read_logits
 
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -205,44 +203,24 @@ def blocks(folder: Path) -> Torn:
     return shelf.path(0), lambda: shelf.read(0)
 
 
-def job_of_blocks(folder: Path) -> Torn:
-    blocks(folder)
-    return folder / "job.json", lambda: FolderShelf(folder, {"seed": 0})
-
-
 def table(folder: Path) -> Torn:
     Shelf(folder, "0" * 16, {"seed": 0}).write("y_drop1", 0, np.arange(6.0))
     block = next(folder.glob("*.safetensors"))
     return block, lambda: Shelf(folder, "0" * 16, {"seed": 0}).read("y_drop1")
 
 
-def record_of_a_table(folder: Path) -> Torn:
-    return table(folder)[0].with_name(RECORD), lambda: Shelf(folder, "0" * 16, {"seed": 0})
-
-
 def record_of_a_zoo(folder: Path) -> Torn:
-    hashes = {"weight_hash": "a", "data_hash": "b"}
     path = folder / "record.npz"
-    np.savez_compressed(path, logits=np.eye(3), labels=np.arange(3), ids=np.arange(3), **hashes)
-    return path, lambda: _read_record(path)
-
-
-def list_of_a_zoo(folder: Path) -> Torn:
-    facts = {"id_domain": None, "classes": None, "data": {}, "selection": None}
-    models = {"schema": "assay-zoo/1", "name": "z", **facts, "models": [{"key": "m", "path": "m"}]}
-    (folder / "zoo.json").write_text(json.dumps(models))
-    return folder / "zoo.json", lambda: Zoo.open(folder)
+    np.savez_compressed(path, logits=np.eye(3))
+    return path, lambda: _read_logits(path)
 
 
 @pytest.mark.parametrize(
     ("make", "error"),
     [
         (blocks, None),
-        (job_of_blocks, InputError),
         (table, FileFormatError),
-        (record_of_a_table, FileFormatError),
         (record_of_a_zoo, None),
-        (list_of_a_zoo, AssayError),
     ],
 )
 def test_a_torn_file_is_made_again_or_named(
