@@ -1,4 +1,4 @@
-"""What PyTorch's allocator gives out on a CPU while a job runs: the meter of predicted memory."""
+"""What PyTorch's allocator gives out on a CPU while a job runs."""
 
 import gc
 from collections.abc import Callable

@@ -82,11 +82,6 @@ def measure(model: Model, task: Any, repeats: int, device: str) -> dict[str, Any
             "excluded": certified.n_excluded,
             "abstained": certified.n_abstained,
         }
-    bootstrap, _ = seconds(lambda: scores.consistent(scores.graph.n_edges // 10), repeats, device)
-    found["bootstrap-consistent selection"] = {
-        "seconds": round(bootstrap, 4),
-        "share of the attribution": round(bootstrap / attribution, 4),
-    }
     return found
 
 

@@ -31,7 +31,7 @@ from assay.analyses.generalization import (
 from assay.circuits import EdgeScores
 from assay.discovery.edges import OutputScores
 from assay.graph import Graph, build_graph
-from assay.tasks import CORRUPTIONS, ImageSet, corrupt
+from assay.tasks import CORRUPTIONS, ImageTask, corrupt
 
 
 MODELS = 144  # of the published zoo, for the motif
@@ -91,10 +91,10 @@ def metrics() -> dict[str, object]:
 
 def corruptions() -> dict[str, object]:
     generator = np.random.default_rng(0)
-    images = ImageSet(pixels=generator.integers(0, 256, (1, 224, 224, 3), dtype=np.uint8), domain="noise")
+    images = ImageTask(pixels=generator.integers(0, 256, (1, 224, 224, 3), dtype=np.uint8), domain="noise")
     families: dict[str, list[float]] = {}
     for key, entry in CORRUPTIONS.items():
-        families.setdefault(entry.family, []).append(best(lambda key=key: corrupt(images, key), 2))
+        families.setdefault(entry.family, []).append(best(lambda key=key: corrupt(images, key).held(), 2))
     means = {family: round(1000 * sum(times) / len(times), 1) for family, times in families.items()}
     return {"ms per image": means, "all 39, ms": round(1000 * sum(map(sum, families.values())), 0)}
 

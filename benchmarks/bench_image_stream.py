@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from unittest import mock
 
@@ -27,7 +28,7 @@ from PIL import Image
 from assay.core.machine import usable_cores
 from assay.discovery.edges import discover
 from assay.models import load_model
-from assay.tasks import EvalTransform, ImageBatch, ImageStream, ReadOptions, list_files
+from assay.tasks import EvalTransform, ImageBatch, ImageTask, read_files
 
 
 GOAL_BYTES, GOAL_GROWTH, GOAL_SHARE = 2.5e9, 0.05, 0.85
@@ -58,7 +59,7 @@ class Waited:
 
     seconds = 0.0
 
-    def batches(self, stream: ImageStream, size: int) -> Iterator[ImageBatch]:
+    def batches(self, stream: ImageTask, size: int) -> Iterator[ImageBatch]:
         """The batches of a stream."""
         batches = READ(stream, size)
         while True:
@@ -70,7 +71,7 @@ class Waited:
             yield batch
 
 
-READ = ImageStream.batches
+READ = ImageTask.batches
 
 
 def one(kind: str, n: int, folder: Path, options: argparse.Namespace) -> dict[str, object]:
@@ -86,10 +87,10 @@ def one(kind: str, n: int, folder: Path, options: argparse.Namespace) -> dict[st
         num_labels=10,
     )
     model = load_model(transformers.ViTForImageClassification(config).eval().to(options.device))
-    read = ReadOptions(transform=EvalTransform(), workers=options.workers)
-    stream = list_files(sorted(folder.glob("*.jpg"))[:n], domain="generated").stream(read)
+    files = read_files(sorted(folder.glob("*.jpg"))[:n], domain="generated")
+    stream = replace(files.with_transform(EvalTransform()), workers=options.workers)
     before, waited = peak(), Waited()
-    with mock.patch.object(ImageStream, "batches", lambda stream, size: waited.batches(stream, size)):
+    with mock.patch.object(ImageTask, "batches", lambda stream, size: waited.batches(stream, size)):
         started = time.perf_counter()
         scores = discover(
             model, stream, method, objective="pseudo_margin", steps=options.steps, batch_size=batch

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import torch
 import transformers
+from allocator import peak_on_cpu
 from bench_engine import random_task
-from bench_plan import measured_on_cpu
 
 from assay.circuits import Circuit
 from assay.execution import run_circuit
@@ -70,8 +70,8 @@ def main() -> None:
             row: dict[str, object] = {"model": name, "length": length}
             for kind, limit in (("at once", 10**9), ("in blocks", blocks)):
                 attention.LONG = limit
-                mixed = measured_on_cpu(mixing(model, length))
-                run = measured_on_cpu(partial(run_circuit, model, task, circuit, batch_size=1))
+                mixed = peak_on_cpu(mixing(model, length))
+                run = peak_on_cpu(partial(run_circuit, model, task, circuit, batch_size=1))
                 row[f"mixing {kind}, MiB"] = round(mixed / 2**20, 2)
                 row[f"run of a circuit {kind}, MiB"] = round(run / 2**20, 2)
             rows.append(row)

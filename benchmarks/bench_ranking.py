@@ -28,7 +28,6 @@ def measured(n: int) -> dict[str, Any]:
     import transformers.models.vit.modeling_vit  # noqa: F401 (loaded once per process, whatever is ranked)
 
     from assay.analyses.generalization import rank_models
-    from assay.analyses.generalization.predictors import DEFAULT_METRICS
     from assay.pipeline.targets import known_target, targets
     from assay.zoo import Zoo
 
@@ -38,7 +37,7 @@ def measured(n: int) -> dict[str, Any]:
     assert known is not None
     zoo.load(zoo.keys[0])
     started, spent = time.perf_counter(), time.process_time()
-    ranking = rank_models(zoo, target.read, id_data=known.read, metrics=DEFAULT_METRICS)
+    ranking = rank_models(zoo, target.read, id_data=known.read)
     seconds, cpu = time.perf_counter() - started, time.process_time() - spent
     rows = {key: column.rows() for key, column in ranking.columns.items()}
     return {

@@ -23,7 +23,10 @@ from typing import Any
 
 import torch
 
-from assay.pipeline import Job, Limits, LocalWorkers, RayWorkers, Workers, expand, parse_plan, run_jobs
+from assay.pipeline.jobs import Job, expand
+from assay.pipeline.plan import Limits, parse_plan
+from assay.pipeline.sweep import run_jobs
+from assay.pipeline.workers import LocalWorkers, RayWorkers, Workers
 from assay.store import Store
 
 
@@ -75,11 +78,8 @@ def run(workers: Workers, count: int, jobs: tuple[Job, ...], folder: Path) -> di
     limits = Limits(workers=count)
     outcome = run_jobs(jobs, folder, workers=workers, limits=limits, progress=clock.tell)
     assert len(outcome.names("done")) == len(jobs), outcome
-    return {
-        "seconds": clock.seconds,
-        "start": outcome.seconds - clock.seconds,
-        "content": content(Store(folder)),
-    }
+    start = outcome.seconds - clock.seconds
+    return {"seconds": clock.seconds, "start": start, "content": content(Store(folder))}
 
 
 def measure(count: int, prompts: int, method: str, rounds: int, ray: bool) -> dict[str, Any]:

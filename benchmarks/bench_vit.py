@@ -26,7 +26,7 @@ STEPS = 5
 
 def bare_passes(model: Model, task: ImageTask) -> None:
     """STEPS forward and backward passes with gradients of activations only."""
-    images = task.images.to(model.device, model.dtype)
+    images = task.clean.to(model.device, model.dtype)
     with model.frozen():
         for _ in range(STEPS):
             with torch.no_grad():
@@ -42,7 +42,7 @@ def bare_passes(model: Model, task: ImageTask) -> None:
 def forward(model: Model, task: ImageTask) -> None:
     """One plain forward pass."""
     with torch.no_grad():
-        model.module(task.images.to(model.device, model.dtype))
+        model.module(task.clean.to(model.device, model.dtype))
 
 
 def main() -> None:

@@ -31,7 +31,7 @@ def main() -> None:
     model = models[ranking.order("id-accuracy")[0]]
     transform = EvalTransform.for_model(model)
     known = draw_shapes("flat", 480, start=1_000_000)
-    reference = assay.discover(model, known.subset(range(24)).task(transform))
+    reference = assay.discover(model, known.subset(range(24)).with_transform(transform))
     monitor = assay.Monitor(model, reference)
     monitor.calibrate(known.subset(range(24, 480)), batch_size=24)
     for domain, start in (("flat", 3_000_000), ("sketch", 3_000_000)):

@@ -85,7 +85,7 @@ for metric in ("ddb-output", "id-accuracy", "average-confidence", "atc"):
 best = max(zoo.entries, key=lambda entry: entry.id_accuracy)
 model = zoo.load(best.key)
 known = draw_shapes("flat", 24 + 19 * 24, start=2_000_000)
-reference = assay.discover(model, known.subset(range(24)).task(EvalTransform.for_model(model)))
+reference = assay.discover(model, known.subset(range(24)).with_transform(EvalTransform.for_model(model)))
 monitor = assay.Monitor(model, reference, alpha=0.05)
 monitor.calibrate(known.subset(range(24, known.n)), batch_size=24)
 print(monitor.guarantee.statement)
@@ -118,9 +118,10 @@ monitor.plot().figure
 transform = EvalTransform.for_model(model)
 for domain in ("flat", "sketch", "neon"):
     images = draw_shapes(domain, 120, start=4_000_000)
-    predicted = assay.run_model(model, images.task(transform)).argmax(-1).numpy()
+    predicted = assay.run_model(model, images.with_transform(transform)).argmax(-1)
+    right = (predicted == images.labels).double().mean()
     shifts = [each.shift for each in monitor.readings if each.domain == domain]
-    print(f"{domain:7} accuracy {np.mean(predicted == images.labels):.2f}  mean shift {np.mean(shifts):.3f}")
+    print(f"{domain:7} accuracy {right:.2f}  mean shift {np.mean(shifts):.3f}")
 
 # %% [markdown]
 # Compare the two columns before you read a size of the shift as a size of the damage: the order of the shifts

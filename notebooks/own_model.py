@@ -187,5 +187,5 @@ message(lambda: assay.load_task("broken.jsonl", model))
 
 # %% [markdown]
 # Next: [your own task](../docs/howto/own-task.md) with answers of several tokens and several read positions,
-# [adapters](../docs/guides/adapter.md), [guides to real models](../docs/guides/gpt2-ioi.md), and [Is it
+# [guides to real models](../docs/guides/gpt2-ioi.md), and [Is it
 # real?](trust.ipynb) for what to ask of the circuit.

@@ -52,10 +52,10 @@ def images_of(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Normalised images, labels, and the classes that the colours stand for."""
     drawn = draw_digits(n, agreement=agreement, seed=seed, split=split, label_noise=label_noise)
-    task = drawn.task(EvalTransform(resize=(SIDE, SIDE)))
+    task = drawn.with_transform(EvalTransform(resize=(SIDE, SIDE)))
     assert task.labels is not None
     agrees = torch.tensor(drawn.fields["agrees"])
-    return task.images, task.labels, torch.where(agrees, task.labels, 1 - task.labels)
+    return task.clean, task.labels, torch.where(agrees, task.labels, 1 - task.labels)
 
 
 def learning_rate(step: int, steps: int) -> float:

@@ -15,6 +15,7 @@ every other step) writes from them the tables in `docs/tables` and the pictures 
 
 import argparse
 import json
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -22,14 +23,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from matplotlib.axes import Axes
 
 from assay.analyses.benchmark import DiscoveryBenchmark, TruthTable, benchmark_discovery, measure_truth, plots
 from assay.analyses.benchmark import tables as benchmark_tables
-from assay.analyses.benchmark.plots import write_picture
 from assay.analyses.benchmark.targets import find_target
-from assay.circuits import write_atomically
 from assay.discovery.edges import METHODS, discover
 from assay.models.planted import planted_names
+from assay.page import draw
 from assay.page.blocks import Column, Table
 from assay.page.text import plain_text
 from assay.pipeline.benchmark import parse_options
@@ -146,12 +147,12 @@ def docs() -> None:
     if path.exists():
         table = TruthTable.load(path)
         table = TruthTable(cells=in_order(table), settings=table.settings)
-        write(tables / "truth-methods.inc", markdown_table(benchmark_tables.truth_methods_table(table)))
-        write(tables / "truth-models.inc", markdown_table(benchmark_tables.truth_models_table(table)))
-        write(tables / "truth-misses.inc", bullets(benchmark_tables.misses(table)))
-        write(tables / "truth-refusals.inc", bullets(benchmark_tables.refusals(table)))
-        write(tables / "truth-facts.inc", truth_facts(table))
-        write_picture(images, "truth-map", plots.plot_truth(table), label=plots.truth_label(table))
+        (tables / "truth-methods.inc").write_text(markdown_table(benchmark_tables.truth_methods_table(table)))
+        (tables / "truth-models.inc").write_text(markdown_table(benchmark_tables.truth_models_table(table)))
+        (tables / "truth-misses.inc").write_text(bullets(benchmark_tables.misses(table)))
+        (tables / "truth-refusals.inc").write_text(bullets(benchmark_tables.refusals(table)))
+        (tables / "truth-facts.inc").write_text(truth_facts(table))
+        write_picture(images / "truth-map.svg", plots.plot_truth(table))
     found = [HERE / f"mini-{task}.json" for task in MINI_TASKS] + [HERE / "colour-digits.json"]
     for each in found:
         if not each.exists():
@@ -159,14 +160,12 @@ def docs() -> None:
         benchmark = DiscoveryBenchmark.load(each)
         name = each.stem
         quality = markdown_table(benchmark_tables.quality_table(benchmark))
-        text = f"{benchmark_tables.heading(benchmark)}.\n\n{quality}"
-        write(tables / f"{name}-quality.inc", text)
-        write(tables / f"{name}-order.inc", markdown_table(benchmark_tables.order_of(benchmark)))
-        write(
-            tables / f"{name}-notes.inc", bullets(benchmark_tables.notes(benchmark)) or "Nothing to note.\n"
+        (tables / f"{name}-quality.inc").write_text(f"{benchmark_tables.heading(benchmark)}.\n\n{quality}")
+        (tables / f"{name}-order.inc").write_text(markdown_table(benchmark_tables.order_of(benchmark)))
+        (tables / f"{name}-notes.inc").write_text(
+            bullets(benchmark_tables.notes(benchmark)) or "Nothing to note.\n"
         )
-        drawn, label = plots.plot_benchmark(benchmark), plots.benchmark_label(benchmark)
-        write_picture(images, f"benchmark-{name}", drawn, label=label)
+        write_picture(images / f"benchmark-{name}.svg", plots.plot_benchmark(benchmark))
     path = HERE / "signs.json"
     if path.exists():
         shares = json.loads(path.read_text())
@@ -175,9 +174,14 @@ def docs() -> None:
         table_of_signs = Table(
             columns=[Column(name=name, numeric=name != columns[0]) for name in columns], rows=rows
         )
-        write(tables / "mini-signs.inc", markdown_table(table_of_signs))
-    for name in ("truth-map", *(f"benchmark-{each.stem}" for each in found)):
-        (images / f"{name}.png").unlink(missing_ok=True)  # the pages show the SVG
+        (tables / "mini-signs.inc").write_text(markdown_table(table_of_signs))
+
+
+def write_picture(path: Path, ax: Axes) -> None:
+    text = draw.to_svg(ax, label=path.stem, key=path.stem)
+    text = re.sub(r"var\(--(\w+)\)", lambda name: str(getattr(draw, name[1].upper())), text)
+    own = r'xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" width="\1" style="background:#fdfcf8"'
+    path.write_text(re.sub(r'style="max-width:(\d+)px"', own, text, count=1) + "\n")
 
 
 def markdown_table(table: Table) -> str:
@@ -206,10 +210,6 @@ def truth_facts(table: TruthTable) -> str:
 
 def bullets(lines: Sequence[str]) -> str:
     return "".join(f"- {line}\n" for line in lines)
-
-
-def write(path: Path, text: str) -> None:
-    write_atomically(path, text.encode())
 
 
 def main() -> None:

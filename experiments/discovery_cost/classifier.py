@@ -28,4 +28,4 @@ def classifier() -> assay.Model:
 
 def images(n: int) -> ImageTask:
     """Drawn images as it reads them."""
-    return draw_shapes("flat", n, size=SIDE).task(EvalTransform(resize=(SIDE, SIDE)))
+    return draw_shapes("flat", n, size=SIDE).with_transform(EvalTransform(resize=(SIDE, SIDE)))

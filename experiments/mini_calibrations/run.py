@@ -9,10 +9,11 @@ task, so that C17 has something to tell apart. About a minute per task.
 import json
 from pathlib import Path
 
-from assay import pipeline
 from assay.analyses.calibration.page import ordered
 from assay.analyses.calibration.plots import gate_lines, plot_gates
 from assay.models import load_model
+from assay.pipeline.gates import calibrate_stored, usual_prompts
+from assay.pipeline.sizing import runs_of
 
 
 HERE = Path(__file__).parent
@@ -24,13 +25,13 @@ def main() -> None:
     model = load_model("mini")
     found = {}
     for task in GROUPS:
-        runs = pipeline.runs_of(model, task, None, progress=lambda *step: None)
-        found[task] = (pipeline.usual_prompts(runs.task).task, runs.circuit)
+        runs = runs_of(model, task, None, progress=lambda *step: None)
+        found[task] = (usual_prompts(runs.task).task, runs.circuit)
     results = {}
     for task, groups in GROUPS.items():
         prompts, circuit = found[task]
         others = [pair for name, pair in found.items() if name != task]
-        document = pipeline.calibrate_stored(circuit, model, prompts, against=others, groups=groups).document
+        document = calibrate_stored(circuit, model, prompts, against=others, groups=groups).document
         picture = plot_gates(gate_lines(ordered(document))).figure
         picture.savefig(IMAGES / f"gates-{task}.svg", metadata={"Date": None})
         results[task] = {
@@ -50,8 +51,7 @@ def main() -> None:
             },
         }
         print(task, {code: gate["status"] for code, gate in results[task]["gates"].items()})
-    text = json.dumps(results, indent=1, allow_nan=False)
-    (HERE / "results.json").write_text(text + "\n", encoding="utf-8")
+    (HERE / "results.json").write_text(json.dumps(results, indent=1, allow_nan=False) + "\n")
 
 
 if __name__ == "__main__":

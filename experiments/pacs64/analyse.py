@@ -65,7 +65,7 @@ LOWEST_THRESHOLD = 0.15
 def zoo(work: Path, images: Mapping[str, Any], domain: str) -> list[dict[str, Any]]:
     """Every measured model of a domain: recipe, accuracies and predictors per target."""
     targets = [each for each in DOMAINS if each != domain]
-    labels = split(images[domain])[1].labels
+    labels = split(images[domain])[1].labels.numpy()
     rows, predicted = [], []
     for folder in sorted((work / "measured" / domain).iterdir()):
         if not (folder / "sharpness.json").exists():
@@ -87,9 +87,9 @@ def zoo(work: Path, images: Mapping[str, Any], domain: str) -> list[dict[str, An
             logits, features = arrays[f"{target}/logits"], arrays[f"{target}/features"]
             classes[target] = logits.argmax(1)
             scores = load_scores(folder / f"{target}.safetensors")
-            drawn = images[target].sample(COT_IMAGES, seed=SEED).ids
+            drawn = images[target].sample(COT_IMAGES, seed=SEED).ids.numpy()
             row["targets"][target] = {
-                "accuracy": float((classes[target] == images[target].labels).mean()),
+                "accuracy": float((classes[target] == images[target].labels.numpy()).mean()),
                 "ID accuracy": row["id_accuracy"],
                 "Sharpness": row["sharpness"],
                 **from_outputs(known, labels, logits, features),
@@ -251,7 +251,7 @@ def monitoring(work: Path, images: Mapping[str, Any]) -> dict[str, Any]:
     names = sorted(path.relative_to(place).with_suffix("").as_posix() for path in place.rglob("*.npz"))
     known = np.load(place / "id.npz", allow_pickle=False)
     validation = split(images[id_domain])[1]
-    labels = validation.sample(len(known["logits"]), seed=SEED).labels
+    labels = validation.sample(len(known["logits"]), seed=SEED).labels.numpy()
     reference = load_scores(place / "id.safetensors")
     rows = {}
     for name in names:

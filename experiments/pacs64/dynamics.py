@@ -57,7 +57,7 @@ def main() -> None:
 
 def accuracy_of(model: assay.Model, images: Any) -> float:
     """Share of right answers."""
-    return float((outputs(model, images)[0].argmax(1) == images.labels).mean())
+    return float((outputs(model, images)[0].argmax(1) == images.labels.numpy()).mean())
 
 
 if __name__ == "__main__":

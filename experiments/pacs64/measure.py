@@ -17,7 +17,7 @@ from pacs import DOMAINS, ID_DOMAINS, SEED, TRANSFORM, arguments, read, split
 
 import assay
 from assay.analyses.generalization.baselines import sharpness
-from assay.tasks import ImageSet, ImageTask
+from assay.tasks import ImageTask
 
 
 CIRCUIT_IMAGES = 200
@@ -25,15 +25,15 @@ SHARPNESS_IMAGES = 128  # half of the published batch
 BATCH = 100
 
 
-def circuit_task(images: ImageSet, n: int = CIRCUIT_IMAGES) -> ImageTask:
+def circuit_task(images: ImageTask, n: int = CIRCUIT_IMAGES) -> ImageTask:
     """The images that a circuit is found on; their labels are left behind."""
     drawn = images.sample(n, seed=SEED)
-    return ImageSet(
+    return ImageTask(
         pixels=drawn.pixels, ids=drawn.ids, domain=drawn.domain, name="pacs64", classes=drawn.classes
-    ).task(TRANSFORM)
+    ).with_transform(TRANSFORM)
 
 
-def outputs(model: assay.Model, images: ImageSet) -> tuple[np.ndarray, np.ndarray]:
+def outputs(model: assay.Model, images: ImageTask) -> tuple[np.ndarray, np.ndarray]:
     """Logits and features (final norm of the CLS token) of every image, from one pass."""
     with torch.inference_mode():
         features = torch.cat(
@@ -86,7 +86,7 @@ def main() -> None:
                 circuit(model, tasks[target]).save(path)
         found = time.process_time()
         if not (place / "sharpness.json").exists():
-            batch = validation[domain].sample(SHARPNESS_IMAGES, seed=SEED).task(TRANSFORM)
+            batch = validation[domain].sample(SHARPNESS_IMAGES, seed=SEED).with_transform(TRANSFORM)
             value = sharpness(model, batch, batch_size=SHARPNESS_IMAGES)
             (place / "sharpness.tmp").write_text(json.dumps({"sharpness": value}))
             os.replace(place / "sharpness.tmp", place / "sharpness.json")

@@ -16,7 +16,7 @@ from measure import circuit, circuit_task, outputs
 from pacs import DOMAINS, ID_DOMAINS, SEED, arguments, read, split
 
 import assay
-from assay.tasks import CORRUPTIONS, ImageSet, corrupt
+from assay.tasks import CORRUPTIONS, ImageTask, corrupt
 
 
 IMAGES = 300  # per domain, for circuits and for output-based scores alike
@@ -32,11 +32,11 @@ def best_model(work: Path) -> tuple[str, Path, float]:
     return max(found, key=lambda each: each[2])
 
 
-def domains(data: Path, id_domain: str) -> dict[str, ImageSet]:
+def domains(data: Path, id_domain: str) -> dict[str, ImageTask]:
     """The ID validation images, their 39 corruptions, and thirds of the other three PACS domains."""
     validation = split(read(data, id_domain))[1]
     found = {"id": validation}
-    found |= {f"known/{key}": corrupt(validation, key, seed=SEED) for key in CORRUPTIONS}
+    found |= {f"known/{key}": corrupt(validation, key, seed=SEED).held() for key in CORRUPTIONS}
     for other in DOMAINS:
         if other != id_domain:
             for number, part in enumerate(read(data, other).parts(3, seed=SEED), start=1):
@@ -63,11 +63,11 @@ def main() -> None:
             path.with_suffix(".tmp.npz"),
             logits=logits[rows],
             features=features[rows],
-            accuracy=np.float64((logits.argmax(1) == images.labels).mean()),
+            accuracy=np.float64((logits.argmax(1) == images.labels.numpy()).mean()),
             n=np.int64(images.n),
         )
         os.replace(path.with_suffix(".tmp.npz"), path)
-        print(f"{name}: accuracy {(logits.argmax(1) == images.labels).mean():.3f}", flush=True)
+        print(f"{name}: accuracy {(logits.argmax(1) == images.labels.numpy()).mean():.3f}", flush=True)
 
 
 if __name__ == "__main__":

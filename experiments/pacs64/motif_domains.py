@@ -47,7 +47,7 @@ def main() -> None:
         scores = load_scores(place / f"{name}.safetensors")
         with np.load(place / f"{name}.npz", allow_pickle=False) as arrays:
             logits = arrays["logits"].astype(np.float64)
-        accuracy = float((logits.argmax(1) == drawn.labels).mean())
+        accuracy = float((logits.argmax(1) == drawn.labels.numpy()).mean())
         shown[name] = (dependency_matrix(scores), accuracy)
     before = json.loads((RESULTS / "motifs.json").read_text(encoding="utf-8"))["tasks"]
     found: dict[str, Any] = {"model": folder.name, "id_domain": id_domain, "images": IMAGES}

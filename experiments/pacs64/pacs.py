@@ -1,14 +1,16 @@
 """What every script of this experiment shares: the images, their split, the architecture, the grid."""
 
 import argparse
+import io
 from pathlib import Path
 
 import numpy as np
 import torch
+from PIL import Image
 from transformers import ViTConfig, ViTForImageClassification
 
 from assay.core.random import stream
-from assay.tasks import EvalTransform, ImageSet, read_npz
+from assay.tasks import EvalTransform, ImageTask
 
 
 HERE = Path(__file__).parent
@@ -24,22 +26,38 @@ def arguments(description: str) -> argparse.ArgumentParser:
     """The two folders that every script needs."""
     parser = argparse.ArgumentParser(description=description.splitlines()[0])
     parser.add_argument("--data", type=Path, required=True, help="folder of the four .npz files")
-    parser.add_argument("--work", type=Path, required=True, help="weights, zoos and circuits; not committed")
+    parser.add_argument("--work", type=Path, required=True, help="what is made; not committed")
     return parser
 
 
-def read(data: Path, domain: str) -> ImageSet:
+def read(data: Path, domain: str) -> ImageTask:
     """All images of one domain, with labels."""
-    return read_npz(data / f"{domain}.npz", domain=domain)
+    with np.load(data / f"{domain}.npz") as archive:
+        files = np.split(archive["blob"], archive["offsets"][1:-1])
+        return ImageTask(
+            pixels=np.stack([np.asarray(Image.open(io.BytesIO(each)).convert("RGB")) for each in files]),
+            labels=torch.from_numpy(archive["labels"].astype(np.int64)),
+            fields={"paths": archive["paths"].tolist()},
+            domain=domain,
+            classes=tuple(archive["class_names"].tolist()),
+            name=f"{domain}.npz",
+        )
 
 
-def split(images: ImageSet, seed: int = SEED) -> tuple[ImageSet, ImageSet]:
-    """Training and validation images: 80 % and 20 % of every class, drawn with `seed`."""
+def training_rows(images: ImageTask, seed: int = SEED) -> np.ndarray:
+    """True for the 80 % of every class that models learn from, drawn with `seed`."""
     rng = stream(seed, f"pacs64/split/{images.domain}")
     train = np.zeros(images.n, dtype=bool)
-    for label in np.unique(images.labels):
-        rows = rng.permutation(np.flatnonzero(images.labels == label))
+    labels = images.labels.numpy()
+    for label in np.unique(labels):
+        rows = rng.permutation(np.flatnonzero(labels == label))
         train[rows[: round(TRAIN_SHARE * len(rows))]] = True
+    return train
+
+
+def split(images: ImageTask, seed: int = SEED) -> tuple[ImageTask, ImageTask]:
+    """Training and validation images."""
+    train = training_rows(images, seed)
     return images.subset(np.flatnonzero(train)), images.subset(np.flatnonzero(~train))
 
 

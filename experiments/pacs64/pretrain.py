@@ -82,7 +82,7 @@ def pretrain(start: str, data: Path, folder: Path) -> None:
         parts = [draw_shapes(domain, settings["images_per_domain"], size=64) for domain in SHAPE_DOMAINS]
         learner = model
     pixels = np.concatenate([part.pixels for part in parts])
-    labels = torch.from_numpy(np.concatenate([part.labels for part in parts]))
+    labels = torch.cat([part.labels for part in parts])
     augmentation = Augmentation(min_area=settings["min_area"])
     optimiser = torch.optim.AdamW(learner.parameters(), lr=1.0, weight_decay=WEIGHT_DECAY, betas=(0.9, 0.95))
     state = folder / f"{start}-state.safetensors"

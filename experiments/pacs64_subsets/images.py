@@ -1,21 +1,24 @@
 """The images of PACS at 64 x 64, their split, and the features that the models of this experiment see."""
 
-import argparse
+import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from assay.core.random import stream
-from assay.tasks import ImageSet, read_npz
 
 
 HERE = Path(__file__).parent
+sys.path.append(str(HERE.parent / "pacs64"))  # behind this folder, whose scripts have the same names
+
+from pacs import arguments, read, training_rows  # noqa: E402, F401 - of that folder, for the scripts of this one
+
+
 RESULTS = HERE / "results"
 ID_DOMAINS = ("art_painting", "cartoon", "photo")
 OOD_DOMAIN = "sketch"
 SEED = 0
-TRAIN_SHARE = 0.8
 GREY_WEIGHTS = np.array([0.299, 0.587, 0.114], dtype=np.float32)
 # Kind of feature -> its variants. A kind is half of a family, so that variants of one kind stay together.
 FEATURES = {
@@ -36,29 +39,6 @@ COMBINED = {
     "combined-shape": ("hog8", "edges8", "patches64"),
     "combined-all": ("hog8", "lbp-grid", "colour-grid", "patches128"),
 }
-
-
-def arguments(description: str) -> argparse.ArgumentParser:
-    """The two folders that every script needs."""
-    parser = argparse.ArgumentParser(description=description.splitlines()[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder of the four .npz files")
-    parser.add_argument("--work", type=Path, required=True, help="features and rows of models; not committed")
-    return parser
-
-
-def read(data: Path, domain: str) -> ImageSet:
-    """All images of one domain, with labels."""
-    return read_npz(data / f"{domain}.npz", domain=domain)
-
-
-def training_rows(images: ImageSet) -> np.ndarray:
-    """True for the 80 % of every class that models may learn from; the rest gives the ID accuracy."""
-    rng = stream(SEED, f"pacs64/split/{images.domain}")
-    train = np.zeros(images.n, dtype=bool)
-    for label in np.unique(images.labels):
-        rows = rng.permutation(np.flatnonzero(images.labels == label))
-        train[rows[: round(TRAIN_SHARE * len(rows))]] = True
-    return train
 
 
 def pooled(images: np.ndarray, side: int) -> np.ndarray:

@@ -15,9 +15,10 @@ from published import load_published
 from scipy import stats
 
 from assay.analyses.subsets import CorrectnessData, correlate, fit_line
-from assay.analyses.subsets.coherence import example_correlations, expected_jaccard
+from assay.analyses.subsets.coherence import example_correlations
 from assay.analyses.subsets.copies import unit_codes
 from assay.analyses.subsets.line import line_correlations
+from assay.analyses.subsets.overlap import expected_jaccard
 from assay.core.random import stream
 
 

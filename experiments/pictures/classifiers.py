@@ -30,7 +30,7 @@ def matrices() -> dict[str, tuple[Tensor, float]]:
     found = {}
     for key in zoo().keys:
         model = zoo().load(key)
-        task = images.task(EvalTransform.for_model(model))
+        task = images.with_transform(EvalTransform.for_model(model))
         right = assay.run_model(model, task).argmax(1) == task.labels
         matrix = assay.dependency_matrix(assay.discover(model, task))
         found[key] = (matrix, float(right.double().mean()))
@@ -82,12 +82,12 @@ def shift_and_accuracy() -> Figure:
     key = max(zoo().entries, key=lambda entry: entry.id_accuracy or 0.0).key
     model = zoo().load(key)
     transform = EvalTransform.for_model(model)
-    known = draw_shapes("flat", N, start=1_000_000).task(transform)
+    known = draw_shapes("flat", N, start=1_000_000).with_transform(transform)
     reference = assay.discover(model, known)
     images = draw_shapes("flat", N, start=3_000_000)
     shifts, accuracies = [], []
     for corruption in CORRUPTIONS:
-        task = corrupt(images, corruption).task(transform)
+        task = corrupt(images, corruption).with_transform(transform)
         shifts.append(assay.circuit_shift(reference, assay.discover(model, task)))
         right = assay.run_model(model, task).argmax(1) == task.labels
         accuracies.append(float(right.double().mean()))
@@ -108,7 +108,7 @@ def corruptions() -> Figure:
     figure, axes = panels(5, 8, (9, 6.6))
     for axis in axes.flat:
         axis.axis("off")
-    shown = {"as drawn": images.pixels[0], **{key: corrupt(images, key).pixels[0] for key in keys}}
+    shown = {"as drawn": images.pixels[0], **{key: corrupt(images, key).held().pixels[0] for key in keys}}
     for axis, (name, pixels) in zip(axes.flat, shown.items(), strict=True):
         axis.imshow(pixels)
         axis.set_title(name, fontsize=6, color=INK)

@@ -73,11 +73,6 @@ def small_graph() -> Figure:
     return of(Circuit(graph=graph, mask=graph.valid.clone()), (5, 4.5))
 
 
-def experts_graph() -> Figure:
-    graph = build_graph(2, 2, experts=4)
-    return of(Circuit(graph=graph, mask=graph.valid.clone()), (6.5, 4.5))
-
-
 def curve() -> Figure:
     model, _ = ioi()
     held_out = ioi(seed=1)[1]
@@ -208,7 +203,6 @@ def published() -> Figure:
 PICTURES = {
     "methods-against-exact.svg": methods_against_exact,
     "small-graph.svg": small_graph,
-    "experts-graph.svg": experts_graph,
     "curve-ioi.svg": curve,
     "circuit-ioi.svg": circuit,
     "certified-ioi.svg": certified,

@@ -24,10 +24,11 @@ import torch
 from scipy import special
 
 from assay.analyses.generalization import resampled_depth_bias
-from assay.analyses.generalization.dependency import DepthRule
+from assay.analyses.generalization.baselines import once, performance_of
 from assay.analyses.generalization.inspection import Inspection, answers_of
+from assay.analyses.generalization.metrics import METRICS as TABLE
+from assay.analyses.generalization.metrics import Weights, estimate
 from assay.analyses.generalization.picking import interval_of
-from assay.analyses.generalization.predictor import PREDICTORS, MetricEvidence, performance
 from assay.analyses.generalization.spectra import SpectrumSums
 from assay.circuits import EdgeScores
 from assay.discovery.edges.sums import WeightedSums
@@ -164,16 +165,15 @@ def of_outputs(n: int, sets: int) -> list[dict[str, object]]:
     for place in range(sets):
         target, known = (seen(rng, n, centres, head, blur) for blur in (4.0, 2.5))
         counts = poisson_weights(np.arange(2 * n) + 2 * n * place, RESAMPLES).astype(np.float64)
-        shown = MetricEvidence(
-            target=target, known=known, counts=counts[:, :n], known_counts=counts[:, n:], rule=DepthRule()
-        )
-        found = {key: PREDICTORS[key].of([shown])[0] for key in METRICS}
-        found["id-accuracy"] = performance(target, target.labels, shown.counts, "accuracy")
-        for key, estimate in found.items():
-            if estimate.draws is None:  # alpha-ReQ needs 20 eigenvalues beyond the 10th
+        first, second = (np.concatenate([once(n), each]) for each in (counts[:, :n], counts[:, n:]))
+        weights = Weights(target=first, known=second)
+        found = {key: estimate(TABLE[key], [(target, known)], weights).rows[:, 0] for key in METRICS}
+        found["id-accuracy"] = performance_of(target.predictions, target.labels, weights.target)
+        for key, numbers in found.items():
+            if not np.isfinite(numbers).all():  # alpha-ReQ needs 20 eigenvalues beyond the 10th
                 continue
-            ends = interval_of(estimate, PREDICTORS[key], 0.95)
-            tallies.setdefault(key, Tally()).add(estimate.value, ends.low, ends.high, estimate.draws)
+            ends = interval_of(numbers, n, TABLE[key], 0.95)
+            tallies.setdefault(key, Tally()).add(numbers[0], ends.low, ends.high, numbers[1:])
     names = {"id-accuracy": "accuracy"}
     facts = {"n": n, "sets": sets}
     return [{**facts, "number": names.get(key, key), **each.facts()} for key, each in tallies.items()]

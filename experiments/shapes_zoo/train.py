@@ -26,7 +26,7 @@ import torch
 from transformers import ViTConfig, ViTForImageClassification, ViTForMaskedImageModeling
 
 from assay.core.random import stream, torch_stream
-from assay.tasks import EvalTransform, ImageSet, draw_shapes
+from assay.tasks import EvalTransform, ImageTask, draw_shapes
 from assay.zoo import Augmentation, Grid, Recipe, Zoo, initial_module, save_model, train, train_zoo
 from assay.zoo.scoring import score_of
 
@@ -65,13 +65,12 @@ MASKED = (*({**each, "steps": 1000} for each in FULL), LINEAR)
 STYLES = (*({**each, "steps": 400} for each in FULL), LINEAR)
 
 
-def joined(sets: list[ImageSet], domain: str) -> ImageSet:
+def joined(sets: list[ImageTask], domain: str) -> ImageTask:
     """Images of several domains as one set."""
     n = sum(images.n for images in sets)
-    return ImageSet(
+    return ImageTask(
         pixels=np.concatenate([images.pixels for images in sets]),
-        labels=np.concatenate([images.labels for images in sets]),
-        ids=np.arange(n),
+        labels=torch.cat([images.labels for images in sets]),
         domain=domain,
         classes=sets[0].classes,
         name="shapes",
@@ -137,9 +136,7 @@ def main(out: Path) -> None:
     def build(inits: dict[str, Any], recipes: tuple[dict[str, Any], ...], **more: Any) -> Zoo:
         content = {"name": "shapes", "inits": inits, "fixed": ADAMW, "configurations": recipes}
         grid = Grid.from_dict(content)
-        return train_zoo(
-            grid, images, out, validation=validation, transform=TRANSFORM, progress=progress, **more
-        )
+        return train_zoo(grid, images, validation, out, transform=TRANSFORM, progress=progress, **more)
 
     # One model with its way there, for training dynamics; then the other recipes.
     build(scratch, SCRATCH[:1], checkpoints=(0, 100, 250, 500, 750))
