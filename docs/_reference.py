@@ -36,7 +36,21 @@ PAGES = {
     "subsets": ("Subsets", ["assay.analyses.subsets"]),
     "stats": ("Statistics", ["assay.stats"]),
     "store": ("Store", ["assay.store", "assay.catalogue"]),
-    "pipeline": ("Audit, sweeps and report", ["assay.pipeline", "assay.report", "assay.page.notebook"]),
+    "pipeline": (
+        "Audit, sweeps and report",
+        [
+            "assay.pipeline.audit",
+            "assay.pipeline.audit_result",
+            "assay.pipeline.plan",
+            "assay.pipeline.jobs",
+            "assay.pipeline.sweep",
+            "assay.pipeline.workers",
+            "assay.report.save",
+            "assay.report.circuit_page",
+            "assay.report.sweep",
+            "assay.page.notebook",
+        ],
+    ),
     "service": (
         "Services",
         [
