@@ -151,10 +151,10 @@ def test_logits_that_are_changed_behind_the_unembedding_are_seen(
     ("kind", "change", "part"),
     [
         ("neox", {"qkv": Fused(path="attention.query_key_value", by_group=False)}, "its heads"),
-        ("neox", {"parallel": lambda module: False}, "the stream it reads"),
+        ("neox", {"parallel": lambda module: False}, "post_attention_layernorm .*its output"),
         ("llama", {"norm": "layer"}, "its output"),
-        ("gpt2", {"mlp": "ln_2"}, "reads|sum of the stream"),
-        ("gpt2", {"mlps": False}, "reads|stream"),
+        ("gpt2", {"mlp": "ln_2"}, "what it adds to the stream"),
+        ("gpt2", {"mlps": False}, "what it adds to the stream"),
     ],
 )
 def test_a_wrong_description_is_seen(

@@ -243,7 +243,7 @@ def test_ablated_runs_are_literal_ones(model: Model) -> None:
             circuit = Circuit(graph=graph, mask=mask)
             expected = literal.run_circuit(model, circuit, clean, ablated)[:, -1]
             runner = PairRunner(model, circuit)
-            sides = runner.prepare_clean(clean), runner.prepare_corrupted(corrupted)
+            sides = runner.prepare(clean, clean=True), runner.prepare(corrupted, clean=False)
             found = {
                 "compiled": run_circuit(model, task, circuit),
                 "pairs": runner.pairs(*sides, torch.arange(3), torch.arange(3)),

@@ -126,8 +126,8 @@ def test_a_table_of_pairs_is_the_run_of_each(golden: Golden, treatment: str) -> 
     same = torch.arange(task.n)[:, None].expand(-1, 2)
     for mask in arrays["masks"]:
         circuit = Circuit(graph=model.graph, mask=torch.from_numpy(mask))
-        expected = run_circuit(model, task, circuit, post_norm=treatment)
-        near(run_circuit(model, task, circuit, post_norm=treatment, pairs=same), expected.double().numpy())
+        expected = run_circuit(model.treating(treatment), task, circuit)
+        near(run_circuit(model.treating(treatment), task, circuit, pairs=same), expected.double().numpy())
 
 
 def test_pruning_first_is_another_run(golden: Golden) -> None:

@@ -2,9 +2,11 @@ import json
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from assay.core.errors import (
@@ -17,6 +19,7 @@ from assay.core.errors import (
     UnsupportedModelError,
 )
 from assay.discovery.edges import discover
+from assay.execution import run_model
 from assay.models import load_model
 from assay.tasks import PairTask, load_task
 
@@ -179,12 +182,51 @@ def test_weight_hash_knows_the_configuration(gpt2_tiny: nn.Module) -> None:
 
 
 def test_prompts_longer_than_the_positions_are_refused(gpt2_tiny: nn.Module) -> None:
-    from assay.discovery.edges import discover
-    from assay.execution import run_model
-
     model = load_model(gpt2_tiny)
     ids = torch.ones(2, 33).long()
     task = PairTask(clean=ids, corrupted=ids, answers=ids[:, :1], wrong=ids[:, :1] + 1)
     for call in (run_model, discover):
         with pytest.raises(TokenizationError, match="has 33 tokens, but the model reads only 32"):
             call(model, task)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rope", "longest"),
+    [
+        ("Llama", {"rope_type": "dynamic", "factor": 2.0}, 15),
+        (
+            "Llama",
+            {"rope_type": "llama3", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+            None,
+        ),
+        ("Phi3", {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [9.0] * 4}, 8),
+    ],
+)
+def test_prompts_beyond_the_original_length_are_refused_where_frequencies_depend_on_it(
+    kind: str, rope: dict[str, Any], longest: int | None
+) -> None:
+    """Logits would depend on padding, and on the prompts that ran before."""
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=61,
+        hidden_size=32,
+        intermediate_size=40,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=16,
+        pad_token_id=0,
+        original_max_position_embeddings=8,
+        rope_parameters={"rope_theta": 1e4, "original_max_position_embeddings": 8, **rope},
+    )
+    with torch.random.fork_rng(devices=[]):
+        model = load_model(getattr(transformers, f"{kind}ForCausalLM")(config).eval())
+    assert model.n_positions == longest
+    for length in (8, 15, 16):
+        ids = torch.ones(2, length).long()
+        task = PairTask(clean=ids, corrupted=ids, answers=ids[:, :1], wrong=ids[:, :1] + 1)
+        if longest is None or length <= longest:
+            assert run_model(model, task).shape == (2, 61)
+        else:
+            with pytest.raises(
+                TokenizationError, match=f"{length} tokens, but the model reads only {longest}"
+            ):
+                run_model(model, task)

@@ -101,7 +101,8 @@ def everything(model: Model) -> dict[str, Tensor]:
     if model.vision is None:
         clean, corrupted = task.clean.to(model.device), task.corrupted.to(model.device)
         runner, soft = PairRunner(model, circuit), SoftRunner(model)
-        found["pairs"] = runner.product(runner.prepare_clean(clean), runner.prepare_corrupted(corrupted))
+        sides = runner.prepare(clean, clean=True), runner.prepare(corrupted, clean=False)
+        found["pairs"] = runner.product(*sides)
         mask = circuit.mask.double().to(model.device).requires_grad_()
         logits = soft.logits(soft.prepare(clean, corrupted), mask)
         found["weights"] = logits.detach()
@@ -163,7 +164,7 @@ READINGS: dict[str, Reading] = {
     **{name: of_edges(name, options) for name, options in OF_EDGES.items()},
     **{f"heads: {name}": of_heads(name) for name in OF_HEADS},
     "positions": lambda model, task, circuit: (
-        discover_positions(model, task, "eap", spans=torch.arange(7).expand(3, 7) // 3).values
+        discover_positions(model, task, "eap", spans={"first": slice(3), "second": slice(3, 6)}).values
     ),
     "outputs": lambda model, task, circuit: output_scores(model, task, steps=2).values,
     "measure": lambda model, task, circuit: assay.measure(circuit, model, task, "kl").value,

@@ -130,7 +130,7 @@ class Twin:
 @pytest.mark.parametrize("treatment", TREATMENTS)
 def test_integrals_over_activations_equal_their_twin(model: Model, task: PairTask, treatment: str) -> None:
     found = discover(
-        model, task, "eap-ig-activations", steps=STEPS, per_example=True, post_norm=treatment
+        model.treating(treatment), task, "eap-ig-activations", steps=STEPS, per_example=True
     ).per_example
     assert found is not None
     twin = Twin(model, task)
@@ -221,7 +221,7 @@ def test_gains_of_one_plus_weight_keep_their_digits_in_bfloat16() -> None:
 def test_drift_compares_one_treatment(task: PairTask, treatment: str) -> None:
     half = tiny("gemma2", torch.bfloat16)
     wide = load_model(copy.deepcopy(half.module).float())
-    low, high = (discover(each, task, "eap", post_norm=treatment) for each in (half, wide))
+    low, high = (discover(each.treating(treatment), task, "eap") for each in (half, wide))
     drift = float((low.values - high.values).norm() / high.values.norm())
     assert 0 < drift < 0.1
     assert low.details["drift"] == pytest.approx(drift, rel=1e-4)
@@ -235,10 +235,12 @@ def test_drift_is_left_out_by_name_where_the_copy_does_not_fit(task: PairTask) -
     assert "drift_reason" not in discover(model, task, "eap", memory=4 * model.n_parameters).details
 
 
-def test_acdc_is_refused_by_name(model: Model, task: PairTask) -> None:
-    message = "acdc changes the heads of .* one by one, .* a norm of what they write together"
-    with pytest.raises(UnsupportedModelError, match=message):
-        discover(model, task, "acdc", threshold=0.1)
+def test_single_edges_are_cut_with_norms_of_the_run(model: Model, task: PairTask) -> None:
+    scores = discover(model, task, "acdc", threshold=0.1)
+    loss = measure(scores.threshold(0.1, absolute=False), model, task, "kl").value
+    assert scores.details["loss"] == pytest.approx(loss, rel=1e-4)
+    with pytest.raises(UnsupportedModelError, match="cannot be cut with post_norm='eap-ig'"):
+        discover(model.treating("eap-ig"), task, "exact")
 
 
 # ------------------------------------------------------------------------------------- runs made earlier
@@ -246,10 +248,6 @@ def test_acdc_is_refused_by_name(model: Model, task: PairTask) -> None:
 
 def test_runs_of_one_treatment_are_not_measured_under_another(model: Model, task: PairTask) -> None:
     circuit = Circuit.random(model.graph, 20, seed=0)
-    runs = CircuitRuns(model, task, circuit)
-    message = r"made with post_norm='exact', but post_norm='eap-ig' .* model\.treating\('eap-ig'\)"
-    with pytest.raises(InputError, match=message):
-        measure(circuit, model, task, "kl", runs=runs, post_norm="eap-ig")
     treated = CircuitRuns(model.treating("eap-ig"), task, circuit)
     with pytest.raises(InputError, match="made for another circuit, model or task"):
         measure(circuit, model, task, "kl", runs=treated)
@@ -326,6 +324,6 @@ def test_relevance_equals_its_twin(model: Model, task: PairTask, treatment: str)
             weight = block.out.weight.detach().T.unflatten(0, (model.n_heads, -1))  # type: ignore[union-attr, operator]
             for head in range(model.n_heads):
                 moved[f"a{layer}.h{head}"] = z[..., head, :] @ weight[head]
-    found = discover(model, task, "relp", per_example=True, post_norm=treatment).per_example
+    found = discover(model.treating(treatment), task, "relp", per_example=True).per_example
     assert found is not None
     near(found, literal.scores(twin.model, moved, gradients, task.lengths).detach())

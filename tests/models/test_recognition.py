@@ -67,13 +67,11 @@ def test_a_device_that_is_not_there(device: str) -> None:
         load_model("mini", device=device)
 
 
-def test_missing_shards_are_counted_and_named(tmp_path: Path, tiny_module: Callable[..., nn.Module]) -> None:
+def test_a_missing_shard_is_named(tmp_path: Path, tiny_module: Callable[..., nn.Module]) -> None:
     tiny_module("llama", torch.float32).save_pretrained(tmp_path, max_shard_size="20KB")
-    shards = sorted(tmp_path.glob("*.safetensors"))
-    assert len(shards) >= 3
-    for shard in shards[:2]:
-        shard.unlink()
-    message = rf"names {len(shards)} files of weights, but 2 of them.*{shards[0].name}, {shards[1].name}"
+    shard = min(tmp_path.glob("*.safetensors"))
+    shard.unlink()
+    message = rf"has no weights {shard.name}; expected"
     with pytest.raises(FileFormatError, match=message):
         load_model(tmp_path)
 

@@ -32,7 +32,7 @@ EXTENSIONS = {
     "loaded-without-them": "def _has_ops(): return True",
 }
 CODE = """
-from assay.models.timm_import import timm_create_model
+from assay.models.timm_models import timm_create_model
 timm_create_model("timm:x")
 import torch
 print(torch.ops.torchvision.nms.default._schema)

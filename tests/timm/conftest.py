@@ -17,6 +17,6 @@ def pytest_report_header() -> str | None:
 
 if _INSTALLED:
     # Test modules import timm by name; the package imports it first, as it does for a user.
-    from assay.models.timm_import import timm_create_model
+    from assay.models.timm_models import timm_create_model
 
     timm_create_model("the tests of this folder")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
-from safetensors.torch import save_file
+from timm.models import save_for_hf
 
 import assay
 
@@ -52,8 +52,7 @@ def test_pytorch_is_the_one_of_the_base_environment() -> None:
 def test_a_fresh_process_imports_timm_without_help(tmp_path: Path, code: str) -> None:
     """Whatever PyTorch torchvision's compiled part was built for; nothing of this folder runs before."""
     module = timm.create_model("vit_tiny_patch16_224", pretrained=False, num_classes=5)
-    save_file(module.state_dict(), tmp_path / "tuned.safetensors")
+    save_for_hf(module, str(tmp_path), safe_serialization=True)
     command = [sys.executable, "-c", f"import sys; {code}"]
-    location = f"timm:vit_tiny_patch16_224@{tmp_path / 'tuned.safetensors'}"
-    done = subprocess.run([*command, location], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run([*command, str(tmp_path)], capture_output=True, text=True, timeout=120, check=False)
     assert done.stdout.strip() == "12", done.stderr

@@ -108,7 +108,7 @@ def test_rank_scores_them_as_the_library_does(here: Path, run: Run, tmp_path: Pa
 def test_monitor_reads_what_the_library_measures(here: Path, run: Run, tmp_path: Path, name: str) -> None:
     found = run(
         "monitor", "--model", here / "models" / name, "--reference", here / "flat", "--images", here / "neon",
-        "--window", 12, "--known-batches", 0, "--threshold", 0.0, "--gate", "--steps", 2, "--order", "name",
+        "--window", 12, "--known-batches", 0, "--threshold", 0.0, "--gate", "--steps", 2,
         "--out", "watch", "--quiet",
     )  # fmt: skip
     assert found.exit_code == 3, found.output  # any shift is above 0
@@ -117,10 +117,11 @@ def test_monitor_reads_what_the_library_measures(here: Path, run: Run, tmp_path:
     assert all(each["alarm"] for each in document["readings"])
     assert (tmp_path / "watch" / "monitor.html").is_file()
     # The first batch again, by hand.
-    reference = load_scores(tmp_path / "watch" / "reference.safetensors")
+    (kept,) = (tmp_path / "watch" / "cache").glob("reference-*")
+    reference = load_scores(kept)
     model = load_model(here / "models" / name)
     transform = EvalTransform.for_model(model)
-    paths = sorted((here / "neon").rglob("*.png"))[:12]
+    paths = document["readings"][0]["sources"]
     pixels = np.stack([transform.pixels(Image.open(path)) for path in paths])
     batch = ImageTask(images=transform.normalised(pixels))
     shifted = discover(model, batch, "eap-ig-inputs", steps=2)

@@ -163,52 +163,7 @@ def test_nan_weights_are_named(saved: Path) -> None:
         load_model(saved)
 
 
-# ---- names and checkpoints -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("pool", ["token", "avg"])
-def test_own_checkpoint_of_a_named_architecture(tmp_path: Path, pool: str) -> None:
-    """Another class count, which follows the weights."""
-    module = timm.create_model(NAME, pretrained=False, num_classes=7, global_pool=pool).eval()
-    save_file(module.state_dict(), tmp_path / "tuned.safetensors")
-    model = load_model(f"timm:{NAME}@{tmp_path / 'tuned.safetensors'}")
-    assert model.id == f"timm:{NAME}@tuned.safetensors"
-    assert (model.image_size, model.n_tokens, model.n_classes) == ((224, 224), 197, 7)
-    assert model.weight_hash == load_model(module).weight_hash
-    with torch.no_grad():
-        torch.testing.assert_close(run_model(model, images((224, 224))), module(images((224, 224)).images))
-
-
-def test_own_checkpoint_with_a_distillation_token(tmp_path: Path) -> None:
-    name = "deit_tiny_distilled_patch16_224"
-    module = timm.create_model(name, pretrained=False, num_classes=3).eval()
-    save_file(module.state_dict(), tmp_path / "distilled.safetensors")
-    model = load_model(f"timm:{name}@{tmp_path / 'distilled.safetensors'}", dtype=torch.float64)
-    assert (model.image_size, model.n_tokens, model.n_classes, model.pools) == ((224, 224), 198, 3, True)
-    assert model.result_dtype == torch.float64
-
-
-def test_checkpoints_that_are_pickles(tmp_path: Path) -> None:
-    module = timm.create_model(NAME, pretrained=False, num_classes=3).eval()
-    torch.save({"state_dict": module.state_dict()}, tmp_path / "last.pth")
-    source = f"timm:{NAME}@{tmp_path / 'last.pth'}"
-    with pytest.raises(UnsafeFileError, match=r"^\S*last\.pth is not a safetensors file.*allow_pickle=True"):
-        load_model(source)
-    assert load_model(source, allow_pickle=True).weight_hash == load_model(module).weight_hash
-
-
-def test_checkpoints_that_cannot_be_read(tmp_path: Path) -> None:
-    (tmp_path / "junk.safetensors").write_bytes(b"junk")
-    (tmp_path / "junk.pth").write_bytes(b"junk")
-    save_file(made().state_dict(), tmp_path / "narrow.safetensors")
-    for name, message in (
-        ("absent.safetensors", r"^file \S*absent\.safetensors does not exist"),
-        ("junk.safetensors", "cannot load .* with timm: .*header"),
-        ("junk.pth", r"^cannot read \S*junk\.pth as a PyTorch checkpoint: "),
-        ("narrow.safetensors", "cannot load .* with timm: (?s:.*)size mismatch"),
-    ):
-        with pytest.raises(FileFormatError, match=message):
-            load_model(f"timm:{NAME}@{tmp_path / name}", allow_pickle=True)
+# ---- names -----------------------------------------------------------------------------
 
 
 def test_unknown_names() -> None:

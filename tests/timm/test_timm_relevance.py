@@ -29,24 +29,23 @@ def module(request: pytest.FixtureRequest) -> nn.Module:
         return MODULES[request.param]()
 
 
-@pytest.mark.parametrize("attention", ["full", "values"])
-def test_relevance_equals_its_twin(module: nn.Module, attention: str) -> None:
+def test_relevance_equals_its_twin(module: nn.Module) -> None:
     model = load_model(module)
     task = image_task(model)
     if model.coupling == "heads":
         with pytest.raises(UnsupportedModelError, match="relp changes the heads of .* depend on each other"):
             discover(model, task, "relp", objective="ce")
         return
-    twin = vit_with_rules(module, attention)
+    twin = vit_with_rules(module)
     with torch.no_grad():
         embed, other = twin.embed(task.images), twin.embed(task.corrupted)
     ablated = literal_vits.whole(twin, other)[1]
     loss = literal_vits.cross_entropy(task.labels)
     expected = literal_vits.path_scores(twin, embed, ablated, loss, (1.0,))
-    settings = {"objective": "ce", "ablation": "resample", "attention": attention, "per_example": True}
+    settings = {"objective": "ce", "ablation": "resample", "per_example": True}
     found = discover(model, task, "relp", **settings).per_example
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
-    with relevance_rules(model, attention=attention):
+    with relevance_rules(model):
         ruled = module(task.images)
     assert torch.equal(ruled, module(task.images))
 

@@ -48,7 +48,7 @@ def test_a_trained_timm_model_is_read_with_its_classes_and_transform(run: Traini
     stored = EvalTransform.for_model(model)
     assert (stored.mean, stored.std, stored.resample) == (TRANSFORM.mean, TRANSFORM.std, TRANSFORM.resample)
     assert stored.crop == (32, 32)
-    assert load_model(run.checkpoints[2]).graph == model.graph
+    assert load_model(run.folder / "checkpoints" / "2").graph == model.graph
 
 
 def test_a_directory_of_timm_models_is_a_zoo(run: TrainingRun) -> None:

@@ -61,23 +61,23 @@ class HeadNorm:
     over: Literal["head", "own", "block"] = "head"
 
     def __call__(
-        self, x: Float[Tensor, "*axes d_head"], heads: Sequence[int], axis: int
-    ) -> Float[Tensor, "*axes d_head"]:
-        """The normed channels of some heads; `axis` is where heads stand, counted from the end."""
+        self, x: Float[Tensor, "n heads pos d_head"], heads: Sequence[int]
+    ) -> Float[Tensor, "n heads pos d_head"]:
+        """The normed channels of some heads."""
         normed: Tensor
         if self.over == "head":
             normed = self.module(x)
             return normed.to(x.device)
         if self.over == "block":
-            last = x.movedim(axis, -2)
+            last = x.transpose(-3, -2)
             normed = self.module(last.flatten(-2)).view(last.shape)
-            return normed.to(x.device).movedim(-2, axis)
+            return normed.to(x.device).transpose(-3, -2)
         norms = self.module.get_submodule("norms")
         parts = [
             norms.get_submodule(str(head))(part).to(x.device)
-            for head, part in zip(heads, x.unbind(axis), strict=True)
+            for head, part in zip(heads, x.unbind(-3), strict=True)
         ]
-        return torch.stack(parts, axis)
+        return torch.stack(parts, -3)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -88,18 +88,16 @@ class AttentionRule:
         scaling: Factor of query-key products.
         window: How many positions a query sees, its own included; None: all earlier ones.
         softcap: k of k tanh(s / k) on scaled products, if there is one.
-        clip: Largest absolute value of queries and keys (behind their norms) and values, if there is one.
         table: Which rotary tables the block takes; None: it does not rotate.
         adjacent: Order of the rotated entries, see `rotate`.
         q_norm, k_norm: Norms behind the projections, if any.
-        bias: From a number of positions to what is added to scaled products, `[n_heads, 1 or pos, pos]`: by
-            the position of the key alone, or of query and key; None: nothing.
+        bias: From a number of positions to what is added to scaled products by the position of the key,
+            `[n_heads, 1, pos]`; None: nothing.
     """
 
     scaling: float
     window: int | None = None
     softcap: float | None = None
-    clip: float | None = None
     table: Hashable | None = None
     adjacent: bool = False
     q_norm: HeadNorm | None = None
@@ -107,39 +105,14 @@ class AttentionRule:
     bias: Callable[[int], Tensor] | None = None
 
     @property
-    def leaves(self) -> bool:
-        """Whether channels are used as they were projected."""
-        return self.table is None and self.q_norm is None and self.k_norm is None and self.clip is None
-
-    @property
     def couples(self) -> bool:
         """Whether the query or key of a head depends on what the other heads of the block read."""
         return any(norm is not None and norm.over == "block" for norm in (self.q_norm, self.k_norm))
-
-    def clipped(self, x: Tensor) -> Tensor:
-        """Channels no larger than the limit, where there is one; all that happens to values."""
-        return x if self.clip is None else x.clamp(-self.clip, self.clip)
 
     def allowed(self, distance: Int[Tensor, "*axes"]) -> Bool[Tensor, "*axes"]:
         """Whether a causal query may attend to a key so many positions before it."""
         before = distance >= 0
         return before if self.window is None else before & (distance < self.window)
-
-    def weights(
-        self,
-        products: Float[Tensor, "*axes keys"],
-        allowed: Bool[Tensor, "..."] | None,
-        bias: Float[Tensor, "..."] | None = None,
-    ) -> Float[Tensor, "*axes keys"]:
-        """Attention weights from query-key products: scale, cap, bias, mask, softmax."""
-        scores = products * self.scaling
-        if self.softcap is not None:
-            scores = torch.tanh(scores / self.softcap) * self.softcap
-        if bias is not None:
-            scores = scores + bias
-        if allowed is not None:
-            scores = scores.masked_fill(~allowed, -torch.inf)
-        return scores.softmax(-1)
 
     def mixed(
         self,
@@ -151,8 +124,9 @@ class AttentionRule:
     ) -> Float[Tensor, "*axes queries d_value"]:
         """Values mixed by the attention weights; a cap needs the weights, else a kernel does without them."""
         if self.softcap is not None:
-            weights = self.weights(queries @ keys.transpose(-2, -1), allowed, bias)
-            return weights.to(values.dtype) @ values
+            scores = torch.tanh(queries @ keys.transpose(-2, -1) * self.scaling / self.softcap) * self.softcap
+            scores = scores if allowed is None else scores.masked_fill(~allowed, -torch.inf)
+            return scores.softmax(-1).to(values.dtype) @ values
         if bias is not None:
             allowed = bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
         return functional.scaled_dot_product_attention(
@@ -170,7 +144,6 @@ class PlacedAttention:
         causal: Whether a query sees itself and earlier positions only.
         read: Read position of each example, where queries at the read position alone are taken; None: it is
             the last position of all.
-        heads_first: Channels are `[heads, n, pos, d_head]` instead, perhaps with further axes behind heads.
     """
 
     def __init__(
@@ -181,10 +154,8 @@ class PlacedAttention:
         length: int,
         causal: bool,
         read: Int[Tensor, " n"] | None,
-        heads_first: bool = False,
     ) -> None:
         self.rules, self.causal, self.length, self.read = rules, causal, length, read
-        self.heads_first = heads_first
         self._tables: dict[tuple[Hashable, bool], Tables] = {}
         for kind, (cos, sin) in tables.items():
             self._tables[kind, True] = self._tables[kind, False] = (cos, sin)
@@ -203,23 +174,16 @@ class PlacedAttention:
         """Projected keys of some key/value heads, normed and rotated."""
         return self._turned(layer, self.rules[layer].k_norm, x, heads, everywhere=everywhere)
 
-    def values(self, layer: int, x: Tensor) -> Tensor:
-        """Projected values as they are mixed."""
-        return self.rules[layer].clipped(x)
-
     def _turned(
         self, layer: int, norm: HeadNorm | None, x: Tensor, heads: Sequence[int], *, everywhere: bool
     ) -> Tensor:
         rule = self.rules[layer]
         if norm is not None:
-            x = norm(x, heads, -x.ndim if self.heads_first else -3)
-        x = rule.clipped(x)
+            x = norm(x, heads)
         if rule.table is None:
             return x
         cos, sin = (table[:, -x.shape[-2] :] for table in self._tables[rule.table, everywhere])
-        if not self.heads_first:
-            cos, sin = cos[:, None], sin[:, None]
-        return rotate(x, cos, sin, adjacent=rule.adjacent)
+        return rotate(x, cos[:, None], sin[:, None], adjacent=rule.adjacent)
 
     def mix(
         self,
@@ -246,7 +210,7 @@ class PlacedAttention:
         rule = self.rules[layer]
         if kv_of_head is not None:
             keys, values = shared_by_heads(keys, kv_of_head), shared_by_heads(values, kv_of_head)
-        bias = self._bias(rule, queries, heads, everywhere=everywhere)
+        bias = None if rule.bias is None else rule.bias(self.length).detach().to(queries)[None, list(heads)]
         if self.causal and everywhere and queries.shape[-2] > LONG:
             return self._mix_long(rule, queries, keys, values, bias)
         return rule.mixed(queries, keys, values, self._allowed(rule, queries, everywhere=everywhere), bias)
@@ -265,31 +229,18 @@ class PlacedAttention:
         parts = []
         for start in range(before, self.length, QUERIES):
             stop = min(start + QUERIES, self.length)
-            seen = slice(0 if rule.window is None else max(0, start - rule.window + 1), stop)
-            # A causal bias is that of BLOOM: one row for all queries.
+            reached = slice(0 if rule.window is None else max(0, start - rule.window + 1), stop)
             block = (
                 queries[..., start - before : stop - before, :],
-                keys[..., seen, :],
-                values[..., seen, :],
-                rule.allowed(places[start:stop, None] - places[seen]),
-                None if bias is None else bias[..., seen],
+                keys[..., reached, :],
+                values[..., reached, :],
+                rule.allowed(places[start:stop, None] - places[reached]),
+                None if bias is None else bias[..., reached],
             )
             # A backward pass works the weights of a block out again; kept, they would be the square.
             run = partial(checkpoint, rule.mixed, use_reentrant=False) if graded else rule.mixed
             parts.append(run(*block))
         return torch.cat(parts, -2)
-
-    def _bias(
-        self, rule: AttentionRule, queries: Tensor, heads: Sequence[int], *, everywhere: bool
-    ) -> Float[Tensor, "..."] | None:
-        if rule.bias is None:
-            return None
-        bias = rule.bias(self.length).detach().to(queries)[list(heads)]
-        if bias.shape[1] > 1 and self.read is not None and not everywhere:  # a row for each example
-            rows = bias[:, self.read][:, :, None]
-            return rows if self.heads_first else rows.transpose(0, 1)
-        bias = bias[:, -queries.shape[-2] :]
-        return bias[:, None] if self.heads_first else bias[None]
 
     def _allowed(
         self, rule: AttentionRule, queries: Tensor, *, everywhere: bool
@@ -307,7 +258,7 @@ class PlacedAttention:
             if everywhere or self.read is None:
                 places = keys[-queries.shape[-2] :, None]
             else:
-                places = self.read.view(-1, *[1] * (2 if self.heads_first else 3))
+                places = self.read.view(-1, 1, 1, 1)
             self._masks[kind] = rule.allowed(places - keys)
         return self._masks[kind]
 

@@ -1,16 +1,15 @@
-"""One block of a model, with the matrices that attribution reads."""
+"""The blocks of a live module, each with the matrices that attribution reads."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from assay.core.errors import UnsupportedModelError
-from assay.models.attention import AttentionRule
-from assay.models.family import Family, Fused, home_of
+from assay.models.attention import AttentionRule, HeadNorm
+from assay.models.family import Family, Fused, Sizes, home_of, submodule
 
 
 def _wide(value: Tensor) -> Tensor:
@@ -54,11 +53,8 @@ class Norm:
 
     @property
     def eps(self) -> float:
-        for name in ("eps", "variance_epsilon"):
-            value = getattr(self.module, name, None)
-            if isinstance(value, float):
-                return value
-        raise UnsupportedModelError(f"norm {type(self.module).__name__} has neither eps nor variance_epsilon")
+        module: Any = self.module
+        return float(module.eps if hasattr(module, "eps") else module.variance_epsilon)
 
     def scaled_by_gain(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_model"]:
         """`x` times the gain, rounded once to the type of `x`."""
@@ -252,3 +248,74 @@ class Block:
     def kv_head(self, head: int) -> int:
         """The key/value head that serves a query head."""
         return head * self.n_kv_heads // self.n_heads
+
+
+def bind_norm(root: nn.Module, family: Family, path: str | None) -> Norm:
+    """The norm at a path from `root`; without a path or with a placeholder there, none."""
+    module = None if path is None else submodule(root, path)
+    kind = None if module is None or isinstance(module, nn.Identity) else family.norm
+    return Norm(module=module, kind=kind)
+
+
+def bind_blocks(
+    module: nn.Module, family: Family, sizes: Sizes, *, per_target: bool = False
+) -> tuple[Block, ...]:
+    """All blocks of a module in order, as the description of its family says.
+
+    Args:
+        module: The module.
+        family: Its description.
+        sizes: Its heads and widths.
+        per_target: Whether targets apply a norm behind the heads of a block to what they read of them.
+    """
+    blocks = submodule(module, family.blocks).children()
+    return tuple(
+        _bind_block(module, family, sizes, layer, block, per_target=per_target)
+        for layer, block in enumerate(blocks)
+    )
+
+
+def _bind_block(
+    module: nn.Module, family: Family, sizes: Sizes, layer: int, block: nn.Module, *, per_target: bool
+) -> Block:
+    parts = dict(block.named_modules())
+
+    def optional(path: str | None) -> nn.Module | None:
+        """The module at a path; None where nothing or a placeholder stands there."""
+        part = None if path is None else parts.get(path)
+        return None if isinstance(part, nn.Identity) else part
+
+    def head_norm(path: str | None) -> HeadNorm | None:
+        norm = optional(path)
+        return None if norm is None else HeadNorm(module=norm, over=family.norms_over)
+
+    mlp, mlp_scale = submodule(block, family.mlp), optional(family.mlp_scale)
+    behind = None if family.branch_norm is None else bind_norm(block, family, family.branch_norm)
+    return Block(
+        root=module,
+        module=block,
+        family=family,
+        n_heads=sizes.n_heads,
+        n_kv_heads=sizes.n_kv_heads,
+        d_head=sizes.d_head,
+        attention_norm=bind_norm(block, family, family.attention_norm),
+        mlp_norm=bind_norm(block, family, family.mlp_norm),
+        qkv=tuple(submodule(block, path) for path in family.qkv.paths),
+        out=submodule(block, family.out),
+        mlp=mlp,
+        mlp_out=mlp_scale or (mlp if family.mlp_out is None else submodule(block, family.mlp_out)),
+        attention_scale=optional(family.attention_scale),
+        branch_norm=None if per_target else behind,
+        target_norm=behind if per_target else None,
+        mlp_scale=mlp_scale,
+        rule=AttentionRule(
+            scaling=float(family.scaling(submodule(block, family.attention))),
+            window=family.window(module, layer),
+            softcap=family.softcap(module),
+            table=family.table(module, layer),
+            adjacent=family.adjacent,
+            q_norm=head_norm(family.q_norm),
+            k_norm=head_norm(family.k_norm),
+            bias=family.position_bias(module, layer),
+        ),
+    )

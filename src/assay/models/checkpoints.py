@@ -3,20 +3,17 @@
 Weights are read from safetensors, and code of a checkpoint is never run.
 """
 
-import math
 import pickle
 import warnings
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import nn
 
-from assay.core.errors import AssayError, FileFormatError, InputError, UnsafeFileError, UnsupportedModelError
+from assay.core.errors import AssayError, FileFormatError, UnsafeFileError, UnsupportedModelError
 from assay.core.extras import needs_extra
 from assay.core.untrusted import MALFORMED, printable, read_object, refuse_pickle
 from assay.models.placing import Device, DeviceMap, NumberType, choose_device, choose_dtype
@@ -24,14 +21,13 @@ from assay.models.recognition import family_of_type, refuse_config
 
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _GENERAL_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")  # tokenizer.json says all
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
 _EXPECTED = ". Expected a directory with config.json and model.safetensors, written by save_pretrained"
 
 
-def weight_files(directory: Path, *, allow_pickle: bool) -> list[Path]:
-    """The files that weights are read from: `model.safetensors`, or what its index names.
+def check_weight_files(directory: Path, *, allow_pickle: bool) -> None:
+    """Refuse a directory whose weights are not in `model.safetensors`, or in the files its index names.
 
     Raises:
         UnsafeFileError: If they are pickles and `allow_pickle` is false, or lie elsewhere.
@@ -49,39 +45,21 @@ def weight_files(directory: Path, *, allow_pickle: bool) -> list[Path]:
         names = sorted({str(name) for name in (read_object(index).get("weight_map") or {}).values()})
     else:
         names = sorted(path.name for suffix in ("bin", "pt", "pth") for path in directory.glob(f"*.{suffix}"))
-    unsafe = [name for name in names if Path(name).name != name or not name.endswith(".safetensors")]
-    if unsafe and not (allow_pickle and all(Path(name).name == name for name in unsafe)):
-        raise UnsafeFileError(
-            f"{directory} has its weights in {printable(unsafe[0])[:200]!r}, not in {WEIGHTS}. Opening a "
-            "pickle can run any code, and files elsewhere are not read; convert them to safetensors, or pass "
-            "allow_pickle=True if you trust the origin of the pickles beside config.json"
-        )
-    absent = [name for name in names if not (directory / name).is_file()]
-    if absent or not names:
-        raise FileFormatError(
-            f"{directory} has no weights; expected {WEIGHTS} beside config.json (pickles of a repository are "
-            "fetched only with allow_pickle=True)"
-            if not names
-            else f"{index} names {len(names)} files of weights, but {len(absent)} of them do not exist: "
-            f"{', '.join(absent[:5])}{', ...' if len(absent) > 5 else ''}; fetch or copy them again"
-        )
-    for name in names:
-        if name.endswith(".safetensors"):
+    for name in names or [WEIGHTS]:
+        elsewhere, pickled = Path(name).name != name, not name.endswith(".safetensors")
+        if elsewhere or (pickled and not allow_pickle):
+            raise UnsafeFileError(
+                f"{directory} has its weights in {printable(name)[:200]!r}, not in {WEIGHTS}. Opening a "
+                "pickle can run any code, and files elsewhere are not read; convert them to safetensors, or "
+                "pass allow_pickle=True if you trust the origin of the pickles beside config.json"
+            )
+        if not (directory / name).is_file():
+            raise FileFormatError(
+                f"{directory} has no weights {name}; expected {WEIGHTS} beside config.json, or all files its "
+                "index names (pickles of a repository are fetched only with allow_pickle=True)"
+            )
+        if not pickled:
             refuse_pickle(directory / name)
-    return [directory / name for name in names]
-
-
-def stored_dtype(files: list[Path]) -> torch.dtype | None:
-    """The number type that most weights of safetensors have; None of other files and other types."""
-    counts: Counter[str] = Counter()
-    for path in files:
-        if path.suffix != ".safetensors":
-            return None
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - not a dict
-                part = file.get_slice(name)
-                counts[part.get_dtype()] += math.prod(part.get_shape())
-    return _DTYPES.get(counts.most_common(1)[0][0]) if counts else None
 
 
 def check_description(directory: Path) -> None:
@@ -94,20 +72,6 @@ def check_description(directory: Path) -> None:
             f"only from {WEIGHTS} or {INDEX}; remove transformers_weights"
         )
     refuse_config(config, str(directory))
-
-
-def checked_config(location: str, **more: Any) -> Any:
-    """The configuration of a model that is served, with attention left to be chosen here."""
-    from transformers import AutoConfig
-
-    from assay.models import attention_only  # which needs transformers
-
-    attention_only.register()
-    config = AutoConfig.from_pretrained(location, trust_remote_code=False, **more)
-    refuse_config({**vars(config), "model_type": config.model_type}, location)
-    # How attention is computed is ours to say: a name of a repository here would load a kernel from it.
-    config._attn_implementation = None
-    return config
 
 
 def from_directory(
@@ -125,77 +89,58 @@ def from_directory(
     with warnings.catch_warnings():
         # Of tqdm, in a notebook without ipywidgets: its bars are off here.
         warnings.filterwarnings("ignore", message="IProgress not found")
-        from transformers import AutoModelForCausalLM, AutoModelForImageClassification
+        import transformers
+
+        from assay.models import attention_only  # which needs transformers
 
     location = str(directory)
+    attention_only.register()
     if device_map is not None:
         with needs_extra("placement", "device_map needs accelerate"):
             import accelerate  # noqa: F401
     with file_errors(location, "a causal language model or image classifier"):
         check_description(directory)
-        files = weight_files(directory, allow_pickle=allow_pickle)
-        config = checked_config(location)
-    family = family_of_type(config.model_type)
-    sees = family is not None and family.vision is not None
-    main = choose_device(device if device_map is None else "auto")
-    with file_errors(location, "an image classifier" if sees else "a causal language model"):
+        check_weight_files(directory, allow_pickle=allow_pickle)
+        config = _config(location)
+        refuse_config({**vars(config), "model_type": config.model_type}, location)
+        family = family_of_type(config.model_type)
+        kind = "CausalLM" if family is None or family.vision is None else "ImageClassification"
+        place = choose_device(device if device_map is None else "auto")
         module = _with_weights(
-            AutoModelForImageClassification if sees else AutoModelForCausalLM,
+            getattr(transformers, f"AutoModelFor{kind}"),
             location,
             config=config,
-            dtype=choose_dtype(dtype, main, stored_dtype(files) or config.dtype),
+            dtype=choose_dtype(dtype, place, config.dtype),
             use_safetensors=None if allow_pickle else True,
-            device_map=device_map if device_map is None or isinstance(device_map, str) else dict(device_map),
+            device_map=dict(device_map) if isinstance(device_map, Mapping) else device_map,
         )
-    if device_map is None:
-        return module.to(main)
-    if any(parameter.is_meta for parameter in module.parameters()):
-        raise InputError(
-            f"device_map={device_map!r} leaves weights of {location} on a disk or in memory that is not a "
-            "device's, and circuits read weights directly; give a map whose devices hold all of them"
-        )
-    return module
+    return module.to(place) if device_map is None else module
 
 
-def encoder_from_directory(directory: Path, *, allow_pickle: bool) -> nn.Module:
-    """The model of a directory without its head, of whatever layout, in float32 on the CPU.
+def _config(location: str) -> Any:
+    """The configuration of a directory, with attention left to be chosen here."""
+    from transformers import AutoConfig
 
-    A pooler that the checkpoint lacks, as those of classifiers do, is left out.
-    """
-    from transformers import AutoConfig, AutoModel
-
-    location = str(directory)
-    with file_errors(location, "an encoder"):
-        weight_files(directory, allow_pickle=allow_pickle)
-        config = AutoConfig.from_pretrained(location, trust_remote_code=False)
-        config._attn_implementation = None  # a name of a repository here would load a kernel from it
-        safe = None if allow_pickle else True
-        return _with_weights(
-            AutoModel, location, config=config, dtype=torch.float32, use_safetensors=safe, optional="pooler."
-        )
+    config = AutoConfig.from_pretrained(location, trust_remote_code=False)
+    config._attn_implementation = None  # a name of a repository here would load a kernel from it
+    return config
 
 
-def _with_weights(auto: Any, location: str, *, optional: str | None = None, **options: Any) -> nn.Module:
-    """A model of which no weight was made up by transformers, but for those of a part that is left out."""
-    with without_progress_bars(report=optional is None):
+def _with_weights(auto: Any, location: str, **options: Any) -> nn.Module:
+    """A model of which no weight was made up by transformers."""
+    module: nn.Module
+    with without_progress_bars():
         module, info = auto.from_pretrained(
             location, output_loading_info=True, trust_remote_code=False, **options
         )
-    if optional is not None:
-        left_out = {name for name in info["missing_keys"] if str(name).startswith(optional)}
-        if left_out:
-            setattr(module, optional.removesuffix("."), None)
-        info = {**info, "missing_keys": set(info["missing_keys"]) - left_out}
     refuse_missing(location, info, len(list(module.parameters())))
-    loaded: nn.Module = module
-    return loaded
+    return module
 
 
 def refuse_missing(location: str, info: Mapping[str, Any], n_weights: int) -> None:
     """Refuse a model of which transformers filled weights with random numbers, which mean nothing."""
     for problem in ("missing_keys", "mismatched_keys"):
-        if info[problem]:
-            names = sorted(str(key) for key in info[problem])
+        if names := sorted(str(key) for key in info[problem]):
             raise FileFormatError(
                 f"{location!r} is not a complete checkpoint: {problem.replace('_', ' ')} "
                 f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''} ({len(names)} of {n_weights} "
@@ -204,22 +149,15 @@ def refuse_missing(location: str, info: Mapping[str, Any], n_weights: int) -> No
 
 
 @contextmanager
-def without_progress_bars(*, report: bool = True) -> Iterator[None]:
-    """No bars of transformers inside: a zoo of small models would print hundreds.
-
-    Args:
-        report: Let it tell which weights it left out.
-    """
+def without_progress_bars() -> Iterator[None]:
+    """No bars of transformers inside: a zoo of small models would print hundreds."""
     from transformers.utils import logging
 
-    shown, verbosity = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
-    if not report:
-        logging.set_verbosity_error()
     try:
         yield
     finally:
-        logging.set_verbosity(verbosity)
         if shown:
             logging.enable_progress_bar()
 
@@ -250,8 +188,8 @@ def image_processor(directory: Path) -> dict[str, Any] | None:
     if path.is_file():
         return read_object(path)
     path = directory / "processor_config.json"
-    found = read_object(path).get("image_processor") if path.is_file() else None
-    return found if isinstance(found, dict) else None
+    stored = read_object(path).get("image_processor") if path.is_file() else None
+    return stored if isinstance(stored, dict) else None
 
 
 def stored_tokenizer(directory: Path) -> Any:
@@ -261,12 +199,12 @@ def stored_tokenizer(directory: Path) -> Any:
     if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
         return None  # transformers would make up an empty tokenizer
     described = directory / "tokenizer_config.json"
-    named = read_object(described).get("tokenizer_class") if described.is_file() else None
+    kind = read_object(described).get("tokenizer_class") if described.is_file() else None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             # AutoTokenizer gives some model types a class of their own, which reads a general file as empty.
-            reader = PreTrainedTokenizerFast if named in _GENERAL_TOKENIZERS else AutoTokenizer
+            reader = PreTrainedTokenizerFast if kind in _GENERAL_TOKENIZERS else AutoTokenizer
             tokenizer = reader.from_pretrained(str(directory), trust_remote_code=False)
             tokenizer("a")  # some damage shows only in use
             return tokenizer

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from assay.core.errors import UnsupportedModelError
-from assay.models.adapter import Model
 from assay.models.attention import PlacedAttention
 from assay.models.block import Block, Norm
+from assay.models.model import Model
 from assay.models.tracing import Trace
 
 
@@ -24,6 +24,7 @@ N_TOKENS = 8
 # Some norms and rotary tables are float32 whatever the weights are.
 _TOLERANCE = {torch.float64: 1e-5, torch.float32: 1e-3}
 _UNITS, _UNITS_OF_PATTERN = 6, 16  # scores of attention are large and exponentiated
+HEADS = "what it reads, its heads"
 
 
 def check_conformance(model: Model) -> None:
@@ -39,17 +40,14 @@ def check_conformance(model: Model) -> None:
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), torch.no_grad(), _in_evaluation(model.module):
         inputs = short_input(model)
-        with _watched(model) as seen, model.tracing(streams=True) as trace:
-            output = model.module(inputs)
-        logits = _logits(output)
+        with _recorded(model) as outputs, model.tracing(streams=True) as trace:
+            result: Any = model.module(inputs)
         with model.tracing(until=0) as entering:
             model.forward(inputs)
-        _PartCheck(model, trace, seen).run(entering.input, logits)
-
-
-def _logits(output: Any) -> Tensor:
-    logits: Tensor = output if isinstance(output, Tensor) else output.logits
-    return logits
+        _compare(model, model.module, "the stream entering the first block", entering.input, trace.input)
+        logits = result if isinstance(result, Tensor) else result.logits
+        for module, what, closed, native in _closed_forms(model, trace, outputs, logits):
+            _compare(model, module, what, closed, native)
 
 
 def check_heads_apart(model: Model, what: str, *, projected: bool = False) -> None:
@@ -99,181 +97,141 @@ def short_input(model: Model) -> Tensor:
     return (torch.arange(1, length + 1, device=model.device) * step % model.n_vocab)[None]
 
 
-Seen = dict[nn.Module, tuple[Tensor, Tensor]]  # what a part was given, and what it gave
+Outputs = dict[nn.Module, Tensor]  # of described parts in one pass
+Form = tuple[nn.Module, str, Tensor, Tensor]  # a part, what of it, its closed form, the native numbers
 
 
 @contextmanager
-def _watched(model: Model) -> Iterator[Seen]:
-    """What the described parts read and write in the pass made inside."""
-    seen: Seen = {}
-
+def _recorded(model: Model) -> Iterator[Outputs]:
+    """What norms and projections give in the pass made inside."""
+    parts = [model.final_norm.module, model.unembed_module if model.vision is None else None]
+    for block in model.blocks:
+        behind = None if block.branch_norm is None else block.branch_norm.module
+        parts += [block.attention_norm.module, *block.qkv, block.out, block.attention_scale, behind]
+        parts += [block.mlp_norm.module] if model.graph.mlps else []
+    outputs: Outputs = {}
     home = model.device
 
     def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        seen[module] = (args[0].detach().to(home), output.detach().to(home, copy=True))
+        outputs[module] = output.detach().to(home, copy=True)
 
     with ExitStack() as hooks:
-        for part in _parts(model):
-            hooks.callback(part.register_forward_hook(keep).remove)
-        yield seen
+        described = dict.fromkeys(part for part in parts if part is not None)
+        for module in described:
+            hooks.callback(module.register_forward_hook(keep).remove)
+        yield outputs
+        for module in (each for each in described if each not in outputs):
+            _refuse(model, module, "it is never called")
 
 
-def _parts(model: Model) -> list[nn.Module]:
-    parts = [model.final_norm.module]
-    if model.vision is None:
-        parts.append(model.unembed_module)
-    for block in model.blocks:
-        parts += [block.attention_norm.module, *block.qkv, block.out, block.attention_scale]
-        parts += [] if block.branch_norm is None else [block.branch_norm.module]
-        parts += [block.mlp_norm.module, block.mlp] if model.graph.mlps else []
-    return list(dict.fromkeys(part for part in parts if part is not None))
+def _closed_forms(model: Model, trace: Trace, outputs: Outputs, logits: Tensor) -> Iterator[Form]:
+    """Every described part of one pass beside its closed form, in the order of computation."""
+    wide = model.result_dtype
+    attention = PlacedAttention(
+        model.rules,
+        model.tables(trace.calls),
+        length=trace.input.shape[1],
+        causal=model.causal,
+        read=None,
+    )
 
+    def linear(module: nn.Module, entering: Tensor) -> Form:
+        weight: Any = getattr(module, "weight", None)
+        if not isinstance(weight, Tensor):
+            _refuse(model, module, "it has no weight")
+        weight = weight.T if isinstance(module, nn.Linear) else weight
+        if weight.shape != (entering.shape[-1], outputs[module].shape[-1]):
+            _refuse(model, module, f"its weight of shape {tuple(weight.shape)} is not what it maps with")
+        closed = entering.to(wide) @ weight.to(entering.device, wide)
+        bias = getattr(module, "bias", None)
+        return module, "its output", closed if bias is None else closed + bias.to(closed), outputs[module]
 
-class _PartCheck:
-    """The parts of one pass beside their closed forms."""
+    def norm(norm: Norm, entering: Tensor) -> Form:
+        module = norm.module or model.module
+        if norm.kind is None:  # a classifier that pools first may normalise behind it
+            return module, "its output", entering, outputs.get(module, entering)
+        closed, shift = norm.scaled_by_gain(norm.standardise(entering)[0]), norm.shift
+        closed = closed if shift is None else closed + shift.to(closed.device)
+        return module, "its output", closed, outputs[module].view(closed.shape)
 
-    def __init__(self, model: Model, trace: Trace, seen: Seen) -> None:
-        self.model, self.trace, self.seen = model, trace, seen
-        self.attention = PlacedAttention(
-            model.rules,
-            model.tables(trace.calls),
-            length=trace.input.shape[1],
-            causal=model.causal,
-            read=None,
-        )
-        self.names = {part: path for path, part in model.module.named_modules()}
-        eps = torch.finfo(model.dtype).eps
-        self.tolerance = _TOLERANCE.get(model.dtype, _UNITS * eps)
-        self.tolerance_of_pattern = _TOLERANCE.get(model.dtype, _UNITS_OF_PATTERN * eps)
-
-    def run(self, entering: Tensor, logits: Tensor) -> None:
-        model, trace = self.model, self.trace
-        for part in _parts(model):
-            if part not in self.seen:
-                raise UnsupportedModelError(
-                    f"{self.named(part)} is never called, so it cannot be read; correct the description of "
-                    f"family {model.family.key!r}"
-                )
-        self.same(model.module, "the stream entering the first block", entering, trace.input)
-        assert trace.final_in is not None
-        streams = [*trace.block_in[1:], trace.final_in]
-        for layer, block in enumerate(model.blocks):
-            self.block(layer, block, streams[layer])
-        hidden = self.norm(model.final_norm, trace.final_in)
-        if model.vision is None:
-            self.linear(model.unembed_module)
-        last = 0 if model.vision is not None else hidden.shape[1] - 1
-        read = model.read(hidden, torch.tensor([last], device=hidden.device))
-        native = logits if model.vision is not None else logits[:, last]
-        self.same(model.module, "the logits", read, native)
-
-    def block(self, layer: int, block: Block, after: Tensor) -> None:
-        trace = self.trace
-        normed = self.norm(block.attention_norm, trace.block_in[layer])
+    assert trace.final_in is not None
+    streams = [*trace.block_in, trace.final_in]
+    for layer, block in enumerate(model.blocks):
+        stream, z = streams[layer], trace.z[layer]
+        yield (normed := norm(block.attention_norm, stream))
         for projection in block.qkv:
-            self.same(projection, "what it reads", normed, self.seen[projection][0])
-            self.linear(projection)
-        z = trace.z[layer]
-        self.same(
-            block.out, "what it reads, its heads", self.heads(layer, block), z, self.tolerance_of_pattern
-        )
+            yield linear(projection, normed[-1])
+        yield block.out, HEADS, _heads(layer, block, trace, attention), z
+        yield linear(block.out, trace.head_z[layer])
+        adding = block.attention_scale or block.out
         if block.branch_norm is not None:
             bias = getattr(block.out, "bias", None)
             if isinstance(bias, Tensor) and bool(bias.any()):
-                self.refuse(block.out, "its bias goes through the norm of the branch, which is not supported")
-            self.norm(block.branch_norm, self.seen[block.out][1])
-        self.linear(block.out)
-        adding = block.attention_scale or block.out
-        if block.branch_norm is not None and block.branch_norm.module is not None:
-            adding = block.branch_norm.module
-        attention = self.seen[adding][1]
-        written = z.flatten(0, -2).to(self.wide) @ block.out_weight().flatten(0, 1).to(self.wide)
-        bias = block.out_bias()
-        written = (written if bias is None else written + bias.to(self.wide)).view_as(attention)
-        self.same(adding, "its output", written, attention)
-        stream = trace.block_in[layer].to(self.wide)
-        if self.model.graph.mlps:
-            reads = stream if self.model.graph.parallel else stream + attention
-            self.same(block.mlp_norm.module or block.mlp, "the stream it reads", reads, trace.mlp_in[layer])
-            normed = self.norm(block.mlp_norm, trace.mlp_in[layer])
-            given = self.seen[block.mlp][0].view(normed.shape)
-            self.same(block.mlp, "what it reads", normed, given)
-            mlp = block.run_mlp(trace.mlp_in[layer])
-            self.same(block.mlp_out, "its output", mlp, trace.mlp[layer])
-        else:
-            self.same(block.mlp, "what it adds to the stream", torch.zeros_like(stream), trace.mlp[layer])
-        stream = stream + attention + trace.mlp[layer]
-        self.same(block.module, "the sum of the stream behind it", stream, after)
+                _refuse(model, block.out, "its bias goes through the norm of the branch")
+            yield norm(block.branch_norm, outputs[block.out])
+            adding = block.branch_norm.module or adding
+        added, bias = outputs[adding], block.out_bias()
+        written = z.flatten(0, -2).to(wide) @ block.out_weight().flatten(0, 1).to(wide)
+        written = written if bias is None else written + bias.to(wide)
+        yield adding, "its output", written.view_as(added), added
+        mlp = torch.zeros_like(stream)
+        if model.graph.mlps:
+            read = stream if model.graph.parallel else stream + added
+            yield norm(block.mlp_norm, read)
+            mlp = block.run_mlp(read)
+        yield block.mlp_out, "what it adds to the stream", mlp, trace.mlp[layer]
+        behind = stream + added + trace.mlp[layer]
+        yield block.module, "the sum of the stream behind it", behind, streams[layer + 1]
+    yield (normed := norm(model.final_norm, trace.final_in))
+    hidden, last = normed[-1], 0
+    if model.vision is None:
+        yield linear(model.unembed_module, hidden)
+        last = hidden.shape[1] - 1
+        logits = logits[:, last]
+    yield (
+        model.module,
+        "the logits",
+        model.read(hidden, torch.tensor([last], device=hidden.device)),
+        logits,
+    )
 
-    @property
-    def wide(self) -> torch.dtype:
-        return self.model.result_dtype
 
-    def norm(self, norm: Norm, stream: Tensor) -> Tensor:
-        """Output of a norm, after comparing it; the native one."""
-        if norm.module is None:
-            return stream
-        entering, output = (value.view(stream.shape) for value in self.seen[norm.module])
-        self.same(norm.module, "the stream it reads", stream, entering)
-        if isinstance(norm.module, nn.Identity):  # a classifier that pools first may normalise behind it
-            return output
-        closed, shift = norm.scaled_by_gain(norm.standardise(entering)[0]), norm.shift
-        closed = closed if shift is None else closed + shift.to(closed.device)
-        self.same(norm.module, "its output", closed, output)
-        return output
+def _heads(layer: int, block: Block, trace: Trace, attention: PlacedAttention) -> Tensor:
+    """What the heads give to the output projection, from the native q, k and v."""
+    channels = block.channels(trace.qkv[layer]).transpose(-3, -2)
+    queries, keyed = channels.tensor_split([block.n_heads], -3)
+    keys, values = keyed.chunk(2, -3)
+    heads, kv_heads = range(block.n_heads), range(block.n_kv_heads)
+    mixed = attention.mix(
+        layer,
+        attention.queries(layer, queries, heads, everywhere=True),
+        attention.keys(layer, keys, kv_heads),
+        values,
+        everywhere=True,
+        heads=heads,
+        kv_of_head=[block.kv_head(head) for head in heads],
+    )
+    return block.rescaled(mixed).transpose(-3, -2).flatten(-2)
 
-    def linear(self, module: nn.Module) -> None:
-        """Compare a projection with what its weight and bias give."""
-        entering, output = self.seen[module]
-        weight: Any = getattr(module, "weight", None)
-        if not isinstance(weight, Tensor) or not weight.is_floating_point():
-            kind = weight.dtype if isinstance(weight, Tensor) else "no tensor"
-            self.refuse(module, f"its weight is {kind}")
-        weight = weight.T if isinstance(module, nn.Linear) else weight
-        if weight.shape != (entering.shape[-1], output.shape[-1]):
-            wanted = (entering.shape[-1], output.shape[-1])
-            self.refuse(module, f"its weight has shape {tuple(weight.shape)}, where it maps {wanted}")
-        closed = entering.to(self.wide) @ weight.to(entering.device, self.wide)
-        bias = getattr(module, "bias", None)
-        self.same(module, "its output", closed if bias is None else closed + bias.to(closed), output)
 
-    def heads(self, layer: int, block: Block) -> Tensor:
-        """What the heads give to the output projection, from the native q, k and v."""
-        channels = block.channels(self.trace.qkv[layer]).transpose(-3, -2)
-        queries, keyed = channels.tensor_split([block.n_heads], -3)
-        keys, values = keyed.chunk(2, -3)
-        heads, kv_heads = range(block.n_heads), range(block.n_kv_heads)
-        mixed = self.attention.mix(
-            layer,
-            self.attention.queries(layer, queries, heads, everywhere=True),
-            self.attention.keys(layer, keys, kv_heads),
-            self.attention.values(layer, values),
-            everywhere=True,
-            heads=heads,
-            kv_of_head=[block.kv_head(head) for head in heads],
-        )
-        return block.rescaled(mixed).transpose(-3, -2).flatten(-2)
+def _compare(model: Model, module: nn.Module, what: str, closed: Tensor, native: Tensor) -> None:
+    if closed.shape != native.shape:
+        _refuse(model, module, f"{what} has shape {tuple(native.shape)}, and {tuple(closed.shape)} follows")
+    units = _UNITS_OF_PATTERN if what == HEADS else _UNITS
+    tolerance = _TOLERANCE.get(model.dtype, units * torch.finfo(model.dtype).eps)
+    native, closed = native.to(model.result_dtype), closed.to(model.result_dtype)
+    largest = float(native.abs().amax())
+    difference = float((closed - native).abs().amax())
+    # Where the module itself gives NaN, the run proper names the example.
+    if torch.isfinite(native).all() and not difference <= tolerance * largest:
+        _refuse(model, module, f"{what} is off by {difference:.3g}, of at most {largest:.3g}")
 
-    def same(
-        self, module: nn.Module, what: str, closed: Tensor, native: Tensor, tolerance: float | None = None
-    ) -> None:
-        if closed.shape != native.shape:
-            self.refuse(module, f"{what} has shape {tuple(native.shape)}, and {tuple(closed.shape)} follows")
-        native, closed = native.to(self.wide), closed.to(self.wide)
-        largest = float(native.abs().amax())
-        difference = float((closed - native).abs().amax())
-        # Where the module itself gives NaN, the run proper names the example.
-        if torch.isfinite(native).all() and not difference <= (tolerance or self.tolerance) * largest:
-            self.refuse(module, f"{what} is off by {difference:.3g}, of at most {largest:.3g}")
 
-    def named(self, module: nn.Module) -> str:
-        path = self.names.get(module) or "the module"
-        return f"{path} ({type(module).__name__}) of {self.model.id}"
-
-    def refuse(self, module: nn.Module, how: str) -> NoReturn:
-        raise UnsupportedModelError(
-            f"{self.named(module)} does not compute what its weights and the description of family "
-            f"{self.model.family.key!r} imply: {how}. Circuits read the weights directly: merge adapters "
-            "(merge_and_unload()) and dequantise the weights first (model.dequantize()). In your own "
-            "family, correct the description"
-        )
+def _refuse(model: Model, module: nn.Module, how: str) -> NoReturn:
+    names = {part: path for path, part in model.module.named_modules()}
+    raise UnsupportedModelError(
+        f"{names.get(module) or 'the module'} ({type(module).__name__}) of {model.id} does not compute what "
+        f"its weights and the description of family {model.family.key!r} imply: {how}. Circuits read the "
+        "weights directly: merge adapters (merge_and_unload()) and dequantise the weights first "
+        "(model.dequantize()). In your own family, correct the description"
+    )

@@ -1,14 +1,19 @@
 """What a family of models is: where its parts are, and the sizes in its configuration."""
 
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from assay.core.errors import UnsupportedModelError
+from assay.core.registry import Registry
 from assay.models.attention import Tables
+
+
+if TYPE_CHECKING:
+    from assay.models.vision import Vision
 
 
 # Entries of a configuration that change no number the model computes.
@@ -41,42 +46,10 @@ def config_sizes(config: Config) -> Sizes:
     )
 
 
-def pair(size: Any) -> tuple[int, int]:
-    """A height and width, which many configurations state as one number."""
-    height, width = size if isinstance(size, list | tuple) else (size, size)
-    return int(height), int(width)
-
-
 def config_facts(module: nn.Module) -> dict[str, Any]:
     """Configuration entries that change what the model computes; part of its hash."""
     config: Config = module.config
     return {key: value for key, value in config.to_dict().items() if key not in _NOT_IDENTITY}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Vision:
-    """How an image classifier is run and read; every entry is a function of the native module.
-
-    Attributes:
-        hidden: Images `[batch, 3, h, w]` to the final norm's output at every position.
-        logits: That output, `[batch, pos, d_model]`, to logits. A model that reads position 0 alone is also
-            given that one position.
-        features: That output to what the classifier reads, `[batch, d_features]`.
-        pools: Whether more positions than the first are read (mean pooling, distillation token).
-        image_size: Height and width it takes.
-        n_tokens: Positions of the stream: patches and prefix tokens.
-        n_classes: Width of the logits.
-        classes: Names of the classes, label 0 first; None if the model does not know them.
-    """
-
-    hidden: Callable[[nn.Module, Tensor], Tensor]
-    logits: Callable[[nn.Module, Tensor], Tensor]
-    features: Callable[[nn.Module, Tensor], Tensor]
-    pools: Callable[[nn.Module], bool]
-    image_size: Callable[[nn.Module], tuple[int, int]]
-    n_tokens: Callable[[nn.Module], int]
-    n_classes: Callable[[nn.Module], int]
-    classes: Callable[[nn.Module], tuple[str, ...] | None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +88,7 @@ class Family:
     """Where the parts of one family of transformers are.
 
     Paths are attribute paths; those of norms, projections and MLP start at a block, the others at
-    the module. Adding a family is one of these and nothing else.
+    the module. Adding a family is one of these under `FAMILIES` and nothing else.
 
     Attributes:
         key: Name of the description.
@@ -154,7 +127,7 @@ class Family:
         softcap: From a module to the cap on scaled products, or None.
         table: From a module and the number of a block to the kind of its rotary tables; None: it does not
             rotate.
-        tables: From a block and the arguments of its call to its rotary tables, if it was given any.
+        tables: From a block and the arguments of its call to its rotary tables.
         adjacent: Whether rotated entries stand side by side; see `rotate`.
         position_bias: From a module and the number of a block to a function like `AttentionRule.bias`, or
             None.
@@ -198,9 +171,9 @@ class Family:
     window: Callable[[Any, int], int | None] = lambda module, layer: None
     softcap: Callable[[Any], float | None] = lambda module: None
     table: Callable[[Any, int], Hashable | None] = lambda module, layer: None
-    tables: Callable[[nn.Module, Mapping[str, Any]], Tables | None] = lambda block, arguments: arguments.get(
+    tables: Callable[[nn.Module, Mapping[str, Any]], Tables] = lambda block, arguments: arguments[
         "position_embeddings"
-    )
+    ]
     adjacent: bool = False
     position_bias: Callable[[Any, int], Callable[[int], Tensor] | None] = lambda module, layer: None
     parallel: Callable[[Any], bool] = lambda module: False
@@ -208,7 +181,7 @@ class Family:
     refuse: Callable[[nn.Module], str | None] = lambda module: None
     sizes: Callable[[Any], Sizes] = lambda module: config_sizes(module.config)
     facts: Callable[[nn.Module], dict[str, Any]] = config_facts
-    vision: Vision | None = None
+    vision: "Vision | None" = None
     classes: tuple[str, ...] = ()
 
     @property
@@ -226,6 +199,20 @@ class Family:
     def treatments(self) -> tuple[str, ...]:
         """What `post_norm` can be; nothing without norms behind the branches."""
         return () if self.branch_norm is None else get_args(PostNorm)
+
+
+FAMILIES: Registry[Family] = Registry("family", plural="families", holds=Family)
+
+
+def register(family: Family) -> Family:
+    """Serve models of a family."""
+    return FAMILIES.add(family.key, family)
+
+
+def like(base: Family, model_type: str, serves: str, **changes: Any) -> Family:
+    """Serve models of one type by the description of another, but for some entries."""
+    own = {"key": model_type.replace("_", "-"), "serves": serves, "model_types": (model_type,)}
+    return register(replace(base, **{**own, **changes}))
 
 
 def home_of(root: nn.Module) -> torch.device:

@@ -4,23 +4,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from assay.core.errors import FileFormatError, HubError, InputError
+from assay.core.errors import FileFormatError, HubError
 from assay.core.untrusted import printable
 
 
 # What describes a model and its tokenizer: kilobytes to a few megabytes, never code or pickles.
-DESCRIPTION = (
-    "config.json",
-    "generation_config.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "model.safetensors.index.json",
-    "*token*.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "chat_template.jinja",
-)
+DESCRIPTION = ("*config.json", "*.index.json", "*token*.json", "vocab.*", "merges.txt", "*.model", "*.jinja")
 WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors")
 PICKLES = ("pytorch_model*.bin",)
 
@@ -69,14 +58,6 @@ def hub_errors(name: str) -> Iterator[None]:
 
 
 def split_revision(name: str, revision: str | None) -> tuple[str, str | None]:
-    """An id and its revision, which may stand behind an `@` where only a name can be given.
-
-    Raises:
-        InputError: If there are two.
-    """
-    plain, at, behind = name.partition("@")
-    if at and revision is not None:
-        raise InputError(
-            f"the model {name!r} names a revision, and revision={revision!r} is another; give one"
-        )
-    return plain, behind if at else revision
+    """An id and its revision, which may stand behind an `@` where only a name can be given."""
+    plain, _, behind = name.partition("@")
+    return plain, behind or revision

@@ -4,59 +4,36 @@ from typing import Any
 
 from torch import nn
 
-import assay.models.families  # noqa: F401  # registers all descriptions
+import assay.models.decoders
+import assay.models.vision  # noqa: F401  # both register their descriptions
 from assay.core.errors import UnsupportedModelError, near_matches
 from assay.core.untrusted import printable
-from assay.models.adapter import FAMILIES
-from assay.models.family import Config, Family
-from assay.models.timm_reading import is_timm
+from assay.models.family import FAMILIES, Config, Family
 
 
-_AFTER = "it normalises after the addition (post-norm)"
-# Starts of model types and of classes of timm whose models have no stream from input to output, and why.
+# Why models have no stream from input to output -> starts of their model types and classes of timm.
 _NO_STREAM = {
-    "bert": _AFTER,
-    "roberta": _AFTER,
-    "distilbert": _AFTER,
-    "openai-gpt": _AFTER,
-    "swin": "its stages merge patches, so the stream changes its length and width",
-    "mamba": "its layers carry a state from position to position",
-    "rwkv": "its layers carry a state from position to position",
-    "falcon_mamba": "its layers carry a state from position to position",
-    "jamba": "some of its layers carry a state from position to position",
-    "bamba": "some of its layers carry a state from position to position",
-    "recurrent_gemma": "some of its layers carry a state from position to position",
+    "it normalises after the addition (post-norm)": ("bert", "roberta", "distilbert", "openai-gpt"),
+    "its stages merge patches, so the stream changes its length and width": ("swin",),
+    "its layers carry a state from position to position": ("mamba", "rwkv", "falcon_mamba"),
+    "some of its layers carry a state from position to position": ("jamba", "bamba", "recurrent_gemma"),
 }
 
 
-def _refuse_layout(what: str, kind: str, *, two_streams: bool) -> None:
-    """Refuse what is known to have no residual stream of its own length and width, with the reason."""
-    reason = next((why for start, why in _NO_STREAM.items() if kind.lower().startswith(start)), None)
-    if reason is None and two_streams:
-        reason = "it is an encoder-decoder, where the decoder reads a second stream"
-    if reason is not None:
-        raise UnsupportedModelError(
-            f"{what}: {reason}. The residual stream is not a sum of node outputs, so it has no graph here"
-        )
-
-
 def family_of(module: nn.Module) -> Family:
-    """The description that fits a live module.
+    """The description that fits a live module; timm need not be importable.
 
     Raises:
-        UnsupportedModelError: Naming the module found and why it is not served, or the nearest model types.
+        UnsupportedModelError: Naming the module and why it is not served, or the nearest model type.
     """
-    for family in FAMILIES.values():
-        if is_timm(module, family.classes):
-            return family
+    of_timm = {cls.__name__ for cls in type(module).__mro__ if cls.__module__.startswith("timm.")}
     config: Config = getattr(module, "config", None)
     model_type = getattr(config, "model_type", None)
-    known = family_of_type(model_type)
-    if known is not None:
-        return known
-    two_streams = bool(getattr(config, "is_encoder_decoder", False))
-    _refuse_layout(type(module).__name__, model_type or type(module).__name__, two_streams=two_streams)
-    raise _unknown(type(module).__name__, model_type)
+    for family in FAMILIES.values():
+        if of_timm & set(family.classes) or model_type in family.model_types:
+            return family
+    name = type(module).__name__
+    raise _unknown(name, model_type, kind=model_type or name, config=getattr(config, "__dict__", {}))
 
 
 def family_of_type(model_type: object) -> Family | None:
@@ -78,12 +55,18 @@ def refuse_config(config: dict[str, Any], location: str) -> None:
             )
     model_type = config.get("model_type")
     if isinstance(model_type, str) and family_of_type(model_type) is None:
-        _refuse_layout(location, model_type, two_streams=bool(config.get("is_encoder_decoder")))
-        raise _unknown(location, model_type)
+        raise _unknown(location, model_type, kind=model_type, config=config)
 
 
-def _unknown(what: str, model_type: object) -> UnsupportedModelError:
-    """The error for a model type without a description: it names the nearest that has one."""
+def _unknown(what: str, model_type: object, *, kind: str, config: dict[str, Any]) -> UnsupportedModelError:
+    """The error for a model without a description: the reason, or the nearest type that has one."""
+    reason = next((why for why, starts in _NO_STREAM.items() if kind.lower().startswith(starts)), None)
+    if reason is None and config.get("is_encoder_decoder"):
+        reason = "it is an encoder-decoder, where the decoder reads a second stream"
+    if reason is not None:
+        return UnsupportedModelError(
+            f"{what}: {reason}. The residual stream is not a sum of node outputs, so it has no graph here"
+        )
     served = sorted(name for family in FAMILIES.values() for name in family.model_types)
     of_timm = sorted(name for family in FAMILIES.values() for name in family.classes)
     near = near_matches(model_type, served, limit=1) if isinstance(model_type, str) else ()

@@ -1,15 +1,23 @@
 """What a native pass leaves behind, and the hooks that pick it up."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from assay.models.block import Block, Norm
+
+
+if TYPE_CHECKING:
+    from assay.models.model import Model
+
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # of a call: by position, by keyword
 
 
 @dataclass(kw_only=True, eq=False)
@@ -26,7 +34,7 @@ class Trace:
         final_in: Stream entering the final norm.
         leaf: The stream entering block 0 as a leaf of the graph, when gradients are kept.
         calls: Per block, its positional (after the first) and keyword arguments.
-        gradients: Filled during a backward pass: name of a site -> gradient.
+        gradients: Filled during a backward pass: name, block and part of a tensor -> gradient.
         attached: Whether tensors stay in the autograd graph of the pass.
         home: Device of all that is kept; None: each tensor where it was.
     """
@@ -40,7 +48,7 @@ class Trace:
     qkv: list[list[Tensor]] = field(default_factory=list)
     final_in: Tensor | None = None
     leaf: Tensor | None = None
-    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = field(default_factory=list)
+    calls: list[Arguments] = field(default_factory=list)
     gradients: dict[tuple[str, int, int], Tensor] = field(default_factory=dict)
     attached: bool = False
     home: torch.device | None = None
@@ -49,6 +57,16 @@ class Trace:
         """A tensor of the pass as the trace holds it."""
         value = value if self.attached else value.detach()
         return value if self.home is None else value.to(self.home)
+
+    def catch(self, name: str, layer: int, part: int, tensor: Tensor) -> None:
+        """Keep the gradient at a tensor once a backward pass has run.
+
+        By a tensor hook, not a module backward hook: it sees exactly this tensor's gradient.
+        """
+        if tensor.requires_grad:
+            tensor.register_hook(
+                lambda gradient: self.gradients.__setitem__((name, layer, part), self.kept(gradient))
+            )
 
     @property
     def input(self) -> Tensor:
@@ -72,203 +90,125 @@ class StopForward(Exception):  # noqa: N818 - control flow, never an error
     """Ends a native pass early; caught by the `tracing` that asked for it."""
 
 
-class BlockCall:
-    """Forward pre-hook of a block: keeps its arguments and the stream entering it."""
-
-    def __init__(self, trace: Trace, layer: int, *, stop: bool = False, leaf: bool = False) -> None:
-        self.trace, self.layer, self.stop, self.leaf = trace, layer, stop, leaf
-
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        entering = args[0].detach().requires_grad_() if self.leaf else args[0]
-        self.trace.block_in.append(self.trace.kept(entering))
-        self.trace.calls.append((args[1:], kwargs))
-        if self.stop:
-            raise StopForward
-        if self.leaf:
-            # The stream entering block 0 becomes the leaf that a backward pass ends at.
-            self.trace.leaf = entering
-            return (entering, *args[1:]), kwargs
-        return None
-
-
-class ProjectionOutput:
-    """Forward hook of a q/k/v projection; `copies` where the block would overwrite what it is given."""
-
-    def __init__(
-        self,
-        trace: Trace,
-        layer: int,
-        part: int,
-        catch: Callable[[str, int, int, Tensor], None],
-        *,
-        copies: bool,
-    ) -> None:
-        self.trace, self.layer, self.part, self.catch, self.copies = trace, layer, part, catch, copies
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
-        if self.part == 0:
-            self.trace.qkv.append([])
-        self.trace.qkv[-1].append(self.trace.kept(output))
-        self.catch("qkv", self.layer, self.part, output)
-        return output.clone() if self.copies else None
-
-
-class KeptHeads:
-    """Forward pre-hook of an output projection: keep the heads' outputs."""
-
-    def __init__(self, trace: Trace) -> None:
-        self.trace = trace
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        z = self.trace.kept(args[0])
-        self.trace.head_z.append(z)
-        self.trace.z.append(z)
-
-
-class BranchInput:
-    """Forward pre-hook of a branch norm: the heads' outputs are kept times the scale they share."""
-
-    def __init__(self, trace: Trace, norm: Norm) -> None:
-        self.trace, self.norm = trace, norm
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        z, scale = self.trace.head_z[-1], self.norm.standardise(self.trace.kept(args[0]))[1]
-        self.trace.z[-1] = (z * scale).to(z.dtype)
-
-
-class MlpOutput:
-    """Forward hook of what an MLP adds to the stream; `copies` where the block would overwrite it."""
-
-    def __init__(self, trace: Trace, *, copies: bool) -> None:
-        self.trace, self.copies = trace, copies
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
-        batch = self.trace.block_in[-1].shape  # some MLPs are given the tokens of all examples in one row
-        self.trace.mlp.append(self.trace.kept(output).view(batch))
-        return output.clone() if self.copies else None
-
-
-class MlpInput:
-    """Forward pre-hook of an MLP's norm, or of the MLP itself where it shares the attention's or has none.
-
-    In the second case the MLP gets an alias of what it reads: the gradient at the tensor itself would be the
-    attention's too.
-    """
-
-    def __init__(
-        self,
-        trace: Trace,
-        layer: int,
-        catch: Callable[[str, int, int, Tensor], None],
-        *,
-        shared: bool,
-        normed: bool,
-    ) -> None:
-        self.trace, self.layer, self.catch, self.shared, self.normed = trace, layer, catch, shared, normed
-
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        attention_in = self.trace.attention_in[-1]
-        from_norm = self.shared and self.normed
-        # Some MLPs are given the tokens of all examples in one row.
-        self.trace.mlp_in.append(
-            attention_in if from_norm else self.trace.kept(args[0]).view(attention_in.shape)
-        )
-        if not self.shared:
-            return None
-        alias = args[0].view_as(args[0])
-        self.catch("mlp", self.layer, 0, alias)
-        return (alias, *args[1:]), kwargs
-
-
-class FinalInput:
-    """The stream leaving the last block: pre-hook of the final norm, or hook of that block without one."""
-
-    def __init__(self, trace: Trace, catch: Callable[[str, int, int, Tensor], None]) -> None:
-        self.trace, self.catch = trace, catch
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], value: Any) -> None:
-        stream = args[0] if isinstance(value, dict) else value[0] if isinstance(value, tuple) else value
-        self.trace.final_in = self.trace.kept(stream)
-        self.catch("logits", 0, 0, stream)
-
-
-class _Hooks:
-    """The hooks of one traced pass."""
-
-    def __init__(self, trace: Trace, *, gradients: bool) -> None:
-        self.trace, self.gradients, self.placed = trace, gradients, ExitStack()
-
-    def catch(self, site: str, layer: int, part: int, tensor: Tensor) -> None:
-        """Keep the gradient at a tensor once a backward pass has run.
-
-        By a tensor hook, not a module backward hook: it sees exactly this tensor's gradient.
-        """
-        if self.gradients and tensor.requires_grad:
-            trace = self.trace
-            tensor.register_hook(
-                lambda gradient: trace.gradients.__setitem__((site, layer, part), trace.kept(gradient))
-            )
-
-    def on_input(self, module: nn.Module, function: Callable[..., object]) -> None:
-        self.placed.callback(module.register_forward_pre_hook(function, with_kwargs=True).remove)
-
-    def on_output(self, module: nn.Module, function: Callable[..., object]) -> None:
-        self.placed.callback(module.register_forward_hook(function).remove)
-
-    def on_sources(self, layer: int, block: Block) -> None:
-        """Keep what a block's sources write, and the arguments of its call."""
-        trace = self.trace
-        self.on_input(block.module, BlockCall(trace, layer, leaf=self.gradients and layer == 0))
-        self.on_input(block.out, KeptHeads(trace))
-        if block.branch_norm is not None and block.branch_norm.module is not None:
-            self.on_input(block.branch_norm.module, BranchInput(trace, block.branch_norm))
-        self.on_output(block.mlp_out, MlpOutput(trace, copies=block.family.overwrites))
-
-    def on_streams(self, layer: int, block: Block, *, mlps: bool) -> None:
-        """Keep what a block's norms read and its projections give."""
-        trace, norm = self.trace, block.mlp_norm.module
-        self.on_input(
-            block.attention_norm.module or block.module,
-            lambda module, args, kwargs: trace.attention_in.append(trace.kept(args[0])),
-        )
-        for part, projection in enumerate(block.qkv):
-            copies = block.family.overwrites
-            self.on_output(projection, ProjectionOutput(trace, layer, part, self.catch, copies=copies))
-        shared = norm is None or block.shares_norm
-        read = MlpInput(trace, layer, self.catch, shared=shared, normed=norm is not None)
-        self.on_input(block.mlp if norm is None or shared else norm, read)
-        if mlps and norm is not None and not shared:
-            self.on_output(norm, lambda module, args, output: self.catch("mlp", layer, 0, output))
-
-
 def hooks_of(
-    blocks: Sequence[Block],
-    final_norm: Norm,
-    trace: Trace,
-    *,
-    mlps: bool,
-    sources: bool,
-    gradients: bool,
-    streams: bool,
-    until: int | None,
+    model: "Model", trace: Trace, *, sources: bool, gradients: bool, streams: bool, until: int | None
 ) -> ExitStack:
     """Hooks that fill a trace in the next pass, until the stack is closed; see `Model.tracing`."""
-    hooks = _Hooks(trace, gradients=gradients)
-    for layer, block in enumerate(blocks):
+    hooks = ExitStack()
+
+    def on_input(module: nn.Module, function: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> None:
+        handle = module.register_forward_pre_hook(
+            lambda _, args, kwargs: function(args, kwargs), with_kwargs=True
+        )
+        hooks.callback(handle.remove)
+
+    def on_output(module: nn.Module, function: Callable[[Any], Tensor | None]) -> None:
+        hooks.callback(module.register_forward_hook(lambda _, args, output: function(output)).remove)
+
+    def catch(name: str, layer: int, part: int, tensor: Tensor) -> None:
+        if gradients:
+            trace.catch(name, layer, part, tensor)
+
+    def enters(layer: int) -> Callable[..., Arguments | None]:
+        """The stream entering a block, and the arguments of its call."""
+
+        def keep(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+            first = gradients and layer == 0
+            entering = args[0].detach().requires_grad_() if first else args[0]
+            trace.block_in.append(trace.kept(entering))
+            trace.calls.append((args[1:], kwargs))
+            if layer == until:
+                raise StopForward
+            if not first:
+                return None
+            trace.leaf = entering  # a backward pass ends there
+            return (entering, *args[1:]), kwargs
+
+        return keep
+
+    def heads(args: tuple[Any, ...], _: object) -> None:
+        z = trace.kept(args[0])
+        trace.head_z.append(z)
+        trace.z.append(z)
+
+    def rescaled_by(norm: Norm) -> Callable[..., None]:
+        """Before a branch norm: the heads' outputs are kept times the scale they share."""
+
+        def keep(args: tuple[Any, ...], _: object) -> None:
+            z, scale = trace.head_z[-1], norm.standardise(trace.kept(args[0]))[1]
+            trace.z[-1] = (z * scale).to(z.dtype)
+
+        return keep
+
+    def mlp_gives(block: Block) -> Callable[[Tensor], Tensor | None]:
+        def keep(output: Tensor) -> Tensor | None:
+            # Some MLPs are given the tokens of all examples in one row.
+            trace.mlp.append(trace.kept(output).view(trace.block_in[-1].shape))
+            return output.clone() if block.family.overwrites else None
+
+        return keep
+
+    def projects(layer: int, part: int, block: Block) -> Callable[[Tensor], Tensor | None]:
+        def keep(output: Tensor) -> Tensor | None:
+            if part == 0:
+                trace.qkv.append([])
+            trace.qkv[-1].append(trace.kept(output))
+            catch("qkv", layer, part, output)
+            return output.clone() if block.family.overwrites else None
+
+        return keep
+
+    def mlp_reads(layer: int, block: Block) -> Callable[..., Arguments | None]:
+        """What the MLP's norm is given, or the MLP itself where it shares the attention's norm or has none.
+
+        In the second case the MLP gets an alias of what it reads: the gradient at the tensor itself would be
+        the attention's too.
+        """
+        normed = block.mlp_norm.module is not None
+        shared = not normed or block.shares_norm
+
+        def keep(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+            before = trace.attention_in[-1]
+            trace.mlp_in.append(before if shared and normed else trace.kept(args[0]).view(before.shape))
+            if not shared:
+                return None
+            alias = args[0].view_as(args[0])
+            catch("mlp", layer, 0, alias)
+            return (alias, *args[1:]), kwargs
+
+        return keep
+
+    def final(stream: Tensor) -> None:
+        trace.final_in = trace.kept(stream)
+        catch("logits", 0, 0, stream)
+
+    for layer, block in enumerate(model.blocks):
         if layer == until:
-            hooks.on_input(block.module, BlockCall(trace, layer, stop=True))
-            return hooks.placed
+            on_input(block.module, enters(layer))
+            return hooks
+        norm = block.mlp_norm.module
         if sources:
-            hooks.on_sources(layer, block)
+            on_input(block.module, enters(layer))
+            on_input(block.out, heads)
+            if block.branch_norm is not None and block.branch_norm.module is not None:
+                on_input(block.branch_norm.module, rescaled_by(block.branch_norm))
+            on_output(block.mlp_out, mlp_gives(block))
         if streams or gradients:
-            hooks.on_streams(layer, block, mlps=mlps)
-    final = FinalInput(trace, hooks.catch)
-    if final_norm.module is None:
-        hooks.on_output(blocks[-1].module, final)
+            on_input(
+                block.attention_norm.module or block.module,
+                lambda args, _: trace.attention_in.append(trace.kept(args[0])),
+            )
+            for part, projection in enumerate(block.qkv):
+                on_output(projection, projects(layer, part, block))
+            own_norm = norm is not None and not block.shares_norm
+            on_input(norm if norm is not None and own_norm else block.mlp, mlp_reads(layer, block))
+            if model.graph.mlps and norm is not None and own_norm:
+                on_output(norm, partial(catch, "mlp", layer, 0))
+    if model.final_norm.module is None:
+        on_output(
+            model.blocks[-1].module,
+            lambda output: final(output[0] if isinstance(output, tuple) else output),
+        )
     else:
-        hooks.on_input(final_norm.module, final)
-    return hooks.placed
+        on_input(model.final_norm.module, lambda args, _: final(args[0]))
+    return hooks

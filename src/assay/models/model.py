@@ -6,6 +6,7 @@ respect to activations only.
 """
 
 import copy
+import warnings
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -17,25 +18,21 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from assay.core.errors import InputError, UnsupportedModelError, unknown_name
+from assay.core.errors import AssayWarning, InputError, UnsupportedModelError, unknown_name
 from assay.core.record import MACHINE
-from assay.core.registry import Registry
 from assay.graph import Graph, build_graph
 from assay.models.attention import Tables
-from assay.models.binding import bind_blocks, bind_norm, check_weights, warn_of_length
-from assay.models.family import Family, PostNorm, submodule
-from assay.models.module_facts import ModuleFacts
-from assay.models.reading import at_reads
+from assay.models.block import bind_blocks, bind_norm
+from assay.models.family import Config, Family, PostNorm, home_of, submodule
 from assay.models.tracing import StopForward, Trace, hooks_of
+from assay.models.vision import Vision
+from assay.models.weights import check_weights, hash_weights, weight_state
 
 
 T = TypeVar("T")  # a task, whose types live beside this package
 
 
-FAMILIES: Registry[Family] = Registry("family", plural="families", holds=Family)
-
-
-class Model(ModuleFacts):
+class Model:
     """A supported transformer with its graph. Make one with `load_model`.
 
     Attributes:
@@ -66,10 +63,10 @@ class Model(ModuleFacts):
         self.post_norm: PostNorm | None = "exact"  # None: see `uncut`
         self.preprocessing = preprocessing
         self.origin = dict(origin)
-        self._hashed = {}
+        self._hashed: dict[tuple[Any, ...], str] = {}  # of the present weights; shared by copies
         self.prompt_rules: Mapping[str, Any] = {}  # see `prompted`
-        reason = family.refuse(module)
-        if reason is not None:
+        reason = family.refuse(module) or (family.vision and family.vision.refuse(module))
+        if reason:
             raise UnsupportedModelError(f"{type(module).__name__}: {reason}")
         sizes = family.sizes(module)
         self.n_heads, self.n_kv_heads = sizes.n_heads, sizes.n_kv_heads
@@ -94,24 +91,143 @@ class Model(ModuleFacts):
             f"n_heads={self.n_heads}, d_model={self.d_model}, n_edges={self.graph.n_edges})"
         )
 
+    # ---- what it is ---------------------------------------------------------------------------
+
     def describe(self) -> dict[str, Any]:
         """Identity of the model as it enters provenance and reports."""
+        behind = self.family.branch_norm is not None and self.post_norm is not None
         return {
             "id": self.id,
             "family": self.family.key,
             "weight_hash": self.weight_hash,
             "dtype": str(self.dtype)[6:],
             **self.origin,
-            **(
-                {}
-                if self.family.branch_norm is None or self.post_norm is None
-                else {"post_norm": self.post_norm}
-            ),
+            **({"post_norm": self.post_norm} if behind else {}),
         }
 
     def machine(self) -> dict[str, Any]:
         """The entry of a provenance that names the kind of device, which is not part of an identity."""
         return {} if self.device.type == "cpu" else {MACHINE: {"device": self.device.type}}
+
+    @property
+    def weight_hash(self) -> str:
+        """SHA-256 over the configuration and all parameters: names, shapes, types, bytes (16 hex digits).
+
+        Made when it is first asked for, and again once parameters have changed. A change of few numbers of a
+        parameter of more than 2^15 through `.data` or a NumPy view may go unseen: call `refresh` after it.
+        """
+        parameters = sorted(self.module.named_parameters())
+        state = weight_state(parameters)
+        if state not in self._hashed:
+            self._hashed.clear()
+            self._hashed[state] = hash_weights(self.family.facts(self.module), parameters)
+        return self._hashed[state]
+
+    def refresh(self) -> None:
+        """Have the weights hashed anew, after a change that may go unseen (see `weight_hash`)."""
+        self._hashed.clear()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Number type of the weights."""
+        return next(self.module.parameters()).dtype
+
+    @property
+    def result_dtype(self) -> torch.dtype:
+        """Number type of results: float64 for a float64 model, else float32."""
+        return torch.float64 if self.dtype == torch.float64 else torch.float32
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are; of a model on several devices, see `home_of`."""
+        return home_of(self.module)
+
+    @cached_property
+    def unembed_module(self) -> nn.Module:
+        """The module from the normalised stream to logits.
+
+        Raises:
+            UnsupportedModelError: If several modules share that work (a distilled classifier).
+        """
+        return submodule(self.module, self.family.unembed)
+
+    @property
+    def causal(self) -> bool:
+        """Whether a position attends only to itself and earlier ones."""
+        return self.vision is None
+
+    @property
+    def n_vocab(self) -> int:
+        """Width of the logits: rows of the token embedding, or classes."""
+        if self.vision is not None:
+            return self.n_classes
+        embedding = self.module.get_input_embeddings()  # type: ignore[operator]  # every pre-trained model class has it
+        return int(embedding.weight.shape[0])
+
+    @property
+    def n_positions(self) -> int | None:
+        """Longest prompt that can be read; None where only the training of the model sets a limit.
+
+        Rows of a table of positions, or the original length of rotary positions whose frequencies depend on
+        the longest prompt of a batch beyond it, so that logits would depend on padding and on earlier passes.
+        """
+        config: Config = getattr(self.module, "config", None)
+        if self.family.learned_positions:
+            return int(config.max_position_embeddings)
+        rotary = getattr(config, "rope_parameters", None) or {}
+        kinds = [each for each in rotary.values() if isinstance(each, dict)] or [rotary]
+        longest = [each for each in kinds if each.get("rope_type") == "longrope"]
+        lengths = [int(each["original_max_position_embeddings"]) for each in longest]
+        if any(each.get("rope_type") == "dynamic" for each in kinds):
+            # transformers returns to the first frequencies only for prompts shorter than the length.
+            lengths.append(int(config.max_position_embeddings) - 1)
+        return min(lengths, default=None)
+
+    # ---- images -------------------------------------------------------------------------------
+
+    @property
+    def vision(self) -> Vision | None:
+        """How images are run and read; None for a language model."""
+        return self.family.vision
+
+    def _classifier(self) -> Vision:
+        if self.vision is None:
+            raise InputError(
+                f"{self.id} is a language model: images, image tokens and classes do not apply to it"
+            )
+        return self.vision
+
+    @cached_property
+    def pools(self) -> bool:
+        """Whether the logits read the final stream at more positions than one."""
+        return self.vision is not None and self.vision.pools(self.module)
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width of the images an image classifier takes."""
+        return self._classifier().image_size(self.module)
+
+    @property
+    def n_tokens(self) -> int:
+        """Positions an image classifier makes of an image: patches and prefix tokens."""
+        return self._classifier().n_tokens(self.module)
+
+    @property
+    def n_classes(self) -> int:
+        """Classes of an image classifier."""
+        return self._classifier().n_classes(self.module)
+
+    @property
+    def classes(self) -> tuple[str, ...] | None:
+        """Names of the classes, label 0 first; None if the model does not know them."""
+        return self._classifier().classes(self.module)
+
+    def features(self, images: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch d_features"]:
+        """What the classifier of an image model reads: the final-norm CLS token, or the pooled tokens."""
+        with torch.no_grad():
+            return self._classifier().features(self.module, self.forward(images))
+
+    # ---- norms behind branches ----------------------------------------------------------------
 
     def treating(self, post_norm: str | None) -> "Model":
         """This model with another treatment of the norms behind its branches; the module is shared.
@@ -153,6 +269,16 @@ class Model(ModuleFacts):
         other.post_norm = None
         return other
 
+    @property
+    def coupling(self) -> Literal["none", "queries", "heads"]:
+        """How heads of one block depend on each other.
+
+        `queries`: through a norm over all queries or keys; `heads`: through one of what they write together.
+        """
+        if self.family.branch_norm is not None and self.post_norm in ("exact", None):
+            return "heads"
+        return "queries" if any(rule.couples for rule in self.rules) else "none"
+
     # ---- running ------------------------------------------------------------------------------
 
     def bind(self, task: T) -> T:
@@ -164,25 +290,30 @@ class Model(ModuleFacts):
             InputError: If the task holds prompts and the model reads images, or the other way round, or if
                 labels or class names do not fit the model.
             ShapeError: If the images have another size.
-            TokenizationError: If a token id or the length does not fit the vocabulary.
+            TokenizationError: If a token id or the length does not fit the model.
         """
-        known: Any = task
+        inputs: Any = task
         has_images = hasattr(task, "image_size")
         if has_images is (self.vision is None):
             reads, holds = ("prompts", "images") if self.vision is None else ("images", "prompts")
             raise InputError(
-                f"{self.id} reads {reads}, but the task {known.name!r} holds {holds}; give a model and a "
+                f"{self.id} reads {reads}, but the task {inputs.name!r} holds {holds}; give a model and a "
                 "task of the same kind"
             )
-        if self.vision is None:
-            known.validate(self.n_vocab, self.n_positions)
-            most = getattr(self.module.config, "max_position_embeddings", None)
-            if most is not None and known.length > most:
-                warn_of_length(known.name, known.length, self.id, most)
-            return task
-        known = known.for_model(self)
-        known.validate(self.image_size, self.classes, n_classes=self.n_classes)
-        return cast(T, known.bound(self.n_tokens))
+        if self.vision is not None:
+            inputs = inputs.for_model(self)
+            inputs.validate(self.image_size, self.classes, n_classes=self.n_classes)
+            return cast(T, inputs.bound(self.n_tokens))
+        inputs.validate(self.n_vocab, self.n_positions)
+        most = getattr(self.module.config, "max_position_embeddings", None)
+        if most is not None and inputs.length > most:
+            warnings.warn(
+                f"the longest prompt of {inputs.name!r} has {inputs.length} tokens, but {self.id} was made "
+                f"for {most}. Results on longer prompts are unreliable; make the prompts shorter",
+                AssayWarning,
+                stacklevel=2,
+            )
+        return task
 
     def check_text(self, what: str) -> None:
         """Refuse an image classifier where only language models are served.
@@ -195,48 +326,6 @@ class Model(ModuleFacts):
                 f"{what} supports only language models so far, but {self.id} is an image classifier; "
                 "discover, discover_heads, measure, faithfulness_curve and run_circuit support both"
             )
-
-    def unembed(self, hidden: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
-        """Logits of final-norm outputs at single positions.
-
-        An image classifier that pools is read with `read`, from all positions.
-        """
-        if self.vision is not None:
-            if self.pools:
-                raise InputError(f"{self.id} pools positions, so its logits cannot be read at one position")
-            single = self.vision.logits(self.module, hidden.reshape(-1, 1, self.d_model))
-            return single.reshape(*hidden.shape[:-1], -1).to(hidden.device)
-        head = self.family.head
-        logits: Tensor = self.unembed_module(hidden) if head is None else head(self.module, hidden)
-        return logits.to(hidden.device)
-
-    def reads_all(self, positions: Int[Tensor, "batch *reads"]) -> bool:
-        """Whether the final stream is needed at more positions than one: pooled, or several are read."""
-        return self.pools or positions.ndim == 2
-
-    def read(
-        self, hidden: Float[Tensor, "batch pos d_model"], positions: Int[Tensor, "batch *reads"] | None
-    ) -> Float[Tensor, "batch *reads d_vocab"]:
-        """Logits from final-norm outputs: at one position per example, at each of several, or pooled."""
-        if self.vision is not None and self.pools:
-            return self.vision.logits(self.module, hidden).to(hidden.device)
-        assert positions is not None
-        return self.unembed(at_reads(hidden, positions))
-
-    def finish(
-        self,
-        stream: Float[Tensor, "batch *pos d_model"],
-        positions: Int[Tensor, "batch *reads"] | None = None,
-    ) -> Float[Tensor, "batch *reads d_vocab"]:
-        """Logits of the stream leaving the last block: at the read position, or all of it (`reads_all`)."""
-        normed = self.final_norm(stream.to(self.dtype))
-        return self.unembed(normed) if normed.ndim == 2 else self.read(normed, positions)
-
-    def features(self, images: Float[Tensor, "batch 3 h w"]) -> Float[Tensor, "batch d_features"]:
-        """What the classifier of an image model reads: the final-norm CLS token, or the pooled tokens."""
-        vision = self._sees()
-        with torch.no_grad():
-            return vision.features(self.module, self.forward(images))
 
     def forward(self, inputs: Tensor) -> Float[Tensor, "batch pos d_model"]:
         """Output of the final norm, by the native modules.
@@ -276,31 +365,47 @@ class Model(ModuleFacts):
             hidden = output[0] if isinstance(output, tuple) else output
         return hidden.to(self.device)
 
+    def unembed(self, hidden: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
+        """Logits of final-norm outputs at single positions.
+
+        An image classifier that pools is read with `read`, from all positions.
+        """
+        if self.vision is not None:
+            if self.pools:
+                raise InputError(f"{self.id} pools positions, so its logits cannot be read at one position")
+            single = self.vision.logits(self.module, hidden.reshape(-1, 1, self.d_model))
+            return single.reshape(*hidden.shape[:-1], -1).to(hidden.device)
+        head = self.family.head
+        logits: Tensor = self.unembed_module(hidden) if head is None else head(self.module, hidden)
+        return logits.to(hidden.device)
+
+    def read(
+        self, hidden: Float[Tensor, "batch pos d_model"], positions: Int[Tensor, " batch"] | None
+    ) -> Float[Tensor, "batch d_vocab"]:
+        """Logits from final-norm outputs: at one position per example, or pooled."""
+        if self.vision is not None and self.pools:
+            return self.vision.logits(self.module, hidden).to(hidden.device)
+        assert positions is not None
+        return self.unembed(at_reads(hidden, positions))
+
+    def finish(
+        self,
+        stream: Float[Tensor, "batch *pos d_model"],
+        positions: Int[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, "batch d_vocab"]:
+        """Logits of the stream leaving the last block: at the read position, or all of it (`pools`)."""
+        normed = self.final_norm(stream.to(self.dtype))
+        return self.unembed(normed) if normed.ndim == 2 else self.read(normed, positions)
+
     def tables(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> dict[Hashable, Tables]:
         """Rotary tables by kind, from the arguments that a traced pass gave its blocks."""
-        found: dict[Hashable, Tables] = {}
+        tables: dict[Hashable, Tables] = {}
         for block, (_, kwargs) in zip(self.blocks, calls, strict=False):
             kind = block.rule.table
-            if kind is not None and kind not in found:
-                tables = self.family.tables(block.module, kwargs)
-                if tables is None:
-                    raise UnsupportedModelError(
-                        f"the blocks of {self.id} are not given rotary tables, though the description of "
-                        f"family {self.family.key!r} has them; correct its `table` or `tables`"
-                    )
-                found[kind] = (tables[0].to(self.device), tables[1].to(self.device))
-        return found
-
-    @property
-    def coupling(self) -> Literal["none", "queries", "heads"]:
-        """How heads of one block depend on each other.
-
-        `queries`: through a norm over all queries or keys; `heads`: through one of what they write together.
-        """
-        behind = self.family.branch_norm is not None and self.post_norm in ("exact", None)
-        if behind:
-            return "heads"
-        return "queries" if any(rule.couples for rule in self.rules) else "none"
+            if kind is not None and kind not in tables:
+                cos, sin = self.family.tables(block.module, kwargs)
+                tables[kind] = (cos.to(self.device), sin.to(self.device))
+        return tables
 
     @cached_property
     def table_depth(self) -> int:
@@ -339,18 +444,39 @@ class Model(ModuleFacts):
             until: End the pass before this block; what lies behind it is not computed.
         """
         trace = Trace(attached=attached, home=self.device)
-        hooks = hooks_of(
-            self.blocks,
-            self.final_norm,
-            trace,
-            mlps=self.graph.mlps,
-            sources=sources,
-            gradients=gradients,
-            streams=streams,
-            until=until,
-        )
+        hooks = hooks_of(self, trace, sources=sources, gradients=gradients, streams=streams, until=until)
         with hooks:
             try:
                 yield trace
             except StopForward:
                 assert until is not None
+
+
+def at_reads(
+    values: Float[Tensor, "batch pos *axes"], positions: Int[Tensor, " batch"]
+) -> Float[Tensor, "batch *axes"]:
+    """What stands at the read position of each example."""
+    return values[torch.arange(len(values), device=values.device), positions]
+
+
+def prompted(model: Model, **rules: Any) -> Model:
+    """The model with other usual rules of how prompts become ids; the module is shared.
+
+    Args:
+        model: A language model.
+        **rules: `bos`, `chat` and `answer_tokens` of `load_task`, which then hold for every task
+            that is loaded for this model, unless that call says otherwise.
+
+    Raises:
+        InputError: If the model reads images.
+
+    Example:
+        >>> from assay.models import load_model
+        >>> prompted(load_model("mini"), answer_tokens="first").prompt_rules
+        {'answer_tokens': 'first'}
+    """
+    if model.vision is not None:
+        raise InputError(f"{model.id} reads images, so {' and '.join(rules)} do not apply; leave them out")
+    other = copy.copy(model)
+    other.prompt_rules = {**model.prompt_rules, **rules}
+    return other

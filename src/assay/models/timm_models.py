@@ -1,0 +1,100 @@
+"""Vision models of timm: by name, or from a directory that timm wrote."""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from assay.core.errors import FileFormatError, MissingExtraError
+from assay.core.extras import install_command
+from assay.core.untrusted import read_object
+from assay.models.checkpoints import check_weight_files
+from assay.models.family import FAMILIES
+
+
+_SIGNATURE = "{}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+_OPERATORS = ("nms", "qnms")  # which torchvision registers shape rules for
+_DECLARED: list[torch.library.Library] = []  # declarations last as long as these objects
+
+
+def timm_create_model(wanted: str) -> Callable[..., nn.Module]:
+    """`timm.create_model`, imported on the first call.
+
+    Args:
+        wanted: What needs it, for the error.
+
+    Raises:
+        MissingExtraError: If timm is not installed or cannot be imported.
+    """
+    try:
+        _import_torchvision()
+        # By name, since a folder called timm is found as an empty package.
+        from timm import create_model
+    except (ImportError, RuntimeError) as error:
+        raise MissingExtraError(
+            f"{wanted!r} is a timm model, but timm cannot be imported ({error}); install it with "
+            f"{install_command('vision')}"
+        ) from error
+    built: Callable[..., nn.Module] = create_model
+    return built
+
+
+def _import_torchvision() -> None:
+    """Import torchvision, which timm imports, also one built for CUDA beside a CPU build of PyTorch.
+
+    Its operators do not load there, and its import fails when it registers shape rules for some. Models call
+    none of them, so that their signatures are enough.
+    """
+    if importlib.util.find_spec("torchvision") is None:
+        return  # timm's own import then names what is missing
+    try:
+        import torchvision
+    except RuntimeError:
+        extension = sys.modules.get("torchvision.extension")
+        if extension is None or extension._has_ops() or hasattr(torch.ops.torchvision, "nms"):
+            raise
+        _DECLARED.append(torch.library.Library("torchvision", "FRAGMENT"))
+        for name in _OPERATORS:
+            _DECLARED[-1].define(_SIGNATURE.format(name))
+        import torchvision  # noqa: F401
+
+
+def is_timm_directory(path: Path) -> bool:
+    """Whether `config.json` is timm's: it names an architecture and no model type."""
+    config = read_object(path / "config.json")
+    return "architecture" in config and "model_type" not in config
+
+
+def from_timm(source: str | Path, *, allow_pickle: bool) -> nn.Module:
+    """The model of `timm:NAME` or a directory, as timm builds it.
+
+    Raises:
+        UnsafeFileError: If the weights are a pickle and `allow_pickle` is false.
+        FileFormatError: If timm does not build it.
+        MissingExtraError: If timm is not installed.
+    """
+    name = str(source).removeprefix("timm:")
+    if isinstance(source, Path):
+        check_weight_files(source, allow_pickle=allow_pickle)
+        name = f"local-dir:{source}"
+    create_model = timm_create_model(str(source))
+    try:
+        return create_model(name, pretrained=True).eval()
+    except Exception as error:  # a damaged file fails with whatever its first wrong byte brings about
+        raise FileFormatError(
+            f"cannot load {str(source)!r} with timm: {error}. Expected 'timm:NAME', or a directory with "
+            "timm's config.json and model.safetensors"
+        ) from error
+
+
+def preprocessing(module: nn.Module) -> dict[str, Any] | None:
+    """What a timm model knows about its images, with the size it takes now; None if it knows nothing."""
+    stored, vision = getattr(module, "pretrained_cfg", None), FAMILIES["timm-vit"].vision
+    if vision is None or not isinstance(stored, Mapping) or not stored:
+        return None
+    kept = {key: value for key, value in stored.items() if key not in ("file", "source")}  # where it lay
+    return {**kept, "input_size": [3, *vision.image_size(module)]}

@@ -1,0 +1,344 @@
+"""Descriptions of the image classifiers served, and how each is run and read."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from assay.core.errors import UnsupportedModelError
+from assay.models.family import (
+    Config,
+    Family,
+    Fused,
+    Separate,
+    Sizes,
+    config_facts,
+    config_sizes,
+    like,
+    register,
+)
+
+
+def _pair(size: Any) -> tuple[int, int]:
+    """A height and width, which many configurations state as one number."""
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return int(height), int(width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vision:
+    """How an image classifier is run and read; as it stands, one of transformers.
+
+    Attributes:
+        backbone: Its module whose `last_hidden_state` is the final norm's output at every position.
+        heads: Its classifiers, over which logits are averaged.
+        parts: From the module and that output to what each classifier reads.
+        pooled: Whether more positions than the first are read (mean pooling, distillation token).
+        n_prefix: From the configuration to how many positions come before those of the patches.
+    """
+
+    backbone: str
+    heads: tuple[str, ...] = ("classifier",)
+    parts: Callable[[Any, Tensor], tuple[Tensor, ...]] = lambda module, hidden: (hidden[:, 0],)
+    pooled: bool = False
+    n_prefix: Callable[[Config], int] = lambda config: 1
+
+    def refuse(self, module: Any) -> str | None:
+        """Why a module is not such a classifier, or None."""
+        for name in self.heads:
+            head = getattr(module, name, None)
+            if head is None:
+                return f"it is not an image classifier; supported are models with a module {name!r}"
+            if isinstance(head, nn.Identity):
+                return "it has no classification head (num_labels is 0); save it with one"
+        return None
+
+    def hidden(self, module: Any, images: Tensor) -> Tensor:
+        """Images `[batch, 3, h, w]` to the final norm's output at every position."""
+        return module.get_submodule(self.backbone)(images).last_hidden_state  # type: ignore[no-any-return]  # a tensor
+
+    def features(self, module: Any, hidden: Tensor) -> Tensor:
+        """That output to what the classifier reads, `[batch, d_features]`; the mean if there are several."""
+        return _mean(list(self.parts(module, hidden)))
+
+    def logits(self, module: Any, hidden: Tensor) -> Tensor:
+        """That output to logits. A model that reads position 0 alone is also given that one position."""
+        read = zip(self.heads, self.parts(module, hidden), strict=True)
+        return _mean([module.get_submodule(head)(part).to(hidden.device) for head, part in read])
+
+    def pools(self, module: Any) -> bool:
+        """Whether more positions than the first are read."""
+        return self.pooled
+
+    def image_size(self, module: Any) -> tuple[int, int]:
+        """Height and width it takes."""
+        return _pair(_tower(module).image_size)
+
+    def n_tokens(self, module: Any) -> int:
+        """Positions of the stream: patches and prefix tokens."""
+        config = _tower(module)
+        (height, width), (down, across) = _pair(config.image_size), _pair(config.patch_size)
+        return (height // down) * (width // across) + self.n_prefix(config)
+
+    def n_classes(self, module: Any) -> int:
+        """Width of the logits."""
+        return int(module.config.num_labels)
+
+    def classes(self, module: Any) -> tuple[str, ...] | None:
+        """Names of the classes, label 0 first; None if the model does not know them."""
+        names = tuple(str(module.config.id2label[index]) for index in range(self.n_classes(module)))
+        made_up = all(name == f"LABEL_{index}" for index, name in enumerate(names))
+        return None if made_up else names
+
+
+def _mean(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.stack(parts).mean(0)
+
+
+def _tower(module: Any) -> Config:
+    """The configuration of the vision tower."""
+    return getattr(module.config, "vision_config", module.config)
+
+
+def _facts(module: nn.Module) -> dict[str, Any]:
+    """The configuration without class names, which change no number."""
+    return {key: v for key, v in config_facts(module).items() if key not in ("id2label", "label2id")}
+
+
+# ---- transformers
+
+
+VIT = register(
+    Family(
+        key="vit",
+        serves="ViT",
+        model_types=("vit",),
+        backbone="vit",
+        blocks="vit.layers",
+        attention_norm="layernorm_before",
+        mlp_norm="layernorm_after",
+        final_norm="vit.layernorm",
+        unembed="classifier",
+        attention="attention",
+        qkv=Separate(q="attention.q_proj", k="attention.k_proj", v="attention.v_proj"),
+        out="attention.o_proj",
+        mlp="mlp",
+        activation="mlp.activation_fn",
+        norm="layer",
+        sizes=lambda module: config_sizes(_tower(module)),
+        facts=_facts,
+        vision=Vision(backbone="vit"),
+    )
+)
+
+_DEIT = Vision(backbone="deit", n_prefix=lambda config: 2)
+_TAUGHT = replace(
+    _DEIT,
+    heads=("cls_classifier", "distillation_classifier"),
+    parts=lambda module, hidden: (hidden[:, 0], hidden[:, 1]),
+    pooled=True,
+)
+like(
+    VIT,
+    "deit",
+    "DeiT",
+    backbone="deit",
+    blocks="deit.layers",
+    final_norm="deit.layernorm",
+    vision=_DEIT,
+    variant=lambda module: {"vision": _TAUGHT} if hasattr(module, "cls_classifier") else {},
+)
+
+
+def _dinov2_prefix(config: Config) -> int:
+    return 1 + int(getattr(config, "num_register_tokens", 0))
+
+
+def _dinov2_parts(module: Any, hidden: Tensor) -> tuple[Tensor, ...]:
+    """CLS beside the mean of the patches; registers are not read."""
+    return (torch.cat([hidden[:, 0], hidden[:, _dinov2_prefix(module.config) :].mean(1)], 1),)
+
+
+for _backbone in ("dinov2", "dinov2_with_registers"):
+    like(
+        VIT,
+        _backbone,
+        "DINOv2" + " with registers" * _backbone.endswith("registers"),
+        backbone=_backbone,
+        blocks=f"{_backbone}.encoder.layer",
+        attention_norm="norm1",
+        mlp_norm="norm2",
+        final_norm=f"{_backbone}.layernorm",
+        attention_scale="layer_scale1",
+        mlp_scale="layer_scale2",
+        variant=lambda module: {"activation": None} if module.config.use_swiglu_ffn else {},
+        vision=Vision(backbone=_backbone, parts=_dinov2_parts, pooled=True, n_prefix=_dinov2_prefix),
+    )
+
+_CLIP = Vision(backbone="vision_model", parts=lambda module, hidden: (hidden[:, 1:].mean(1),), pooled=True)
+CLIP = like(
+    VIT,
+    "clip",
+    "CLIP, vision tower",
+    backbone="vision_model",
+    blocks="vision_model.encoder.layers",
+    attention_norm="layer_norm1",
+    mlp_norm="layer_norm2",
+    final_norm=None,
+    attention="self_attn",
+    qkv=Separate(q="self_attn.q_proj", k="self_attn.k_proj", v="self_attn.v_proj"),
+    out="self_attn.out_proj",
+    scaling=lambda attention: attention.scale,
+    vision=_CLIP,
+)
+like(
+    CLIP,
+    "siglip",
+    "SigLIP, vision tower",
+    final_norm="vision_model.post_layernorm",
+    vision=replace(_CLIP, parts=lambda module, hidden: (hidden.mean(1),), n_prefix=lambda config: 0),
+)
+
+
+# ---- timm
+
+
+class TimmVision(Vision):
+    """A `VisionTransformer` of timm, which has methods of its own for its parts."""
+
+    def refuse(self, module: Any) -> str | None:
+        """The first thing that makes the stream something else than a sum of node outputs, or unreadable."""
+        pooling, size = module.global_pool, module.patch_embed.img_size
+        if getattr(module, "attn_pool", None) is not None:
+            return "it pools with attention (attn_pool), a reader that the graph does not have"
+        if pooling not in ("token", "avg", "max", "avgmax"):
+            return f"global_pool is {pooling!r}; served are 'token', 'avg', 'max' and 'avgmax'"
+        if isinstance(module.head, nn.Identity):
+            return "it has no classification head (num_classes is 0); create it with one"
+        if size is None or getattr(module, "dynamic_img_size", False):
+            return "it takes images of any size; create it with a fixed img_size"
+        if not isinstance(getattr(module, "patch_drop", None), nn.Identity | None):
+            return "it drops patches (patch_drop); create it with patch_drop_rate=0"
+        if module.grad_checkpointing:
+            return "it runs its blocks twice (grad_checkpointing); call module.set_grad_checkpointing(False)"
+        reasons = (_timm_block_refuses(block) for block in module.blocks)
+        return next((f"blocks.{n} {why}" for n, why in enumerate(reasons) if why is not None), None)
+
+    def hidden(self, module: Any, images: Tensor) -> Tensor:
+        return module.forward_features(images)  # type: ignore[no-any-return]  # a tensor
+
+    def features(self, module: Any, hidden: Tensor) -> Tensor:
+        return module.forward_head(hidden, pre_logits=True)  # type: ignore[no-any-return]  # a tensor
+
+    def logits(self, module: Any, hidden: Tensor) -> Tensor:
+        return module.forward_head(hidden)  # type: ignore[no-any-return]  # a tensor
+
+    def pools(self, module: Any) -> bool:
+        return module.global_pool != "token" or hasattr(module, "head_dist")
+
+    def image_size(self, module: Any) -> tuple[int, int]:
+        return _pair(module.patch_embed.img_size)
+
+    def n_tokens(self, module: Any) -> int:
+        return int(module.patch_embed.num_patches) + int(module.num_prefix_tokens)
+
+    def n_classes(self, module: Any) -> int:
+        return int(module.num_classes)
+
+    def classes(self, module: Any) -> tuple[str, ...] | None:
+        stored, n_classes = getattr(module, "pretrained_cfg", None), int(module.num_classes)
+        names = stored.get("label_names") if isinstance(stored, Mapping) else None
+        if isinstance(names, Mapping):  # class number, a string once it has been through JSON, to name
+            numbered = {int(number): name for number, name in names.items()}
+            names = [numbered[number] for number in range(n_classes) if number in numbered]
+        return tuple(str(name) for name in names) if names and len(names) == n_classes else None
+
+
+def _timm_block_refuses(block: Any) -> str | None:
+    if (kind := type(block).__name__) != "Block":
+        return f"is a {kind}; supported are blocks that normalise before attention and MLP"
+    attention = block.attn
+    if (kind := type(attention).__name__) != "Attention":
+        return f"has a {kind}; supported is plain multi-head attention"
+    if getattr(attention, "gate", None) is not None:
+        return "gates its attention output (attn.gate)"
+    if not isinstance(getattr(attention, "norm", nn.Identity()), nn.Identity):
+        return "normalises the outputs of all its heads together (attn.norm)"
+    if not isinstance(block.norm1, nn.LayerNorm):
+        return f"has norm {type(block.norm1).__name__}; supported is LayerNorm"
+    return None
+
+
+def _timm_gated(block: nn.Module) -> str | None:
+    """Where a gated MLP's product is read: its norm, which is a placeholder where it has none."""
+    kind = type(block.get_submodule("mlp")).__name__
+    if kind not in ("Mlp", "GluMlp", "SwiGLU"):
+        raise UnsupportedModelError(
+            f"the MLP is a {kind}, which is not supported, because the place of its gate is unknown; "
+            "supported are Mlp, GluMlp and SwiGLU"
+        )
+    return None if kind == "Mlp" else "mlp.norm"
+
+
+def _timm_sizes(module: Any) -> Sizes:
+    attention = module.blocks[0].attn
+    out, n_heads = attention.proj, int(attention.num_heads)
+    return Sizes(
+        n_heads=n_heads,
+        n_kv_heads=n_heads,
+        d_model=int(out.out_features),
+        d_head=int(out.in_features) // n_heads,
+    )
+
+
+def _timm_facts(module: Any) -> dict[str, Any]:
+    """What, besides the weights, decides a module's numbers."""
+    first = module.blocks[0]
+    return {
+        "class": "VisionTransformer" + "Distilled" * hasattr(module, "head_dist"),
+        "depth": len(module.blocks),
+        "heads": int(first.attn.num_heads),
+        "mlp": type(first.mlp).__name__,
+        "activation": str(first.mlp.act),
+        "gate_last": bool(getattr(first.mlp, "gate_last", False)),
+        "pool": module.global_pool,
+        "eps": float(first.norm1.eps),
+        "image_size": list(_pair(module.patch_embed.img_size)),
+        "patch": list(module.patch_embed.patch_size),
+        "prefix": int(module.num_prefix_tokens),
+        "no_embed_class": bool(getattr(module, "no_embed_class", False)),
+        "pool_include_prefix": bool(getattr(module, "pool_include_prefix", False)),
+    }
+
+
+register(
+    Family(
+        key="timm-vit",
+        serves="timm's VisionTransformer, any pooling but attention",
+        model_types=(),
+        classes=("VisionTransformer",),
+        backbone="",
+        blocks="blocks",
+        attention_norm="norm1",
+        mlp_norm="norm2",
+        final_norm="norm",
+        unembed="head",
+        attention="attn",
+        qkv=Fused(path="attn.qkv"),
+        out="attn.proj",
+        mlp="mlp",
+        activation="mlp.act",
+        gated=_timm_gated,
+        norm="layer",
+        q_norm="attn.q_norm",
+        k_norm="attn.k_norm",
+        attention_scale="ls1",
+        mlp_scale="ls2",
+        scaling=lambda attention: attention.scale,
+        sizes=_timm_sizes,
+        facts=_timm_facts,
+        vision=TimmVision(backbone=""),
+    )
+)
