@@ -198,16 +198,16 @@ class Graph:
         return {name: column for column, name in enumerate(self.targets)}
 
     def source_index(self, name: str) -> int:
-        """Row of a source; other tools' spellings are accepted (see `parse_node`)."""
-        return _look_up("source", parse_node(name, self.n_layers), name, self._source_rows)
+        """Row of a source."""
+        return _look_up("source", name, name, self._source_rows)
 
     def target_index(self, name: str) -> int:
-        """Column of a target; other tools' spellings are accepted (see `parse_node`).
+        """Column of a target; EAP-IG's spelling, `a0.h3<q>`, is accepted.
 
         Where heads share keys and values, `a1.h1.k` is an older spelling of `a1.kv1.k`: the number is that of
         the key/value head. It is read with a warning.
         """
-        ours = parse_node(name, self.n_layers)
+        ours = _EAP_IG.sub(r".\1", name)
         if self.n_kv_heads < self.n_heads and (match := _OLD_SHARED.fullmatch(ours)):
             warnings.warn(
                 f"a name like 'a1.h1.k' is ambiguous in a graph whose {self.n_heads} heads share "
@@ -279,37 +279,8 @@ def build_graph(
     )
 
 
-# One row per foreign spelling: pattern -> name here ({0}, {1} are the groups).
-_SPELLINGS = tuple(
-    (re.compile(pattern), name)
-    for pattern, name in [
-        (r"a(\d+)\.h(\d+)<([qkv])>", "a{0}.h{1}.{2}"),  # EAP-IG, MIB
-        (r"A(\d+)\.(\d+)\.([QKV])", "a{0}.h{1}.{2}"),  # auto-circuit
-        (r"A(\d+)\.(\d+)", "a{0}.h{1}"),
-        (r"MLP (\d+)", "m{0}"),
-        (r"Resid Start", "input"),
-        (r"Resid End", "logits"),
-        (r"blocks\.(\d+)\.hook_([qkv])_input\[:, :, (\d+)\]", "a{0}.h{2}.{1}"),  # ACDC
-        (r"blocks\.(\d+)\.attn\.hook_result\[:, :, (\d+)\]", "a{0}.h{1}"),
-        (r"blocks\.(\d+)\.hook_mlp_(?:in|out)", "m{0}"),
-        (r"blocks\.0\.hook_resid_pre", "input"),
-    ]
-)
+_EAP_IG = re.compile(r"<([qkv])>$")
 _OLD_SHARED = re.compile(r"(a\d+\.)h(\d+\.[kv])")
-_RESID_POST = re.compile(r"blocks\.(\d+)\.hook_resid_post")
-
-
-def parse_node(name: str, n_layers: int) -> str:
-    """A node name in this package's spelling, from ours, EAP-IG's, auto-circuit's or ACDC's.
-
-    Only the spelling is translated; whether the node exists is for the graph to say.
-    """
-    for pattern, ours in _SPELLINGS:
-        if match := pattern.fullmatch(name):
-            return ours.format(*(group.lower() for group in match.groups()))
-    if (match := _RESID_POST.fullmatch(name)) and int(match[1]) == n_layers - 1:
-        return "logits"
-    return name
 
 
 def _look_up(kind: str, name: str, given: str, known: Mapping[str, int]) -> int:

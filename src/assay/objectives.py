@@ -21,9 +21,9 @@ class ObjectiveBatch(Protocol):
     """What an objective may ask of a batch: token ids, padded with -1."""
 
     @property
-    def answers(self) -> Int[Tensor, "batch *reads_and_answers"]: ...
+    def answers(self) -> Int[Tensor, "batch n_answers"]: ...
     @property
-    def wrong(self) -> Int[Tensor, "batch *reads_and_wrong"] | None: ...
+    def wrong(self) -> Int[Tensor, "batch n_wrong"] | None: ...
 
 
 Loss = Callable[[Tensor, Tensor, Any], Tensor]
@@ -32,9 +32,6 @@ Loss = Callable[[Tensor, Tensor, Any], Tensor]
 @dataclass(frozen=True, kw_only=True)
 class Objective:
     """A per-example loss and what is known about it.
-
-    An example that is read at several positions has, at each of them, the loss defined here; its own is their
-    mean. Where wrong answers are compared with, read positions without one do not count.
 
     Attributes:
         key: Registered name, or the name of a user's callable.
@@ -56,8 +53,8 @@ class Objective:
 
     def __call__(
         self,
-        logits: Float[Tensor, "batch *reads d_vocab"],
-        clean_logits: Float[Tensor, "batch *reads d_vocab"],
+        logits: Float[Tensor, "batch d_vocab"],
+        clean_logits: Float[Tensor, "batch d_vocab"],
         batch: Any,  # an `ObjectiveBatch`: checking that would read the answers, which not every task has
     ) -> Float[Tensor, " batch"]:
         """Loss of each example; higher means the behaviour is more damaged."""
@@ -65,13 +62,6 @@ class Objective:
             raise InputError(
                 f"objective {self.key!r} compares answers with wrong answers, but the task has no `wrong`; "
                 "give the task wrong=, or choose objective='kl' or 'ce'"
-            )
-        if logits.ndim == 3:
-            counted = batch.positions >= 0
-            if self.needs_wrong:
-                counted = counted & (batch.wrong >= 0).any(2)
-            return mean_over_reads(
-                self(logits[counted], clean_logits[counted], batch.by_read(counted)), counted
             )
         loss: object = self.loss(logits, clean_logits, batch)
         if not isinstance(loss, Tensor) or loss.shape != logits.shape[:1] or not loss.is_floating_point():
@@ -81,19 +71,6 @@ class Objective:
                 f"shape ({len(logits)},); do not average over the batch"
             )
         return loss
-
-
-def mean_over_reads(
-    values: Float[Tensor, " rows"], counted: Bool[Tensor, "batch reads"]
-) -> Float[Tensor, " batch"]:
-    """One number per example from one per read position.
-
-    Args:
-        values: A number for each read position that counts, example by example.
-        counted: Which read positions do; at least one of each example.
-    """
-    table = values.new_zeros(counted.shape).masked_scatter(counted, values)
-    return table.sum(1) / counted.sum(1)
 
 
 OBJECTIVES: Registry[Objective] = Registry("objective", holds=Objective)

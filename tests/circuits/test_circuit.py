@@ -130,15 +130,6 @@ def test_published_head_circuit_of_ioi(shared: Callable[[str], Path]) -> None:
     )
 
 
-def test_placeholders_of_other_tools_are_skipped() -> None:
-    edges = [
-        "blocks.0.hook_resid_pre->blocks.0.hook_q_input[:, :, 1]",
-        "blocks.0.hook_q_input[:, :, 1]->blocks.0.attn.hook_q[:, :, 1]",
-        "blocks.0.attn.hook_q[:, :, 1]->blocks.0.attn.hook_result[:, :, 1]",
-    ]
-    assert Circuit.from_edges(GRAPH, edges).edges() == ["input->a0.h1.q"]
-
-
 def test_frames_and_networkx_name_every_edge() -> None:
     circuit = Circuit.from_edges(GRAPH, ["input->a0.kv1.k", "m0->logits"])
     frame = circuit.to_frame()
@@ -218,15 +209,13 @@ def test_greedy_grows_from_the_logits(seed: int, k: int) -> None:
 def test_thresholds_and_sizes_must_be_numbers(unchecked: None) -> None:
     with pytest.raises(InputError, match="threshold is NaN"):
         some_scores().threshold(float("nan"))
-    with pytest.raises(InputError, match="give a whole number"):
-        some_scores().top(5.0)
-    with pytest.raises(InputError, match="not a pair of whole numbers"):
+    with pytest.raises(InputError, match="not a pair .* of whole numbers"):
         Circuit.from_heads(GRAPH, [(0.9, 1)])
 
 
 @pytest.mark.parametrize("k", [0, -1, GRAPH.n_edges + 1])
 def test_sizes_outside_the_graph_are_refused(k: int) -> None:
-    with pytest.raises(InputError, match=f"cannot keep {k} edges: this graph has {GRAPH.n_edges}"):
+    with pytest.raises(InputError, match=f"cannot keep {k} edges; choose k from 1 to {GRAPH.n_edges}"):
         some_scores().top(k)
 
 

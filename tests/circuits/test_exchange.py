@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from assay.circuits import Circuit, EdgeScores
 from assay.circuits.eap_ig import (
-    PERCENTAGES,
     load_submission,
     read_eap_ig,
     save_submission,
@@ -130,17 +129,13 @@ def test_a_file_without_marked_edges_has_no_circuit(tmp_path: Path) -> None:
     assert read_eap_ig(put(tmp_path, content)).circuit is None
 
 
-def test_missing_edges_are_refused_unless_accepted(tmp_path: Path) -> None:
+def test_missing_edges_are_refused(tmp_path: Path) -> None:
     content = document()
     del content["edges"]["input->a0.h1<k>"], content["edges"]["m0->logits"]
-    path = put(tmp_path, content)
     with pytest.raises(
-        FileFormatError, match=r"11 of the 13 edges .* missing is 'input->a0\.h1<k>'.*partial"
+        FileFormatError, match=r"2 of its 13 edges are missing, the first is 'input->a0\.h1\.k'"
     ):
-        read_eap_ig(path)
-    found = read_eap_ig(path, partial=True)
-    assert found.scores is not None
-    assert float(found.scores.values[found.graph.edge_index("m0->logits")]) == 0
+        read_eap_ig(put(tmp_path, content))
 
 
 # ---- grouped queries ------------------------------------------------------------------------------------
@@ -263,10 +258,10 @@ def test_a_torch_file_that_runs_code_is_refused(tmp_path: Path, capsys: pytest.C
     ("changes", "message"),
     [
         ({"edges_scores": None}, "is not a graph file of EAP-IG .*edges_scores"),
-        ({"edges_scores": torch.zeros(2, 2)}, r"\(2, 2\).*9 sources and 21 targets"),
+        ({"edges_scores": torch.zeros(2, 2)}, "is not a graph file of EAP-IG .*shape mismatch"),
         ({"edges_in_graph": "all"}, "is not a graph file of EAP-IG"),
         ({"neurons_in_graph": torch.zeros(9, 24)}, "single neurons"),
-        ({"cfg": {"n_layers": 0, "n_heads": 3}}, "n_layers=0"),
+        ({"edges_in_graph": torch.zeros(9)}, "is not a graph file of EAP-IG"),
     ],
 )
 def test_foreign_torch_files_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -278,7 +273,7 @@ def test_an_unknown_target_of_a_torch_file_is_named(tmp_path: Path) -> None:
     targets = [name[:-2] + f"<{name[-1]}>" if "." in name else name for name in GRAPH.targets]
     targets[3] = "a0.h7<k>"
     with pytest.raises(
-        UnknownNameError, match=r"unknown target of edge 'input->a0\.h7<k>' in .* 'a0\.h7<k>'; did you mean"
+        UnknownNameError, match=r"unknown target 'a0\.h7<k>' in a graph of 21 targets; did you mean"
     ):
         read_eap_ig(torch_file(tmp_path / "graph.pt", dst_nodes=targets))
 
@@ -305,37 +300,27 @@ def with_edge(name: str, value: Any = None) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    ("name", "error", "message"),
     [
-        ("input->a0.h9<q>", r"unknown target of edge 'input->a0\.h9<q>' in .* 'a0\.h9<q>'; did you mean"),
-        ("imput->m0", r"unknown source .* 'imput'; did you mean 'input'\?"),
-        ("m0->a0.h1<q>", "m0 writes after a0.h1<q> reads"),
-        ("input->a0.h1", r"unknown target .* 'a0\.h1'; did you mean"),
-        ("m0", "unknown target of edge 'm0'"),
-        ("", "unknown source of edge ''"),
-        ("../../etc/passwd->m0", r"unknown source .* '\.\./\.\./etc/passwd'"),
-        ("a" * 10_000 + "->m0", r"unknown source of edge 'a{80}'"),
-        ("input->m0\x00\x1b[2J", r"unknown target .* 'm0\\x00"),
+        ("input->a0.h9<q>", UnknownNameError, r"unknown target 'a0\.h9<q>' in a graph of .*; did you mean"),
+        ("imput->m0", UnknownNameError, r"unknown source 'imput' .* did you mean input\?"),
+        ("m0->a0.h1<q>", UnknownNameError, r"m0 writes after a0\.h1\.q reads"),
+        ("m0", InputError, "edge 'm0' has no '->'"),
+        ("a" * 10_000 + "->m0", InputError, "edge 'a{80}' has no '->'"),
+        ("input->m0\x00\x1b[2J", UnknownNameError, r"unknown target 'm0\\x00"),
     ],
 )
-def test_unknown_edges_are_refused_by_name(tmp_path: Path, name: str, message: str) -> None:
-    with pytest.raises(UnknownNameError, match=message) as error:
+def test_unknown_edges_are_refused_by_name(
+    tmp_path: Path, name: str, error: type[AssayError], message: str
+) -> None:
+    with pytest.raises(error, match=message):
         read_eap_ig(put(tmp_path, with_edge(name)))
-    assert len(str(error.value)) < 900
-
-
-def test_the_first_unknown_edge_is_the_one_named(tmp_path: Path) -> None:
-    content = document()
-    first = {"input->a0.h5<q>": 1.0, "input->a0.h6<q>": 1.0}
-    content["edges"] = first | content["edges"]
-    with pytest.raises(UnknownNameError, match="a0.h5<q>"):
-        read_eap_ig(put(tmp_path, content))
 
 
 @pytest.mark.parametrize("score", ["NaN", "Infinity", "-Infinity", "1e999"])
 def test_scores_that_are_not_finite_are_refused(tmp_path: Path, score: str) -> None:
     text = json.dumps(with_edge("input->m0", {"score": "here", "in_graph": True})).replace('"here"', score)
-    with pytest.raises(NonFiniteError, match=r"score of 'input->m0' is (nan|-?inf)"):
+    with pytest.raises(NonFiniteError, match=r"score of input->m0 is (nan|-?inf)"):
         read_eap_ig(put(tmp_path, text))
 
 
@@ -346,21 +331,15 @@ def test_scores_that_are_not_finite_are_refused(tmp_path: Path, score: str) -> N
         ("{", "is not a graph file of EAP-IG"),
         ("[" * 100_000, "nested too deeply"),
         ('{"cfg": {"n_layers": 1, "n_heads": 2}, "nodes": {}}', "edge level, with cfg, nodes and edges"),
-        ({**document(), "edges": {}}, "it scores nodes, and no edges"),
-        ({**document(), "cfg": {"n_layers": "1", "n_heads": 2}}, "n_layers='1'"),
+        ({**document(), "edges": {}}, "13 of its 13 edges are missing"),
+        ({**document(), "cfg": {"n_layers": "1", "n_heads": 2}}, "is not a graph file of EAP-IG"),
         ({**document(), "cfg": {"n_layers": 10**9, "n_heads": 10**9}}, "more than any file"),
-        (
-            {**document(), "cfg": {"n_layers": 1, "n_heads": 2, "parallel_attn_mlp": "no"}},
-            "parallel_attn_mlp",
-        ),
         ({**document(), "nodes": {"m0": {"in_graph": True, "neurons": [True]}}}, "single neurons"),
-        (with_edge("input->m0", {"score": "high"}), "a number as score"),
-        (with_edge("input->m0", {"score": True}), "a number as score"),
-        (with_edge("input->m0", {}), "a number as score"),
-        (with_edge("input->m0", [1.0]), "a number as score"),
-        (with_edge("input->m0", {"score": 1.0, "in_graph": 1}), "true or false as in_graph"),
-        (with_edge("input->m0", {"score": 10**400}), "OverflowError"),
-        (with_edge("input->m0", {"in_graph": True}), "12 of 13 edges have a score"),
+        (with_edge("input->m0", {"score": "high"}), "is not a graph file of EAP-IG"),
+        (with_edge("input->m0", [1.0]), "is not a graph file of EAP-IG"),
+        (with_edge("input->m0", {"score": 1.0, "in_graph": "yes"}), "is not a graph file of EAP-IG"),
+        (with_edge("input->m0", {"score": 10**400}), "is not a graph file of EAP-IG"),
+        (with_edge("input->m0", {"in_graph": True}), "is not a graph file of EAP-IG"),
     ],
 )
 def test_foreign_files_are_refused(tmp_path: Path, content: Any, message: str) -> None:
@@ -385,7 +364,7 @@ def test_no_damage_raises_anything_but_an_error_of_ours(tmp_path: Path, data: st
     path = tmp_path / "damaged.json"
     path.write_bytes(bytes(text))
     try:
-        found = read_eap_ig(path, partial=data.draw(st.booleans()))
+        found = read_eap_ig(path)
     except AssayError:
         return
     assert found.scores is not None or found.circuit is not None or found.graph.n_edges == 13
@@ -394,12 +373,12 @@ def test_no_damage_raises_anything_but_an_error_of_ours(tmp_path: Path, data: st
 def test_graphs_must_agree(tmp_path: Path) -> None:
     path = put(tmp_path, document())
     with pytest.raises(
-        GraphMismatchError, match="describes 1 layers of 2 heads.*requested graph has 2 layers of 3"
+        GraphMismatchError, match="describes .*'n_layers': 1, .*requested graph is .*'n_layers': 2"
     ):
         read_eap_ig(path, GRAPH)
-    with pytest.raises(GraphMismatchError, match="parallel False, .* parallel True"):
+    with pytest.raises(GraphMismatchError, match="'parallel': False.*'parallel': True"):
         read_eap_ig(path, build_graph(1, 2, parallel=True))
-    with pytest.raises(GraphMismatchError, match="attention-only"):
+    with pytest.raises(GraphMismatchError, match="'mlps': False"):
         read_eap_ig(path, build_graph(1, 2, mlps=False))
     with pytest.raises(GraphMismatchError, match="an attention-only graph cannot be written"):
         write_eap_ig(random_scores(build_graph(1, 2, mlps=False)), tmp_path / "out.json")
@@ -413,8 +392,6 @@ def test_other_misuse_is_refused(tmp_path: Path) -> None:
         read_eap_ig(tmp_path / "absent.json")
     with pytest.raises(UnknownNameError, match="unknown rule for shared edges 'some'"):
         read_eap_ig(put(tmp_path, document()), shared="some")
-    with pytest.raises(InputError, match="not twice"):
-        write_eap_ig(Circuit.full(GRAPH), tmp_path / "out.json", circuit=Circuit.full(GRAPH))
     with pytest.raises(OutputError, match="cannot write"):
         write_eap_ig(random_scores(), tmp_path / "nowhere" / "out.json")
 
@@ -422,99 +399,53 @@ def test_other_misuse_is_refused(tmp_path: Path) -> None:
 # ---- submissions ----------------------------------------------------------------------------------------
 
 
-def nine(graph: Graph) -> list[Circuit]:
-    scores = random_scores(graph)
-    sizes = [int(percentage / 100 * graph.n_edges) for percentage in PERCENTAGES]
-    return [scores.top(size) if size else Circuit.empty(graph) for size in sizes]
-
-
 def test_submissions_come_back_as_they_were(tmp_path: Path) -> None:
-    scores, circuits = random_scores(), nine(GRAPH)
-    root = save_submission(
-        {
-            ("ioi", "gpt2"): scores,
-            ("arc-easy", "llama3"): random_scores(GROUPED),
-            ("arithmetic_addition", "qwen2_5"): circuits,
-        },
-        tmp_path / "submission",
-        d_model={"gpt2": 16},
-    )
-    assert sorted(each.name for each in root.iterdir()) == [
-        "arc-easy_llama3",
-        "arithmetic_addition_qwen2_5",
-        "ioi_gpt2",
-    ]
-    assert sorted(each.name for each in (root / "arithmetic_addition_qwen2_5").iterdir())[:2] == [
-        "0.1.json",
-        "0.2.json",
-    ]
-    entries = {(each.task, each.model): each for each in load_submission(root, {"llama3": GROUPED})}
-    assert list(entries) == [("arc-easy", "llama3"), ("arithmetic_addition", "qwen2_5"), ("ioi", "gpt2")]
-    found = entries["ioi", "gpt2"].scores
-    assert found is not None
-    assert torch.equal(found.values, scores.values)
-    assert found.provenance["task"] == "ioi"
-    grouped = entries["arc-easy", "llama3"].scores
-    assert grouped is not None
-    assert torch.equal(grouped.values, random_scores(GROUPED).values)
-    several = entries["arithmetic_addition", "qwen2_5"]
-    assert several.scores is None
-    assert list(several.circuits) == circuits
-    (one,) = load_submission(root / "ioi_gpt2", GRAPH)
-    assert one.model == "gpt2"
-    content = json.loads((root / "arithmetic_addition_qwen2_5" / "50.json").read_text())
-    assert content["edges"]["input->m0"].keys() == {"score", "in_graph"}
+    entries = {
+        ("arc-easy", "llama3"): random_scores(GROUPED),
+        ("arithmetic_addition", "qwen2_5"): random_scores(GRAPH, 1),
+        ("ioi", "gpt2"): random_scores(),
+    }
+    root = save_submission(entries, tmp_path / "submission", d_model={"gpt2": 16})
+    (root / "ioi_gpt2" / ".DS_Store.json").write_text("")
+    found = load_submission(root, {"llama3": GROUPED})
+    assert list(found) == list(entries)
+    for key, scores in entries.items():
+        assert torch.equal(found[key].values, scores.values)
+    assert found["ioi", "gpt2"].provenance["task"] == "ioi"
+    assert list(load_submission(root / "ioi_gpt2", GRAPH)) == [("ioi", "gpt2")]
+    assert json.loads((root / "ioi_gpt2" / "importances.json").read_text())["cfg"]["d_model"] == 16
 
 
 def test_torch_importances_are_read(tmp_path: Path) -> None:
     (tmp_path / "ioi_gpt2").mkdir()
     torch_file(tmp_path / "ioi_gpt2" / "importances.pt")
-    (tmp_path / "ioi_gpt2" / ".DS_Store").write_text("")
-    (entry,) = load_submission(tmp_path, GRAPH)
-    assert entry.scores is not None
+    assert list(load_submission(tmp_path, GRAPH)) == [("ioi", "gpt2")]
 
 
 @pytest.mark.parametrize(
-    "name", ["", "..", "../up", "a/b", "ioi\\x", "ioi ", "a\nb", "-ioi", "x..y", "nul\x00"]
+    "name", ["", "..", "../up", "a/b", "ioi\\x", "ioi ", "a\nb", "-ioi", "x..y", "nul\x00", "x" * 300]
 )
 def test_names_that_leave_the_folder_are_refused(tmp_path: Path, name: str) -> None:
-    root = tmp_path / "submission"
-    with pytest.raises(InputError, match="cannot be part of a folder name"):
-        save_submission({(name, "gpt2"): random_scores()}, root)
-    with pytest.raises(InputError, match="cannot be part of a folder name"):
-        save_submission({("ioi", name): random_scores()}, root)
-    assert not root.exists()
+    for key in ((name, "gpt2"), ("ioi", name), ("ioi", "my_model")):
+        with pytest.raises(InputError, match="cannot name a folder"):
+            save_submission({key: random_scores()}, tmp_path / "submission")
+    assert not (tmp_path / "submission").exists()
 
 
-def test_submissions_are_checked(tmp_path: Path) -> None:
-    root = tmp_path / "submission"
-    with pytest.raises(InputError, match="the submission is empty"):
-        save_submission({}, root)
-    with pytest.raises(InputError, match="would be read as task and model"):
-        save_submission({("ioi", "my_model"): random_scores()}, root)
-    with pytest.raises(InputError, match="has 2 circuits; expected one for each of"):
-        save_submission({("ioi", "gpt2"): nine(GRAPH)[:2]}, root)
-    with pytest.raises(InputError, match=r"for 0\.1 % keeps 37 of 75 edges"):
-        save_submission({("ioi", "gpt2"): nine(GRAPH)[::-1]}, root)
+def test_folders_that_are_no_submission_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match="folder .* does not exist"):
-        load_submission(root)
-    root.mkdir()
-    with pytest.raises(FileFormatError, match="has no .json or .pt file"):
-        load_submission(_empty(root))
-    (root / "gpt2").mkdir()
+        load_submission(tmp_path / "absent")
+    (tmp_path / "ioi_gpt2").mkdir()
+    with pytest.raises(FileFormatError, match="has 0 .json and .pt files"):
+        load_submission(tmp_path)
+    (tmp_path / "gpt2").mkdir()
     with pytest.raises(FileFormatError, match="does not name a task and a model"):
-        load_submission(root)
-
-
-def _empty(root: Path) -> Path:
-    (root.parent / "ioi_empty").mkdir()
-    return root.parent / "ioi_empty"
+        load_submission(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("name", "parts"),
     [
-        ("ioi_gpt2", ("ioi", "gpt2")),
         ("arithmetic_addition_llama3", ("arithmetic_addition", "llama3")),
         ("ioi_qwen2_5", ("ioi", "qwen2_5")),
         ("mcqa_qwen2.5", ("mcqa", "qwen2.5")),

@@ -81,7 +81,7 @@ def test_a_further_number_without_an_axis_is_noticed(circuit_file: Path) -> None
 def test_plain_safetensors_are_not_circuits(tmp_path: Path) -> None:
     path = tmp_path / "weights.safetensors"
     save_file({"mask": torch.zeros(3)}, path)
-    with pytest.raises(FileFormatError, match="no assay metadata"):
+    with pytest.raises(FileFormatError, match="is not a circuit written by"):
         load_circuit(path)
 
 

@@ -6,12 +6,11 @@ import pytest
 import torch
 import transformers
 import vit_goldens
-from counted_passes import counted
 
 from assay.circuits import Circuit
 from assay.core.errors import InputError, UnknownNameError
 from assay.discovery.edges import discover
-from assay.execution import CircuitRunner, SuffixRunner, get_ablation
+from assay.execution import CircuitRunner, get_ablation
 from assay.models import Model, load_model
 from assay.tasks import ImageTask, load_task
 
@@ -34,7 +33,7 @@ def one_edge_at_a_time(model: Model, task: Any, ablation: str, objective: str | 
         mask = model.graph.valid.clone()
         mask[row, column] = False
         circuit = Circuit(graph=model.graph, mask=mask)
-        runner = CircuitRunner(model, circuit, resample=chosen.paired, several=batch.positions.ndim == 2)
+        runner = CircuitRunner(model, circuit, resample=chosen.paired)
         logits = runner.logits(clean, baseline, batch.positions)
         scores[:, row, column] = damage_of(logits, clean_logits, batch) - whole
     return scores
@@ -107,30 +106,9 @@ def test_a_subset_is_what_all_edges_give() -> None:
     assert whole.provenance.get("options") is None
 
 
-def test_passes_are_shared() -> None:
-    model, task = vit_goldens.model("vit_edges_a"), vit_goldens.task("vit_edges_a").subset(range(2))
-    with counted(model.n_layers) as passes:
-        discover(model, task, "exact", ablation="zero")
-    # Every run would be a pass; a run from its target on goes through fewer blocks.
-    assert sum(passes) < task.n * model.graph.n_edges / 3
-
-
 def test_edges_that_cannot_be_measured() -> None:
     model, task = vit_goldens.model("vit_edges_a"), vit_goldens.task("vit_edges_a").subset(range(2))
     with pytest.raises(UnknownNameError, match="a9"):
         discover(model, task, "exact", edges=["a9.h0->logits"])
     with pytest.raises(InputError, match="edges of exact is empty"):
         discover(model, task, "exact", edges=[])
-
-
-def test_a_runner_that_has_cut_edges_is_refused() -> None:
-    model, task = vit_goldens.model("vit_edges_a"), vit_goldens.task("vit_edges_a").subset(range(2))
-    batch = next(model.bind(task).batches(2))
-    runner = SuffixRunner(model)
-    zeros = get_ablation("zero").prepare(model, task, batch_size=2, seed=0).baseline(batch)
-    runner.add(batch.clean, zeros, batch.positions)
-    last = model.graph.n_targets - 1
-    list(runner.logits(last, [0], torch.ones(1, 1, dtype=torch.bool)))
-    runner.commit(0)
-    with pytest.raises(InputError, match="edges have been cut already"):
-        list(runner.alone(last, [1]))

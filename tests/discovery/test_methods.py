@@ -183,34 +183,6 @@ def test_every_quadrature_equals_its_twin(gpt2_tiny64: nn.Module, rule: str, abl
     assert_scores(found, Literal(model, task, "kl", ablation).eap_ig_inputs(rule))
 
 
-@pytest.mark.parametrize(("tolerance", "steps", "forward"), [(1.0, 3, 5), (0.0, 9, 13)])
-def test_refined_steps_equal_the_rule_they_stop_at(
-    gpt2_tiny64: nn.Module, monkeypatch: pytest.MonkeyPatch, tolerance: float, steps: int, forward: int
-) -> None:
-    """Three nodes where they suffice, else nine; either way the scores are those of that midpoint rule."""
-    monkeypatch.setattr("assay.discovery.edges.running.TOLERANCE", tolerance)
-    model = load_model(gpt2_tiny64)
-    task = random_task(model)
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        automatic = discover(model, task, objective="kl", steps="auto", per_example=True)
-    assert automatic.details["steps"] == steps
-    assert automatic.details["passes"]["forward"] == forward
-    assert [issubclass(warning.category, AssayWarning) for warning in caught] == [True] * (steps == 9)
-    fixed = discover(model, task, objective="kl", steps=steps, per_example=True)
-    torch.testing.assert_close(automatic.values, fixed.values)
-    torch.testing.assert_close(automatic.per_example, fixed.per_example)
-    assert automatic.details["completeness_gap"] == pytest.approx(fixed.details["completeness_gap"])
-
-
-@pytest.mark.parametrize("method", ["eap", "ifr", "relp"])
-def test_automatic_steps_mean_nothing_to_methods_without_steps(gpt2_tiny64: nn.Module, method: str) -> None:
-    model = load_model(gpt2_tiny64)
-    task = random_task(model)
-    automatic, fixed = (discover(model, task, method, steps=steps) for steps in ("auto", STEPS))
-    assert torch.equal(automatic.values, fixed.values)
-
-
 @given(st.integers(1, 40), st.sampled_from(["midpoint", "left", "right", "gauss-legendre"]))
 def test_quadrature_integrates_a_line(steps: int, rule: str) -> None:
     nodes = quadrature_nodes(steps, rule)
@@ -322,19 +294,18 @@ def test_eap_refuses_objectives_that_are_stationary(gpt2_tiny64: nn.Module, obje
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"steps": 0}, "need at least 1"),
-        ({"steps": "many"}, "positive integer or 'auto'"),
-        ({"steps": "auto", "quadrature": "left"}, "refines the midpoint rule"),
+        ({"steps": 0}, "a whole number of at least 1"),
+        ({"steps": "many"}, "a whole number of at least 1"),
         ({"quadrature": "midpiont"}, "did you mean 'midpoint'"),
-        ({"method": "eap-ig-activations", "steps": "auto"}, "a number of steps"),
+        ({"method": "eap-ig-activations", "steps": 0}, "a whole number of at least 1"),
         ({"method": "clean-corrupted", "ablation": "zero"}, "needs the run on the corrupted input"),
         ({"method": "eap-ig-input"}, "did you mean 'eap-ig-inputs'"),
         ({"objective": "logit-dif"}, "did you mean 'logit_diff'"),
         ({"ablation": "resampel"}, "did you mean 'resample'"),
         ({"batch_size": 0}, "at least 1"),
         ({"batch_size": 2.5}, "batch_size is 2.5"),
-        ({"steps": 2.7}, "positive integer or 'auto'"),
-        ({"steps": True}, "positive integer or 'auto'"),
+        ({"steps": 2.7}, "a whole number of at least 1"),
+        ({"steps": True}, "a whole number of at least 1"),
         ({"objective": "kl", "steps": 1, "quadrature": "right"}, "all scores would be 0"),
     ],
 )

@@ -1,7 +1,5 @@
 """Scores and runs position by position, against ordinary ones and against literal twins."""
 
-from typing import Any
-
 import literal
 import literal_vits
 import pytest
@@ -10,8 +8,7 @@ import vit_goldens
 from torch import Tensor, nn
 
 from assay.circuits import Circuit, EdgeScores
-from assay.circuits.slots import edge_slots
-from assay.circuits.spans import Spans
+from assay.circuits.spans import Spans, edge_slots
 from assay.core.errors import GraphMismatchError, InputError, NonFiniteError, UnknownNameError
 from assay.discovery.edges import METHODS, discover
 from assay.discovery.edges.positions import discover_positions
@@ -45,6 +42,14 @@ def small_task(model: Model, *, n: int = 4, ragged: bool = False) -> PairTask:
 
 def small_images() -> ImageTask:
     return vit_goldens.task("vit_edges_a").subset([0, 4, 7])
+
+
+def every(length: int, *, causal: bool = True, pools: bool = False, read: int = -1) -> Spans:
+    """Every position of prompts or images by itself."""
+    reach, reads = torch.ones(length, length).bool(), torch.full((length,), pools)
+    reads[read] = True
+    names = tuple(map(str, range(length)))
+    return Spans(names=names, reach=reach.triu() if causal else reach, read=reads, rule={"kind": "each"})
 
 
 def random_circuit(model: Model, spans: Spans, *, share: float = 0.6, seed: int = 0) -> Circuit:
@@ -105,7 +110,7 @@ def test_the_sum_over_spans_is_the_ordinary_score(module64: nn.Module, ablation:
     model = load_model(module64)
     task = small_task(model, ragged=True)
     ordinary = discover(model, task, ablation=ablation, steps=2)
-    for spans in ({"first": 0, "last": -1}, torch.arange(6).expand(4, 6) % 4):
+    for spans in ({"first": 0, "last": -1}, {"second": 1, "ends": [0, -1]}):
         if isinstance(spans, Tensor):
             spans = spans.clone()
         found = discover_positions(model, task, ablation=ablation, steps=2, spans=spans)
@@ -132,7 +137,7 @@ def test_images_have_positions_too() -> None:
 
 def test_classifiers_that_pool_are_read_everywhere() -> None:
     model = vit_goldens.model("vit_edges_a")
-    spans = Spans.each(model.n_tokens, causal=False, read=None)
+    spans = every(model.n_tokens, causal=False, pools=True)
     assert bool(spans.read.all())
     assert edge_slots(model.graph, spans).sum() == model.n_tokens * model.graph.n_edges
 
@@ -175,20 +180,13 @@ def test_methods_without_this_form_are_refused(gpt2_tiny: nn.Module) -> None:
         discover_positions(model, task, spans="word")
 
 
-def test_automatic_steps_are_refused(gpt2_tiny: nn.Module, unchecked: None) -> None:
-    model = load_model(gpt2_tiny)
-    automatic: Any = "auto"
-    with pytest.raises(InputError, match="steps='auto' works only with discover"):
-        discover_positions(model, small_task(model), steps=automatic)
-
-
 # -------------------------------------------------------------------------------------------------- runs
 
 
 def test_ends_are_the_model_and_the_ablated_run(module64: nn.Module, family: str) -> None:
     model = load_model(module64)
     task = small_task(model)
-    spans = Spans.each(6)
+    spans = every(6)
     close = {"rtol": 0, "atol": EXACT[family]}
     full = run_circuit(model, task, Circuit.full(model.graph, spans))
     torch.testing.assert_close(full, run_model(model, task), **close)
@@ -217,12 +215,10 @@ def test_the_same_edges_everywhere_are_the_ordinary_circuit(
 def test_mixed_positions_equal_the_literal_run(module64: nn.Module, family: str, ablation: str) -> None:
     model = load_model(module64)
     task = small_task(model, ragged=True)
-    labels = torch.tensor(
-        [[0, 1, 2, 0, 1, 2], [2, 1, 0, 1, -1, -1], [0, 0, 1, 1, 2, -1], [2, 2, 1, -1, -1, -1]]
-    )
-    spans = Spans.of(task, labels, causal=True)
+    spans = Spans.of(task, {"first": [0, 2], "second": 1}, causal=True)
+    labels = spans.label(task)
     circuit = random_circuit(model, spans, seed=7)
-    found = run_circuit(model, task, circuit, labels=labels, ablation=ablation, batch_size=3)
+    found = run_circuit(model, task, circuit, ablation=ablation, batch_size=3)
     ablated = ablated_outputs(model, task, ablation)
     graph = model.graph
 
@@ -253,7 +249,7 @@ def test_images_with_mixed_positions_equal_the_literal_run() -> None:
     module = vit_goldens.module("vit_edges_a")
     model = load_model(module)
     task = model.bind(small_images())
-    spans = Spans.each(model.n_tokens, causal=False, read=0)
+    spans = every(model.n_tokens, causal=False, read=0)
     circuit = random_circuit(model, spans, seed=8)
     found = run_circuit(model, task, circuit, ablation="resample")
     vit = literal_vits.literal(module)
@@ -284,7 +280,7 @@ def test_what_is_not_connected_changes_no_logit(module64: nn.Module, family: str
     model = load_model(module64)
     task = small_task(model)
     for seed in range(4):
-        circuit = random_circuit(model, Spans.each(6), share=share, seed=seed)
+        circuit = random_circuit(model, every(6), share=share, seed=seed)
         connected = circuit.connected()
         assert connected.n_edges < circuit.n_edges
         before, after = (run_circuit(model, task, each) for each in (circuit, connected))
@@ -294,11 +290,11 @@ def test_what_is_not_connected_changes_no_logit(module64: nn.Module, family: str
 def test_circuits_that_do_not_fit_are_refused(gpt2_tiny: nn.Module, llama_tiny64: nn.Module) -> None:
     model = load_model(gpt2_tiny)
     task = small_task(model)
-    other = Circuit.full(load_model(llama_tiny64).graph, Spans.each(6))
+    other = Circuit.full(load_model(llama_tiny64).graph, every(6))
     with pytest.raises(GraphMismatchError, match="the circuit belongs to another model"):
         run_circuit(model, task, other)
     with pytest.raises(InputError, match="has a span '4', but the circuit has 0, 1, 2, 3"):
-        run_circuit(model, task, Circuit.full(model.graph, Spans.each(4)))
+        run_circuit(model, task, Circuit.full(model.graph, every(4)))
 
 
 # --------------------------------------------------------------------------------------------- measuring
@@ -307,7 +303,7 @@ def test_circuits_that_do_not_fit_are_refused(gpt2_tiny: nn.Module, llama_tiny64
 def test_metrics_of_the_ends_and_of_ordinary_circuits(gpt2_tiny64: nn.Module) -> None:
     model = load_model(gpt2_tiny64)
     task = small_task(model)
-    spans = Spans.each(6)
+    spans = every(6)
     plain = discover(model, task).top(40)
     shared = CircuitRuns(model, task, plain)
     everywhere = plain.everywhere(spans)
@@ -324,14 +320,15 @@ def test_metrics_of_the_ends_and_of_ordinary_circuits(gpt2_tiny64: nn.Module) ->
 def test_metrics_of_single_edges_and_foreign_runs_are_refused(gpt2_tiny64: nn.Module) -> None:
     model = load_model(gpt2_tiny64)
     task = small_task(model)
-    circuit = random_circuit(model, Spans.each(6))
+    circuit = random_circuit(model, every(6))
     for metric in ("minimality", "scrub-kl"):
         with pytest.raises(InputError, match=f"{metric} changes single edges or heads of a circuit, or many"):
             measure(circuit, model, task, metric)
     with pytest.raises(InputError, match="random_circuits= changes single edges"):
         measure(circuit, model, task, "kl", random_circuits=2)
-    with pytest.raises(InputError, match="pairs= works only with ordinary circuits"):
-        run_circuit(model, task, circuit, pairs=torch.tensor([[0, 1]]))
+    pairs = torch.tensor([[0, 1], [3, 2]])
+    found = run_circuit(model, task, circuit, pairs=pairs)
+    torch.testing.assert_close(found, run_circuit(model, task.paired(pairs), circuit))
 
 
 def test_infinite_scores_name_the_examples(gpt2_tiny: nn.Module) -> None:
@@ -339,4 +336,4 @@ def test_infinite_scores_name_the_examples(gpt2_tiny: nn.Module) -> None:
     values = torch.zeros(1, graph.n_sources, graph.n_targets)
     values[0, 0, 0] = torch.inf
     with pytest.raises(NonFiniteError, match="score of input->a0.h0.q@0 is inf"):
-        EdgeScores(graph, values, spans=Spans.each(1))
+        EdgeScores(graph, values, spans=every(1))

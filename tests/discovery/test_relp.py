@@ -17,14 +17,11 @@ from tiny_decoders import SIZES
 from torch import Tensor, nn
 from vit_conformance import image_task, randomise
 
-from assay.core.errors import InputError, UnknownNameError, UnsupportedModelError
+from assay.core.errors import InputError, UnsupportedModelError
 from assay.discovery.edges import discover
-from assay.discovery.edges.relp import Relp, relevance_rules
+from assay.discovery.edges.relp import relevance_rules
 from assay.models import Model, load_model
 from assay.tasks import PairTask
-
-
-ATTENTION = ("full", "values")
 
 
 def qwen3() -> nn.Module:
@@ -115,24 +112,6 @@ def test_half_rule_by_hand(llama_tiny64: nn.Module) -> None:
         torch.testing.assert_close(gradient(mlp, x), to_gate @ gate + to_up @ up, rtol=1e-10, atol=1e-10)
 
 
-def test_attention_rule_by_hand(module64: nn.Module) -> None:
-    """The pattern a constant: the gradient at the norm's output is that of the values."""
-    model = load_model(module64)
-    tokens = random_task(model).clean
-    found = {}
-    for attention in ATTENTION:
-        with model.frozen(), relevance_rules(model, attention=attention), torch.enable_grad():
-            with model.tracing(gradients=True) as trace:
-                hidden = model.forward(tokens)
-            torch.autograd.grad(hidden[:, -1].sum(), trace.leaf)
-        parts = [trace.gradients["qkv", 0, part] for part in range(len(model.blocks[0].qkv))]
-        found[attention] = model.blocks[0].channels(parts)
-    first = model.n_heads + model.n_kv_heads
-    assert not found["values"][:, :, :first].any()
-    assert bool((found["full"][:, :, :first].abs().amax((0, 1, 3)) > 1e-6).all())
-    assert bool((found["values"][:, :, first:].abs().amax((0, 1, 3)) > 1e-6).all())
-
-
 def test_relu_needs_no_rule() -> None:
     """f(x) / x is f'(x), at 0 too."""
     module = transformers.GPT2LMHeadModel(
@@ -150,41 +129,36 @@ def test_relu_needs_no_rule() -> None:
 # --------------------------------------------------------------------------------------------- literal twins
 
 
-def literal_relp(model: Model, task: PairTask, ablation: str, attention: str) -> Tensor:
+def literal_relp(model: Model, task: PairTask, ablation: str) -> Tensor:
     """Differences times explicitly propagated coefficients: `[batch, S, R]`."""
     twin = Literal(model, task, "logit_diff", ablation)
-    arrived, logits = literal_relevance.coefficients(model, task.clean, twin.loss, attention)
+    arrived, logits = literal_relevance.coefficients(model, task.clean, twin.loss)
     native = literal.run_plain(model, task.clean)[0]
     torch.testing.assert_close(logits, native, rtol=1e-5, atol=1e-5)  # the twin runs the same model
     return literal.scores(model, twin.differences, arrived, task.lengths)
 
 
-@pytest.mark.parametrize("attention", ATTENTION)
 @pytest.mark.parametrize("ablation", ["resample", "mean", "zero"])
-def test_scores_equal_their_twin(module64: nn.Module, ablation: str, attention: str) -> None:
+def test_scores_equal_their_twin(module64: nn.Module, ablation: str) -> None:
     model = load_model(module64)
     task = random_task(model, ragged=True)
-    found = discover(
-        model, task, "relp", ablation=ablation, attention=attention, per_example=True, batch_size=3
-    )
-    assert_scores(found, literal_relp(model, task, ablation, attention))
+    found = discover(model, task, "relp", ablation=ablation, per_example=True, batch_size=3)
+    assert_scores(found, literal_relp(model, task, ablation))
 
 
-@pytest.mark.parametrize("attention", ATTENTION)
-def test_norms_of_queries_and_keys_follow_the_rule(attention: str) -> None:
+def test_norms_of_queries_and_keys_follow_the_rule() -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = load_model(qwen3().double().eval())
     task = random_task(model)
-    found = discover(model, task, "relp", attention=attention, per_example=True)
-    assert_scores(found, literal_relp(model, task, "resample", attention))
+    found = discover(model, task, "relp", per_example=True)
+    assert_scores(found, literal_relp(model, task, "resample"))
 
 
-@pytest.mark.parametrize("attention", ATTENTION)
 @pytest.mark.parametrize("name", VITS)
-def test_scores_of_images_equal_their_twin(name: str, attention: str) -> None:
+def test_scores_of_images_equal_their_twin(name: str) -> None:
     module = randomise(VITS[name]())
-    model, twin = load_model(module), vit_with_rules(module, attention)
+    model, twin = load_model(module), vit_with_rules(module)
     task = image_task(model)
     with torch.no_grad():
         embed, other = twin.embed(task.images), twin.embed(task.corrupted)
@@ -197,7 +171,6 @@ def test_scores_of_images_equal_their_twin(name: str, attention: str) -> None:
         "relp",
         objective="ce",
         ablation="resample",
-        attention=attention,
         per_example=True,
         batch_size=3,
     )
@@ -211,52 +184,6 @@ def test_it_is_another_estimate_than_eap(module64: nn.Module) -> None:
     assert float((eap - relp).norm() / eap.norm()) > 0.05
 
 
-def test_edges_into_queries_and_keys(module64: nn.Module) -> None:
-    """Zero to the bit under the AH rule, and something else without it."""
-    model = load_model(module64)
-    task = random_task(model)
-    columns = [index for index, name in enumerate(model.graph.targets) if name.endswith((".q", ".k"))]
-    assert not discover(model, task, "relp", attention="values").values[:, columns].any()
-    assert bool(discover(model, task, Relp(attention="full")).values[0, columns].all())
-
-
-# ---------------------------------------------------------------------------------------------- conservation
-
-
-def without_biases(module: nn.Module) -> nn.Module:
-    bare = deepcopy(module)
-    with torch.no_grad():
-        for name, parameter in bare.named_parameters():
-            if name.endswith("bias"):
-                parameter.zero_()
-    return bare
-
-
-def test_relevance_is_conserved_from_the_logits_to_the_input(module64: nn.Module) -> None:
-    """Without biases, under zero ablation, for a linear objective, by the AH rule; no gradient does that."""
-    model = load_model(without_biases(module64))
-    task = random_task(model, ragged=True)
-    settings = {"ablation": "zero", "per_example": True}
-    found = discover(model, task, "relp", attention="values", **settings).per_example
-    clean = Literal(model, task, "logit_diff", "zero").clean_loss
-    # norms of Llama run in float32
-    torch.testing.assert_close(found[:, 0].sum(-1), -clean, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found[:, :, -1].sum(-1), -clean, rtol=1e-5, atol=1e-5)
-    eap = discover(model, task, "eap", **settings).per_example
-    assert float((eap[:, 0].sum(-1) + clean).abs().max()) > 0.1 * float(clean.abs().max())
-
-
-def test_relevance_is_conserved_in_every_node(gpt2_tiny64: nn.Module) -> None:
-    """What leaves a head or MLP is what arrives at its value or its input."""
-    model = load_model(without_biases(gpt2_tiny64))
-    graph = model.graph
-    found = discover(model, random_task(model), "relp", attention="values", ablation="zero").values
-    for row, name in enumerate(graph.sources[1:], start=1):
-        target = name if name.startswith("m") else f"{name}.v"
-        arrived = found[:, graph.target_index(target)].sum()
-        torch.testing.assert_close(found[row].sum(), arrived, rtol=1e-9, atol=1e-9)
-
-
 # --------------------------------------------------------------------------------- what it leaves as it was
 
 
@@ -264,13 +191,12 @@ def hooks_of(module: nn.Module) -> int:
     return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in module.modules())
 
 
-@pytest.mark.parametrize("attention", ATTENTION)
-def test_rules_change_no_value(module64: nn.Module, attention: str) -> None:
+def test_rules_change_no_value(module64: nn.Module) -> None:
     """To the bit, with and without gradients."""
     model = load_model(module64)
     tokens = random_task(model).clean
     plain = model.forward(tokens)
-    with relevance_rules(model, attention=attention):
+    with relevance_rules(model):
         assert torch.equal(model.forward(tokens), plain)
         with torch.no_grad():
             assert torch.equal(model.forward(tokens), plain)
@@ -281,7 +207,7 @@ def test_hooks_go_also_after_an_error(module64: nn.Module) -> None:
     model = load_model(module64)
 
     def fail() -> None:
-        with relevance_rules(model, attention="values"):
+        with relevance_rules(model):
             assert hooks_of(module64) > 0
             raise ZeroDivisionError
 
@@ -332,11 +258,10 @@ def test_padding_does_not_matter(module64: nn.Module) -> None:
         torch.testing.assert_close(discover(model, alone, "relp").values, expected, rtol=0, atol=atol)
 
 
-def test_cost_and_options_are_on_record(gpt2_tiny: nn.Module) -> None:
+def test_the_cost_is_on_record(gpt2_tiny: nn.Module) -> None:
     model = load_model(gpt2_tiny)
-    scores = discover(model, random_task(model), "relp", attention="values")
+    scores = discover(model, random_task(model), "relp")
     assert scores.details["passes"] == {"forward": 2.0, "backward": 1.0}
-    assert scores.provenance["options"] == {"attention": "values"}
 
 
 def test_half_precision_reports_its_drift(llama_tiny64: nn.Module) -> None:
@@ -354,14 +279,6 @@ def test_objectives_that_are_stationary_are_refused(gpt2_tiny64: nn.Module, obje
     model = load_model(gpt2_tiny64)
     with pytest.raises(InputError, match="zero gradient.*eap-ig-inputs"):
         discover(model, random_task(model), "relp", objective=objective)
-
-
-def test_unknown_attention_is_refused(gpt2_tiny64: nn.Module, unchecked: None) -> None:
-    model = load_model(gpt2_tiny64)
-    with pytest.raises(UnknownNameError, match="attention of relp.*did you mean 'values'"):
-        discover(model, random_task(model), "relp", attention="value")
-    with pytest.raises(UnknownNameError, match="attention of relp"), relevance_rules(model, attention="none"):
-        pass
 
 
 def changed(module: nn.Module, change: Callable[[nn.Module], None]) -> Model:

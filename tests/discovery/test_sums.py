@@ -50,17 +50,6 @@ def test_resamples_are_weighted_means_of_the_examples(method: str) -> None:
     torch.testing.assert_close(drawn.resampled, expected, rtol=1e-5, atol=1e-12)
 
 
-def test_refined_steps_resample_the_refined_scores() -> None:
-    model, task = model_and_images()
-    apart = discover(model, task, steps="auto", per_example=True)
-    drawn = discover(model, task, steps="auto", resamples=4)
-    assert apart.details["steps"] == 9
-    expected = literal(
-        apart.per_example[:, model.graph.valid], torch.from_numpy(poisson_weights(task.ids.numpy(), 4))
-    )
-    torch.testing.assert_close(drawn.resampled, expected, rtol=1e-5, atol=1e-12)
-
-
 def test_scores_into_the_logits_resample_the_same_way() -> None:
     model, task = model_and_images()
     drawn = output_scores(model, task, resamples=6, batch_size=4, per_example=False)
@@ -160,8 +149,6 @@ def test_settings_that_cannot_be_served() -> None:
         discover(model, task, "acdc", resamples=3)
     method = METHODS["eap-ig-inputs"]
     prepared = get_ablation("zero").prepare(model, task, batch_size=3, seed=0)
-    with pytest.raises(InputError, match="may need a second sweep"):
-        ScoreSums(model, method, method.choices(task, steps="auto"), prepared)
     with pytest.raises(InputError, match="'acdc' does not score each batch by itself"):
         ScoreSums(model, METHODS["acdc"], METHODS["acdc"].choices(task), prepared)
     with pytest.raises(InputError, match="no batch has been added"):

@@ -267,7 +267,7 @@ def test_pairs_need_resampling(gpt2_tiny64: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("pairs", "error", "message"),
     [
-        (torch.zeros(0, 2).long(), ShapeError, "n_pairs >= 1"),
+        (torch.zeros(0, 2).long(), ShapeError, "expected int64"),
         (torch.zeros(3, 3).long(), ShapeError, r"int64 \[n_pairs, 2\]"),
         (torch.tensor([[0, 5]]), InputError, "rows 0 to 4"),
         (torch.tensor([[-1, 0]]), InputError, "from -1"),

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from assay.circuits import Circuit
 from assay.core.errors import InputError
 from assay.execution import PairRunner, PreparedInputs, run_circuit
-from assay.execution.feeds import lay_out
 from assay.models import load_model
 from assay.tasks import PairTask
 
@@ -27,7 +26,7 @@ def test_every_pair_of_every_golden_circuit(name: str, dtype: torch.dtype) -> No
     relative = (1e-9 if name == "gpt2_tiny" else 1e-5) if dtype == torch.float64 else 1e-4
     for circuit_name, stored in described["circuits"].items():
         runner = PairRunner(model, Circuit.from_edges(model.graph, stored["edges"]))
-        left, right = runner.prepare_clean(clean), runner.prepare_corrupted(corrupted)
+        left, right = runner.prepare(clean, clean=True), runner.prepare(corrupted, clean=False)
         expected = torch.from_numpy(case[f"logits_last__{circuit_name}"])
         close = {"rtol": 0, "atol": relative * float(expected.abs().max())}
         torch.testing.assert_close(runner.product(left, right).double(), expected, **close)
@@ -51,41 +50,22 @@ def literal_pairs(model, circuit: Circuit, clean: Tensor, corrupted: Tensor) -> 
     return torch.stack(rows)
 
 
-def inputs_after(model, prefix: Tensor, n: int, length: int, seed: int) -> Tensor:
+def inputs_of(model, n: int, length: int, seed: int) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
-    tokens = torch.randint(1, model.n_vocab, (n, length), generator=generator)
-    tokens[:, : len(prefix)] = prefix
-    return tokens
+    return torch.randint(1, model.n_vocab, (n, length), generator=generator)
 
 
-@pytest.mark.parametrize("n_shared", [0, 1, 4])
-def test_equals_the_literal_run_with_and_without_a_shared_prefix(module64: nn.Module, n_shared: int) -> None:
+def test_equals_the_literal_run(module64: nn.Module) -> None:
     model = load_model(module64)
-    prefix = torch.arange(3, 3 + n_shared)
-    clean, corrupted = (inputs_after(model, prefix, n, 7, seed) for n, seed in ((2, 1), (3, 2)))
+    clean, corrupted = (inputs_of(model, n, 7, seed) for n, seed in ((2, 1), (3, 2)))
     graph = model.graph
     circuits = [Circuit.random(graph, int(share * graph.n_edges), seed=5) for share in (0.1, 0.4, 0.9)]
     circuits += [Circuit.empty(graph), Circuit.full(graph), Circuit.from_heads(graph, [(1, 0)])]
     for circuit in circuits:
-        runner = PairRunner(model, circuit, prefix=prefix)
-        left, right = runner.prepare_clean(clean), runner.prepare_corrupted(corrupted)
+        runner = PairRunner(model, circuit)
+        left, right = runner.prepare(clean, clean=True), runner.prepare(corrupted, clean=False)
         expected = literal_pairs(model, circuit, clean, corrupted)
         torch.testing.assert_close(runner.product(left, right), expected, rtol=1e-5, atol=1e-5)
-
-
-def test_the_kinds_of_feeds_are_all_met(gpt2_tiny64: nn.Module) -> None:
-    """The circuits of the test above reach every way of making a target's input."""
-    model = load_model(gpt2_tiny64)
-    kinds = set()
-    for share in (0.1, 0.4, 0.9):
-        circuit = Circuit.random(model.graph, int(share * model.graph.n_edges), seed=5)
-        for feed in lay_out(PairRunner(model, circuit).plan).feeds:
-            kinds.add(
-                "clean" if feed.pure else "split" if feed.split else "mixed" if feed.mixed else "ablated"
-            )
-            kinds.add("total" if feed.from_total else "sum")
-            kinds.add("everywhere" if feed.everywhere else "last")
-    assert kinds == {"clean", "split", "mixed", "ablated", "total", "sum", "everywhere", "last"}
 
 
 @settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -97,65 +77,35 @@ def test_any_circuit_by_table_by_list_and_by_the_one_pair_engine(
     task = random_task(model, n=4, seed=seed)
     circuit = Circuit.random(model.graph, int(share * model.graph.n_edges), seed=seed)
     runner = PairRunner(model, circuit)
-    left, right = runner.prepare_clean(task.clean), runner.prepare_corrupted(task.corrupted)
+    left, right = runner.prepare(task.clean, clean=True), runner.prepare(task.corrupted, clean=False)
     table = runner.product(left, right)
     diagonal = torch.arange(4)
     torch.testing.assert_close(runner.pairs(left, right, diagonal, diagonal), table[diagonal, diagonal])
     torch.testing.assert_close(run_circuit(model, task, circuit), table[diagonal, diagonal])
 
 
-def test_the_same_input_on_both_sides_gives_the_model(module64: nn.Module) -> None:
-    model = load_model(module64)
-    tokens = inputs_after(model, torch.zeros(0).long(), 3, 6, 0)
-    circuit = Circuit.random(model.graph, model.graph.n_edges // 3, seed=1)
-    runner = PairRunner(model, circuit)
-    left, right = runner.prepare_clean(tokens), runner.prepare_corrupted(tokens)
-    same = torch.arange(3)
-    torch.testing.assert_close(runner.pairs(left, right, same, same), left.logits, rtol=1e-5, atol=1e-5)
-
-
 def test_prepared_inputs_are_rows(gpt2_tiny64: nn.Module) -> None:
     model = load_model(gpt2_tiny64)
-    circuit = Circuit.random(model.graph, model.graph.n_edges // 2, seed=1)
-    runner = PairRunner(model, circuit)
-    tokens = inputs_after(model, torch.zeros(0).long(), 5, 6, 0)
-    right = runner.prepare_corrupted(tokens)
-    blocks = [runner.prepare_corrupted(tokens[:2]), runner.prepare_corrupted(tokens[2:])]
-    joined = PreparedInputs.concatenate(blocks, sum(block.n for block in blocks))
-    left = runner.prepare_clean(tokens[:1])
+    runner = PairRunner(model, Circuit.random(model.graph, model.graph.n_edges // 2, seed=1))
+    tokens = inputs_of(model, 5, 6, 0)
+    right = runner.prepare(tokens, clean=False)
+    joined = PreparedInputs.concatenate(
+        runner.prepare(part, clean=False) for part in (tokens[:2], tokens[2:])
+    )
+    left = runner.prepare(tokens[:1], clean=True)
     whole = runner.product(left, right)
+    torch.testing.assert_close(whole[0, 0], left.logits[0])  # the same input on both sides: the model
     torch.testing.assert_close(runner.product(left, joined), whole)
     for index in (torch.tensor([1, 2, 3]), torch.tensor([4, 0, 2])):
         torch.testing.assert_close(runner.product(left, right.rows(index)), whole[:, index])
-    assert right.n == 5
     assert right.nbytes == 5 * right.rows(torch.tensor([0])).nbytes
-
-
-def test_a_runner_for_another_prefix_shares_the_weights(gpt2_tiny64: nn.Module) -> None:
-    model = load_model(gpt2_tiny64)
-    circuit = Circuit.random(model.graph, model.graph.n_edges // 2, seed=1)
-    runner = PairRunner(model, circuit)
-    prefix = torch.tensor([7, 8])
-    clean, corrupted = (inputs_after(model, prefix, 2, 6, seed) for seed in (0, 1))
-    short = runner.with_prefix(prefix)
-    expected = runner.product(runner.prepare_clean(clean), runner.prepare_corrupted(corrupted))
-    found = short.product(short.prepare_clean(clean), short.prepare_corrupted(corrupted))
-    torch.testing.assert_close(found, expected)
-    assert len(runner.prefix) == 0
-
-
-@pytest.mark.parametrize("prefix", [[7], [9, 9, 9, 9]])
-def test_inputs_without_the_prefix_are_refused(gpt2_tiny64: nn.Module, prefix: list[int]) -> None:
-    model = load_model(gpt2_tiny64)
-    runner = PairRunner(model, Circuit.empty(model.graph), prefix=torch.tensor(prefix))
-    with pytest.raises(InputError, match="must start with the shared prefix"):
-        runner.prepare_clean(torch.full((2, 4), 9))
 
 
 def test_inputs_of_two_lengths_are_refused(gpt2_tiny64: nn.Module) -> None:
     model = load_model(gpt2_tiny64)
     runner = PairRunner(model, Circuit.random(model.graph, 20, seed=0))
-    left, right = runner.prepare_clean(torch.full((1, 4), 9)), runner.prepare_corrupted(torch.full((1, 5), 9))
+    left = runner.prepare(torch.full((1, 4), 9), clean=True)
+    right = runner.prepare(torch.full((1, 5), 9), clean=False)
     with pytest.raises(InputError, match="4 tokens, the corrupted ones 5"):
         runner.product(left, right)
 
@@ -180,7 +130,7 @@ def test_golden_counts_of_live_mixed_sources() -> None:
     for name in ("gpt2_tiny", "llama_tiny", "neox_tiny"):
         model, described = golden_model(name, torch.float64)
         for each in described["circuits"].values():
-            plan = PairRunner(model, Circuit.from_edges(model.graph, each["edges"])).plan
+            plan = PairRunner(model, Circuit.from_edges(model.graph, each["edges"])).runner.plan
             mixed = [source for source, kind in each["node_type"].items() if kind == "mixed"]
             live = [source for source in mixed if source not in each["dead_nodes"]]
             assert plan.counts()["per_pair"] == len(live)

@@ -1,15 +1,8 @@
 """Circuits and edge scores: selection, set operations, files."""
 
 from assay.circuits.certified import CertifiedCircuit, certify, load_certified
-from assay.circuits.circuit import Circuit
-from assay.circuits.eap_ig import (
-    GraphFile,
-    SubmissionEntry,
-    load_submission,
-    read_eap_ig,
-    save_submission,
-    write_eap_ig,
-)
+from assay.circuits.circuit import Circuit, load_circuit, prune, published_circuit, published_circuits
+from assay.circuits.eap_ig import GraphFile, load_submission, read_eap_ig, save_submission, write_eap_ig
 from assay.circuits.export import ExportedCircuit, attribution_graph, export_circuit
 from assay.circuits.files import write_atomically
 from assay.circuits.heads import (
@@ -20,9 +13,6 @@ from assay.circuits.heads import (
     load_head_circuit,
     published_head_circuits,
 )
-from assay.circuits.loading import load_circuit
-from assay.circuits.paths import prune
-from assay.circuits.published import published_circuit, published_circuits
 from assay.circuits.scores import EdgeScores, load_scores
 from assay.circuits.spans import Spans
 
@@ -37,7 +27,6 @@ __all__ = [
     "HeadCircuit",
     "Role",
     "Spans",
-    "SubmissionEntry",
     "attribution_graph",
     "band_ordinal",
     "certify",

@@ -7,24 +7,22 @@ matrix product with the scores per example, so no example is run again.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import scipy.stats
 import torch
-from jaxtyping import Bool, Float, Float64, Int, Int64
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from assay.circuits.circuit import Circuit
 from assay.circuits.files import read_edges, write_edges
 from assay.circuits.scores import EdgeScores
-from assay.circuits.slots import check_everywhere, check_n_edges
+from assay.circuits.spans import check_everywhere, check_n_edges
 from assay.core.errors import InputError, check_fraction, check_least
 from assay.core.plotted import Plotted
 from assay.core.random import stream
-from assay.core.record import Record, laid_out, same
 from assay.core.untrusted import malformed
 from assay.graph import Graph
 
@@ -37,11 +35,12 @@ DELETION = 0.6
 UNCERTIFIED = -1  # radius of an edge without a decision
 SHARED_BASELINES = ("mean", "mean-positional", "noise")  # ablated values taken from the whole data set
 _CELLS = 1 << 23  # parts times edges held at a time: 32 MB in float32
-_SETTINGS = same("deletion", "n_examples", "resamples", "level", "required_radius")
+_MATRICES = ("frequency", "low", "high", "decision", "radius")
+_SETTINGS = ("deletion", "n_examples", "resamples", "level", "required_radius")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class CertifiedCircuit(Plotted, Record):
+class CertifiedCircuit(Plotted):
     """Edges of a graph included, excluded or left open by the vote of many random parts of the examples.
 
     Matrices are `[n_sources, n_targets]`; where the graph has no edge, `frequency` is 0, the limits NaN.
@@ -63,12 +62,6 @@ class CertifiedCircuit(Plotted, Record):
     """
 
     drawn_by = "assay.circuits.plots:plot_certified"
-    record_layout = {
-        **_SETTINGS,
-        **same("n_included", "n_excluded", "n_abstained"),
-        "edges": "_rows",
-        "provenance": "provenance",
-    }
 
     graph: Graph
     frequency: Float64[Tensor, "n_sources n_targets"]
@@ -83,58 +76,33 @@ class CertifiedCircuit(Plotted, Record):
     required_radius: int
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
-    @cached_property
+    @property
     def circuit(self) -> Circuit:
         """The included edges."""
-        return self._edges(1, "included")
+        return self._edges(1, {"decision": "included"})
 
-    @cached_property
+    @property
     def excluded(self) -> Circuit:
         """The edges decided to stay out, as a set of edges."""
-        return self._edges(-1, "excluded")
+        return self._edges(-1, {"decision": "excluded"})
 
-    @cached_property
+    @property
     def abstained(self) -> Circuit:
         """The edges left open, as a set of edges: too close to half, or short of the required radius."""
-        return self._edges(0, "abstained")
-
-    @property
-    def n_included(self) -> int:
-        """Number of included edges."""
-        return self.circuit.n_edges
-
-    @property
-    def n_excluded(self) -> int:
-        """Number of excluded edges."""
-        return self.excluded.n_edges
-
-    @property
-    def n_abstained(self) -> int:
-        """Number of edges left open."""
-        return self.abstained.n_edges
+        return self._edges(0, {"decision": "abstained"})
 
     def certified(self, radius: int) -> Circuit:
-        """The included edges that no `radius` edits of the examples can move out.
+        """The included edges that no `radius` edits of the examples can move out."""
+        return self._edges(1, {"decision": "included", "radius": radius}, radius)
 
-        Raises:
-            InputError: For a negative radius.
-        """
-        check_least(0, radius=radius)
-        mask = (self.decision == 1) & (self.radius >= radius)
-        return Circuit(
-            graph=self.graph,
-            mask=mask,
-            provenance={**self.provenance, "decision": "included", "radius": radius},
-        )
-
-    def _edges(self, decision: int, name: str) -> Circuit:
-        mask = (self.decision == decision) & self.graph.valid
-        return Circuit(graph=self.graph, mask=mask, provenance={**self.provenance, "decision": name})
+    def _edges(self, decision: int, record: Mapping[str, Any], least: int = UNCERTIFIED) -> Circuit:
+        mask = (self.decision == decision) & (self.radius >= least) & self.graph.valid
+        return Circuit(graph=self.graph, mask=mask, provenance={**self.provenance, **record})
 
     def __repr__(self) -> str:
         return (
-            f"CertifiedCircuit({self.n_included} included, {self.n_excluded} excluded, "
-            f"{self.n_abstained} abstained of {self.graph.n_edges} edges, {self.resamples} parts of "
+            f"CertifiedCircuit({self.circuit.n_edges} included, {self.excluded.n_edges} excluded, "
+            f"{self.abstained.n_edges} abstained of {self.graph.n_edges} edges, {self.resamples} parts of "
             f"{self.n_examples} examples, level {self.level:g})"
         )
 
@@ -142,68 +110,37 @@ class CertifiedCircuit(Plotted, Record):
         """One row per edge that is included or left open, most frequent first: edge to radius."""
         import pandas as pd
 
-        columns = ("edge", "decision", "frequency", "low", "high", "radius")
-        frame = pd.DataFrame(self._rows(), columns=columns)
+        places = ((self.decision >= 0) & self.graph.valid).nonzero(as_tuple=True)
+        names = [self.graph.edge_name(row, column) for row, column in torch.stack(places, 1).tolist()]
+        columns = {name: getattr(self, name)[places].numpy() for name in _MATRICES}
+        frame = pd.DataFrame({"edge": names} | columns)[
+            ["edge", "decision", "frequency", "low", "high", "radius"]
+        ]
+        frame["decision"] = np.where(frame["decision"] == 1, "included", "abstained")
+        frame["radius"] = frame["radius"].where(frame["radius"] != UNCERTIFIED).astype("Int64")
         return frame.sort_values("frequency", ascending=False, kind="stable", ignore_index=True)
-
-    def _rows(self) -> list[dict[str, Any]]:
-        """The edges that are included or left open."""
-        rows = []
-        for row, column in ((self.decision >= 0) & self.graph.valid).nonzero().tolist():
-            radius = int(self.radius[row, column])
-            rows.append(
-                {
-                    "edge": self.graph.edge_name(row, column),
-                    "decision": "included" if self.decision[row, column] == 1 else "abstained",
-                    "frequency": float(self.frequency[row, column]),
-                    "low": float(self.low[row, column]),
-                    "high": float(self.high[row, column]),
-                    "radius": None if radius == UNCERTIFIED else radius,
-                }
-            )
-        return rows
 
     def save(self, path: str | Path) -> Path:
         """Write one `.safetensors` file with JSON metadata; the write is atomic."""
-        arrays = {
-            "frequency": self.frequency,
-            "low": self.low,
-            "high": self.high,
-            "decision": self.decision.to(torch.int8),
-            "radius": self.radius,
-        }
+        arrays = {name: getattr(self, name) for name in _MATRICES}
         return write_edges(
             path,
             self.graph,
-            arrays,
+            arrays | {"decision": self.decision.to(torch.int8)},
             kind="certified-circuit",
-            settings=laid_out(self, _SETTINGS),
+            settings={name: getattr(self, name) for name in _SETTINGS},
             provenance=dict(self.provenance),
         )
 
 
 def load_certified(path: str | Path, graph: Graph | None = None) -> CertifiedCircuit:
-    """Read what `CertifiedCircuit.save` wrote.
-
-    Args:
-        path: The file.
-        graph: The graph it must belong to; default: the one it was saved with.
-
-    Raises:
-        FileFormatError: If the file is truncated, tampered with, of another kind or too new.
-        GraphMismatchError: If it belongs to another graph.
-    """
+    """Read what `CertifiedCircuit.save` wrote; errors as in `load_circuit`."""
     stored, arrays, metadata = read_edges(path, "certified-circuit", graph)
     with malformed(path, "a certified circuit written by .save()"):
+        matrices: dict[str, Any] = {name: arrays[name] for name in _MATRICES}
+        matrices |= {name: matrices[name].long() for name in ("decision", "radius")}
         return CertifiedCircuit(
-            graph=stored,
-            frequency=arrays["frequency"],
-            low=arrays["low"],
-            high=arrays["high"],
-            decision=arrays["decision"].long(),
-            radius=arrays["radius"].long(),
-            **metadata["settings"],
-            provenance=metadata["provenance"],
+            graph=stored, **matrices, **metadata["settings"], provenance=metadata["provenance"]
         )
 
 
@@ -282,84 +219,56 @@ def certify(
     check_fraction(level=level, deletion=deletion)
     check_least(1, resamples=resamples)
     check_least(0, radius=radius)
-    check_n_edges(scores.graph, k)
-    table = _edge_table(scores)
+    check_n_edges(k, scores.graph.valid)
+    table, valid = _edge_table(scores), scores.graph.valid
     kept = stream(seed, "resampled-selection/deletion").random((resamples, len(table))) >= deletion
     counts = top_counts(table, torch.from_numpy(kept), k, absolute=absolute)
-    votes = decide(counts.numpy(), resamples, level=level, deletion=deletion, radius=radius)
-    if radius > votes.largest_radius:
+    votes = decide(resamples, int(valid.sum()), level=level, deletion=deletion, radius=radius)
+    if radius and not votes["decision"].any():
         raise InputError(
-            f"radius is {radius}, but even {resamples} agreeing parts certify at most {votes.largest_radius} "
-            f"edits at deletion {deletion} with this level and number of edges; use a smaller radius, more "
-            "resamples or a larger deletion"
+            f"radius is {radius}, but not even {resamples} agreeing parts certify so many edits at deletion "
+            f"{deletion} with this level and number of edges; use a smaller radius, more resamples or a "
+            "larger deletion"
         )
-    valid = scores.graph.valid
-
-    def spread(values: Tensor, outside: float | int) -> Tensor:
-        matrix = torch.full(valid.shape, outside, dtype=values.dtype)
-        matrix[valid] = values
-        return matrix
-
+    matrices: dict[str, Any] = {"frequency": torch.zeros(valid.shape, dtype=torch.float64)}
+    matrices["frequency"][valid] = counts.double() / resamples
+    for name, outside in (("low", math.nan), ("high", math.nan), ("decision", 0), ("radius", UNCERTIFIED)):
+        of_edges = torch.from_numpy(votes[name])[counts]
+        matrices[name] = torch.full(valid.shape, outside, dtype=of_edges.dtype)
+        matrices[name][valid] = of_edges
+    settings: dict[str, Any] = {"deletion": deletion, "resamples": resamples, "level": level}
+    record = {"selection": "certified", "k": k, "absolute": absolute, **settings, "radius": radius}
     return CertifiedCircuit(
         graph=scores.graph,
-        frequency=spread(counts.double() / resamples, 0.0),
-        low=spread(torch.from_numpy(votes.low), math.nan),
-        high=spread(torch.from_numpy(votes.high), math.nan),
-        decision=spread(torch.from_numpy(votes.decision), 0),
-        radius=spread(torch.from_numpy(votes.radius), UNCERTIFIED),
-        deletion=deletion,
+        **matrices,
+        **settings,
         n_examples=len(table),
-        resamples=resamples,
-        level=level,
         required_radius=radius,
-        provenance={
-            **scores.provenance,
-            "selection": "certified",
-            "k": k,
-            "absolute": absolute,
-            "deletion": deletion,
-            "resamples": resamples,
-            "level": level,
-            "radius": radius,
-            "seed": seed,
-            **_assumption(scores),
-        },
+        provenance={**scores.provenance, **record, "seed": seed, **_assumption(scores)},
     )
 
 
 def _edge_table(scores: EdgeScores) -> Float[Tensor, "N E"]:
     """Scores per example of the graph's edges, in edge order, in the dtype they have (at least float32)."""
-    if scores.per_example is None:
+    if scores.per_example is None or not len(scores.per_example):
         raise InputError(
-            "certify needs a score per example, but these scores hold only their mean; make them with "
+            "certify needs a score per example, but these scores hold none; make them with "
             "discover(..., per_example=True)"
         )
     table = scores.per_example[:, scores.graph.valid]
-    table = table if table.dtype in (torch.float32, torch.float64) else table.float()
-    if len(table) == 0:
-        raise InputError("certify needs at least 1 example, but these scores have none")
     if not bool(table.isfinite().all()):
-        example, edge = (~table.isfinite()).nonzero()[0].tolist()
-        row, column = scores.graph.valid.nonzero()[edge].tolist()
-        raise InputError(
-            f"the score of {scores.graph.edge_name(row, column)} on example {example} is "
-            f"{table[example, edge].item()}, but certify needs finite scores"
-        )
-    return table
+        raise InputError("certify needs finite scores per example, but some are NaN or infinite")
+    return table if table.dtype in (torch.float32, torch.float64) else table.float()
 
 
 def _assumption(scores: EdgeScores) -> dict[str, str]:
     """What the radii take for granted and these scores break."""
     ablation = scores.provenance.get("ablation")
-    if scores.provenance.get("method") == "consensus":
-        what, they = "the weight of each method keeps its value", "it"
-    elif ablation in SHARED_BASELINES:
-        what, they = f"replaced values of ablation {ablation!r} keep their values", "they"
-    else:
+    if ablation not in SHARED_BASELINES:
         return {}
     return {
-        "assumes": f"{what} from all examples; if recomputed after an edit {they} would move, and the radii "
-        "would not be certified"
+        "assumes": f"replaced values of ablation {ablation!r} keep their values from all examples; if "
+        "recomputed after an edit they would move, and the radii would not be certified"
     }
 
 
@@ -377,34 +286,19 @@ def top_counts(
         values = rows @ table
         values = values.abs_() if absolute else values
         cut = values.topk(k, dim=1, sorted=False).values.amin(1, keepdim=True)
-        members = values >= cut
-        tied = members.sum(1) > k
-        if bool(tied.any()):
-            some, at = values[tied], cut[tied]
-            equal = some == at
-            room = k - (some > at).sum(1, keepdim=True)
-            members[tied] = (some > at) | (equal & (equal.cumsum(1) <= room))
-        counts += members.sum(0)
+        above, equal = values > cut, values == cut
+        room = k - above.sum(1, keepdim=True)
+        counts += (above | (equal & (equal.cumsum(1) <= room))).sum(0)
     return counts
 
 
-class Votes(NamedTuple):
-    """What a count of selections means, per edge."""
-
-    low: Float64[np.ndarray, " E"]
-    high: Float64[np.ndarray, " E"]
-    decision: Int64[np.ndarray, " E"]
-    radius: Int64[np.ndarray, " E"]
-    largest_radius: int
-
-
 def decide(
-    counts: Int64[np.ndarray, " E"], n: int, *, level: float, deletion: float, radius: int = 0
-) -> Votes:
-    """Limits, decisions and radii of counts out of n, read off a table of the n + 1 possible counts."""
-    from assay.stats.inclusion import edit_radius
+    n: int, n_edges: int, *, level: float, deletion: float, radius: int = 0
+) -> dict[str, Float64[np.ndarray, " counts"] | Int[np.ndarray, " counts"]]:
+    """Limits, decision and radius of an edge by the number of parts, 0 to n, that select it."""
+    from assay.stats.certificates import edit_radius
 
-    failure = (1 - level) / max(1, len(counts))
+    failure = (1 - level) / max(1, n_edges)
     count = np.arange(n + 1)
     low, high = np.zeros(n + 1), np.ones(n + 1)
     low[1:] = scipy.stats.beta.ppf(failure / 2, count[1:], n - count[1:] + 1)
@@ -413,10 +307,9 @@ def decide(
     decision = (low > 0.5 + margin).astype(np.int64) - (high < 0.5 - margin).astype(np.int64)
     edits = [edit_radius(float(sure), deletion) for sure in np.maximum(low, 1 - high)]
     reached = np.array([UNCERTIFIED if each is None else each for each in edits])
-    return Votes(
-        low=low[counts],
-        high=high[counts],
-        decision=decision[counts],
-        radius=np.where(decision != 0, reached, UNCERTIFIED)[counts],
-        largest_radius=int(reached.max()),
-    )
+    return {
+        "low": low,
+        "high": high,
+        "decision": decision,
+        "radius": np.where(decision != 0, reached, UNCERTIFIED),
+    }

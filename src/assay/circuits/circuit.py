@@ -1,11 +1,14 @@
 """A circuit: the set of edges of a graph that are kept, and how the set came to be."""
 
 import hashlib
+import json
 import operator
+import re
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,20 +16,28 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from assay.circuits.files import write_edges
+from assay.circuits.files import flags, read_edges, write_edges
 from assay.circuits.heads import HeadCircuit, check_heads, heads_of, load_head_circuit
-from assay.circuits.paths import prune
-from assay.circuits.slots import check_n_edges, edge_frame, edge_slots, mask_of, slot_names
-from assay.circuits.spans import Spans
-from assay.core.errors import AssayWarning, GraphMismatchError, InputError, ShapeError
+from assay.circuits.spans import Spans, check_n_edges, edge_slots, slot_frame, slot_names
+from assay.core.errors import (
+    AssayWarning,
+    GraphMismatchError,
+    HubError,
+    InputError,
+    ShapeError,
+    check_name,
+)
 from assay.core.plotted import Plotted
 from assay.core.random import torch_stream
-from assay.graph import Graph
+from assay.core.untrusted import malformed, printable
+from assay.graph import Graph, build_graph
 
 
 if TYPE_CHECKING:
     import networkx as nx
     import pandas as pd
+
+_ADDRESS = re.compile(r"hf://([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.+\.safetensors))?")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,17 +69,15 @@ class Circuit(Plotted):
 
     def __post_init__(self) -> None:
         slots = edge_slots(self.graph, self.spans)
-        expected = tuple(slots.shape)
-        if tuple(self.mask.shape) != expected or self.mask.dtype != torch.bool:
+        if self.mask.shape != slots.shape or self.mask.dtype != torch.bool:
             raise ShapeError(
                 f"mask is {self.mask.dtype} {tuple(self.mask.shape)}; expected a torch.bool mask of shape "
-                f"{expected}"
+                f"{tuple(slots.shape)}"
             )
-        outside = self.mask & ~slots
-        if outside.any():
-            (name,) = slot_names(self.graph, self.spans, outside.nonzero()[:1])
+        outside = slot_names(self.graph, self.spans, self.mask & ~slots)
+        if outside:
             raise InputError(
-                f"mask keeps {name}, which is not an edge of the graph; start from Circuit.full()"
+                f"mask keeps {outside[0]}, which is not an edge of the graph; start from Circuit.full()"
             )
 
     # ---- making ---------------------------------------------------------------------------------
@@ -91,8 +100,7 @@ class Circuit(Plotted):
 
         Args:
             graph: The graph that holds them.
-            edges: `"a0.h1->a2.h0.q"` or `(source, target)`; the spellings of EAP-IG, auto-circuit and
-                ACDC are accepted, and ACDC's placeholder edges (`hook_q_input -> hook_q`) are skipped.
+            edges: `"a0.h1->a2.h0.q"` or `(source, target)`; the spelling of EAP-IG (`a2.h0<q>`) is accepted.
                 With spans `"a0.h1->a2.h0.q@subject"`; without `@` the edge is kept at every span.
             spans: Spans of positions; default: an edge is kept everywhere.
 
@@ -100,7 +108,20 @@ class Circuit(Plotted):
             UnknownNameError: For the first edge or span that there is not.
             InputError: For an edge into `logits` at a span where they are not read.
         """
-        return cls(graph=graph, mask=mask_of(graph, spans, edges), spans=spans)
+        slots = edge_slots(graph, spans)
+        mask = torch.zeros_like(slots)
+        for edge in edges:
+            text = edge if isinstance(edge, str) else "->".join(edge)
+            name, at, span = text.partition("@") if spans is not None else (text, "", "")
+            row, column = graph.edge_index(name)
+            if spans is None or not at:
+                mask[..., row, column] = slots[..., row, column]
+                continue
+            number = spans.index(span)
+            if not bool(slots[number, row, column]):
+                raise InputError(f"edge {text!r}: the logits are not read in span {span!r}")
+            mask[number, row, column] = True
+        return cls(graph=graph, mask=mask, spans=spans)
 
     @classmethod
     def from_heads(
@@ -139,12 +160,9 @@ class Circuit(Plotted):
             heads = heads.heads
         head_set = check_heads(heads, graph.n_layers, graph.n_heads)
         rows = torch.zeros(graph.n_sources, dtype=torch.bool)
-        rows[0] = True
-        for layer, head in head_set:
-            rows[graph.head_source(layer, head)] = True
-        if mlps and graph.mlps:
-            for layer in range(graph.n_layers):
-                rows[graph.mlp_sources(layer)] = True
+        rows[[0, *(graph.head_source(layer, head) for layer, head in head_set)]] = True
+        for layer in range(graph.n_layers if mlps else 0):
+            rows[graph.mlp_sources(layer)] = True
         columns = (graph.feeds & rows).any(1)
         columns[-1] = True
         mask = graph.valid & rows[:, None] & columns
@@ -153,12 +171,11 @@ class Circuit(Plotted):
     @classmethod
     def random(cls, graph: Graph, n_edges: int, *, seed: int = 0) -> "Circuit":
         """`n_edges` edges drawn uniformly without replacement."""
-        check_n_edges(graph, n_edges, allow_zero=True)
+        check_n_edges(n_edges, graph.valid, least=0)
         order = torch.randperm(graph.n_edges, generator=torch_stream(seed, f"random-circuit/{n_edges}"))
-        flat = graph.valid.flatten().nonzero().squeeze(1)[order[:n_edges]]
-        mask = torch.zeros(graph.valid.numel(), dtype=torch.bool)
-        mask[flat] = True
-        return cls(graph=graph, mask=mask.view_as(graph.valid), provenance={"method": "random", "seed": seed})
+        mask = torch.zeros_like(graph.valid)
+        mask.view(-1)[graph.valid.flatten().nonzero().squeeze(1)[order[:n_edges]]] = True
+        return cls(graph=graph, mask=mask, provenance={"method": "random", "seed": seed})
 
     # ---- looking --------------------------------------------------------------------------------
 
@@ -172,7 +189,7 @@ class Circuit(Plotted):
 
         With spans `a0.h1->a2.h0.q@subject`, span by span.
         """
-        return slot_names(self.graph, self.spans, self.mask.nonzero())
+        return slot_names(self.graph, self.spans, self.mask)
 
     @cached_property
     def _anywhere(self) -> Bool[Tensor, "n_sources n_targets"]:
@@ -190,13 +207,6 @@ class Circuit(Plotted):
         """The same edges kept at every span."""
         mask = edge_slots(self.graph, spans) & self._anywhere
         return Circuit(graph=self.graph, spans=spans, mask=mask, provenance=dict(self.provenance))
-
-    def at(self, span: str) -> "Circuit":
-        """The edges kept at one span."""
-        if self.spans is None:
-            raise InputError("this circuit keeps its edges at every position, so it has no spans")
-        provenance = {"span": span, "part_of": self.hash}
-        return Circuit(graph=self.graph, mask=self.mask[self.spans.index(span)], provenance=provenance)
 
     def nodes(self) -> list[str]:
         """Names of the nodes at the ends of kept edges, in forward order; `logits` last.
@@ -217,17 +227,13 @@ class Circuit(Plotted):
         if self.heads is not None:
             return self.heads
         names = set(self.connected(warn=False).nodes())
-        return tuple(
-            (layer, head)
-            for layer in range(self.graph.n_layers)
-            for head in range(self.graph.n_heads)
-            if f"a{layer}.h{head}" in names
-        )
+        every = ((layer, head) for layer in range(self.graph.n_layers) for head in range(self.graph.n_heads))
+        return tuple((layer, head) for layer, head in every if f"a{layer}.h{head}" in names)
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per kept edge: source, target, source_layer, target_layer; with spans the span first."""
         *_, rows, columns = self.mask.nonzero(as_tuple=True)
-        return edge_frame(self.graph, self.spans, self.mask).assign(
+        return slot_frame(self.graph, self.spans, self.mask).assign(
             source_layer=self.graph.source_layer[rows].numpy(),
             target_layer=self.graph.target_layer[columns].numpy(),
         )
@@ -242,11 +248,11 @@ class Circuit(Plotted):
 
         graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
         for row, column in self._anywhere.nonzero().tolist():
-            target, fed = self.graph.targets[column], self._fed_nodes(column)
-            node = fed[0]
-            if len(fed) > 1:
+            target, readers = self.graph.targets[column], self._readers(column)
+            node = readers[0]
+            if len(readers) > 1:
                 node = target.rpartition(".")[0]
-                graph.add_node(node, heads=tuple(fed))
+                graph.add_node(node, heads=tuple(readers))
             graph.add_edge(self.graph.sources[row], node, target=target)
         return graph
 
@@ -255,13 +261,13 @@ class Circuit(Plotted):
         return [
             (self.graph.sources[row], node)
             for row, column in self._anywhere.nonzero().tolist()
-            for node in self._fed_nodes(column)
+            for node in self._readers(column)
         ]
 
-    def _fed_nodes(self, column: int) -> list[str]:
-        if column == self.graph.n_targets - 1:
-            return ["logits"]
-        return [self.graph.sources[row] for row in self.graph.feeds[column].nonzero().squeeze(1).tolist()]
+    def _readers(self, column: int) -> list[str]:
+        """The nodes that a target is an input of."""
+        rows = self.graph.feeds[column].nonzero().squeeze(1).tolist()
+        return [self.graph.sources[row] for row in rows] or ["logits"]
 
     @cached_property
     def hash(self) -> str:
@@ -284,14 +290,10 @@ class Circuit(Plotted):
     def _combine(self, other: "Circuit", operation: Callable[[Any, Any], Any]) -> "Circuit":
         """Apply a set operation to the edges, or to the heads if both are circuits of heads."""
         self._check(other)
-        shared = {
-            key: value
-            for key, value in self.provenance.items()
-            if key in other.provenance and other.provenance[key] == value
-        }
+        shared = {key: value for key, value in self.provenance.items() if other.provenance.get(key) == value}
         provenance = {**shared, "parents": [self.hash, other.hash]}
         if self.heads is None or other.heads is None:
-            mask = operation(self.mask, other.mask) & self.mask.logical_or(other.mask)
+            mask = operation(self.mask, other.mask)
             return Circuit(graph=self.graph, mask=mask, provenance=provenance, spans=self.spans)
         heads = sorted(operation(set(self.heads), set(other.heads)))
         circuit = Circuit.from_heads(self.graph, heads, mlps=self.keeps_mlps or other.keeps_mlps)
@@ -312,8 +314,6 @@ class Circuit(Plotted):
         return Circuit.from_heads(self.graph, [], mlps=self.keeps_mlps)
 
     def _check(self, other: "Circuit") -> "Circuit":
-        if not isinstance(other, Circuit):
-            raise InputError(f"expected a Circuit, got {type(other).__name__}")
         if other.graph.fingerprint != self.graph.fingerprint:
             raise GraphMismatchError(
                 f"the circuits have different graphs: {self.graph.describe()} and {other.graph.describe()}"
@@ -330,7 +330,7 @@ class Circuit(Plotted):
         return self._combine(other, operator.and_)
 
     def __sub__(self, other: "Circuit") -> "Circuit":
-        return self._combine(other, _minus)
+        return self._combine(other, lambda one, two: one - two if isinstance(one, set) else one & ~two)
 
     def __invert__(self) -> "Circuit":
         mask = edge_slots(self.graph, self.spans) & ~self.mask
@@ -351,9 +351,8 @@ class Circuit(Plotted):
         """What runs when this circuit is dropped: the complement, or everything but its heads."""
         if self.heads is None:
             return ~self
-        rows = [self.graph.head_source(layer, head) for layer, head in self.heads]
         mask = self.graph.valid.clone()
-        mask[rows] = False
+        mask[[self.graph.head_source(layer, head) for layer, head in self.heads]] = False
         return Circuit(graph=self.graph, mask=mask, provenance={"dropped": self.hash})
 
     def without_head(self, layer: int, head: int) -> "Circuit":
@@ -361,13 +360,8 @@ class Circuit(Plotted):
         mask = self.mask.clone()
         mask[..., self.graph.head_source(layer, head), :] = False
         heads = None if self.heads is None else tuple(pair for pair in self.heads if pair != (layer, head))
-        return Circuit(
-            graph=self.graph,
-            mask=mask,
-            heads=heads,
-            spans=self.spans,
-            provenance={"parent": self.hash, "without": [layer, head]},
-        )
+        provenance = {"parent": self.hash, "without": [layer, head]}
+        return replace(self, mask=mask, heads=heads, roles={}, provenance=provenance)
 
     def connected(self, *, warn: bool = True) -> "Circuit":
         """Only the edges on a kept path from `input` to `logits`; no logit changes under resampling.
@@ -389,8 +383,6 @@ class Circuit(Plotted):
             )
         return circuit
 
-    # ---- files ----------------------------------------------------------------------------------
-
     def save(self, path: str | Path) -> Path:
         """Write one `.safetensors` file with JSON metadata; the write is atomic."""
         return write_edges(
@@ -405,6 +397,141 @@ class Circuit(Plotted):
         )
 
 
-def _minus(first: Any, second: Any) -> Any:
-    """Set difference, of masks or of sets."""
-    return first & ~second if isinstance(first, Tensor) else first - second
+def prune(
+    graph: Graph,
+    mask: Bool[Tensor, "*masks n_sources n_targets"],
+    reach: Bool[Tensor, "n_spans n_spans"] | None = None,
+) -> Bool[Tensor, "*masks n_sources n_targets"]:
+    """Edges of each mask that lie on a path from `input` to `logits` inside it.
+
+    Equal to dropping nodes without kept in- or out-edges until nothing changes. Two sweeps over the
+    blocks, so the cost is that of a few reductions over the masks.
+
+    Args:
+        graph: The graph.
+        mask: Kept edges, of any number of circuits; with `reach` those of one circuit, span by span.
+        reach: Spans that attention carries something from (rows) to (columns); a path may change its span.
+    """
+    device, masks = mask.device, mask.shape[:-2]
+    feeds = graph.feeds.to(device)
+    moved = torch.zeros(graph.n_targets, dtype=torch.bool, device=device)
+    if reach is not None:  # keys and values are what attention carries to other positions
+        for layer in range(graph.n_layers):
+            moved[graph.channel_target(layer, "k") : graph.mlp_target(layer)] = True
+
+    def carried(flags: Tensor, columns: slice, ways: Tensor) -> Tensor:
+        """Flags of targets by span, those of keys and values spread over the spans that they reach."""
+        return torch.where(moved[columns], (ways.float() @ flags.float()) > 0, flags)
+
+    reached = torch.zeros(*masks, graph.n_sources, dtype=torch.bool, device=device)
+    reached[..., 0] = True
+    for columns, rows in graph.stages:
+        read = (mask[..., columns] & reached[..., None]).any(-2)
+        read = read if reach is None else carried(read, columns, reach.T)
+        reached[..., rows] = (feeds[columns, rows] & read[..., None]).any(-2)
+    needed = mask[..., -1].clone()
+    wanted = torch.zeros(*masks, graph.n_targets, dtype=torch.bool, device=device)
+    wanted[..., -1] = True
+    for columns, rows in reversed(graph.stages):
+        want = (feeds[columns, rows] & needed[..., None, rows]).any(-1)
+        wanted[..., columns] = want if reach is None else carried(want, columns, reach)
+        needed |= (mask[..., columns] & wanted[..., None, columns]).any(-1)
+    return mask & reached[..., None] & wanted[..., None, :]
+
+
+# ---- circuits out of files ------------------------------------------------------------------------------
+
+
+def is_address(source: object) -> bool:
+    """Whether a text is an address of the Hugging Face Hub."""
+    return isinstance(source, str) and source.startswith("hf://")
+
+
+def load_circuit(path: str | Path, graph: Graph | None = None, *, token: str | None = None) -> Circuit:
+    """Read a circuit written by `Circuit.save`.
+
+    Args:
+        path: The file, or an address of the Hugging Face Hub: `hf://OWNER/NAME`, where needed with
+            `@REVISION` and `/PATH`. The circuit's provenance then names the repository, the commit and the
+            file under `hub`.
+        graph: The graph it must belong to; default: the one it was saved with.
+        token: Access token for an address. Default: that of `HF_TOKEN` or of `hf auth login`.
+
+    Raises:
+        FileFormatError: If the file is truncated, tampered with, of another kind or too new.
+        GraphMismatchError: If it belongs to another graph.
+        InputError: If an address is malformed.
+        HubError: If the file cannot be fetched.
+
+    Example:
+        >>> circuit = load_circuit("hf://acme/ioi-mini@v1")  # doctest: +SKIP
+        >>> circuit.provenance["hub"]["revision"]  # doctest: +SKIP
+        '0123456789abcdef0123456789abcdef01234567'
+    """
+    hub: dict[str, Any] = {}
+    if is_address(path):
+        path, hub = _fetched(str(path), token)
+    stored, arrays, metadata = read_edges(path, "circuit", graph)
+    with malformed(path, "a circuit written by .save()"):
+        heads, spans = metadata.get("heads"), metadata.get("spans")
+        return Circuit(
+            graph=stored,
+            mask=flags(arrays["mask"]),
+            heads=None if heads is None else check_heads(heads, stored.n_layers, stored.n_heads),
+            roles={
+                name: check_heads(pairs, stored.n_layers, stored.n_heads)
+                for name, pairs in metadata.get("roles", {}).items()
+            },
+            provenance={**metadata["provenance"], **hub},
+            spans=None if spans is None else Spans.restored(spans),
+        )
+
+
+def _fetched(address: str, token: str | None) -> tuple[Path, dict[str, Any]]:
+    """The file of an address in the cache of the hub's client, and where it comes from."""
+    from huggingface_hub import hf_hub_download
+
+    parts = _ADDRESS.fullmatch(address)
+    if parts is None:
+        raise InputError(
+            f"the address is {printable(address)[:200]!r}; write hf://OWNER/NAME, with @REVISION and "
+            "/PATH.safetensors where needed"
+        )
+    repository, revision, name = parts[1], parts[2], parts[3] or "circuit.safetensors"
+    try:
+        file = Path(hf_hub_download(repository, name, revision=revision, token=token))
+    except (OSError, ValueError) as error:
+        raise HubError(f"cannot fetch {address}: {error}") from error
+    commit = file.parents[name.count("/")].name  # the folder of a snapshot is its commit
+    return file, {"hub": {"repository": repository, "revision": commit, "file": name}}
+
+
+def published_circuits() -> tuple[str, ...]:
+    """Names of the shipped circuits."""
+    files = resources.files("assay.circuits").joinpath("data").iterdir()
+    return tuple(sorted(file.name.removesuffix(".json") for file in files if file.name.endswith(".json")))
+
+
+def published_circuit(name: str) -> Circuit:
+    """A published circuit at edge level.
+
+    Args:
+        name: `ioi_gpt2` (Wang et al. 2022, arXiv:2211.00593), `ioi_gpt2_autocircuit` (the same in Miller et
+            al. 2024's reading), `greater_than_gpt2` (Hanna et al. 2023, arXiv:2305.00586) or
+            `docstring_attn_only_4l` (Heimersheim and Janiak 2023); edges as in Conmy et al. 2023,
+            arXiv:2304.14997.
+
+    Raises:
+        UnknownNameError: For any other name.
+
+    Example:
+        >>> published_circuit("ioi_gpt2").n_edges
+        963
+    """
+    check_name("published circuit", name, published_circuits())
+    text = resources.files("assay.circuits").joinpath("data", f"{name}.json").read_text(encoding="utf-8")
+    stored: dict[str, Any] = json.loads(text)
+    model = stored["model"]
+    graph = build_graph(model["n_layers"], model["n_heads"], mlps=model["has_mlp"])
+    provenance = {"published": name, "references": stored["references"]}
+    return replace(Circuit.from_edges(graph, stored["edges"]), provenance=provenance)

@@ -122,13 +122,10 @@ def read_arrays(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any
         raise FileFormatError(
             f"{path} is not a readable safetensors file ({error}); it may be truncated, so save it again"
         ) from error
-    if "assay" not in header or "sha256" not in header:
+    if "assay" not in header or _digest(arrays, header["assay"]) != header.get("sha256"):
         raise FileFormatError(
-            f"{path} holds tensors but no assay metadata; expected a {kind} written by .save()"
-        )
-    if _digest(arrays, header["assay"]) != header["sha256"]:
-        raise FileFormatError(
-            f"{path} was changed after it was written (hash mismatch); restore it or make it again"
+            f"{path} is not a {kind} written by .save(), or was changed since (hash mismatch); restore it or "
+            "make it again"
         )
     with malformed(path, f"a {kind} written by .save()"):
         metadata: dict[str, Any] = parse_json(header["assay"])
@@ -142,22 +139,14 @@ def read_arrays(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any
 
 
 def flags(array: Tensor) -> Tensor:
-    """Flags that `write_arrays` kept as bytes.
-
-    Raises:
-        ValueError: If a byte is neither 0 nor 1, or the array holds something else.
-    """
+    """Flags that `write_arrays` kept as bytes; a ValueError where the array holds something else."""
     if array.dtype != torch.uint8 or bool((array > 1).any()):
         raise ValueError(f"its flags are {array.dtype}; expected bytes that are 0 or 1")
     return array.bool()
 
 
 def real_numbers(array: Tensor) -> Tensor:
-    """The array, if it holds real floating-point numbers.
-
-    Raises:
-        ValueError: If it holds something else.
-    """
+    """The array, if it holds floating-point numbers; a ValueError where it holds something else."""
     if not array.dtype.is_floating_point:
         raise ValueError(f"its numbers are {array.dtype}; expected floating-point numbers")
     return array
@@ -165,14 +154,12 @@ def real_numbers(array: Tensor) -> Tensor:
 
 def _described(shape: Mapping[str, Any]) -> Graph:
     """The graph of `Graph.describe`, whose matrices are not built before their size is known to be sane."""
-    layers, heads, shared = (shape[key] for key in ("n_layers", "n_heads", "n_kv_heads"))
-    if any(type(each) is not int for each in (layers, heads, shared)) or any(
-        type(shape[key]) is not bool for key in ("parallel", "mlps")
-    ):
+    graph = build_graph(**shape)
+    if any(type(value) not in (int, bool) for value in shape.values()):
         raise ValueError(f"its graph is described by {dict(shape)}")
-    if layers * (heads + 1) * layers * (heads + 2 * shared + 1) > MOST_CELLS:
-        raise ValueError(f"its graph has {layers} layers of {heads} heads, which is too large to be read")
-    return build_graph(layers, heads, shared, parallel=shape["parallel"], mlps=shape["mlps"])
+    if graph.n_sources * graph.n_targets > MOST_CELLS:
+        raise ValueError(f"its graph is {dict(shape)}, which is too large to be read")
+    return graph
 
 
 def write_edges(
@@ -202,10 +189,7 @@ def read_edges(
         stored = _described(metadata["graph"])
         # Certified circuits had no fingerprint at first.
         if metadata.get("fingerprint", stored.fingerprint) != stored.fingerprint:
-            raise FileFormatError(
-                f"{path}: graph description and fingerprint disagree; the file was not written by this "
-                "package"
-            )
+            raise ValueError("graph description and fingerprint disagree")
     if graph is not None and graph.fingerprint != stored.fingerprint:
         raise GraphMismatchError(
             f"{path} belongs to another model: its graph is {stored.describe()}, but the requested one is "

@@ -9,7 +9,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from importlib import resources
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from assay.core.errors import AssayWarning, FileFormatError, InputError, unknown_name
+from assay.core.errors import AssayWarning, FileFormatError, InputError, check_name, unknown_name
 from assay.core.record import Record, same
 from assay.core.untrusted import malformed, read_object
 
@@ -46,9 +46,9 @@ _UNKNOWN_BAND = 2
 def band_ordinal(band: str) -> int:
     """Rank of a band of depth, 1 (early) to 4 (late); an unknown band is 2, with a warning."""
     if band not in BAND_ORDINALS:
-        known = ", ".join(BAND_ORDINALS)
         warnings.warn(
-            f"unknown band {band!r} counts as the middle (ordinal {_UNKNOWN_BAND}); known bands: {known}",
+            f"unknown band {band!r} counts as the middle (ordinal {_UNKNOWN_BAND}); known bands: "
+            f"{', '.join(BAND_ORDINALS)}",
             AssayWarning,
             stacklevel=2,
         )
@@ -99,8 +99,8 @@ class HeadCircuit(Record):
         notes: Remarks.
 
     Raises:
-        InputError: For a head that is out of range, listed twice, in two roles or in none; a pathway that
-            names an unknown role; pathways that form a cycle.
+        InputError: For a head or MLP layer that is out of range, a head that is listed twice, in two roles or
+            in none; a pathway that names an unknown role; pathways that form a cycle.
     """
 
     record_schema = SCHEMA
@@ -130,8 +130,32 @@ class HeadCircuit(Record):
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "heads", check_heads(self.heads, self.n_layers, self.n_heads))
-        _check_roles(self)
+        shape = (self.n_layers, self.n_heads)
+        object.__setattr__(self, "heads", check_heads(self.heads, *shape))
+        for layer in (layer for layers in self.mlp_layers.values() for layer in layers):
+            if layer not in range(self.n_layers):
+                raise InputError(
+                    f"{self.id}: mlp_layers names layer {layer!r}, but there are {self.n_layers} layers, "
+                    "counted from 0"
+                )
+        checked = {
+            name: replace(role, heads=check_heads(role.heads, *shape)) for name, role in self.roles.items()
+        }
+        object.__setattr__(self, "roles", checked)
+        owners: dict[Head, str] = {}
+        for name, role in self.roles.items():
+            _ = role.ordinal  # warn of an unknown band here, not where it is first ranked
+            for head in role.heads:
+                if head in owners:
+                    raise InputError(
+                        f"{self.id}: head {head} has two roles, {owners[head]!r} and {name!r}; give it one"
+                    )
+                owners[head] = name
+        for head in sorted(set(owners) ^ set(self.heads)) if self.roles else ():
+            what = f"has role {owners[head]!r} but is not in `heads`" if head in owners else "has no role"
+            raise InputError(f"{self.id}: head {head} {what}; every head belongs to exactly one role")
+        for name in (name for pathway in self.pathways for name in pathway):
+            check_name(f"role in the pathways of {self.id}:", name, self.roles)
         _ = self.depths  # a cycle is an error of the file, not of whoever asks first
 
     def __repr__(self) -> str:
@@ -160,11 +184,6 @@ class HeadCircuit(Record):
         return flags
 
     @cached_property
-    def role_of(self) -> Mapping[Head, str]:
-        """The role of each head; empty without roles."""
-        return {head: name for name, role in self.roles.items() for head in role.heads}
-
-    @cached_property
     def head_edges(self) -> tuple[tuple[int, int, int, int], ...]:
         """(layer, head, layer, head) of each sender and receiver that a pathway joins, in a later layer."""
         edges = {
@@ -184,17 +203,16 @@ class HeadCircuit(Record):
         before: dict[str, set[str]] = {role: set() for role in self.roles}
         for first, second in self.pathways:
             before[second].add(first)
+        depths = dict.fromkeys(self.roles, 0)
         try:
-            order = tuple(TopologicalSorter(before).static_order())
+            for role in TopologicalSorter(before).static_order():
+                depths[role] = max((depths[sender] + 1 for sender in before[role]), default=0)
         except CycleError as error:
             raise InputError(
                 f"{self.id}: the pathways form a cycle, {' -> '.join(error.args[1])}, so it has no depths; "
                 "remove one of its pathways"
             ) from None
-        depths: dict[str, int] = {}
-        for role in order:
-            depths[role] = max((depths[sender] + 1 for sender in before[role]), default=0)
-        return {role: depths[role] for role in self.roles}
+        return depths
 
     @property
     def mean_layers(self) -> Mapping[str, float]:
@@ -211,12 +229,14 @@ class HeadCircuit(Record):
         Raises:
             InputError: For a head without a role, or a role without a band.
         """
-        missing = sorted(name for name, role in self.roles.items() if role.heads and role.band is None)
-        if missing or (self.heads and not self.roles):
-            what = f"roles {missing} have no band" if missing else "there are no roles"
-            raise InputError(f"{self.id}: {what}, so its heads have no ordinals; give each role a band")
-        ordinals = {name: role.ordinal for name, role in self.roles.items()}
-        return tuple(ordinal for head in self.heads if (ordinal := ordinals[self.role_of[head]]) is not None)
+        ordinals = {head: role.ordinal for role in self.roles.values() for head in role.heads}
+        found = [ordinals.get(head) for head in self.heads]
+        if None in found:
+            raise InputError(
+                f"{self.id}: head {self.heads[found.index(None)]} has no role with a band, so its heads have "
+                "no ordinals; give each role a band"
+            )
+        return tuple(ordinal for ordinal in found if ordinal is not None)
 
     # ---- files ----------------------------------------------------------------------------------
 
@@ -238,10 +258,13 @@ class HeadCircuit(Record):
                 f"index_base {document.get('index_base')!r})"
             )
         with malformed(origin, f"a complete {SCHEMA} file"):
+            model = document["model"]
+            plain = ("task", "published_baselines", "source", "status", "variant")
             return cls(
                 id=document["id"],
-                n_layers=document["model"]["n_layers"],
-                n_heads=document["model"]["n_heads"],
+                n_layers=model["n_layers"],
+                n_heads=model["n_heads"],
+                model_id=model.get("id"),
                 heads=_pairs(document["heads"]),
                 roles={
                     name: Role(
@@ -252,14 +275,9 @@ class HeadCircuit(Record):
                     for name, role in document.get("roles", {}).items()
                 },
                 pathways=tuple((first, second) for first, second in document.get("pathways", [])),
-                model_id=document["model"].get("id"),
-                task=document.get("task"),
                 mlp_layers={name: tuple(layers) for name, layers in document.get("mlp_layers", {}).items()},
-                published_baselines=dict(document.get("published_baselines", {})),
-                source=dict(document.get("source", {})),
-                status=document.get("status", "discovered"),
-                variant=document.get("variant", ""),
                 notes=tuple(document.get("notes", ())),
+                **{name: document[name] for name in plain if name in document},
             )
 
 
@@ -278,16 +296,13 @@ def load_head_circuit(source: str | Path) -> HeadCircuit:
         >>> load_head_circuit("ioi_gpt2_wang26").depths["name_mover"]
         3
     """
-    names = published_head_circuits()
-    if isinstance(source, str):
-        if source in names:
-            file = _shipped().joinpath(f"{source}.json")
-            return HeadCircuit.from_dict(json.loads(file.read_text(encoding="utf-8")), origin=source)
-        if "/" not in source and not source.endswith(".json") and not Path(source).exists():
-            raise unknown_name("head circuit", source, names)
-    path = Path(source)
-    content = read_object(path, f"a JSON file of schema {SCHEMA}")
-    return HeadCircuit.from_dict(content, origin=path.name)
+    names, path = published_head_circuits(), Path(source)
+    if isinstance(source, str) and source in names:
+        text = _shipped().joinpath(f"{source}.json").read_text(encoding="utf-8")
+        return HeadCircuit.from_dict(json.loads(text), origin=source)
+    if len(path.parts) == 1 and path.suffix != ".json" and not path.exists():
+        raise unknown_name("head circuit", source, names)
+    return HeadCircuit.from_dict(read_object(path, f"a JSON file of schema {SCHEMA}"), origin=path.name)
 
 
 def published_head_circuits() -> tuple[str, ...]:
@@ -324,52 +339,18 @@ def check_heads(heads: Iterable[Sequence[int] | str], n_layers: int, n_heads: in
     """
     pairs: list[Head] = []
     for entry in heads:
-        named = heads_of(entry) if isinstance(entry, str) else None
-        if named is not None and len(named) == 1:
-            (entry,) = named
-        if isinstance(entry, str):
-            raise InputError(f"head {entry!r} is not a name such as 'a2.h3' (layer 2, head 3)")
-        if len(entry) != 2:
-            raise InputError(f"head {entry!r} is not a pair (layer, head) of whole numbers, e.g. (2, 1)")
-        layer, head = entry
-        if not all(type(index) is int for index in (layer, head)):  # True is an int, but no layer
-            raise InputError(f"head ({layer!r}, {head!r}) is not a pair of whole numbers (layer, head)")
-        if not (0 <= layer < n_layers and 0 <= head < n_heads):
+        (pair,) = (heads_of(entry) or [None]) if isinstance(entry, str) else [tuple(entry)]
+        if pair is None or len(pair) != 2 or any(type(index) is not int for index in pair):
             raise InputError(
-                f"head ({layer}, {head}) is out of range: the graph has {n_layers} layers of {n_heads} heads "
-                "(counted from 0)"
+                f"head {entry!r} is not a pair (layer, head) of whole numbers, e.g. (2, 3), or a name such "
+                "as 'a2.h3'"
             )
-        pairs.append((layer, head))
-    if len(set(pairs)) != len(pairs):
-        double = next(pair for pair in pairs if pairs.count(pair) > 1)
-        raise InputError(f"head {double} is listed twice; list each head once")
+        if not (0 <= pair[0] < n_layers and 0 <= pair[1] < n_heads):
+            raise InputError(
+                f"head {pair} is out of range: the graph has {n_layers} layers of {n_heads} heads (counted "
+                "from 0)"
+            )
+        if pair in pairs:
+            raise InputError(f"head {pair} is listed twice; list each head once")
+        pairs.append(pair)
     return tuple(sorted(pairs))
-
-
-def _check_roles(circuit: HeadCircuit) -> None:
-    owners: dict[Head, str] = {}
-    roles = {}
-    for name, role in circuit.roles.items():
-        heads = check_heads(role.heads, circuit.n_layers, circuit.n_heads)
-        for head in heads:
-            if head in owners:
-                raise InputError(
-                    f"{circuit.id}: head {head} has two roles, {owners[head]!r} and {name!r}; give it one"
-                )
-            owners[head] = name
-        roles[name] = Role(heads=heads, band=role.band, description=role.description)
-        _ = roles[name].ordinal  # warn of an unknown band here, not where it is first ranked
-    if roles and set(owners) != set(circuit.heads):
-        alone = sorted(set(owners) ^ set(circuit.heads))[0]
-        what = (
-            "has no role" if alone in circuit.heads else f"has role {owners[alone]!r} but is not in `heads`"
-        )
-        raise InputError(f"{circuit.id}: head {alone} {what}; every head belongs to exactly one role")
-    for pathway in circuit.pathways:
-        for name in pathway:
-            if name not in roles:
-                known = ", ".join(map(repr, roles)) or "none"
-                raise InputError(
-                    f"{circuit.id}: pathway {list(pathway)} names the unknown role {name!r}; roles: {known}"
-                )
-    object.__setattr__(circuit, "roles", roles)

@@ -2,11 +2,15 @@
 
 from pathlib import Path
 
-from assay.circuits.circuit import Circuit
+from assay.circuits.circuit import (
+    Circuit,
+    is_address,
+    load_circuit,
+    published_circuit,
+    published_circuits,
+)
 from assay.circuits.heads import HeadCircuit, heads_of, load_head_circuit, published_head_circuits
-from assay.circuits.loading import is_address, load_circuit
-from assay.circuits.published import published_circuit, published_circuits
-from assay.circuits.slots import check_everywhere
+from assay.circuits.spans import check_everywhere
 from assay.core.errors import GraphMismatchError, InputError, unknown_name
 from assay.graph import Graph
 from assay.models import Model
@@ -38,25 +42,23 @@ def named_circuit(source: str | Path, graph: Graph) -> Circuit | HeadCircuit:
         GraphMismatchError: For a file of another graph.
     """
     path, text = Path(source), str(source)
-    if path.suffix == ".json" and not is_address(source):
-        return load_head_circuit(path)
-    if is_address(source) or path.is_file() or path.suffix == ".safetensors" or not isinstance(source, str):
+    if is_address(source) or path.suffix == ".safetensors" or (path.is_file() and path.suffix != ".json"):
         circuit = load_circuit(source, graph)
         check_everywhere(circuit.spans, "a circuit that is named", "circuit.anywhere()")
         return circuit
-    heads = heads_of(text)
-    if heads is not None:
-        return Circuit.from_heads(graph, heads)
-    if text in published_circuits():
-        circuit = published_circuit(text)
-        if circuit.graph.fingerprint != graph.fingerprint:
-            raise GraphMismatchError(
-                f"circuit {text!r} belongs to another model: its graph is {circuit.graph.describe()}, but "
-                f"the requested one is {graph.describe()}"
-            )
-        return circuit
-    if text in published_head_circuits():
+    if path.suffix == ".json" or text in published_head_circuits():
         return load_head_circuit(text)
+    if heads := heads_of(text):
+        return Circuit.from_heads(graph, heads)
     if "," in text:
         raise InputError(f"circuit is {text!r}; write heads as in a0.h3,a2.h1 (layer, then head)")
-    raise unknown_name("circuit", text, [*published_circuits(), *published_head_circuits()])
+    names = published_circuits()
+    if text not in names:
+        raise unknown_name("circuit", text, [*names, *published_head_circuits()])
+    circuit = published_circuit(text)
+    if circuit.graph.fingerprint != graph.fingerprint:
+        raise GraphMismatchError(
+            f"circuit {text!r} belongs to another model: its graph is {circuit.graph.describe()}, but the "
+            f"requested one is {graph.describe()}"
+        )
+    return circuit

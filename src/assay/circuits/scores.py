@@ -14,8 +14,7 @@ from torch import Tensor
 
 from assay.circuits.circuit import Circuit
 from assay.circuits.files import read_edges, real_numbers, write_edges
-from assay.circuits.slots import check_n_edges, edge_frame, edge_slots, slot_names
-from assay.circuits.spans import Spans
+from assay.circuits.spans import Spans, check_everywhere, check_n_edges, edge_slots, slot_frame, slot_names
 from assay.core.errors import InputError, NonFiniteError, ShapeError
 from assay.core.plotted import Plotted
 from assay.core.untrusted import malformed
@@ -75,7 +74,7 @@ class EdgeScores(Plotted):
             )
         bad = ~torch.isfinite(self.values) & self.slots
         if bool(bad.any()):
-            (name,) = slot_names(self.graph, self.spans, bad.nonzero()[:1])
+            name = slot_names(self.graph, self.spans, bad)[0]
             raise NonFiniteError(
                 f"score of {name} is {self.values[bad][0].item()}; check the model's logits and weights "
                 "for NaN"
@@ -87,39 +86,35 @@ class EdgeScores(Plotted):
         where = "" if self.spans is None else f" at {len(self.spans)} spans"
         return f"EdgeScores({method}, {self.graph.n_edges} edges{where}, sum {self.values.sum():.4g})"
 
+    def __getitem__(self, edge: str) -> float:
+        """The score of one edge, `scores["a0.h1->a1.h1.k"]`; at spans the sum over them.
+
+        Raises:
+            UnknownNameError: For an edge that the graph does not have.
+        """
+        return float(self.total().values[self.graph.edge_index(edge)])
+
     @cached_property
     def slots(self) -> Bool[Tensor, "... n_sources n_targets"]:
         """True where there is an edge; with spans where there is one at the span."""
         return edge_slots(self.graph, self.spans)
-
-    @property
-    def n_slots(self) -> int:
-        """Number of edges; with spans of (edge, span) pairs."""
-        return int(self.slots.sum())
 
     def total(self) -> "EdgeScores":
         """The ordinary scores: sum over spans."""
         values = self.values if self.spans is None else self.values.sum(0)
         return replace(self, values=values, spans=None)
 
-    def at(self, span: str) -> "EdgeScores":
-        """The scores of the edges at one span."""
-        if self.spans is None:
-            raise InputError("these scores are for edges at every position, so they have no spans")
-        values = self.values[self.spans.index(span)]
-        return EdgeScores(self.graph, values, provenance={**self.provenance, "span": span})
-
     def top(self, k: int, *, absolute: bool = True) -> Circuit:
         """The k edges of largest |score| (or largest signed score); with spans the k (edge, span) pairs.
 
         Args:
-            k: Edges or pairs to keep, 1 to n_slots.
+            k: Edges or pairs to keep, 1 to all.
             absolute: Rank by magnitude; False ranks by sign, as CPR does.
 
         Notes:
             Ties go to the smaller index (row-major over span, source, target).
         """
-        check_n_edges(self.graph, k, spans=self.spans)
+        check_n_edges(k, self.slots)
         mask = strongest(self.values, self.slots, k, absolute=absolute)
         return self._circuit(mask, {"selection": "top", "k": k, "absolute": absolute})
 
@@ -137,9 +132,8 @@ class EdgeScores(Plotted):
         The result is pruned to the edges on a path from `input` to `logits`, so it may hold fewer
         than k edges. (Hanna et al. 2024, arXiv:2403.17806.)
         """
-        check_n_edges(self.graph, k)
-        if self.spans is not None:
-            raise InputError("greedy growth works on edges, not on edges at spans; use .total().greedy(k)")
+        check_everywhere(self.spans, "greedy growth", "scores.total()")
+        check_n_edges(k, self.graph.valid)
         scores = (self.values.abs() if absolute else self.values).tolist()
         feeding: list[list[int]] = [column.nonzero().squeeze(1).tolist() for column in self.graph.feeds.T]
         upstream = [rows.nonzero().squeeze(1).tolist() for rows in self.graph.valid.T]
@@ -170,7 +164,7 @@ class EdgeScores(Plotted):
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per edge: source, target, score; strongest first. With spans the span first."""
-        frame = edge_frame(self.graph, self.spans, self.slots)
+        frame = slot_frame(self.graph, self.spans, self.slots)
         frame["score"] = self.values[self.slots].double().numpy()
         return frame.sort_values(
             "score", key=lambda score: score.abs(), ascending=False, kind="stable", ignore_index=True
@@ -189,15 +183,11 @@ class EdgeScores(Plotted):
 
     def save(self, path: str | Path) -> Path:
         """Write one `.safetensors` file with JSON metadata; the write is atomic."""
-        arrays = {"values": self.values}
-        if self.per_example is not None:
-            arrays["per_example"] = self.per_example
-        if self.resampled is not None:
-            arrays["resampled"] = self.resampled
+        arrays = {"values": self.values, "per_example": self.per_example, "resampled": self.resampled}
         return write_edges(
             path,
             self.graph,
-            arrays,
+            {name: array for name, array in arrays.items() if array is not None},
             kind="scores",
             provenance=dict(self.provenance),
             details=dict(self.details),

@@ -2,14 +2,13 @@
 
 from assay.execution.ablation import ABLATIONS, Ablation, Mean, MeanSums, get_ablation
 from assay.execution.baseline import Baseline, BaselineShelf, Prepared
+from assay.execution.cuts import CutRunner
 from assay.execution.forward import run_circuit, run_model
-from assay.execution.pairs import PairRunner
+from assay.execution.pairs import PairRunner, PreparedInputs
 from assay.execution.plan import CompiledMask, compile_plan
-from assay.execution.prepared import PreparedInputs
 from assay.execution.runner import CircuitRunner
 from assay.execution.runs import CircuitRuns
 from assay.execution.soft import SoftPairs, SoftRunner
-from assay.execution.suffix import SuffixRunner
 
 
 __all__ = [
@@ -20,6 +19,7 @@ __all__ = [
     "CircuitRunner",
     "CircuitRuns",
     "CompiledMask",
+    "CutRunner",
     "Mean",
     "MeanSums",
     "PairRunner",
@@ -27,7 +27,6 @@ __all__ = [
     "PreparedInputs",
     "SoftPairs",
     "SoftRunner",
-    "SuffixRunner",
     "compile_plan",
     "get_ablation",
     "run_circuit",

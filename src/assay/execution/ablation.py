@@ -18,7 +18,7 @@ from assay.core.errors import InputError
 from assay.core.random import stream
 from assay.core.registry import Registry
 from assay.execution.baseline import Baseline, KeptRuns, Prepared
-from assay.execution.sites import Replacement, Setting, Site, real_tokens
+from assay.execution.replacements import Replacement, Setting, Site, real_tokens
 from assay.models import Model, Trace
 from assay.tasks import Batch, Task
 
@@ -93,8 +93,9 @@ class Resample(Ablation):
             if trace is None:
                 with torch.no_grad(), model.tracing(streams=True) as trace:
                     model.forward(batch.corrupted)
-            streams = trace if trace.attention_in else None
-            return Baseline(model=model, input=trace.input, z=trace.z, mlp=trace.mlp, trace=streams)
+            if trace.attention_in:
+                return Baseline.of(model, trace)
+            return Baseline(model=model, input=trace.input, z=trace.z, mlp=trace.mlp)
 
         return Prepared(make=make)
 

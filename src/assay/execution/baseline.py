@@ -1,6 +1,6 @@
 """Ablated values of every source: what the cut edges of a batch carry, kept for the next circuit."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -26,6 +26,11 @@ class Baseline:
     mlp: list[Tensor]
     trace: Trace | None = None
 
+    @classmethod
+    def of(cls, model: Model, trace: Trace) -> "Baseline":
+        """The values of a pass with streams."""
+        return cls(model=model, input=trace.input, z=trace.z, mlp=trace.mlp, trace=trace)
+
     @property
     def rows(self) -> int:
         return self.input.shape[0]
@@ -42,21 +47,10 @@ class Baseline:
         if self.rows == 1:
             return self
 
-        def taken(values: list[Tensor]) -> list[Tensor]:
-            return [value[rows] for value in values]
-
-        trace = self.trace
-        if trace is not None:
-            assert trace.final_in is not None
-            trace = Trace(
-                attention_in=taken(trace.attention_in),
-                mlp_in=taken(trace.mlp_in),
-                qkv=[taken(parts) for parts in trace.qkv],
-                final_in=trace.final_in[rows],
-            )
-        return Baseline(
-            model=self.model, input=self.input[rows], z=taken(self.z), mlp=taken(self.mlp), trace=trace
-        )
+        if self.trace is not None:
+            return Baseline.of(self.model, joined([self.trace], lambda parts: parts[0][rows]))
+        z, mlp = ([value[rows] for value in values] for values in (self.z, self.mlp))
+        return Baseline(model=self.model, input=self.input[rows], z=z, mlp=mlp)
 
     def attention_in(self, layer: int) -> Float[Tensor, "rows pos d_model"]:
         """Stream entering the attention norm of a block when every edge is cut."""
@@ -106,6 +100,28 @@ class Baseline:
                 streams.append(stream)
                 stream = stream + attention + self.mlp[layer]
         return [*streams, stream]
+
+
+def joined(traces: Sequence[Trace], join: Callable[[list[Tensor]], Tensor]) -> Trace:
+    """One trace of the activations of some traces of equal depth, tensor by tensor; see `Trace`."""
+
+    def each(name: str) -> list[Tensor]:
+        return [join(list(parts)) for parts in zip(*(getattr(trace, name) for trace in traces), strict=True)]
+
+    last = [trace.final_in for trace in traces if trace.final_in is not None]
+    return Trace(
+        block_in=[join([trace.input for trace in traces])],
+        z=each("z"),
+        mlp=each("mlp"),
+        attention_in=each("attention_in"),
+        mlp_in=each("mlp_in"),
+        qkv=[
+            [join(list(part)) for part in zip(*parts, strict=True)]
+            for parts in zip(*(trace.qkv for trace in traces), strict=True)
+        ],
+        final_in=join(last) if last else None,
+        calls=traces[0].calls,
+    )
 
 
 class KeptRuns:

@@ -1,332 +1,256 @@
-"""The current run of some examples while edges are cut, and what sets of further cuts change in it."""
+"""Runs that cut a few more edges into one target, each computed from that target on.
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import groupby
+While every edge into the targets before v is kept, each source that v can read writes its clean value a_u.
+Cutting some of its edges therefore moves its input by a known amount,
+
+    x_v = (x_v of the current run) + sum over the newly cut u of (b_u - a_u),
+
+b_u the ablated value, and only what v reaches through kept edges differs from the current run. So many sets
+of cuts are evaluated in one pass of a plan that starts from the current run.
+(The runs are those of Conmy et al. 2023, arXiv:2304.14997, algorithm 1, and of `run_circuit`.)
+"""
+
+from collections.abc import Iterator, Sequence
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from assay.execution.attend import project
+from assay.circuits import Circuit
+from assay.core.errors import UnsupportedModelError
 from assay.execution.baseline import Baseline
-from assay.execution.stages import LiveStage, LiveStages, TargetGroup
-from assay.models import Trace
-from assay.models.attention import PlacedAttention
+from assay.execution.plan import Inlet, compile_plan
+from assay.execution.runner import CircuitRunner, Observer
+from assay.models import Model, Trace
 
 
-@dataclass(kw_only=True, eq=False)
-class StageRun:
-    """The current run of some examples at one stage.
+class CutRunner:
+    """The run of a model on some examples while its edges are cut from `logits` towards `input`.
+
+    Starts as the model itself, all edges kept. Ask for targets in reverse order: once edges into one are cut,
+    targets of later stages (attention or MLP of a block, `logits`) no longer read clean sources.
+
+    Args:
+        model: The model: text or images.
 
     Attributes:
-        streams: Per group, what its targets read, `[columns, n, pos or 1, d_model]`.
-        channels: Per group, queries and keys (rotated) and values `[columns, n, pos or 1, d_head]`.
-        z: Per group of heads, their outputs before the output projection `[heads, n, pos or 1, d_head]`.
-        mlp: What the MLP writes, `[1, n, pos or 1, d_model]`.
+        kept: Edges that are not cut.
+
+    Example:
+        >>> from assay.execution import ABLATIONS
+        >>> from assay.models import load_model
+        >>> from assay.tasks import load_task
+        >>> model = load_model("mini")
+        >>> task = load_task("ioi", model, n=2)
+        >>> batch = next(task.batches(2))
+        >>> zeros = ABLATIONS["zero"].prepare(model, task, batch_size=2, seed=0).baseline(batch)
+        >>> runner = CutRunner(model)
+        >>> clean = runner.add(batch.clean, zeros, batch.positions)
+        >>> [found] = runner.logits(model.graph.n_targets - 1, [0, 1], torch.eye(2, dtype=torch.bool))
+        >>> found.shape  # `input` cut alone, then head 0 of block 0 alone
+        torch.Size([2, 2, 1968])
+        >>> runner.cut(model.graph.n_targets - 1, [1])
+        >>> runner.kept[:3, -1].tolist()
+        [True, False, True]
     """
 
-    streams: list[Tensor]
-    channels: list[Tensor] = field(default_factory=list)
-    z: list[Tensor] = field(default_factory=list)
-    mlp: Tensor | None = None
+    def __init__(self, model: Model) -> None:
+        if any(block.target_norm is not None for block in model.blocks):
+            raise UnsupportedModelError(
+                f"single edges of {model.id} cannot be cut with post_norm={model.post_norm!r}, where a "
+                "target does not read a sum of outputs; use 'exact'"
+            )
+        self.model = model
+        self.kept: Bool[Tensor, "n_sources n_targets"] = model.graph.valid.clone()
+        self._examples: list[_CutExamples] = []
+        self._current: tuple[int, CircuitRunner] | None = None
+        self._new: list[
+            int
+        ] = []  # sources whose edges into the current target are cut, but not in the current run
 
-    @property
-    def nbytes(self) -> int:
-        tensors = [*self.streams, *self.channels, *self.z, *([] if self.mlp is None else [self.mlp])]
-        return _nbytes(tensors)
+    @torch.no_grad()
+    def add(self, inputs: Tensor, baseline: Baseline, read: Int[Tensor, " n"]) -> Float[Tensor, "n d_vocab"]:
+        """Take in some examples, one forward pass over them, and return the model's logits where it is read.
 
+        Args:
+            inputs: Token ids `[n, pos]` (shorter prompts padded on the right) or images.
+            baseline: Ablated values; one row that all examples share, or one per example.
+            read: Read position of each example.
+        """
+        with self.model.tracing(streams=True) as trace:
+            hidden = self.model.forward(inputs)
+        self._examples.append(_CutExamples(self.model, trace, baseline, read))
+        return self.model.read(hidden, read).to(self.model.result_dtype)
 
-def _nbytes(tensors: Sequence[Tensor]) -> int:
-    return sum(int(tensor.nbytes) for tensor in tensors)
+    def inlet(self, target: int) -> Inlet | None:
+        """Where a target reads; None if it has no way to `logits`, so that cutting its edges does nothing."""
+        inlets = self._runner(target).plan.inlets
+        return next((inlet for inlet in inlets if inlet.moved == target), None)
 
-
-class CutExamples:
-    """Some examples: what their sources would carry when cut, and the current run at the live targets."""
-
-    def __init__(self, live: LiveStages, clean: Trace, baseline: Baseline, read: Tensor) -> None:
-        self.live, self.model, self.clean, self.read = live, live.model, clean, read
-        self.dtype = live.model.result_dtype
-        self.n, self.length = clean.input.shape[:2]
-        self.index = torch.arange(self.n, device=read.device)
-        self.states: dict[int, StageRun] = {}
-        self.positions = PlacedAttention(
-            self.model.rules,
-            self.model.tables(clean.calls),
-            length=self.length,
-            causal=self.model.causal,
-            read=None if read.ndim == 2 else read,
-            heads_first=True,
+    def _runner(self, target: int) -> CircuitRunner:
+        """Runs in which one target is moved, and all else starts from the current run."""
+        if self._current is not None and self._current[0] == target:
+            return self._current[1]
+        if self._current is not None and self._new:
+            before, runner = self._current
+            for examples in self._examples:
+                examples.settle(runner, before, self._new)
+        graph, self._new = self.model.graph, []
+        plan = compile_plan(
+            graph,
+            self.kept,
+            resample=True,
+            pools=self.model.pools,
+            coupling=self.model.coupling,
+            origin=target,
+            moved=frozenset(self._examples[0].run.offsets) if self._examples else (),
         )
-        split = (self.model.n_heads, self.model.d_head)
-        # Ablated minus clean, heads before their output projection.
-        self.input = self.wide(baseline.input) - self.wide(clean.input)
-        pairs = zip(baseline.z, clean.z, strict=True)
-        self.z = [(self.wide(cut) - self.wide(kept)).unflatten(-1, split) for cut, kept in pairs]
-        pairs = zip(baseline.mlp, clean.mlp, strict=True)
-        self.mlp = [self.wide(cut) - self.wide(kept) for cut, kept in pairs]
-        clean.z, clean.mlp = [], []
+        circuit = Circuit(graph=graph, mask=self.kept)
+        runner = CircuitRunner(self.model, circuit, resample=True, plan=plan)
+        self._current = target, runner
+        return runner
 
-    @property
-    def nbytes(self) -> int:
-        tensors = [self.input, *self.z, *self.mlp, *self.clean.attention_in, *self.clean.mlp_in]
-        tensors += [part for parts in self.clean.qkv for part in parts]
-        return _nbytes(tensors) + sum(state.nbytes for state in self.states.values())
+    @torch.no_grad()
+    def logits(
+        self, target: int, sources: Sequence[int], cuts: Bool[Tensor, "hypotheses cut_sources"]
+    ) -> Iterator[Float[Tensor, "hypotheses n d_vocab"]]:
+        """Logits at the read position with more edges into a target cut, and what was cut before.
 
-    def wide(self, value: Tensor) -> Tensor:
-        """In the number type of results."""
-        return value.to(self.dtype)
+        Args:
+            target: A target with an inlet.
+            sources: Sources whose edges into it are still kept.
+            cuts: For each hypothesis, which of their edges are cut; at least one hypothesis.
+
+        Yields:
+            For each batch of examples in the order they were added, the logits of all hypotheses.
+        """
+        runner = self._runner(target)
+        more = torch.ones(len(cuts), len(self._new), dtype=torch.bool)
+        for examples in self._examples:
+            yield examples.logits(runner, target, [*self._new, *sources], torch.cat([more, cuts], 1))
+
+    def cut(self, target: int, sources: Sequence[int]) -> None:
+        """Cut edges into a target for good."""
+        self._runner(target)
+        self.kept[list(sources), target] = False
+        self._new += sources
+
+
+class _CurrentRun(Baseline):
+    """The run of some examples with the edges cut so far: the clean one, less what was told of later ones.
+
+    Attributes:
+        read: Read position of each example, or several.
+        offsets: What the streams of targets have beyond those of the clean run.
+        own: Projections of a block, where some differ from the clean run's.
+    """
+
+    def __init__(self, model: Model, clean: Trace, read: Tensor) -> None:
+        super().__init__(model=model, input=clean.input, z=list(clean.z), mlp=list(clean.mlp), trace=clean)
+        self.read, self.index = read, torch.arange(len(read), device=read.device)
+        self.offsets: dict[int, Tensor] = {}
+        self.own: dict[int, Tensor] = {}
+
+    def channels(self, layer: int) -> Float[Tensor, "rows pos n_channels d_head"]:
+        return self.own[layer] if layer in self.own else super().channels(layer)
 
     def at(self, value: Tensor, *, everywhere: bool) -> Tensor:
-        """`[n, pos, ...]` at all positions, or at the read position kept as an axis of one."""
-        return value if everywhere else value[self.index, self.read][:, None]
+        return value if everywhere else value[self.index, self.read]
 
-    def differences(self, rows: Sequence[int], *, everywhere: bool) -> Float[Tensor, "rows n pos d_model"]:
-        """Ablated minus clean outputs of some sources, in the order given."""
-        graph = self.model.graph
-        parts = []
-        first, per_layer = graph.head_source(0), (graph.n_sources - 1) // graph.n_layers
-        for layer, members in groupby(rows, key=lambda row: (row - first) // per_layer if row else -1):
-            if layer < 0:
-                parts += [self.at(self.input, everywhere=everywhere)[None] for _ in members]
-                continue
-            heads: list[int] = []
-            for row in members:
-                head = row - graph.head_source(layer)
-                if head < graph.n_heads:
-                    heads.append(head)
-                    continue
-                parts += self._heads(layer, heads, everywhere=everywhere)
-                heads = []
-                parts.append(self.at(self.mlp[layer], everywhere=everywhere)[None])
-            parts += self._heads(layer, heads, everywhere=everywhere)
-        return torch.cat(parts)
-
-    def _heads(self, layer: int, heads: list[int], *, everywhere: bool) -> list[Tensor]:
-        if not heads:
-            return []
-        z = self.at(self.z[layer], everywhere=everywhere)[:, :, heads].permute(2, 0, 1, 3)
-        return [torch.bmm(z.flatten(1, 2), self.live.out(layer)[heads]).unflatten(1, z.shape[1:3])]
-
-    # ---- the current run at one stage -----------------------------------------------------------
-
-    def open(self, number: int, stage: LiveStage) -> None:
-        """Set the current run up at a stage: so far it is the clean one."""
-        if number == self.live.last:
-            assert self.clean.final_in is not None
-            start = self.clean.final_in
-        else:
-            start = (self.clean.mlp_in if number % 2 else self.clean.attention_in)[stage.layer]
-        streams = []
-        for group in stage.groups:
-            stream = self.at(self.wide(start), everywhere=group.everywhere)
-            streams.append(stream.expand(len(group.columns), *stream.shape).clone())
-        state = StageRun(streams=streams)
-        self.states[number] = state
-        if number == self.live.last:
+    def note(self, kind: str, layer: int, number: int, value: Tensor) -> None:
+        """Take in something that a run of the circuit with one more cut computed."""
+        graph, length = self.model.graph, self.input.shape[1]
+        if kind == "stream":
+            attention = layer < graph.n_layers and not (graph.mlps and number == graph.mlp_target(layer))
+            inner = (
+                (self.attention_in if attention else self.mlp_in)(layer) if layer < graph.n_layers else None
+            )
+            clean = self.final_in() if inner is None else inner
+            self.offsets[number] = value - self.at(clean.to(value.dtype), everywhere=value.ndim == 3)
             return
-        block = self.model.blocks[stage.layer]
-        if number % 2:
-            state.mlp = self.wide(block.run_mlp(streams[0].to(self.model.dtype)))
-            return
-        channels = block.channels(self.clean.qkv[stage.layer]).permute(2, 0, 1, 3)
-        first = self.model.graph.channel_target(stage.layer, "q")
-        for group in stage.groups:
-            own = channels[[column - first for column in group.columns]]
-            if not group.everywhere:
-                own = own[:, self.index, self.read][:, :, None]
-            turned = self.turn(stage.layer, group, own[:, None], list(range(len(group.columns))))
-            state.channels.append(turned[:, 0])
-        by_column = self.channels(number, stage)
-        for heads in stage.heads:
-            picked = [torch.stack([by_column[reads[i]] for reads in heads.reads])[:, None] for i in range(3)]
-            state.z.append(self.attend(stage.layer, heads.heads, *picked, everywhere=heads.everywhere)[:, 0])
-
-    def channels(self, number: int, stage: LiveStage) -> dict[int, Tensor]:
-        """Current queries, keys and values by target, `[n, pos or 1, d_head]`."""
-        held = zip(stage.groups, self.states[number].channels, strict=True)
-        return {
-            column: part for group, parts in held for column, part in zip(group.columns, parts, strict=True)
-        }
-
-    def turn(self, layer: int, group: TargetGroup, channels: Tensor, places: list[int]) -> Tensor:
-        """Norms of the heads and rotary positions on `[places, hypotheses, n, pos or 1, d_head]`."""
-        block, attention = self.model.blocks[layer], self.positions
-        if block.rule.leaves:
-            return channels
-        n_queries, n_turned = (sum(place < limit for place in places) for limit in group.turned)
-        queries, keys, values = channels.tensor_split([n_queries, n_turned])
-        first = self.model.graph.channel_target(layer, "q")
-        heads = [group.columns[place] - first for place in places[:n_queries]]
-        kv_heads = [group.columns[place] - first - block.n_heads for place in places[n_queries:n_turned]]
-        parts = [
-            attention.queries(layer, queries, heads, everywhere=group.everywhere) if heads else queries,
-            attention.keys(layer, keys, kv_heads) if kv_heads else keys,
-            attention.values(layer, values),
-        ]
-        parts = [part for part in parts if len(part)]
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def attend(
-        self,
-        layer: int,
-        heads: Sequence[int],
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        *,
-        everywhere: bool,
-    ) -> Float[Tensor, "heads hypotheses n pos d_head"]:
-        """Outputs of some heads before their output projection, from channels of the same axes."""
-        channels = (part.flatten(0, 1) for part in (queries, keys, values))
-        rows = [head for head in heads for _ in range(queries.shape[1])]
-        mixed = self.positions.mix(layer, *channels, everywhere=everywhere, heads=rows)
-        return self.wide(mixed).view_as(queries)
-
-
-class CutPass:
-    """Some hypotheses on their way from a target to the logits, on one batch of examples.
-
-    Differences from the current run of the sources that changed are kept in two stores: at all positions,
-    and at the read position.
-    """
-
-    def __init__(self, examples: CutExamples, target: int, moved: Tensor) -> None:
-        self.live, self.model, self.examples = examples.live, examples.model, examples
-        self.target, self.moved, self.k = target, moved, len(moved)
-        self.rows: dict[bool, list[int]] = {True: [], False: []}
-        self.stores: dict[bool, list[Tensor]] = {True: [], False: []}
-        self.updates: list[tuple[Tensor, list[int], Tensor]] = []
-
-    def finish(self) -> Float[Tensor, "hypotheses n *reads d_vocab"]:
-        live = self.live
-        for number in range(live.stage_of[self.target], live.last):
-            if number in live.opened:
-                (self.mlp if number % 2 else self.heads)(number, live.opened[number])
-        stage, state = live.opened[live.last], self.examples.states[live.last]
-        # A live target reaches `logits`, so its input has changed.
-        change = self.changed(stage.groups[0], state.streams[0])
-        assert change is not None
-        stream = change[1][0].flatten(0, 1)
-        read = self.examples.read
-        if self.model.reads_all(read):
-            finished = self.model.finish(stream, read.repeat(self.k, *[1] * (read.ndim - 1)))
-        else:
-            finished = self.model.finish(stream[:, 0])
-        logits = self.examples.wide(finished)
-        self.rows, self.stores = {}, {}
-        by_hypothesis: Tensor = logits.unflatten(0, (self.k, -1))
-        return by_hypothesis
-
-    def finish_natively(self) -> Float[Tensor, "hypotheses n *reads d_vocab"]:
-        """As `finish` while no edge is cut: what lies behind the target's block then reads one stream.
-
-        So the module's own blocks can run from there on. Behind the last block there is nothing to gain.
-        """
-        live, model, examples = self.live, self.model, self.examples
-        number = live.stage_of[self.target]
-        layer = number // 2
-        if layer >= model.n_layers - 1:
-            return self.finish()
-        (self.mlp if number % 2 else self.heads)(number, live.opened[number])
-        change = torch.cat(self.stores[True]).sum(0)
-        if number % 2 or model.graph.parallel or not model.graph.mlps:
-            hidden = examples.wide(examples.clean.block_in[layer + 1]) + change
-        else:  # the MLP of the same block reads what its heads write
-            stream = examples.wide(examples.clean.mlp_in[layer]) + change
-            block = model.blocks[layer]
-            hidden = stream + examples.wide(block.run_mlp(stream.to(model.dtype)))
-        self.rows, self.stores, self.updates = {}, {}, []
-        hidden = hidden.flatten(0, 1).to(model.dtype)
-        read = examples.read.repeat(self.k, *[1] * (examples.read.ndim - 1))
-        logits = model.read(model.resume(hidden, examples.clean, layer=layer + 1), read)
-        by_hypothesis: Tensor = examples.wide(logits).unflatten(0, (self.k, -1))
-        return by_hypothesis
-
-    def commit(self, hypothesis: int) -> None:
-        for held, places, new in self.updates:
-            held[places] = new[:, hypothesis]
-
-    def changed(self, group: TargetGroup, held: Tensor) -> tuple[list[int], Tensor] | None:
-        """Places in a group that read something new, and what: `[places, hypotheses, n, pos, d_model]`."""
-        if self.target in group.columns:
-            places, mixed = [group.columns.index(self.target)], self.moved[None]
-        else:
-            rows = self.rows[group.everywhere]
-            weight = self.live.kept[rows][:, list(group.columns)].T
-            places = weight.any(1).nonzero().squeeze(1).tolist()
-            if not places:
-                return None
-            store = torch.cat(self.stores[group.everywhere])
-            mixed = (weight[places].to(store) @ store.flatten(1)).view(len(places), *store.shape[1:])
-        streams = held[places][:, None] + mixed
-        self.updates.append((held, places, streams))
-        return places, streams
-
-    def deposit(self, rows: list[int], differences: Tensor, *, everywhere: bool) -> None:
-        """Keep what some sources write, minus the current run: `[rows, hypotheses, n, pos or 1, d_model]`."""
-        if everywhere:
-            self.rows[True] += rows
-            self.stores[True].append(differences)
-            if self.live.several:
-                return  # no target reads one position alone
-            differences = differences[:, :, self.examples.index, self.examples.read][:, :, :, None]
-        self.rows[False] += rows
-        self.stores[False].append(differences)
-
-    def heads(self, number: int, stage: LiveStage) -> None:
-        """The attention of a block: new channels, and the heads that read them."""
-        state, examples = self.examples.states[number], self.examples
-        fresh: dict[int, Tensor] = {}
-        for group, streams, channels in zip(stage.groups, state.streams, state.channels, strict=True):
-            change = self.changed(group, streams)
-            if change is None:
-                continue
-            places, new = change
-            assert group.weight is not None
-            bias = None if group.bias is None else group.bias[places]
-            block = self.model.blocks[stage.layer]
-            projected = project(block, new, group.weight[places], bias, self.model.dtype)
-            projected = examples.turn(stage.layer, group, projected, places)
-            self.updates.append((channels, places, projected))
-            fresh |= {group.columns[place]: part for place, part in zip(places, projected, strict=True)}
-        if not fresh:
-            return
-        current = examples.channels(number, stage)
-        for heads, z in zip(stage.heads, state.z, strict=True):
-            touched = [place for place, reads in enumerate(heads.reads) if any(c in fresh for c in reads)]
-            if not touched:
-                continue
-            columns = [[heads.reads[place][i] for place in touched] for i in range(3)]
-            picked = [self.stack(fresh, current, wanted) for wanted in columns]
-            chosen = [heads.heads[place] for place in touched]
-            new = examples.attend(stage.layer, chosen, *picked, everywhere=heads.everywhere)
-            self.updates.append((z, touched, new))
-            difference = new - z[touched][:, None]
-            weight = heads.weight if len(touched) == len(heads.heads) else heads.weight[touched]
-            written = torch.bmm(difference.flatten(1, 3), weight).unflatten(1, difference.shape[1:4])
-            first = self.model.graph.head_source(stage.layer)
-            rows = [first + head for head in chosen]
-            self.deposit(rows, written, everywhere=heads.everywhere)
-
-    def stack(self, fresh: dict[int, Tensor], current: dict[int, Tensor], columns: list[int]) -> Tensor:
-        """Channels of some heads, new ones where there are: `[heads, hypotheses, n, pos or 1, d_head]`."""
-        return torch.stack(
-            [
-                fresh[column] if column in fresh else current[column].expand(self.k, -1, -1, -1)
-                for column in columns
-            ]
+        place = (
+            (slice(None), slice(None))
+            if value.ndim == 3 and value.shape[1] == length
+            else (self.index, self.read)
         )
+        value = value[:, 0] if value.ndim == 3 and place[0] is self.index else value
+        if kind == "mlp":
+            self.mlp[layer] = self.mlp[layer].to(value.dtype, copy=True)
+            self.mlp[layer][place] = value
+        elif kind == "z":
+            self.z[layer] = self.z[layer].to(value.dtype, copy=True)
+            self.z[layer].unflatten(-1, (graph.n_heads, -1))[(*place, number)] = value
+        else:
+            column = number - graph.channel_target(layer, "q")
+            self.own[layer] = self.channels(layer).clone()
+            self.own[layer][(*place, column)] = value
 
-    def mlp(self, number: int, stage: LiveStage) -> None:
-        """The MLP of a block, if what it reads has changed."""
-        state, group = self.examples.states[number], stage.groups[0]
-        change = self.changed(group, state.streams[0])
-        if change is None:
-            return
-        assert state.mlp is not None
-        block = self.model.blocks[stage.layer]
-        output = self.examples.wide(block.run_mlp(change[1].to(self.model.dtype)))
-        self.updates.append((state.mlp, [0], output))
-        row = self.model.graph.mlp_source(stage.layer)
-        self.deposit([row], output - state.mlp[:, None], everywhere=group.everywhere)
+
+class _CutExamples:
+    """Some examples: their current run, and what their sources would carry when cut."""
+
+    def __init__(self, model: Model, clean: Trace, baseline: Baseline, read: Tensor) -> None:
+        self.model, self.clean, self.read = model, clean, read
+        self.run = _CurrentRun(model, clean, read)
+        self.input = self._difference(baseline.input, clean.input)
+        self.z = [self._difference(*both) for both in zip(baseline.z, clean.z, strict=True)]
+        self.mlp = [self._difference(*both) for both in zip(baseline.mlp, clean.mlp, strict=True)]
+
+    def _difference(self, ablated: Tensor, clean: Tensor) -> Tensor:
+        return ablated.to(self.model.result_dtype) - clean.to(self.model.result_dtype)
+
+    def differences(self, rows: Sequence[int], *, everywhere: bool) -> Float[Tensor, "rows n ... d_model"]:
+        """Ablated minus clean outputs of some sources, at all positions or at the read position."""
+        model, graph, wanted = self.model, self.model.graph, set(rows)
+        outputs = {0: self.run.at(self.input, everywhere=everywhere)} if 0 in wanted else {}
+        for layer, block in enumerate(model.blocks):
+            first, mlp = graph.head_source(layer), graph.mlp_source(layer)
+            heads = [head for head in range(graph.n_heads) if first + head in wanted]
+            if heads:
+                z = self.run.at(self.z[layer], everywhere=everywhere)
+                z = z.unflatten(-1, (graph.n_heads, model.d_head))[..., heads, :]
+                written = torch.einsum("...hc,hcd->h...d", z, block.out_weight()[heads].to(z.dtype))
+                outputs |= zip((first + head for head in heads), written, strict=True)
+            if graph.mlps and mlp in wanted:
+                outputs[mlp] = self.run.at(self.mlp[layer], everywhere=everywhere)
+        return torch.stack([outputs[row] for row in rows])
+
+    def logits(
+        self,
+        runner: CircuitRunner,
+        target: int,
+        sources: Sequence[int],
+        cuts: Bool[Tensor, "hypotheses cut_sources"],
+        observer: Observer | None = None,
+    ) -> Float[Tensor, "hypotheses n d_vocab"]:
+        """Logits of all hypotheses about the edges into a target."""
+        k, n = len(cuts), len(self.read)
+
+        def moves(column: int, everywhere: bool) -> Tensor:
+            offset = self.run.offsets.get(column)
+            if column == target:
+                differences = self.differences(sources, everywhere=everywhere)
+                own = (cuts.to(differences) @ differences.flatten(1)).view(k, *differences.shape[1:])
+                offset = own if offset is None else own + offset
+            assert offset is not None
+            return offset.expand(k, n, *offset.shape[-2 if everywhere else -1 :]).flatten(0, 1)
+
+        rows = self.run.index.repeat(k)
+        read = self.read.repeat(k, *[1] * (self.read.ndim - 1))
+        logits = runner.logits(self.clean, self.run, read, rows=(rows, rows), moves=moves, observer=observer)
+        by_hypothesis: Tensor = logits.to(self.model.result_dtype).unflatten(0, (k, n))
+        return by_hypothesis
+
+    def settle(self, runner: CircuitRunner, target: int, sources: Sequence[int]) -> None:
+        """Make the run with edges from some sources into a target cut the current one."""
+        noted: list[tuple[str, int, int, Tensor]] = []
+        with torch.no_grad():
+            self.logits(
+                runner,
+                target,
+                sources,
+                torch.ones(1, len(sources), dtype=torch.bool),
+                lambda *each: noted.append(each),
+            )
+        for each in noted:  # once the run no longer reads them
+            self.run.note(*each)

@@ -1,33 +1,30 @@
 """Running a model, whole or reduced to a circuit, over the examples of a task."""
 
 import warnings
-from collections.abc import Iterator
 from functools import partial
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int, Int64
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from assay.circuits import Circuit
 from assay.core.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError, ShapeError
 from assay.execution.ablation import Ablation, get_ablation
-from assay.execution.baseline import BaselineShelf
+from assay.execution.baseline import Baseline, BaselineShelf
 from assay.execution.batches import choose_batch_size, with_room
-from assay.execution.pairs import PairRunner
 from assay.execution.runner import CircuitRunner
 from assay.execution.soft import SoftRunner
 from assay.models import Model, Trace
-from assay.tasks import PairTask, Task
+from assay.tasks import Batch, Task
 
 
-def finite_rows(logits: Float[Tensor, "n *reads d_vocab"]) -> Bool[Tensor, " n"]:
+def finite_rows(logits: Float[Tensor, "n d_vocab"]) -> Bool[Tensor, " n"]:
     """Examples whose logits are all finite."""
     return torch.isfinite(logits).flatten(1).all(1)
 
 
-def check_finite(
-    logits: Float[Tensor, "batch *reads d_vocab"], what: str, rows: Int[Tensor, " batch"]
-) -> None:
+def check_finite(logits: Float[Tensor, "batch d_vocab"], what: str, rows: Int[Tensor, " batch"]) -> None:
     """Refuse NaN or infinite logits, naming the first example."""
     bad = ~finite_rows(logits)
     if bool(bad.any()):
@@ -40,18 +37,10 @@ def check_finite(
 
 def check_circuit(model: Model, circuit: Circuit) -> None:
     """Refuse a circuit of another graph; warn where it was found on other weights."""
-    if circuit.graph.mlps != model.graph.mlps:
-        owners = {True: "a model with MLPs", False: "an attention-only model"}
-        raise GraphMismatchError(
-            f"the circuit belongs to {owners[circuit.graph.mlps]}, but {model.id!r} is "
-            f"{owners[model.graph.mlps]}, so their graphs differ. Run the circuit on the model it was "
-            "discovered on"
-        )
     if circuit.graph.fingerprint != model.graph.fingerprint:
         raise GraphMismatchError(
             f"the circuit belongs to another model: its graph is {circuit.graph.describe()}, that of "
-            f"{model.id!r} is "
-            f"{model.graph.describe()}"
+            f"{model.id!r} is {model.graph.describe()}"
         )
     found_on = circuit.provenance.get("model")
     if isinstance(found_on, dict) and found_on.get("weight_hash") not in (None, model.weight_hash):
@@ -71,7 +60,7 @@ def run_model(
     batch_size: int | None = None,
     memory: int | None = None,
     check: bool = True,
-) -> Float[Tensor, "n *reads d_vocab"]:
+) -> Float[Tensor, "n d_vocab"]:
     """Logits of the unablated model at the read position of every example.
 
     Args:
@@ -83,8 +72,7 @@ def run_model(
         check: Refuse NaN or infinite logits; False returns them, for callers that count such examples.
 
     Returns:
-        `[N, V]`; `[N, reads, V]` where the prompts are read at several positions (what stands at a filled one
-        means nothing).
+        `[N, V]`.
 
     Raises:
         NonFiniteError: If a logit is NaN or infinite; the message names the example.
@@ -118,10 +106,8 @@ def run_circuit(
     memory: int | None = None,
     seed: int = 0,
     check: bool = True,
-    post_norm: str | None = None,
     shelf: BaselineShelf | None = None,
-    labels: Int64[Tensor, "n pos"] | None = None,
-) -> Float[Tensor, "n *reads d_vocab"]:
+) -> Float[Tensor, "n d_vocab"]:
     """Logits of the model with every edge outside the circuit ablated, at the read position.
 
     Args:
@@ -131,24 +117,22 @@ def run_circuit(
         ablation: What a cut edge carries: `resample`, `zero`, `mean`, `mean-positional` or `noise`; default:
             the task's own.
         pairs: (clean index, corrupted index) pairs to run instead of the task's own pairing; needs
-            `resample`. Inputs that many pairs share are run once per block of inputs, not once per pair.
+            `resample`. A pass over an input serves all pairs of a block of inputs.
         batch_size: Examples or pairs per pass; default: by free memory.
         memory: Bytes that a pass may take; default: 60 % of what is free.
         seed: Root seed of the noise.
         check: Refuse NaN or infinite logits; False returns them, for callers that count such examples.
-        post_norm: Treatment of norms behind branches; see `Model.treating`.
         shelf: Keeps the ablated activations for the next circuit of the same model, task and ablation.
-        labels: Span of every position `[N, T]`, -1 at padding; needed for spans that were given as labels.
 
     Returns:
-        `[N, V]`, or `[P, V]` with `pairs` (`[N, reads, V]` where prompts are read at several positions); CPU,
+        `[N, V]`, or `[P, V]` with `pairs`; CPU,
         float32 (float64 for a float64 model). Full circuit: the model's logits. Empty circuit under
         `resample`: the model's logits on the corrupted input.
 
     Raises:
         GraphMismatchError: If the circuit belongs to another graph.
         NonFiniteError: If a logit is NaN or infinite.
-        InputError: For a circuit at spans: `pairs`, or positions that cannot be labelled.
+        InputError: For positions that cannot be labelled, and `pairs` that do not fit the task.
 
     Notes:
         At spans every target has its own stream at every position, so a run costs what one under a
@@ -158,176 +142,107 @@ def run_circuit(
     References:
         Conmy et al. 2023, arXiv:2304.14997; uit de Bos and Garriga-Alonso 2024, equation 1.
     """
-    model = model.treating(post_norm)
     replacement = get_ablation(ablation or task.ablation)
     check_circuit(model, circuit)
     task = model.bind(task)
-    if circuit.spans is not None:
-        if pairs is not None:
-            raise InputError(
-                "pairs= works only with ordinary circuits; give circuit.anywhere(), or task.paired(pairs)"
-            )
-        where = circuit.spans.label(task, labels)
-        return _run_soft(
-            model, task, circuit, where, replacement, asked=batch_size, memory=memory, seed=seed, check=check
-        )
-    dense = model.post_norm == "eap-ig"
     if pairs is not None:
         _check_pairs(task, replacement, pairs)
-        if isinstance(task, PairTask) and task.positions.ndim == 1:
-            run = _run_pairs_soft if dense else _run_pairs
-            return run(model, task, circuit, pairs, batch_size, memory)
-        task = task.paired(pairs)
-    if dense:
-        return _run_soft(
-            model, task, circuit, None, replacement, asked=batch_size, memory=memory, seed=seed, check=check
-        )
-    several = task.positions.ndim == 2
-    runner = CircuitRunner(model, circuit, resample=replacement.paired, several=several)
+    if circuit.spans is not None or model.post_norm == "eap-ig":
+        task = task if pairs is None else task.paired(pairs)
+        runner: CircuitRunner | _SpanRunner = _SpanRunner(model, task, circuit)
+    else:
+        runner = CircuitRunner(model, circuit, resample=replacement.paired)
+        if runner.plan.everything:
+            logits = run_model(model, task, batch_size=batch_size, memory=memory, check=check)
+            return logits if pairs is None else logits[pairs[:, 0]]
     extra = runner.bytes_per_pair(task.length)
-    size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra, memory=memory)
-    if runner.plan.everything:
-        return run_model(model, task, batch_size=size, check=check)
+    n = task.n if pairs is None else len(pairs)
+    size = choose_batch_size(model, task, n=n, asked=batch_size, bytes_per_example=extra, memory=memory)
     kept = BaselineShelf(max_bytes=0) if shelf is None else shelf
-    depth = model.n_layers if runner.clean_depth is None else runner.clean_depth
 
     def ablated(size: int) -> Tensor:
+        if pairs is not None and isinstance(runner, CircuitRunner):
+            return _run_pairs(model, runner, task, pairs, size)
         prepared = kept.prepared(lambda: replacement.prepare(model, task, batch_size=size, seed=seed))
         results = []
         for batch in task.batches(size):
             batch = batch.to(model.device)
-            trace = kept.clean(batch, depth, partial(clean_pass, model, runner, batch.clean))
-            logits = runner.logits(trace, kept.baseline(prepared, batch), batch.positions)
-            logits = logits.to(runner.dtype).cpu()
-            if check:
-                check_finite(logits, "the circuit run", batch.indices)
-            results.append(logits)
+            if isinstance(runner, _SpanRunner):
+                logits = runner.soft.logits(runner.soft.prepare_batch(batch, prepared), runner.mask(batch))
+            else:
+                depth = model.n_layers if runner.clean_depth is None else runner.clean_depth
+                trace = kept.clean(batch, depth, partial(clean_pass, model, runner, batch.clean))
+                logits = runner.logits(trace, kept.baseline(prepared, batch), batch.positions)
+            results.append(logits.to(model.result_dtype).cpu())
         return torch.cat(results)
 
-    return with_room(ablated, size)
-
-
-def _run_soft(
-    model: Model,
-    task: Task,
-    circuit: Circuit,
-    labels: Int64[Tensor, "n pos"] | None,
-    ablation: Ablation,
-    *,
-    asked: int | None,
-    memory: int | None,
-    seed: int,
-    check: bool,
-) -> Tensor:
-    """A circuit whose targets do not read a sum over kept sources, or whose edges differ by position."""
-    where = None if labels is None else labels.clamp(min=0)  # what is at padding is never read
-    shared = where is None or bool((where == where[0]).all())
-    runner = SoftRunner(model)
-    masks = 2 * task.length * model.graph.valid.numel() * model.result_dtype.itemsize
-    extra = runner.bytes_per_pair(task.length) + (0 if shared else masks)
-    size = choose_batch_size(model, task, asked=asked, bytes_per_example=extra, memory=memory)
-    prepared = ablation.prepare(model, task, batch_size=size, seed=seed)
-    weights = circuit.mask.to(device=model.device, dtype=model.result_dtype)
-    results = []
     with torch.no_grad():
-        for batch in task.batches(size):
-            batch = batch.to(model.device)
-            mask = weights
-            if where is not None:
-                rows = where[:1] if shared else where[batch.indices.cpu()]
-                mask = weights[rows.to(model.device)]
-            logits = runner.logits(runner.prepare_batch(batch, prepared), mask).cpu()
-            if check:
-                check_finite(logits, "the circuit run", batch.indices)
-            results.append(logits)
-    return torch.cat(results)
+        logits = with_room(ablated, size)
+    if check:
+        check_finite(logits, "the circuit run", torch.arange(task.n) if pairs is None else pairs[:, 0])
+    return logits
+
+
+class _SpanRunner:
+    """Runs of a circuit whose edges differ by position, or whose targets do not read a sum of sources."""
+
+    def __init__(self, model: Model, task: Task, circuit: Circuit) -> None:
+        self.soft = SoftRunner(model)
+        self.weights = circuit.mask.to(device=model.device, dtype=model.result_dtype)
+        # What is at padding is never read.
+        self.labels = None if circuit.spans is None else circuit.spans.label(task).clamp(min=0)
+        self.shared = self.labels is None or bool((self.labels == self.labels[0]).all())
+
+    def bytes_per_pair(self, length: int) -> int:
+        masks = 0 if self.shared else 2 * length * self.weights[0].nbytes
+        return self.soft.bytes_per_pair(length) + masks
+
+    def mask(self, batch: Batch) -> Tensor:
+        """The weights of edges for some examples, position by position where there are spans."""
+        if self.labels is None:
+            return self.weights
+        rows = self.labels[:1] if self.shared else self.labels[batch.indices.cpu()]
+        return self.weights[rows.to(self.weights.device)]
 
 
 def clean_pass(model: Model, runner: CircuitRunner, inputs: Tensor) -> Trace:
     """As much of a plain pass over the clean input as the circuit reads directly."""
-    with (
-        torch.no_grad(),
-        model.tracing(until=runner.clean_depth if runner.clean_depth != model.n_layers else None) as trace,
-    ):
+    until = None if runner.clean_depth == model.n_layers else runner.clean_depth
+    with torch.no_grad(), model.tracing(until=until) as trace:
         model.forward(inputs)
     return trace
 
 
 def _run_pairs(
-    model: Model,
-    task: PairTask,
-    circuit: Circuit,
-    pairs: Int[Tensor, "pairs 2"],
-    asked: int | None,
-    memory: int | None,
+    model: Model, runner: CircuitRunner, task: Task, pairs: Int[Tensor, "pairs 2"], size: int
 ) -> Tensor:
-    """Tile by tile: a clean input is prepared once, a corrupted one once per block of clean inputs."""
-    runner = PairRunner(model, circuit)
-    extra = runner.bytes_per_pair(task.length)
-    extra += sum(runner.bytes_to_prepare(task.length, clean=clean) for clean in (True, False))
-    size = choose_batch_size(model, task, n=len(pairs), asked=asked, bytes_per_example=extra, memory=memory)
+    """Tile by tile of the clean x corrupted table: each input of a tile is run once for all its pairs."""
+    side = max(1, size // 2)
+    places = [each.unique(return_inverse=True)[1] for each in pairs.unbind(1)]
+    tiles = torch.stack(places, 1).div(side, rounding_mode="floor")
     logits: Tensor | None = None
-    read = task.positions[pairs[:, 0]]
-    for position in read.unique():
-        here = (read == position).nonzero().squeeze(1)
-        until = int(position) + 1  # a causal model reads no further
-        for clean_rows, tiles in _pair_tiles(pairs[here], max(1, size // 2)):
-            clean = runner.prepare_clean(task.clean[clean_rows, :until])
-            for ablated_rows, chosen in tiles:
-                corrupted = runner.prepare_corrupted(task.corrupted[ablated_rows, :until])
-                for part in here[chosen].split(size):
-                    rows = (
-                        torch.searchsorted(each, pairs[part, side].contiguous()).to(model.device)
-                        for side, each in enumerate((clean_rows, ablated_rows))
-                    )
-                    result = runner.pairs(clean, corrupted, *rows).to(model.result_dtype).cpu()
-                    check_finite(result, "the circuit run", pairs[part, 0])
-                    if logits is None:
-                        logits = result.new_empty(len(pairs), result.shape[1])
-                    logits[part] = result
+    for tile in tiles.unique(dim=0):
+        here = (tiles == tile).all(1).nonzero().squeeze(1)
+        sides, at = [], []
+        for column in pairs[here].unbind(1):
+            rows, inverse = column.unique(return_inverse=True)
+            few: Any = task.subset(rows)
+            sides.append(next(iter(few.batches(few.n))).to(model.device))
+            at.append(inverse)
+        clean, corrupted = sides
+        trace = clean_pass(model, runner, clean.clean)
+        with model.tracing(streams=True) as streams:
+            model.forward(corrupted.corrupted)
+        baseline = Baseline.of(model, streams)
+        for part in torch.arange(len(here)).split(size):
+            chosen = [place[part].to(model.device) for place in at]
+            read = clean.positions[chosen[0]]
+            found = runner.logits(trace, baseline, read, rows=(chosen[0], chosen[1])).to(model.result_dtype)
+            if logits is None:
+                logits = torch.empty(len(pairs), *found.shape[1:], dtype=found.dtype)
+            logits[here[part]] = found.cpu()
     assert logits is not None
     return logits
-
-
-def _run_pairs_soft(
-    model: Model,
-    task: PairTask,
-    circuit: Circuit,
-    pairs: Int[Tensor, "pairs 2"],
-    asked: int | None,
-    memory: int | None,
-) -> Tensor:
-    """Pair by pair, where targets do not read a sum of parts that pairs could share."""
-    runner = SoftRunner(model)
-    extra = runner.bytes_per_pair(task.length)
-    size = choose_batch_size(model, task, n=len(pairs), asked=asked, bytes_per_example=extra, memory=memory)
-    mask = circuit.mask.to(device=model.device, dtype=model.result_dtype)
-    results = []
-    with torch.no_grad():
-        for clean, corrupted in (part.unbind(1) for part in pairs.split(size)):
-            prepared = runner.prepare(task.clean[clean], task.corrupted[corrupted], task.positions[clean])
-            logits = runner.logits(prepared, mask).cpu()
-            check_finite(logits, "the circuit run", clean)
-            results.append(logits)
-    return torch.cat(results)
-
-
-def _pair_tiles(
-    pairs: Int[Tensor, "pairs 2"], side: int
-) -> Iterator[tuple[Tensor, list[tuple[Tensor, Tensor]]]]:
-    """Tiles of the clean x corrupted table, at most `side` inputs a side.
-
-    Yields each block of clean rows with its tiles: the corrupted rows, and which pairs fall into the tile.
-    """
-    clean_block = pairs[:, 0].unique(return_inverse=True)[1] // side
-    ablated_block = pairs[:, 1].unique(return_inverse=True)[1] // side
-    for block in clean_block.unique():
-        in_block = (clean_block == block).nonzero().squeeze(1)
-        tiles = []
-        for tile in ablated_block[in_block].unique():
-            chosen = in_block[ablated_block[in_block] == tile]
-            tiles.append((pairs[chosen, 1].unique(), chosen))
-        yield pairs[in_block, 0].unique(), tiles
 
 
 def _check_pairs(task: Task, ablation: Ablation, pairs: Tensor) -> None:
@@ -336,10 +251,9 @@ def _check_pairs(task: Task, ablation: Ablation, pairs: Tensor) -> None:
             f"pairs= chooses corrupted inputs, but {ablation.key!r} ablation does not use them; use "
             "ablation='resample', or remove pairs"
         )
-    if pairs.ndim != 2 or pairs.shape[1] != 2 or pairs.dtype != torch.int64 or len(pairs) == 0:
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or len(pairs) == 0:
         raise ShapeError(
-            f"pairs is {pairs.dtype} {tuple(pairs.shape)}; expected int64 [n_pairs, 2] of (clean "
-            "index, corrupted index), n_pairs >= 1"
+            f"pairs is {tuple(pairs.shape)}; expected int64 [n_pairs, 2] of (clean index, corrupted index)"
         )
     if int(pairs.min()) < 0 or int(pairs.max()) >= task.n:
         raise InputError(

@@ -17,9 +17,14 @@ Garriga-Alonso 2024, equation 1.) The plan is made once per mask and holds no te
 - a node whose value is used at the read position only is computed there only;
 - targets of one block that keep the same sources share one input and one norm;
 - a target that keeps almost everything starts from the running total and subtracts.
+
+A run may also start from another run and move the input of one target, as `assay.execution.cuts` does. That
+run then takes the place of the ablated one in all of this: sources that the target does not reach equal their
+value in it.
 """
 
 from collections import defaultdict
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
@@ -44,16 +49,18 @@ class Inlet:
         everywhere: True when needed at all positions, else at the read position only.
         from_total: Start from the running total of all differences (then `terms` are subtracted).
         terms: Rows of the sources added to, or subtracted from, the start.
+        moved: The target to whose stream an amount of its own is added.
     """
 
     everywhere: bool
     from_total: bool
     terms: tuple[int, ...]
+    moved: int | None = None
 
     @property
     def empty(self) -> bool:
         """True where the input is the ablated stream itself."""
-        return not self.from_total and not self.terms
+        return not self.from_total and not self.terms and self.moved is None
 
 
 @dataclass(kw_only=True)
@@ -180,20 +187,24 @@ def source_types(
     mask: Bool[Tensor, "n_sources n_targets"],
     *,
     coupling: Coupling = "none",
+    origin: int | None = None,
 ) -> tuple[Bool[Tensor, " n_sources"], Bool[Tensor, " n_sources"]]:
     """Which sources are clean and which are ablated-only; all others mix the two inputs.
 
     A target is clean if it keeps every upstream edge and all those sources are clean; it is ablated if
-    every upstream edge is cut or comes from an ablated source; a node is what all its targets are.
+    every upstream edge is cut or comes from an ablated source; a node is what all its targets are. Where
+    one target is moved, everything is ablated but what it reaches.
     """
     clean = torch.zeros(graph.n_sources, dtype=torch.bool)
     ablated = torch.zeros(graph.n_sources, dtype=torch.bool)
-    clean[0] = True
+    clean[0], ablated[0] = origin is None, origin is not None
     inputs = _feeds(graph, coupling)
     for columns, rows in graph.stages:
         upstream, kept = graph.valid[:, columns], mask[:, columns]
         target_clean = (~upstream | (kept & clean[:, None])).all(0)
         target_ablated = (~kept | ablated[:, None]).all(0)
+        if origin is not None and columns.start <= origin < columns.stop:
+            target_ablated[origin - columns.start] = False
         feeds = inputs[columns, rows]
         clean[rows] = (~feeds | target_clean[:, None]).all(0)
         ablated[rows] = (~feeds | target_ablated[:, None]).all(0)
@@ -207,6 +218,8 @@ def compile_plan(
     resample: bool,
     pools: bool = False,
     coupling: Coupling = "none",
+    origin: int | None = None,
+    moved: Collection[int] = (),
 ) -> CompiledMask:
     """Work out what an ablated run of `mask` has to compute.
 
@@ -217,10 +230,12 @@ def compile_plan(
             a source fed by ablated values only equals its own ablated value.
         pools: True where `logits` reads all positions (mean pooling), not one.
         coupling: Which heads of a block depend on each other's inputs; see `Model.coupling`.
+        origin: The one target whose input is moved, where the run starts from another run.
+        moved: Targets whose streams in that run have amounts of their own; see `CircuitRunner.logits`.
     """
     if mask.shape != graph.valid.shape:
         raise ShapeError(f"mask has shape {tuple(mask.shape)}; expected {tuple(graph.valid.shape)}")
-    clean, ablated = source_types(graph, mask, coupling=coupling)
+    clean, ablated = source_types(graph, mask, coupling=coupling, origin=origin)
     kept = mask & ~ablated[:, None] if resample else mask.clone()
     everywhere, somewhere = _liveness(graph, kept, clean, pools=pools, coupling=coupling)
     live = _Live(
@@ -229,6 +244,8 @@ def compile_plan(
         everywhere=everywhere,
         somewhere=somewhere,
         computed=somewhere & ~clean,
+        origin=origin,
+        moved=moved,
     )
     upstream_clean = (~graph.valid | (mask & clean[:, None])).all(0)
     plan = CompiledMask(
@@ -287,6 +304,8 @@ class _Live:
     everywhere: Bool[Tensor, " n_sources"]
     somewhere: Bool[Tensor, " n_sources"]
     computed: Bool[Tensor, " n_sources"]
+    origin: int | None
+    moved: Collection[int]
 
     def inlet(self, column: int, *, everywhere: bool) -> Inlet:
         """Kept sources of a target, or the cut ones where that list is shorter."""
@@ -295,7 +314,9 @@ class _Live:
         minus = self.graph.valid[:, column] & written & ~plus
         from_total = int(plus.sum()) > int(minus.sum()) + 1
         terms = (minus if from_total else plus).nonzero().squeeze(1).tolist()
-        return Inlet(everywhere=everywhere, from_total=from_total, terms=tuple(terms))
+        changed = column == self.origin or (column in self.moved and bool(terms or from_total))
+        moved = column if changed else None
+        return Inlet(everywhere=everywhere, from_total=from_total, terms=tuple(terms), moved=moved)
 
 
 def _mlp_step(live: _Live, layer: int) -> MlpStep | None:

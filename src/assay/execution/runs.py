@@ -20,7 +20,7 @@ from assay.execution.forward import check_circuit, run_circuit, run_model
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
 from assay.tasks import Task
-from assay.tasks.seen import example_codes, example_notes, first_rows
+from assay.tasks.examples import example_codes, example_notes, first_rows
 
 
 Which = Literal["full", "keep", "drop", "empty"]
@@ -43,7 +43,6 @@ class CircuitRuns:
         objective: Key, object or callable whose negative is the margin; default: the task's own.
         batch_size: Examples per pass; default: by free memory.
         seed: Root seed (noise ablation, random circuits).
-        labels: Span of every position, for a circuit whose spans were given as labels; see `run_circuit`.
     """
 
     def __init__(
@@ -56,7 +55,6 @@ class CircuitRuns:
         objective: str | Objective | Loss | None = None,
         batch_size: int | None = None,
         seed: int = 0,
-        labels: Int64[Tensor, "n pos"] | None = None,
     ) -> None:
         check_circuit(model, circuit)
         self.model = model
@@ -66,7 +64,6 @@ class CircuitRuns:
         self.objective_object = get_objective(objective or task.objective)
         self.batch_size = batch_size
         self.seed = seed
-        self.labels = labels
         self._full: list[Tensor] = []
         self._shelf = BaselineShelf()
         self._logits: OrderedDict[str, Tensor] = OrderedDict()
@@ -110,7 +107,6 @@ class CircuitRuns:
             objective=self.objective_object,
             batch_size=self.batch_size,
             seed=self.seed,
-            labels=self.labels,
         )
 
     @property
@@ -138,7 +134,7 @@ class CircuitRuns:
         """What was left out of these runs: of the task, and of its rows."""
         return (*self.task.notes, *example_notes(self.task, self.codes))
 
-    def logits(self, which: Which) -> Float[Tensor, "n *reads d_vocab"]:
+    def logits(self, which: Which) -> Float[Tensor, "n d_vocab"]:
         """Logits at the read position, of one of four runs.
 
         Args:
@@ -159,7 +155,7 @@ class CircuitRuns:
             return self.circuit.emptied()
         raise InputError(f"there is no run {which!r}; choose 'full', 'keep', 'drop' or 'empty'")
 
-    def logits_of(self, circuit: Circuit) -> Float[Tensor, "n *reads d_vocab"]:
+    def logits_of(self, circuit: Circuit) -> Float[Tensor, "n d_vocab"]:
         """Logits of any circuit of the same graph under the same ablation."""
         logits = self._logits.pop(circuit.hash, None)
         if logits is None:
@@ -172,7 +168,6 @@ class CircuitRuns:
                 seed=self.seed,
                 check=False,
                 shelf=self._shelf,
-                labels=None if circuit.spans is None else self.labels,
             )
         self._logits[circuit.hash] = logits
         while len(self._logits) > 1 and sum(kept.nbytes for kept in self._logits.values()) > LOGIT_BYTES:
@@ -191,7 +186,7 @@ class CircuitRuns:
             self._kept_margins[circuit.hash] = self.margins_from(self.logits_of(circuit))
         return self._kept_margins[circuit.hash].copy()
 
-    def margins_from(self, logits: Float[Tensor, "n *reads d_vocab"]) -> np.ndarray:
+    def margins_from(self, logits: Float[Tensor, "n d_vocab"]) -> np.ndarray:
         """-objective of each example in a run made elsewhere, float64 `[n]`; of copies their mean."""
         full = self.logits("full")
         losses = []

@@ -21,13 +21,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from assay.core.errors import InputError, ShapeError
-from assay.execution.attend import project
+from assay.core.errors import ShapeError
 from assay.execution.baseline import Baseline, Prepared
 from assay.models import Block, Model
 from assay.models.attention import PlacedAttention, Tables
 from assay.tasks import Batch
-from assay.tasks.checks import NO_POSITION
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,7 +36,7 @@ class SoftPairs:
         embedded: Clean minus ablated output of `input`, `[batch, pos, d_model]`.
         baseline: Ablated values of every source, and the streams they add up to.
         tables: Rotary tables by kind.
-        read: Read position of each example, or several `[batch, reads]`.
+        read: Read position of each example.
         model_logits: The model on the clean inputs, at the read position.
     """
 
@@ -126,51 +124,31 @@ class SoftRunner:
         self,
         clean: Int[Tensor, "batch pos"],
         corrupted: Int[Tensor, "batch pos"],
-        read: Int[Tensor, "batch *reads"] | None = None,
+        read: Int[Tensor, " batch"] | None = None,
     ) -> SoftPairs:
         """Run the model on both sides of some pairs of prompts, resampling: two forward passes.
 
         Args:
             clean: Token ids; prompts shorter than the longest are padded on the right.
             corrupted: Token ids, same shape.
-            read: Read position of each pair, or several `[batch, reads]`, -1 where there are fewer; default:
+            read: Read position of each pair; default:
                 the last. Positions behind all of them are dropped.
 
         Raises:
-            ShapeError: If the two sides differ in shape, or `read` has no row of positions per pair.
-            InputError: If a read position is outside the prompts.
+            ShapeError: If the two sides differ in shape.
         """
-        self.model.check_text("preparing pairs of prompts")
-        if clean.ndim != 2 or clean.shape != corrupted.shape or len(clean) == 0:
+        model, device = self.model, self.model.device
+        model.check_text("preparing pairs of prompts")
+        if clean.shape != corrupted.shape:
             raise ShapeError(
                 f"clean is {tuple(clean.shape)} and corrupted {tuple(corrupted.shape)}; expected token ids "
-                "[pairs, pos] of one shape, at least one pair"
+                "[pairs, pos] of one shape"
             )
-        if read is None:
-            read = torch.full((len(clean),), clean.shape[1] - 1)
-        if read.ndim not in (1, 2) or len(read) != len(clean):
-            raise ShapeError(
-                f"read has shape {tuple(read.shape)}; expected ({len(clean)},) or ({len(clean)}, reads)"
-            )
-        if int(read.min()) < (0 if read.ndim == 1 else NO_POSITION) or int(read.max()) >= clean.shape[1]:
-            raise InputError(
-                f"read positions run from {int(read.min())} to {int(read.max())}, but prompts have "
-                f"positions 0 to {clean.shape[1] - 1}"
-            )
-        model, width = self.model, int(read.max()) + 1
-        device = model.device
-        read = read.to(device)
-        with model.tracing(until=None) as clean_trace:
-            hidden = model.forward(clean[:, :width].to(device))
+        read = torch.full((len(clean),), clean.shape[1] - 1) if read is None else read
+        width = int(read.max()) + 1
         with model.tracing(streams=True) as trace:
             model.forward(corrupted[:, :width].to(device))
-        return SoftPairs(
-            embedded=(clean_trace.input.to(self.dtype) - trace.input.to(self.dtype)),
-            baseline=Baseline(model=model, input=trace.input, z=trace.z, mlp=trace.mlp, trace=trace),
-            tables=model.tables(trace.calls),
-            read=read,
-            model_logits=model.read(hidden, read).to(self.dtype),
-        )
+        return self._prepared(clean[:, :width].to(device), Baseline.of(model, trace), read.to(device))
 
     @torch.no_grad()
     def prepare_batch(self, batch: Batch, prepared: Prepared) -> SoftPairs:
@@ -180,21 +158,23 @@ class SoftRunner:
             batch: The examples, on the model's device.
             prepared: From `Ablation.prepare` on the same task.
         """
+        return self._prepared(batch.clean, prepared.baseline(batch), batch.positions)
+
+    def _prepared(self, inputs: Tensor, baseline: Baseline, read: Tensor) -> SoftPairs:
         model = self.model
         with model.tracing() as trace:
-            hidden = model.forward(batch.clean)
-        baseline = prepared.baseline(batch)
+            hidden = model.forward(inputs)
         return SoftPairs(
             embedded=trace.input.to(self.dtype) - baseline.input.to(self.dtype),
             baseline=baseline,
             tables=model.tables(trace.calls),
-            read=batch.positions,
-            model_logits=model.read(hidden, batch.positions).to(self.dtype),
+            read=read,
+            model_logits=model.read(hidden, read).to(self.dtype),
         )
 
     def logits(
         self, pairs: SoftPairs, mask: Float[Tensor, "*batch n_sources n_targets"]
-    ) -> Float[Tensor, "batch *reads d_vocab"]:
+    ) -> Float[Tensor, "batch d_vocab"]:
         """Logits at the read position; differentiable in `mask`.
 
         Args:
@@ -239,7 +219,7 @@ class _Walk:
             pairs.tables,
             length=self.length,
             causal=self.model.causal,
-            read=None if pairs.read.ndim == 2 else pairs.read,
+            read=pairs.read,
         )
         # Differences of the sources so far, [sources, batch, pos, d_model], and room for all of them.
         self.stack = pairs.embedded.new_empty(self.graph.n_sources, *pairs.embedded.shape)
@@ -248,7 +228,7 @@ class _Walk:
 
     def finish(self) -> Tensor:
         graph, read = self.graph, self.pairs.read
-        whole = self.model.reads_all(read)
+        whole = self.model.pools
         self.at_read = self.differences
         for layer in range(self.model.n_layers):
             # Behind the last block only the read position counts, unless the logits read more of them.
@@ -324,9 +304,11 @@ class _Walk:
     def project(self, layer: int, streams: Tensor, channels: slice) -> Tensor:
         """Some q/k/v channels of their own streams: `[batch, channels, pos, d_head]`."""
         weight, bias = self.runner._qkv(layer)
-        bias = None if bias is None else bias[channels]
-        block = self.model.blocks[layer]
-        return project(block, streams, weight[channels], bias, self.model.dtype).transpose(0, 1)
+        weight, block = weight[channels], self.model.blocks[layer]
+        normed = block.attention_norm(streams.to(self.model.dtype)).to(weight.dtype).flatten(1, -2)
+        output = torch.bmm(normed, weight) if bias is None else torch.baddbmm(bias[channels], normed, weight)
+        by_example: Tensor = output.unflatten(1, streams.shape[1:-1]).transpose(0, 1)
+        return by_example
 
     def heads(self, layer: int, *, last: bool) -> Tensor:
         """Outputs of the heads of a block minus the corrupted ones, `[heads, batch, pos or 1, d_model]`."""
@@ -348,7 +330,7 @@ class _Walk:
             layer,
             self.positions.queries(layer, queries, range(heads), everywhere=not last),
             self.positions.keys(layer, keys, range(block.n_kv_heads)),
-            self.positions.values(layer, values),
+            values,
             everywhere=not last,
             heads=range(heads),
             kv_of_head=[block.kv_head(head) for head in range(heads)],

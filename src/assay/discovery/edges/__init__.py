@@ -1,15 +1,18 @@
 """Edge-level circuit discovery."""
 
 from assay.discovery.edges.acdc import Acdc
-from assay.discovery.edges.agreement import consensus
-from assay.discovery.edges.eap_ig import CleanCorrupted, Eap, EapIgActivations, EapIgInputs
-from assay.discovery.edges.feeding import ScoreSums, completeness_gap
+from assay.discovery.edges.eap_ig import (
+    CleanCorrupted,
+    Eap,
+    EapIgActivations,
+    EapIgInputs,
+    Node,
+    quadrature_nodes,
+)
 from assay.discovery.edges.ifr import Ifr
-from assay.discovery.edges.masks import HardConcrete, LearnedMask, MaskSettings, learn_mask
 from assay.discovery.edges.method import (
     METHODS,
     BatchMethod,
-    BatchScores,
     Choices,
     EdgeMethod,
     get_method,
@@ -18,10 +21,9 @@ from assay.discovery.edges.outputs import OutputScores, OutputSums, output_score
 from assay.discovery.edges.patching import Exact, Random
 from assay.discovery.edges.positions import discover_positions
 from assay.discovery.edges.pruning import EdgePruning
-from assay.discovery.edges.quadrature import Node, quadrature_nodes
 from assay.discovery.edges.relp import Relp
-from assay.discovery.edges.running import discover
-from assay.discovery.edges.sums import Sweep
+from assay.discovery.edges.running import ScoreSums, completeness_gap, discover
+from assay.discovery.edges.sums import BatchScores, Sweep
 from assay.discovery.edges.ugs import Ugs
 
 
@@ -38,10 +40,7 @@ __all__ = [
     "EdgeMethod",
     "EdgePruning",
     "Exact",
-    "HardConcrete",
     "Ifr",
-    "LearnedMask",
-    "MaskSettings",
     "Node",
     "OutputScores",
     "OutputSums",
@@ -51,11 +50,9 @@ __all__ = [
     "Sweep",
     "Ugs",
     "completeness_gap",
-    "consensus",
     "discover",
     "discover_positions",
     "get_method",
-    "learn_mask",
     "output_scores",
     "quadrature_nodes",
 ]

@@ -11,10 +11,9 @@ from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import InputError, NonFiniteError, check_name
-from assay.discovery.edges.method import METHODS, Choices, EdgeMethod
+from assay.discovery.edges.method import METHODS, Choices, EdgeMethod, measures
 from assay.discovery.edges.sums import Sweep
-from assay.execution import SuffixRunner
-from assay.execution.batches import free_memory
+from assay.execution import CutRunner
 from assay.execution.forward import check_finite
 from assay.models import Model
 from assay.tasks import Batch, Task
@@ -73,34 +72,8 @@ class Acdc(EdgeMethod):
         """The circuit that the search kept, whatever its size."""
         return scores.threshold(self.threshold, absolute=False)
 
-    def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
-        n_bytes = _bytes_clean(model, length) + _bytes_live(model, length, model.graph.n_targets)
-        return n_bytes + _bytes_per_hypothesis(model, length)
-
     def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
         return _Search(self, model, task, settings, size).run()
-
-
-def _wide(model: Model) -> int:
-    return 8 if model.dtype == torch.float64 else 4
-
-
-def _bytes_clean(model: Model, length: int) -> int:
-    """Memory of the clean and the ablated run of an example."""
-    return _wide(model) * length * (7 * model.n_layers + 2) * model.d_model
-
-
-def _bytes_live(model: Model, length: int, targets: int) -> int:
-    """Memory of the current run of an example at some live targets: what they read and make of it."""
-    return _wide(model) * length * targets * (model.d_model + 2 * model.d_head)
-
-
-def _bytes_per_hypothesis(model: Model, length: int) -> int:
-    """Memory of one hypothesis on one example, at most: all targets read, all sources write anew."""
-    graph = model.graph
-    streams = graph.n_targets + 2 * graph.n_sources + 2 * (graph.n_heads + 2 * graph.n_kv_heads)
-    floats = length * (streams * model.d_model + 3 * graph.n_targets * model.d_head) + 6 * model.n_vocab
-    return _wide(model) * floats
 
 
 def _hypotheses(guess: Sequence[bool]) -> Bool[Tensor, "edges edges"]:
@@ -115,11 +88,8 @@ class _Search:
     def __init__(self, method: Acdc, model: Model, task: Task, settings: Choices, size: int) -> None:
         self.method, self.model, self.task, self.settings = method, model, task, settings
         self.graph = model.graph
-        self.memory = free_memory(model.device) * 6 // 10
-        self.hypothesis = _bytes_per_hypothesis(model, task.length)
         self.size = min(size, task.n)
-        self._check_room(task.n * _bytes_clean(model, task.length))
-        self.runner = SuffixRunner(model, several=task.positions.ndim == 2)
+        self.runner = CutRunner(model)
         self.total = torch.zeros(self.graph.n_sources, self.graph.n_targets, dtype=torch.float64)
         self.tested = self.dead = self.runs = 0
         self.batches: list[Batch] = []
@@ -134,34 +104,19 @@ class _Search:
         batches = zip(self.batches, self.clean, self.clean, strict=True)
         self.clean_loss = self.loss = sum(self._loss(*each) for each in batches)
 
-    def _check_room(self, held: int) -> None:
-        """Refuse to go on where the next stage and one hypothesis may not fit beside what is held."""
-        model, n = self.model, self.task.n
-        channels = model.n_heads + 2 * model.n_kv_heads
-        needed = held + n * _bytes_live(model, self.task.length, channels) + self.size * self.hypothesis
-        if needed > self.memory:
-            fits = self.memory * n // needed
-            advice = f"give task.subset(range({fits}))" if fits else "free some memory or use shorter inputs"
-            raise InputError(
-                f"acdc decides on all examples together and keeps the inputs of their live targets: {n} "
-                f"examples need {needed / 2**20:.0f} MiB so far, but only {self.memory / 2**20:.0f} MiB are "
-                f"available, enough for about {fits}; {advice}"
-            )
-
     def run(self) -> Sweep:
         for target in reversed(range(self.graph.n_targets)):
             sources = self.graph.valid[:, target].nonzero().squeeze(1).tolist()
-            self._check_room(self.runner.nbytes)
-            if self.runner.live(target):
-                self._decide(target, sources[::-1] if self.method.order == "reverse" else sources)
-            else:
+            if self.runner.inlet(target) is None:
                 self.dead += len(sources)
-        n, paired = self.task.n, self.settings.ablation.paired
-        measured = paired or self.settings.ablation.key != "zero"
+            else:
+                self._decide(target, sources[::-1] if self.method.order == "reverse" else sources)
+        n, ablation = self.task.n, self.settings.ablation
+        measured = ablation.paired or measures(ablation)
         kept = (self._values() >= self.method.threshold) & self.graph.valid
         return Sweep(
             total=self.total,
-            passes={"forward": 1.0 + measured + self.runs, "backward": 0.0},
+            forward=n * (1.0 + measured + self.runs),
             details={
                 "n_kept": int(kept.sum()),
                 "tested": self.tested,
@@ -190,7 +145,8 @@ class _Search:
         while wanted:
             ahead = wanted[: self._width(target)]
             guess = [guesses[row] for row in ahead]
-            losses = self._losses(target, ahead, _hypotheses(guess))
+            cuts = _hypotheses(guess)
+            losses = self._losses(target, ahead, cuts)
             before, chosen, last, right = self.loss, None, 0, True
             for place, (row, guessed) in enumerate(zip(ahead, guess, strict=True)):
                 rise = losses[place] - before
@@ -204,10 +160,11 @@ class _Search:
                 before = losses[place] if guessed else before
             if chosen is not None:
                 self.loss = losses[chosen]
-                self.runner.commit(chosen)
+                self.runner.cut(
+                    target, [row for row, gone in zip(ahead, cuts[chosen].tolist(), strict=True) if gone]
+                )
             self.tested += last + 1
             wanted = wanted[last + 1 :]
-        self.runner.forget()
 
     def _falls_short(self, rise: float) -> bool:
         """Whether a rise of the summed objective is below the threshold, in the precision of the scores."""
@@ -216,16 +173,11 @@ class _Search:
 
     def _width(self, target: int) -> int:
         """How many hypotheses share a pass. The result does not depend on it."""
-        length = self.task.length if self.runner.everywhere(target) else 1
+        inlet = self.runner.inlet(target)
+        length = self.task.length if inlet is not None and inlet.everywhere else 1
         kind = "cpu" if self.model.device.type == "cpu" else "cuda"
-        wanted = max(1, POSITIONS_PER_PASS[kind] // (self.size * length))
-        spare = max(self.memory - self.runner.nbytes, 0)
-        # A hypothesis that becomes the current run need not be computed again where all examples fit.
-        self.runner.keep = self.task.n * self.hypothesis <= spare
-        held = self.task.n if self.runner.keep else self.size
-        in_vain = self.runs - self.tested
-        most = 1 + self.graph.n_edges - in_vain
-        return max(1, min(wanted, most, spare // (held * self.hypothesis)))
+        most = 1 + self.graph.n_edges - (self.runs - self.tested)
+        return max(1, min(POSITIONS_PER_PASS[kind] // (self.size * length), most))
 
     def _losses(self, target: int, sources: Sequence[int], cuts: Tensor) -> list[float]:
         """Objective summed over all examples, under each hypothesis."""

@@ -2,26 +2,56 @@
 
 import abc
 from collections.abc import Sequence
+from typing import Literal, NamedTuple, get_args
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from assay.core.errors import InputError
+from assay.core.errors import InputError, check_name
 from assay.discovery.edges.gradients import ActivationDifferences, GradientSums
-from assay.discovery.edges.method import (
-    METHODS,
-    BatchMethod,
-    BatchScores,
-    Choices,
-    check_differentiable,
-    check_steps,
-)
-from assay.discovery.edges.quadrature import Node, quadrature_nodes
+from assay.discovery.edges.method import METHODS, BatchMethod, Choices, check_differentiable
+from assay.discovery.edges.sums import BatchScores
 from assay.execution import Baseline, Prepared
 from assay.execution.forward import check_finite
 from assay.models import Model, Trace
 from assay.tasks import Batch
+
+
+Rule = Literal["midpoint", "left", "right", "gauss-legendre"]
+
+
+class Node(NamedTuple):
+    """One evaluation of a quadrature: at `ablated + alpha (clean - ablated)`, with its weight in the mean."""
+
+    alpha: float
+    weight: float
+
+
+def quadrature_nodes(steps: int, rule: str = "midpoint") -> tuple[Node, ...]:
+    """Nodes and weights of a rule on [0, 1]; weights sum to 1.
+
+    Args:
+        steps: Number of nodes, >= 1.
+        rule: `midpoint` (default), `left` (alpha = k/n, k = 0..n-1: the published EAP-IG), `right`
+            (k = 1..n), or `gauss-legendre`.
+
+    Raises:
+        InputError: If `steps` is below 1 or the rule is unknown.
+
+    Example:
+        >>> [node.alpha for node in quadrature_nodes(2, "left")]
+        [0.0, 0.5]
+    """
+    if type(steps) is not int or steps < 1:
+        raise InputError(f"steps is {steps!r}; integrated gradients need a whole number of at least 1")
+    if rule == "gauss-legendre":
+        points, weights = np.polynomial.legendre.leggauss(steps)
+        return tuple(Node(float(at + 1) / 2, float(w) / 2) for at, w in zip(points, weights, strict=True))
+    check_name("quadrature", rule, get_args(Rule))
+    shift = {"midpoint": 0.5, "left": 0.0, "right": 1.0}[rule]
+    return tuple(Node((k + shift) / steps, 1 / steps) for k in range(steps))
 
 
 class Passes:
@@ -40,6 +70,7 @@ class Passes:
         self.traces: dict[float, Trace] = {}
         self.losses: dict[float, Tensor] = {}
         self.clean_logits: Tensor | None = None
+        self.input_effect: float | None = None
         kept = None if prepared.kept is None or 1.0 in alphas else prepared.kept.take(batch)
         if kept is None:
             self.clean = self._native(batch.clean, 1.0, gradients=1.0 in alphas)
@@ -89,7 +120,7 @@ class Passes:
             check_differentiable(loss, self.settings)
             torch.autograd.grad(loss.sum(), leaf)  # the hooks of the trace keep what passes by
 
-    def loss(self, logits: Float[Tensor, "batch *reads d_vocab"]) -> Float[Tensor, " batch"]:
+    def loss(self, logits: Float[Tensor, "batch d_vocab"]) -> Float[Tensor, " batch"]:
         """Objective per example, in float32 or better."""
         logits = logits.to(self.model.result_dtype)
         if self.clean_logits is None:
@@ -101,7 +132,7 @@ class Passes:
         """Ablated minus clean activations of all sources."""
         return ActivationDifferences.between(self.model, self.clean, self.baseline, self.batch.lengths)
 
-    def input_effect(self) -> float:
+    def measure_input_effect(self) -> None:
         """Sum over the batch of J(run with the input source ablated) - J(clean)."""
         if 0.0 not in self.losses and self.baseline.rows == 1 and not self.model.causal:
             # All images share the ablated input, and one run of it serves them all.
@@ -112,10 +143,10 @@ class Passes:
             self.forward += 1 / len(self.batch.indices)
         elif 0.0 not in self.losses:
             self.between(0.0, gradients=False)
-        return float((self.losses[0.0].double() - self.losses[1.0].double()).sum())
+        self.input_effect = float((self.losses[0.0].double() - self.losses[1.0].double()).sum())
 
 
-class _PathGradient(BatchMethod):
+class PathGradient(BatchMethod):
     """Abstract: gradients at points between the ablated and the clean input."""
 
     needs_gradients = True
@@ -125,35 +156,36 @@ class _PathGradient(BatchMethod):
         """Where gradients are taken, and their weights."""
 
     def check(self, settings: Choices) -> None:
-        if self.integrates:
-            check_steps(settings.steps, settings.quadrature)
-        if settings.objective.stationary and all(node.alpha == 1 for node in self.nodes(settings)):
+        if all(node.alpha == 1 for node in self.nodes(settings)) and settings.objective.stationary:
             raise InputError(
                 f"{self.key} takes the gradient at the clean run only, but objective "
                 f"{settings.objective.key!r} has zero gradient there, so all scores would be 0. Use "
                 "objective='logit_diff' or 'ce', or method='eap-ig-inputs' with more steps"
             )
 
-    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
+    def gradients(
+        self, model: Model, batch: Batch, prepared: Prepared, settings: Choices, sums: GradientSums
+    ) -> Passes:
+        """Add the gradients of one batch to sums; the passes they took, with the effect of the input."""
         nodes = self.nodes(settings)
-        middle = [node for node in nodes if node.alpha == 0.5] if settings.steps == "auto" else []
-        sums, centre = GradientSums(model), GradientSums(model)
         with model.frozen():
             passes = Passes(model, batch, prepared, settings, {node.alpha for node in nodes})
             for node in nodes:
                 trace = passes.between(node.alpha)
                 sums.add(trace, batch.positions, node.weight)
-                if node in middle:
-                    centre.add(trace, batch.positions, 1.0)
                 trace.release()
-            effect = passes.input_effect() if self.measures_completeness else None
-        differences = passes.differences()
+            if self.measures_completeness:
+                passes.measure_input_effect()
+        return passes
+
+    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
+        sums = GradientSums(model)
+        passes = self.gradients(model, batch, prepared, settings, sums)
         return BatchScores(
-            scores=sums.contract(differences, batch.positions, per_example=settings.apart),
-            coarse=centre.contract(differences, batch.positions, per_example=False) if middle else None,
+            scores=sums.contract(passes.differences(), batch.positions, per_example=settings.apart),
             forward=passes.forward,
             backward=passes.backward,
-            input_effect=effect,
+            input_effect=passes.input_effect,
         )
 
     measures_completeness = False
@@ -168,17 +200,17 @@ class _PathGradient(BatchMethod):
         return 4 * (floats + scores)
 
 
-class Eap(_PathGradient):
+class Eap(PathGradient):
     """Edge attribution patching: the gradient at the clean run."""
 
     key = "eap"
     source = "Syed et al. 2023, arXiv:2310.10348"
 
     def nodes(self, settings: Choices) -> Sequence[Node]:
-        return (Node(alpha=1.0, weight=1.0),)
+        return (Node(1.0, 1.0),)
 
 
-class CleanCorrupted(_PathGradient):
+class CleanCorrupted(PathGradient):
     """The mean of the gradients at the clean and at the corrupted run."""
 
     key = "clean-corrupted"
@@ -193,10 +225,10 @@ class CleanCorrupted(_PathGradient):
             )
 
     def nodes(self, settings: Choices) -> Sequence[Node]:
-        return (Node(alpha=1.0, weight=0.5), Node(alpha=0.0, weight=0.5))
+        return (Node(1.0, 0.5), Node(0.0, 0.5))
 
 
-class EapIgInputs(_PathGradient):
+class EapIgInputs(PathGradient):
     """EAP with the gradient averaged while the input source moves from its ablated to its clean value."""
 
     key = "eap-ig-inputs"
@@ -205,15 +237,7 @@ class EapIgInputs(_PathGradient):
     integrates = True
 
     def nodes(self, settings: Choices) -> Sequence[Node]:
-        if settings.steps == "auto":
-            return quadrature_nodes(3)
-        if settings.steps == "auto, refined":
-            # The nodes of the 9-point midpoint rule that the 3-point rule has not visited.
-            visited = {round(18 * node.alpha) for node in quadrature_nodes(3)}
-            return tuple(
-                Node(alpha=place / 18, weight=1 / 6) for place in range(1, 18, 2) if place not in visited
-            )
-        return quadrature_nodes(int(settings.steps), settings.quadrature)
+        return quadrature_nodes(settings.steps, settings.quadrature)
 
 
 class EapIgActivations(BatchMethod):
@@ -229,19 +253,14 @@ class EapIgActivations(BatchMethod):
     source = "Marks et al. 2024, arXiv:2403.19647"
 
     def check(self, settings: Choices) -> None:
-        if settings.steps == "auto":
-            raise InputError(
-                "steps='auto' uses the completeness gap of eap-ig-inputs; give eap-ig-activations a number "
-                "of steps"
-            )
-        check_steps(settings.steps, settings.quadrature)
+        quadrature_nodes(settings.steps, settings.quadrature)
 
     def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
         graph = model.graph
         with model.frozen():
             passes = Passes(model, batch, prepared, settings, set())
             differences = passes.differences()
-            nodes = quadrature_nodes(int(settings.steps), settings.quadrature)
+            nodes = quadrature_nodes(settings.steps, settings.quadrature)
             scores = self._group(passes, differences, nodes, slice(0, 1), None)
             for layer in range(model.n_layers):
                 first = graph.head_source(layer)

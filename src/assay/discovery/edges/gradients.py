@@ -12,6 +12,7 @@ counts as a constant, the term in x^ falls away.
 (Syed et al. 2023, arXiv:2310.10348; Hanna et al. 2024, arXiv:2403.17806.)
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from assay.execution import Baseline
 from assay.models import Model, Norm, Trace
-from assay.models.reading import at_reads
+from assay.models.model import at_reads
 
 
 # Bytes of expanded differences and gradients held at once; more gains nothing on any device tried.
@@ -119,7 +120,7 @@ class GradientSums:
         self.logits: Tensor | None = None
         self._weight = cache(lambda layer: _projections(model, layer))
 
-    def add(self, trace: Trace, positions: Int[Tensor, "batch *reads"], weight: float) -> None:
+    def add(self, trace: Trace, positions: Int[Tensor, " batch"], weight: float) -> None:
         """Take one finished backward pass into the sums."""
         wide = self.model.result_dtype
         offset_attention = self.model.n_layers - len(trace.attention_in)
@@ -138,7 +139,7 @@ class GradientSums:
         gradient = trace.gradients.get(("logits", 0, 0))
         if gradient is not None:
             # What the logits do not read has no gradient, so one position is enough unless they read more.
-            whole = self.model.reads_all(positions)
+            whole = self.model.pools
             read = gradient if whole else at_reads(gradient, positions)[:, None]
             change = read.to(wide) * weight
             self.logits = change if self.logits is None else self.logits + change
@@ -177,10 +178,35 @@ class GradientSums:
         result: Tensor = gradient.unflatten(1, (n, length))
         return result
 
+    def parts(self, rows: slice) -> Iterator[tuple[int, slice, Float[Tensor, "targets batch pos d_model"]]]:
+        """Gradients of some examples: how many sources can be read, which targets read, their gradients.
+
+        Those of `logits` have one position, the one that is read, unless the logits read more.
+        """
+        graph = self.model.graph
+        for layer in range(self.model.n_layers):
+            first, last = graph.channel_target(layer, "q"), graph.mlp_target(layer)
+            gradient = self._attention_gradient(layer, rows) if layer >= self.first_attention else None
+            if gradient is not None:
+                yield graph.sources_before_block(layer), slice(first, last), gradient
+            mlp = self.mlp[layer]
+            if mlp is not None:
+                yield graph.sources_before_mlp(layer), graph.mlp_targets(layer), mlp[rows][None]
+        if self.logits is not None:
+            column = slice(graph.n_targets - 1, graph.n_targets)
+            yield graph.n_sources, column, self.logits[rows][None]
+
+    def chunks(self, differences: ActivationDifferences, extra: int = 1) -> Iterator[slice]:
+        """Examples whose expanded differences, `extra` times, are held at once."""
+        n, length = differences.input.shape[:2]
+        rows = extra * (self.model.graph.n_sources + 3 * self.model.n_heads)
+        size = max(1, CHUNK_BYTES // (rows * length * self.model.d_model * 4))
+        return (slice(start, min(start + size, n)) for start in range(0, n, size))
+
     def contract(
         self,
         differences: ActivationDifferences,
-        positions: Int[Tensor, "batch *reads"],
+        positions: Int[Tensor, " batch"],
         *,
         rows: slice | None = None,
         per_example: bool,
@@ -189,55 +215,40 @@ class GradientSums:
 
         Args:
             differences: Ablated minus clean activations.
-            positions: Read position of each example, or several.
+            positions: Read position of each example.
             rows: Sources to score (a slice of graph rows); default all.
             per_example: Keep examples apart; otherwise the result is their sum, `[1, S, R]`.
         """
         graph = self.model.graph
-        n, length = differences.input.shape[:2]
         wanted = rows or slice(0, graph.n_sources)
-        scores = differences.input.new_zeros(n if per_example else 1, graph.n_sources, graph.n_targets)
-        size = max(
-            1,
-            CHUNK_BYTES // ((graph.n_sources + 3 * self.model.n_heads) * length * self.model.d_model * 4),
-        )
-        for start in range(0, n, size):
-            chunk = slice(start, min(start + size, n))
+        n = len(differences.input) if per_example else 1
+        scores = differences.input.new_zeros(n, graph.n_sources, graph.n_targets)
+        for chunk in self.chunks(differences):
             expanded = differences.expand(chunk)
+            read = at_read(self.model, expanded, positions[chunk])
             into = scores[chunk] if per_example else scores
-            for layer in range(self.model.n_layers):
-                first, last = graph.channel_target(layer, "q"), graph.mlp_target(layer)
-                gradient = self._attention_gradient(layer, chunk) if layer >= self.first_attention else None
-                if gradient is not None:
-                    sources = slice(wanted.start, min(wanted.stop, graph.sources_before_block(layer)))
-                    _multiply(into, expanded, gradient, sources, slice(first, last), per_example)
-                mlp = self.mlp[layer]
-                if mlp is not None:
-                    sources = slice(wanted.start, min(wanted.stop, graph.sources_before_mlp(layer)))
-                    targets = graph.mlp_targets(layer)
-                    _multiply(into, expanded, mlp[chunk][None], sources, targets, per_example)
-            if self.logits is not None:
-                index = torch.arange(chunk.stop - chunk.start, device=positions.device)
-                whole = self.model.reads_all(positions)
-                read = expanded if whole else expanded[:, index, positions[chunk]][:, :, None]
-                column = slice(graph.n_targets - 1, graph.n_targets)
-                _multiply(into, read, self.logits[chunk][None], wanted, column, per_example)
+            for until, targets, right in self.parts(chunk):
+                sources = slice(wanted.start, min(wanted.stop, until))
+                if sources.start >= sources.stop:
+                    continue
+                left = (read if targets.stop == graph.n_targets else expanded)[sources]
+                if per_example:
+                    into[:, sources, targets] += torch.bmm(
+                        left.flatten(2).transpose(0, 1), right.flatten(2).permute(1, 2, 0)
+                    )
+                else:
+                    into[0, sources, targets] += left.flatten(1) @ right.flatten(1).T
         return scores
 
 
-def _multiply(
-    into: Tensor, differences: Tensor, gradient: Tensor, sources: slice, targets: slice, per_example: bool
-) -> None:
-    """Add difference . gradient over positions (and examples) to a block of the score table."""
-    if sources.start >= sources.stop:
-        return
-    left, right = differences[sources], gradient
-    if per_example:
-        into[:, sources, targets] += torch.bmm(
-            left.flatten(2).transpose(0, 1), right.flatten(2).permute(1, 2, 0)
-        )
-    else:
-        into[0, sources, targets] += left.flatten(1) @ right.flatten(1).T
+def at_read(
+    model: Model, expanded: Float[Tensor, "n_sources batch pos d_model"], positions: Tensor
+) -> Float[Tensor, "n_sources batch reads d_model"]:
+    """What the logits read of the sources: all positions, or the read position as an axis of one."""
+    if model.pools:
+        return expanded
+    index = torch.arange(expanded.shape[1], device=positions.device)
+    return expanded[:, index, positions][:, :, None]
 
 
 def norm_backward(norm: Norm, x: Tensor, gradient: Tensor, *, constant_scale: bool) -> Tensor:

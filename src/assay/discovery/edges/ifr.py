@@ -12,8 +12,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores
-from assay.discovery.edges.method import METHODS, BatchMethod, BatchScores, Choices
-from assay.discovery.edges.sums import Sweep
+from assay.discovery.edges.method import METHODS, BatchMethod, Choices
+from assay.discovery.edges.sums import BatchScores, Sweep
 from assay.execution import ABLATIONS, Prepared
 from assay.execution.forward import check_finite
 from assay.models import Model, Trace
@@ -81,57 +81,41 @@ class Ifr(BatchMethod):
             hidden = model.forward(batch.clean)
         logits = model.read(hidden, batch.positions).to(model.result_dtype)
         check_finite(logits, f"{model.id} on the clean input", batch.indices)
-        shares = _shares(model, trace, batch.lengths, per_example=settings.apart)
-        scores = shares[:, :, _reader_of_target(model).to(shares.device)]
-        return BatchScores(scores=scores * model.graph.valid.to(scores.device), forward=1)
+        scores = _shares(model, trace, batch.lengths, per_example=settings.apart)
+        return BatchScores(scores=scores, forward=1)
 
 
 METHODS.add(Ifr.key, Ifr())
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Reader:
-    """A stream that some targets read, and how many sources wrote to it."""
-
-    stream: Float[Tensor, "batch pos d_model"]
-    n_sources: int
-
-
-def _readers(model: Model, trace: Trace) -> list[_Reader]:
-    """Streams in forward order: per block what attention reads and what the MLP reads, then the logits'."""
+def _readers(
+    model: Model, trace: Trace
+) -> Iterator[tuple[Float[Tensor, "batch pos d_model"], int, list[int]]]:
+    """Streams that are read, in forward order: how many sources wrote to each, and which targets read it."""
     graph = model.graph
-    readers = []
-    for layer in range(model.n_layers):
-        readers.append(_Reader(stream=trace.attention_in[layer], n_sources=graph.sources_before_block(layer)))
-        if graph.mlps and not graph.parallel:
-            readers.append(_Reader(stream=trace.mlp_in[layer], n_sources=graph.sources_before_mlp(layer)))
-    assert trace.final_in is not None
-    return [*readers, _Reader(stream=trace.final_in, n_sources=graph.n_sources)]
-
-
-def _reader_of_target(model: Model) -> Int[Tensor, " n_targets"]:
-    """For each target, the number of the stream it reads."""
-    graph = model.graph
-    number = torch.empty(graph.n_targets, dtype=torch.long)
-    per_block = 2 if graph.mlps and not graph.parallel else 1
     for layer in range(model.n_layers):
         first, mlp = graph.channel_target(layer, "q"), graph.mlp_target(layer)
-        reader = per_block * layer
-        number[first:mlp] = reader
-        if graph.mlps:
-            number[mlp] = reader + per_block - 1
-    number[-1] = per_block * model.n_layers
-    return number
+        mlps = list(range(mlp, mlp + graph.n_mlps))
+        with_attention = mlps if graph.parallel else []
+        yield (
+            trace.attention_in[layer],
+            graph.sources_before_block(layer),
+            [*range(first, mlp), *with_attention],
+        )
+        if mlps and not graph.parallel:
+            yield trace.mlp_in[layer], graph.sources_before_mlp(layer), mlps
+    assert trace.final_in is not None
+    yield trace.final_in, graph.n_sources, [graph.n_targets - 1]
 
 
 def _shares(
     model: Model, trace: Trace, lengths: Int[Tensor, " batch"], *, per_example: bool
-) -> Float[Tensor, "rows n_sources n_readers"]:
-    """Importance of every source for every stream: mean over positions, summed over examples or apart."""
+) -> Float[Tensor, "rows n_sources n_targets"]:
+    """Importance of every source for every target: mean over positions, summed over examples or apart."""
     real = torch.arange(trace.input.shape[1], device=lengths.device) < lengths[:, None]
     example, position = real.nonzero(as_tuple=True)
     weight = 1 / lengths[example].to(model.result_dtype)
-    readers = _readers(model, trace)
+    readers = list(_readers(model, trace))
     rows = len(lengths) if per_example else 1
     # Readers before sources: the sum over the tokens of a chunk is then one addition into rows.
     table = weight.new_zeros(rows, len(readers), model.graph.n_sources)
@@ -139,11 +123,14 @@ def _shares(
         places = example[chunk], position[chunk]
         outputs = _outputs(model, trace, places)
         row = places[0] if per_example else torch.zeros_like(places[0])
-        for number, reader in enumerate(readers):
-            x = reader.stream[places].to(outputs.dtype)
-            share = _importance(x, outputs[:, : reader.n_sources]) * weight[chunk, None]
-            table[:, number, : reader.n_sources].index_add_(0, row, share)
-    return table.transpose(1, 2)
+        for number, (stream, n_sources, _) in enumerate(readers):
+            x = stream[places].to(outputs.dtype)
+            share = _importance(x, outputs[:, :n_sources]) * weight[chunk, None]
+            table[:, number, :n_sources].index_add_(0, row, share)
+    scores = table.new_zeros(rows, model.graph.n_sources, model.graph.n_targets)
+    for number, (_, _, columns) in enumerate(readers):
+        scores[:, :, columns] = table[:, number, :, None]
+    return scores
 
 
 def _chunks(model: Model, n_tokens: int) -> Iterator[slice]:

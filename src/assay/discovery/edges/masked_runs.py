@@ -1,5 +1,6 @@
 """What the learned masks share: runs of drawn examples under masks, warm starts, when it is settled."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,11 +11,21 @@ from torch import Tensor
 from assay.circuits import EdgeScores
 from assay.core.errors import GraphMismatchError
 from assay.core.random import torch_stream
-from assay.discovery.edges.method import Choices, EdgeMethod, check_differentiable, get_method
+from assay.discovery.edges.method import (
+    Choices,
+    EdgeMethod,
+    check_differentiable,
+    get_method,
+    measures,
+)
+from assay.discovery.edges.sums import Sweep
 from assay.execution.batches import free_memory
 from assay.execution.soft import SoftPairs, SoftRunner
 from assay.models import Model
 from assay.tasks import Batch, Task, map_tensors
+
+
+PairLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -43,11 +54,16 @@ class Drawn:
             self, batch=map_tensors(self.batch, lambda tensor: tensor[rows]), pairs=self.pairs.take(rows)
         )
 
-    def losses(self, mask: Float[Tensor, "*batch n_sources n_targets"]) -> Float[Tensor, " batch"]:
-        """Objective of each example under a mask, or under its own; differentiable in the mask."""
-        wide = torch.float64 if self.runner.dtype == torch.float64 else torch.float32
-        logits = self.runner.logits(self.pairs, mask).to(wide)
-        loss = self.settings.objective(logits, self.pairs.model_logits.to(wide), self.batch)
+    def losses(
+        self, mask: Float[Tensor, "*batch n_sources n_targets"], *, wide: bool = False
+    ) -> Float[Tensor, " batch"]:
+        """Objective of each example under a mask, or under its own; differentiable in the mask.
+
+        `wide`: in float64, whatever the model's number type.
+        """
+        dtype = torch.float64 if wide else self.runner.dtype
+        logits = self.runner.logits(self.pairs, mask).to(dtype)
+        loss = self.settings.objective(logits, self.pairs.model_logits.to(dtype), self.batch)
         return check_differentiable(loss, self.settings) if mask.requires_grad else loss
 
 
@@ -78,16 +94,12 @@ class MaskedRuns:
         bytes_each = self.runner.bytes_per_pair(task.length)
         self.most_rows = max(1, free_memory(model.device) // 2 // bytes_each)
 
-    def passes(self, updates: int, *, masks: int) -> dict[str, float]:
-        """Passes per example that some updates cost, with `masks` masked runs of each example drawn."""
-        ablation = self.settings.ablation
-        drawn = updates * self.examples / self.task.n
-        measured = 0 if ablation.paired or ablation.key == "zero" else 1
-        prepared = drawn if self._all is None else 1
-        return {
-            "forward": measured + prepared * (1 + ablation.paired) + drawn * masks,
-            "backward": drawn * masks,
-        }
+    def passes(self, updates: int, *, masks: int) -> tuple[float, float]:
+        """Forward and backward passes of some updates, with `masks` masked runs of each example drawn."""
+        ablation, n = self.settings.ablation, self.task.n
+        drawn = float(updates * self.examples)
+        prepared = drawn if self._all is None else n
+        return n * measures(ablation) + prepared * (1 + ablation.paired) + drawn * masks, drawn * masks
 
     @property
     def repeats_at_once(self) -> int:
@@ -124,27 +136,28 @@ class MaskedRuns:
 
 def start_scores(
     warm_start: str | EdgeMethod | EdgeScores | None, model: Model, task: Task, settings: Choices, size: int
-) -> tuple[EdgeScores | None, dict[str, float]]:
-    """Scores to start a mask from, and the passes that they cost here.
+) -> tuple[EdgeScores | None, Sweep]:
+    """Scores to start a mask from, and the sweep that gave them here, empty where none was needed.
 
     Raises:
         GraphMismatchError: For scores of another graph.
         UnknownNameError: For an unknown method.
         InputError: If the method cannot serve the objective or ablation.
     """
+    nothing = Sweep.empty(model.graph)
     if warm_start is None:
-        return None, {}
+        return None, nothing
     if isinstance(warm_start, EdgeScores):
         if warm_start.graph.fingerprint != model.graph.fingerprint:
             raise GraphMismatchError(
                 f"warm_start holds scores of another graph, {warm_start.graph.describe()}, but the graph of "
                 f"the model is {model.graph.describe()}"
             )
-        return warm_start, {}
+        return warm_start, nothing
     method = get_method(warm_start)
     method.check(settings)
     sweep = method.sweep(model, task, settings, size)
-    return EdgeScores(model.graph, (sweep.total / task.n).float()), sweep.passes
+    return EdgeScores(model.graph, (sweep.total / task.n).float()), sweep
 
 
 def check_warm_start(warm_start: str | EdgeMethod | EdgeScores | None, settings: Choices) -> None:

@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores
-from assay.core.errors import InputError, NonFiniteError, UnknownNameError, check_name
+from assay.core.errors import InputError, NonFiniteError, check_name
 from assay.core.record import library_version
 from assay.core.registry import Registry
-from assay.discovery.edges.quadrature import quadrature_nodes
-from assay.discovery.edges.sums import BatchPart, Sweep, SweepSums, WeightedSums
+from assay.discovery.edges.sums import BatchScores, Sweep
 from assay.execution import Ablation, Prepared, get_ablation
 from assay.execution.ablation import Mean
 from assay.execution.baseline import KeptRuns
@@ -23,7 +21,7 @@ from assay.execution.batches import free_memory
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
 from assay.tasks import Batch, Task, map_tensors
-from assay.tasks.seen import describe_discovery
+from assay.tasks.examples import describe_discovery
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -33,7 +31,7 @@ class Choices:
     Attributes:
         objective: Loss whose increase is attributed.
         ablation: What a cut edge carries.
-        steps: Nodes of the quadrature, or "auto".
+        steps: Nodes of the quadrature.
         quadrature: Rule that places them.
         per_example: Keep the scores of each example.
         resamples: Resamples of the examples whose mean scores are kept; 0: none.
@@ -42,7 +40,7 @@ class Choices:
 
     objective: Objective
     ablation: Ablation
-    steps: int | str
+    steps: int
     quadrature: str
     per_example: bool
     seed: int
@@ -52,24 +50,6 @@ class Choices:
     def apart(self) -> bool:
         """Whether the scores of a batch are wanted example by example."""
         return self.per_example or self.resamples > 0
-
-
-@dataclass(kw_only=True, eq=False)
-class BatchScores:
-    """Scores of one batch.
-
-    Attributes:
-        scores: `[batch, S, R]` if examples are kept apart, else `[1, S, R]`, their sum.
-        coarse: Sum over the batch of the scores of a coarser rule that the same passes gave, if any.
-        forward, backward: Passes over the batch that were spent.
-        input_effect: Sum over the batch of J(run with `input` ablated) - J(clean), where known.
-    """
-
-    scores: Float[Tensor, "rows n_sources n_targets"]
-    coarse: Float[Tensor, "1 n_sources n_targets"] | None = None
-    forward: float | int = 0
-    backward: int = 0
-    input_effect: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,28 +77,18 @@ class EdgeMethod(abc.ABC):
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):
-            value, usual = getattr(self, each.name), each.default
-            kind = next((kind for kind in _KINDS if type(usual) is kind), None)
+            value, kind = getattr(self, each.name), type(each.default)
             accepted = (float, int) if kind is float else (kind,)
-            if kind is not None and (type(value) not in accepted):
+            if kind in (bool, int, float, str) and type(value) not in accepted:
                 raise InputError(
-                    f"option {each.name} of {self.key} is {value!r}; give {_KINDS[kind]}, such as its "
-                    f"default {usual!r}"
+                    f"option {each.name} of {self.key} is {value!r}; give one of the kind of its default "
+                    f"{each.default!r}"
                 )
 
     def configured(self, /, **options: Any) -> "EdgeMethod":
-        """The same method with other options.
-
-        Raises:
-            UnknownNameError: For an option that it does not have; those it has are named.
-            InputError: For a value of another kind, or out of range.
-        """
+        """The same method with other options; an error names an option that it does not have."""
         names = [each.name for each in dataclasses.fields(self)]
         for name in options:
-            if name not in names and not names:
-                raise UnknownNameError(
-                    f"method {self.key!r} has no options, but {name!r} was given; remove it"
-                )
             check_name(f"{self.key} option", name, names)
         return replace(self, **options)
 
@@ -132,11 +102,11 @@ class EdgeMethod(abc.ABC):
 
     def options(self) -> dict[str, Any]:
         """Its options that are not the defaults, as they enter provenance, JSON-able."""
-        values = {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
         usual = {each.name: each.default for each in dataclasses.fields(self)}
+        changed = {name: getattr(self, name) for name in usual}
         return {
             name: plain_option(value)
-            for name, value in values.items()
+            for name, value in changed.items()
             if value is not usual[name] and value != usual[name]
         }
 
@@ -146,7 +116,7 @@ class EdgeMethod(abc.ABC):
         *,
         objective: str | Objective | Loss | None = None,
         ablation: str | Ablation | None = None,
-        steps: int | str = 5,
+        steps: int = 5,
         quadrature: str = "midpoint",
         per_example: bool = False,
         resamples: int = 0,
@@ -171,16 +141,9 @@ class EdgeMethod(abc.ABC):
     def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
         """Damage of ablating each edge, over all examples; `size` of them fit into a pass."""
 
-    def divisible(self) -> bool:
-        """Whether batches are scored by themselves, so that they can be fed one at a time."""
-        return False
-
     def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
         """Memory of one example beyond a plain pass."""
         return 24 * model.n_layers * model.d_model * length * 4
-
-
-_KINDS = {bool: "True or False", int: "a whole number", float: "a number", str: "a name"}
 
 
 def plain_option(value: Any) -> Any:
@@ -201,45 +164,34 @@ class BatchMethod(EdgeMethod):
     def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
         """Damage of ablating each edge, for the examples of one batch."""
 
-    def part(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchPart:
-        """What one batch gives a sweep.
+    def add(self, sweep: Sweep, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> None:
+        """Score a batch and take it into a sweep.
 
         Raises:
             NonFiniteError: If a score is NaN or infinite; the message names the example.
+            InputError: If an image whose weights are drawn comes a second time.
         """
         batch = batch.to(model.device)
         result = self.score(model, batch, prepared, settings)
-        scores = result.scores.double().cpu()
-        if not bool(torch.isfinite(scores).all()):
+        if not bool(torch.isfinite(result.scores).all()):
             example = _first_bad(self, model, batch, prepared, settings)
             raise NonFiniteError(
                 f"method {self.key!r} gave NaN or infinite scores for example {example}; check the "
                 "model's weights and dtype (float16 gradients overflow)"
             )
-        resampled = None
         if settings.resamples:
             edges = result.scores.to(model.result_dtype)[:, model.graph.valid.to(result.scores.device)]
-            resampled = WeightedSums.of(edges, batch.ids, settings.resamples, settings.seed)
-        return BatchPart(
-            ids=batch.ids.cpu(),
-            total=scores.sum(0),
-            coarse=None if result.coarse is None else result.coarse[0].double().cpu(),
-            per_example=result.scores.to(model.result_dtype).cpu() if settings.per_example else None,
-            resampled=resampled,
-            forward=float(result.forward),
-            backward=float(result.backward),
-            input_effect=result.input_effect,
-        )
+            sweep.resample(edges, batch.ids.cpu(), settings.resamples, settings.seed)
+        if settings.per_example:
+            sweep.parts.append(result.scores.to(model.result_dtype).cpu())
+        sweep.add(result, len(batch.indices))
 
     def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
-        prepared = _prepared(model, task, settings, size)
-        sums = SweepSums((model.graph.n_sources, model.graph.n_targets))
+        prepared, sweep = _prepared(model, task, settings, size), Sweep.empty(model.graph)
         for batch in task.batches(size):
-            sums.add(self.part(model, batch, prepared, settings))
-        return sums.sweep(measured=measures(settings.ablation))
-
-    def divisible(self) -> bool:
-        return type(self).sweep is BatchMethod.sweep
+            self.add(sweep, model, batch, prepared, settings)
+        sweep.forward += task.n * measures(settings.ablation)
+        return sweep
 
 
 def measures(ablation: Ablation) -> bool:
@@ -312,17 +264,3 @@ def check_differentiable(loss: Tensor, settings: Choices) -> Tensor:
             "cannot use it; use method='acdc' or 'exact', or another objective"
         )
     return loss
-
-
-def check_steps(steps: int | str, quadrature: str) -> None:
-    """Refuse a step count that is neither a positive integer nor "auto"."""
-    if steps == "auto":
-        if quadrature != "midpoint":
-            raise InputError(
-                f"steps='auto' refines the midpoint rule, but quadrature is {quadrature!r}; give a number of "
-                "steps"
-            )
-    elif not isinstance(steps, int) or isinstance(steps, bool):
-        raise InputError(f"steps is {steps!r}; give a positive integer or 'auto'")
-    else:
-        quadrature_nodes(steps, quadrature)

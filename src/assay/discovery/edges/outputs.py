@@ -15,11 +15,10 @@ from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
 from assay.core.errors import InputError, NonFiniteError
-from assay.discovery.edges.eap_ig import EapIgInputs
-from assay.discovery.edges.feeding import check_kept_apart
+from assay.discovery.edges.eap_ig import EapIgInputs, Node, quadrature_nodes
 from assay.discovery.edges.method import Choices, provenance_of
-from assay.discovery.edges.quadrature import Node, quadrature_nodes
-from assay.discovery.edges.sums import DistinctIds, WeightedSums
+from assay.discovery.edges.running import check_kept_apart
+from assay.discovery.edges.sums import BatchScores, Sweep
 from assay.execution import Ablation, Baseline, Prepared
 from assay.execution.batches import choose_batch_size
 from assay.execution.forward import check_finite
@@ -87,8 +86,6 @@ def output_scores(
     Notes:
         Cost with `steps=5`: 7 forward passes: over the clean inputs, for the ablated values, one per node.
     """
-    if isinstance(steps, bool):
-        raise InputError(f"steps is {steps!r}; give a positive integer")
     method = EapIgInputs()
     settings = method.choices(
         task,
@@ -120,20 +117,19 @@ class OutputSums:
 
     Args:
         model: The model, in evaluation mode.
-        settings: From `METHODS["eap-ig-inputs"].choices(...)`, with a number of steps.
+        settings: From `METHODS["eap-ig-inputs"].choices(...)`.
         prepared: The ablation.
-
-    Attributes:
-        n: Examples so far.
     """
 
     def __init__(self, model: Model, settings: Choices, prepared: Prepared) -> None:
-        self.model, self.settings, self.prepared, self.n = model, settings, prepared, 0
-        self._nodes = quadrature_nodes(int(settings.steps), settings.quadrature)
-        self._total = torch.zeros(model.graph.n_sources, dtype=torch.float64)
-        self._kept: list[Tensor] = []
-        self._ids = DistinctIds()
-        self._drawn: WeightedSums | None = None
+        self.model, self.settings, self.prepared = model, settings, prepared
+        self._nodes = quadrature_nodes(settings.steps, settings.quadrature)
+        self._sweep = Sweep(total=torch.zeros(model.graph.n_sources, dtype=torch.float64))
+
+    @property
+    def n(self) -> int:
+        """Examples so far."""
+        return self._sweep.n
 
     def add(self, batch: Batch) -> None:
         """Score a batch: a forward pass for the clean run, and one per node.
@@ -152,14 +148,11 @@ class OutputSums:
                 f"the scores into the logits are NaN or infinite for example {int(batch.indices[bad[0]])}; "
                 "check the model's weights and dtype"
             )
-        self.n += len(scores)
-        self._total += scores.sum(0)
-        if settings.per_example:
-            self._kept.append(scores.to(model.result_dtype))
         if settings.resamples:
-            self._ids.add(batch.ids)
-            drawn = WeightedSums.of(scores, batch.ids, settings.resamples, settings.seed)
-            self._drawn = drawn if self._drawn is None else self._drawn + drawn
+            self._sweep.resample(scores, batch.ids.cpu(), settings.resamples, settings.seed)
+        if settings.per_example:
+            self._sweep.parts.append(scores.to(model.result_dtype))
+        self._sweep.add(BatchScores(scores=scores), len(scores))
 
     def scores(
         self, provenance: Mapping[str, Any] | None = None, details: Mapping[str, Any] | None = None
@@ -169,18 +162,20 @@ class OutputSums:
         Raises:
             InputError: Before the first batch.
         """
-        if self.n == 0:
+        n, sweep, resampled = self.n, self._sweep, None
+        if n == 0:
             raise InputError("no batch has been added, so there are no scores; add at least one batch")
         reference = self.settings.ablation.key != "zero"
         forward = float(1 + len(self._nodes) + reference)  # clean, each node, and ablated unless zeros
         facts = {**(details or {}), "passes": {"forward": forward, "backward": 0.0}}
-        if self._drawn is not None:
-            facts |= {"n": self.n, "resamples_key": self._drawn.key}
+        if sweep.resampled is not None:
+            resampled = sweep.resampled.means(sweep.total, n)
+            facts |= {"n": n, "resamples_key": sweep.resampled.key}
         return OutputScores(
             graph=self.model.graph,
-            values=(self._total / self.n).to(self.model.result_dtype),
-            per_example=torch.cat(self._kept) if self._kept else None,
-            resampled=None if self._drawn is None else self._drawn.means(self._total, self.n),
+            values=(sweep.total / n).to(self.model.result_dtype),
+            per_example=torch.cat(sweep.parts) if sweep.parts else None,
+            resampled=resampled,
             provenance=provenance or {},
             details=facts,
         )
@@ -200,7 +195,7 @@ def _batch(
         with torch.no_grad():
             start = ablated + node.alpha * (clean.input - ablated)
             stream = model.through(start, clean)
-        whole = model.reads_all(batch.positions)
+        whole = model.pools
         leaf = (stream if whole else _read(stream, batch.positions)).requires_grad_()
         with torch.enable_grad():
             logits = model.finish(leaf, batch.positions).to(model.result_dtype)
@@ -227,7 +222,7 @@ def _contract(
 
     def at(value: Tensor) -> Tensor:
         """`[batch, read positions, width]`."""
-        every = model.reads_all(batch.positions)
+        every = model.pools
         return value.to(wide) if every else _read(value, batch.positions).to(wide)[:, None]
 
     def difference(ablated: Tensor, value: Tensor) -> Tensor:

@@ -1,18 +1,19 @@
 """Methods that measure instead of estimating: exact edge ablation; and the random baseline."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import InputError
 from assay.core.random import torch_stream
-from assay.discovery.edges.method import METHODS, BatchMethod, BatchScores, Choices
-from assay.execution import Baseline, CircuitRunner, Prepared, SuffixRunner
+from assay.discovery.edges.method import METHODS, BatchMethod, Choices
+from assay.discovery.edges.sums import BatchScores
+from assay.execution import CutRunner, Prepared
 from assay.execution.forward import check_finite
 from assay.graph import Graph
 from assay.models import Model
@@ -28,8 +29,7 @@ class Exact(BatchMethod):
     """The damage itself: J(run with this one edge ablated) - J(clean), for every edge.
 
     A run differs from the clean one behind its edge only, so it starts at the edge's target, and many edges
-    into one target share a pass. Where the heads of a block depend on each other, each
-    edge has a run of its own.
+    into one target share a pass.
 
     Attributes:
         edges: Edges to measure: names (`input->a0.h0.q`), or a circuit. The others get 0. None: all.
@@ -71,62 +71,24 @@ class Exact(BatchMethod):
     @torch.no_grad()
     def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
         wanted = self.wanted(model.graph)
-        runs = runs_from_targets if _starts_at_targets(model) else runs_apart
-        baseline = prepared.baseline(batch)
-        scores = None
-        for row, column, damage in runs(model, batch, baseline, settings, wanted):
-            if scores is None:
-                rows = len(damage) if settings.apart else 1
-                scores = damage.new_zeros(rows, *wanted.shape)
-            scores[:, row, column] = damage if settings.apart else damage.sum()
-        assert scores is not None  # at least one edge is wanted
+        runner = CutRunner(model)
+        clean_logits = runner.add(batch.clean, prepared.baseline(batch), batch.positions)
+        check_finite(clean_logits, f"{model.id} on the clean input", batch.indices)
+        clean_loss = settings.objective(clean_logits, clean_logits, batch)
+        n = len(batch.indices)
+        scores = clean_loss.new_zeros(n if settings.apart else 1, *wanted.shape)
+        most = POSITIONS_PER_PASS["cpu" if model.device.type == "cpu" else "cuda"]
+        for column in reversed(range(wanted.shape[1])):
+            inlet, rows = runner.inlet(column), wanted[:, column].nonzero().squeeze(1)
+            if inlet is None:  # nothing of what it computes is read
+                continue
+            width = batch.width if inlet.everywhere else 1
+            for some in rows.split(max(1, most // (n * width))) if len(rows) else ():
+                (runs,) = runner.logits(column, some.tolist(), torch.eye(len(some), dtype=torch.bool))
+                for row, logits in zip(some.tolist(), runs, strict=True):
+                    damage = settings.objective(logits, clean_logits, batch) - clean_loss
+                    scores[:, row, column] = damage if settings.apart else damage.sum()
         return BatchScores(scores=scores, forward=int(wanted.sum()) + 1 + int(settings.ablation.paired))
-
-
-Damages = Iterator[tuple[int, int, Float[Tensor, " batch"]]]
-
-
-def _starts_at_targets(model: Model) -> bool:
-    """Whether a change of one head, or of one query or key, leaves the rest of its block as it is."""
-    return model.family.branch_norm is None and model.coupling == "none"
-
-
-def runs_from_targets(
-    model: Model, batch: Batch, baseline: Baseline, settings: Choices, wanted: Tensor
-) -> Damages:
-    """Source, target and damage per example of every wanted edge: runs from targets on, many edges a pass."""
-    runner = SuffixRunner(model, keep=False, several=batch.positions.ndim == 2)
-    clean_logits = runner.add(batch.clean, baseline, batch.positions)
-    check_finite(clean_logits, f"{model.id} on the clean input", batch.indices)
-    clean_loss = settings.objective(clean_logits, clean_logits, batch)
-    most = POSITIONS_PER_PASS["cpu" if model.device.type == "cpu" else "cuda"]
-    for column in reversed(range(wanted.shape[1])):
-        rows = wanted[:, column].nonzero().squeeze(1)
-        if len(rows) == 0 or not runner.live(column):
-            yield from ((row, column, torch.zeros_like(clean_loss)) for row in rows.tolist())
-            continue
-        width = batch.width if runner.everywhere(column) else 1
-        for some in rows.split(max(1, most // (len(batch.indices) * width))):
-            (found,) = runner.alone(column, some.tolist())
-            for row, logits in zip(some.tolist(), found, strict=True):
-                yield row, column, settings.objective(logits, clean_logits, batch) - clean_loss
-
-
-def runs_apart(model: Model, batch: Batch, baseline: Baseline, settings: Choices, wanted: Tensor) -> Damages:
-    """The same with a run of its own for every edge, where a block cannot be entered in its middle."""
-    with model.tracing() as clean:
-        hidden = model.forward(batch.clean)
-    clean_logits = model.read(hidden, batch.positions).to(model.result_dtype)
-    check_finite(clean_logits, f"{model.id} on the clean input", batch.indices)
-    clean_loss = settings.objective(clean_logits, clean_logits, batch)
-    several = batch.positions.ndim == 2
-    for row, column in wanted.nonzero().tolist():
-        mask = model.graph.valid.clone()
-        mask[row, column] = False
-        circuit = Circuit(graph=model.graph, mask=mask)
-        runner = CircuitRunner(model, circuit, resample=settings.ablation.paired, several=several)
-        logits = runner.logits(clean, baseline, batch.positions).to(model.result_dtype)
-        yield row, column, settings.objective(logits, clean_logits, batch) - clean_loss
 
 
 class Random(BatchMethod):

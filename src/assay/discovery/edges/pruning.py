@@ -1,15 +1,33 @@
-"""Edge pruning: a hard-concrete gate on every edge, trained under a goal for how many stay open."""
+"""Edge pruning: a hard-concrete gate on every edge, trained under a goal for how many stay open.
+
+Each gate is a hard-concrete variable (Louizos et al. 2018): with u uniform on (0, 1),
+
+    z = clip( low + (high - low) sigmoid((ln u - ln(1 - u) + a) / temperature), 0, 1 ),
+    Pr(z > 0) = sigmoid(a - temperature ln(-low / high)).
+
+A step draws a gate for every edge and example, runs the examples under them, and descends on
+
+    mean objective + price * (expected number of open gates - goal).
+
+The price is the Lagrange multiplier: the one that leaves the expected number unchanged to first order,
+-sum_e g_e p_e / sum_e p_e^2 with g the gradient of the loss and p that of the expected number, averaged over
+steps and never negative. What the curvature leaves over is taken out by moving all gates alike. So there is
+no penalty weight to tune, and the goal is met at every step. At the end the edges are ranked by a.
+"""
 
 import math
 import warnings
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
 from assay.circuits import EdgeScores
-from assay.core.errors import AssayWarning, InputError
+from assay.circuits.scores import strongest
+from assay.circuits.spans import check_n_edges
+from assay.core.errors import AssayWarning, InputError, NonFiniteError
+from assay.core.random import torch_stream
 from assay.discovery.edges.masked_runs import (
     Drawn,
     MaskedRuns,
@@ -18,16 +36,32 @@ from assay.discovery.edges.masked_runs import (
     start_scores,
     uses_steps,
 )
-from assay.discovery.edges.masks import BOUND, MaskSettings, learn_mask
-from assay.discovery.edges.method import METHODS, Choices, EdgeMethod, check_differentiable
+from assay.discovery.edges.method import METHODS, Choices, EdgeMethod
 from assay.discovery.edges.sums import Sweep
-from assay.execution.soft import SoftPairs
 from assay.models import Model
 from assay.tasks import Task
 
 
+TEMPERATURE, LOW, HIGH = 0.5, -0.1, 1.1  # of the gates
+BOUND = 8.0  # |a| beyond this is certain for all purposes; without a bound it drifts and cannot come back
+WIDEN = 2.0  # the goal starts at this many times the wanted size and reaches it half-way
+AVERAGED = 0.2  # share of the updates, at the end, over which the openness is averaged
 SETTLED = 0.9  # Jaccard overlap of the most open edges over the last tenth of the updates, at least
 OPEN = 0.5  # mean probability that their gates are open, at least
+
+
+def sample_gates(
+    openness: Float[Tensor, "*edges"], uniform: Float[Tensor, "*batch_edges"]
+) -> Float[Tensor, "*batch_edges"]:
+    """Gates in [0, 1] from numbers uniform on (0, 1); differentiable in the openness a."""
+    noise = uniform.log() - (-uniform).log1p()
+    stretched = torch.sigmoid((noise + openness) / TEMPERATURE) * (HIGH - LOW) + LOW
+    return stretched.clamp(0, 1)
+
+
+def open_probability(openness: Float[Tensor, "*edges"]) -> Float[Tensor, "*edges"]:
+    """Pr(z > 0)."""
+    return torch.sigmoid(openness - TEMPERATURE * math.log(-LOW / HIGH))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,9 +73,16 @@ class EdgePruning(EdgeMethod):
         share: The goal as a share of all edges, in (0, 1].
         updates: Gradient steps, >= 1.
         examples: Examples per step, >= 1; every one is run under gates of its own.
-        rate: Step size of Adam, > 0.
+        rate: Step size of Adam, > 0; it falls linearly to 0 over the last 30 % of the updates.
         warm_start: Scores, or the method that gives them, to start from: strong edges begin open. Default:
             all gates start alike.
+
+    Notes:
+        Cost: one forward and backward pass of a run with a stream per target, per example and update.
+
+    References:
+        Louizos et al. 2018, arXiv:1712.01312; Cao et al. 2021, arXiv:2104.03514; Bhaskar et al. 2024,
+        arXiv:2406.16778.
     """
 
     key = "edge-pruning"
@@ -78,49 +119,33 @@ class EdgePruning(EdgeMethod):
         """Edges that should stay open.
 
         Raises:
-            InputError: If it is less than what closed gates let through together.
+            InputError: If it is less than what closed gates let through together, or more than all edges.
         """
         goal = max(1, round(self.share * model.graph.n_edges)) if self.n_edges is None else self.n_edges
-        gates = MaskSettings().gates
-        least = float(gates.open_probability(torch.tensor(-BOUND))) * model.graph.n_edges
+        least = float(open_probability(torch.tensor(-BOUND))) * model.graph.n_edges
         if goal < least:
             raise InputError(
                 f"edge-pruning cannot keep {goal} of {model.graph.n_edges} edges, because almost closed "
                 f"gates already add up to {least:.1f}; give n_edges of at least {math.ceil(least)}"
             )
+        check_n_edges(goal, model.graph.valid)
         return goal
 
     def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
         n_edges = self.goal(model)
         start, spent = start_scores(self.warm_start, model, task, settings, size)
         runs = MaskedRuns(model, task, settings, size, examples=self.examples, updates=self.updates)
-        late = self.updates - max(1, self.updates // 10)
-        drawn: list[Drawn] = []  # of the present step
-        before: list[Tensor] = []  # the most open edges when the last tenth began
-
-        def draw(step: int) -> SoftPairs:
-            drawn[:] = [runs.draw(step)]
-            return drawn[0].pairs
-
-        def watch(step: int, ranking: Callable[[], EdgeScores]) -> None:
-            if step == late - 1:
-                before.append(ranking().top(n_edges).mask)
-
-        learned = learn_mask(
-            runs.runner,
-            draw,
-            n_edges,
-            divergence=lambda full, run: check_differentiable(
-                settings.objective(run, full, drawn[0].batch), settings
-            ),
-            start=start,
-            settings=MaskSettings(steps=self.updates, rate=self.rate),
-            watch=watch,
-            seed=settings.seed,
-        )
-        chosen = learned.scores.top(n_edges).mask
-        overlap = agreement(before[0], chosen) if before else 0.0
-        openness = float(MaskSettings().gates.open_probability(learned.openness)[chosen].mean())
+        training = _Training(self, model.graph.valid.to(model.device), n_edges, start)
+        generator = torch_stream(settings.seed, "mask-gates")
+        tenth = max(1, self.updates // 10)
+        losses, before = [], torch.zeros_like(model.graph.valid)
+        for step in range(self.updates):
+            if step and step == self.updates - tenth:
+                before = training.most_open()
+            losses.append(training.step(runs.draw(step), step, generator))
+        chosen, valid = training.most_open(), model.graph.valid
+        probability = open_probability(training.averaged.cpu())
+        overlap, openness = agreement(before, chosen), float(probability[chosen].mean())
         settled = overlap >= SETTLED and openness >= OPEN
         if not settled:
             warnings.warn(
@@ -131,29 +156,110 @@ class EdgePruning(EdgeMethod):
                 AssayWarning,
                 stacklevel=5,
             )
-        passes = {
-            name: spent.get(name, 0.0) + count for name, count in runs.passes(self.updates, masks=1).items()
-        }
-        tenth = learned.history[-max(1, len(learned.history) // 10) :]
+        forward, backward = runs.passes(self.updates, masks=1)
+        between = (probability > 0.1) & (probability < 0.9)
         return Sweep(
-            total=learned.scores.values.double() * task.n,
-            passes=passes,
+            total=training.ranking().double() * task.n,
+            forward=spent.forward + forward,
+            backward=spent.backward + backward,
             details={
                 "converged": settled,
                 "overlap": overlap,
                 "open": openness,
-                "loss": sum(step.mean for step in tenth) / len(tenth),
-                "expected_edges": learned.history[-1].size,
-                "undecided": _undecided(learned.openness, model),
+                "loss": sum(losses[-tenth:]) / tenth,
+                "expected_edges": training.size(training.openness.detach()),
+                "undecided": float(between[valid].double().mean()),
                 "n_edges": n_edges,
             },
         )
 
 
-def _undecided(openness: Tensor, model: Model) -> float:
-    """Share of the edges whose gate is open with a probability between .1 and .9."""
-    probability = MaskSettings().gates.open_probability(openness)[model.graph.valid]
-    return float(((probability > 0.1) & (probability < 0.9)).double().mean())
-
-
 METHODS.add(EdgePruning.key, EdgePruning())
+
+
+class _Training:
+    """The gates, their optimiser, and the goal for how many stay open."""
+
+    def __init__(
+        self,
+        method: EdgePruning,
+        valid: Bool[Tensor, "n_sources n_targets"],
+        n_edges: int,
+        start: EdgeScores | None,
+    ) -> None:
+        self.method, self.valid, self.n_edges = method, valid, n_edges
+        self.most = 0.999 * int(valid.sum())
+        self.worth = self.slack = 0.0
+        self.averaged = torch.zeros_like(valid, dtype=torch.float32)
+        self.n_averaged = 0
+        self.openness = self.begin(start).requires_grad_()
+        self.optimizer = torch.optim.Adam([self.openness], lr=method.rate, betas=(0.9, 0.98))
+
+    def begin(self, start: EdgeScores | None) -> Tensor:
+        """Openness from the logarithm of the scores, moved so that the goal is met."""
+        if start is None:
+            return self.centred(torch.zeros_like(self.valid, dtype=torch.float32), 0)
+        magnitude = start.values.abs().double().to(self.valid.device)
+        sorted_values = magnitude[self.valid].sort(descending=True).values
+        if not float(sorted_values[0]) > 0:
+            raise InputError("every starting score is 0; give other scores, or warm_start=None")
+        # Ratios to the weakest kept edge; exact zeros count as the weakest positive score.
+        least = float(sorted_values[sorted_values > 0][-1])
+        pivot = max(float(sorted_values[self.n_edges - 1]), least)
+        logarithm = (magnitude.clamp(min=least) / pivot).log()
+        return self.centred(logarithm.float().clamp(-BOUND, BOUND), 0)
+
+    def size(self, openness: Tensor) -> float:
+        """Expected number of open gates."""
+        return float(open_probability(openness)[self.valid].sum())
+
+    def centred(self, openness: Tensor, step: int) -> Tensor:
+        """All gates moved alike until the expected size is the goal of a step; bisection."""
+        progress = min(1.0, 2 * step / self.method.updates)
+        goal = min(self.n_edges * (WIDEN + (1 - WIDEN) * progress), self.most)
+        low, high = -3 * BOUND, 3 * BOUND
+        for _ in range(40):
+            middle = (low + high) / 2
+            if self.size(openness + middle) > goal:
+                high = middle
+            else:
+                low = middle
+        return (openness + low).clamp(-BOUND, BOUND)
+
+    def step(self, drawn: Drawn, step: int, generator: torch.Generator) -> float:
+        """Descend once; the mean objective of the examples under sampled gates."""
+        # One gate per edge and example: the gradient is less noisy than with one draw for the batch.
+        uniform = torch.rand((len(drawn), *self.valid.shape), generator=generator).clamp(1e-6, 1 - 1e-6)
+        loss = drawn.losses(sample_gates(self.openness, uniform.to(self.valid.device)), wide=True).mean()
+        if not bool(torch.isfinite(loss)):
+            raise NonFiniteError(
+                f"the loss of update {step} of edge-pruning is NaN or infinite; check the model's weights "
+                "and dtype"
+            )
+        (gradient,) = torch.autograd.grad(loss, self.openness)
+        probability = open_probability(self.openness.detach())
+        pull = (probability * (1 - probability)).where(self.valid, 0)
+        self.worth = 0.9 * self.worth - 0.1 * float((gradient * pull).sum())
+        self.slack = 0.9 * self.slack + 0.1 * float(pull.square().sum())
+        price = max(0.0, self.worth / self.slack) if self.slack else 0.0
+        self.openness.grad = (gradient + price * pull).where(self.valid, 0)
+        remaining = 1 - step / self.method.updates
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.method.rate * min(1.0, remaining / 0.3)
+        self.optimizer.step()
+        with torch.no_grad():
+            self.openness.copy_(self.centred(self.openness.detach(), step + 1))
+            if remaining <= AVERAGED:
+                self.n_averaged += 1
+            # Before the averaging starts: the present state alone.
+            self.averaged += (self.openness - self.averaged) / max(self.n_averaged, 1)
+        return float(loss.detach())
+
+    def ranking(self) -> Float[Tensor, "n_sources n_targets"]:
+        """Openness above the least open edge."""
+        lowest = self.averaged[self.valid].min()
+        return (self.averaged - lowest + 1).where(self.valid, 0).cpu()
+
+    def most_open(self) -> Bool[Tensor, "n_sources n_targets"]:
+        """As many edges as should stay open."""
+        return strongest(self.ranking(), self.valid.cpu(), self.n_edges, absolute=True)

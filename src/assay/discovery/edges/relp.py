@@ -9,15 +9,15 @@ do that; no module is replaced, and every value of the forward pass stays what i
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
-from jaxtyping import Bool
 from torch import Tensor, nn
 
-from assay.core.errors import InputError, UnsupportedModelError, check_name
+from assay.core.errors import InputError, UnsupportedModelError
 from assay.discovery.edges.gradients import ActivationDifferences, GradientSums
-from assay.discovery.edges.method import METHODS, BatchMethod, BatchScores, Choices, check_differentiable
+from assay.discovery.edges.method import METHODS, BatchMethod, Choices, check_differentiable
+from assay.discovery.edges.sums import BatchScores
 from assay.execution import Prepared
 from assay.execution.forward import check_finite
 from assay.models import Block, Model, Norm, Trace
@@ -25,9 +25,6 @@ from assay.models.block import constant_scale, replace_gradient
 from assay.models.conformance import check_heads_apart
 from assay.models.family import submodule
 from assay.tasks import Batch
-
-
-Attention = Literal["full", "values"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,37 +40,25 @@ class Relp(BatchMethod):
     | activation function f | identity | f(x) / x in the place of f'(x) |
     | linear maps | 0 | the weights, as in the gradient; biases take their share with them |
     | gated MLP, f(gate) * up | half | half of the gradient to either factor |
-    | attention | none, or AH | see `attention` |
-
-    Attributes:
-        attention: `full` (default) differentiates the attention pattern as a gradient does; queries and
-            keys get scores. `values` applies the AH rule: the pattern is a constant, relevance flows
-            through values alone, and every edge into a query or a key scores exactly 0. The published
-            code offers the AH rule and leaves it out of its demonstrations, as `full` does here.
+    | attention | none | the gradient, as in the demonstrations of the published code |
 
     Notes:
         Cost: one clean forward and backward pass and the pass that gives the ablated values; the rules
         add elementwise work only.
-        With `attention="values"`, `zero` ablation, an objective that is linear in the logits and a model
-        without biases, relevance is conserved from the logits to the input: the scores of the edges into
-        `logits` and of those out of `input` both sum to minus the objective.
         At x = 0 the identity rule uses the limit f'(0); f must vanish at 0 (GELU, SiLU and ReLU do).
         Where f is ReLU the rule is the gradient itself.
 
     References:
-        Rezaei Jafari et al. (2025), arXiv:2508.21258. Rules: Ali et al. (2022), ICML, for LN and AH;
+        Rezaei Jafari et al. (2025), arXiv:2508.21258. Rules: Ali et al. (2022), ICML, for LN;
         Rezaei Jafari et al. (2024), NeurIPS, for identity; Arras et al. (2019) for half; Montavon et al.
         (2019) for 0.
     """
-
-    attention: Attention = "full"
 
     key = "relp"
     needs_gradients = True
     source = "Rezaei Jafari et al. 2025, arXiv:2508.21258"
 
     def check(self, settings: Choices) -> None:
-        _check_attention(self.attention)
         if settings.objective.stationary:
             raise InputError(
                 "relp starts from the derivative of the objective at the clean run, but objective "
@@ -102,7 +87,7 @@ class Relp(BatchMethod):
     def _propagate(self, model: Model, batch: Batch, settings: Choices) -> Trace:
         """The clean run and its backward pass under the rules."""
         # The rules come before the trace, so that its hooks see what they made of a value or gradient.
-        rules = relevance_rules(model, attention=self.attention)
+        rules = relevance_rules(model)
         with model.frozen(), rules, torch.enable_grad(), model.tracing(gradients=True) as trace:
             hidden = model.forward(batch.clean)
             logits = model.read(hidden, batch.positions).to(model.result_dtype)
@@ -118,21 +103,18 @@ METHODS.add(Relp.key, Relp())
 
 
 @contextmanager
-def relevance_rules(model: Model, *, attention: Attention = "full") -> Iterator[None]:
+def relevance_rules(model: Model) -> Iterator[None]:
     """Inside, a backward pass through the native modules propagates relevance coefficients.
 
     Values of the forward pass do not change. Passes without gradients are left alone.
 
     Args:
         model: The model; its hooks are removed at the end, also after an error.
-        attention: `full`, or `values` for a constant attention pattern; see `Relp`.
 
     Raises:
-        UnknownNameError: If `attention` is neither.
         UnsupportedModelError: If a norm or an MLP is of a kind without a rule; it is named. For image
             classifiers with a norm of all heads' outputs or behind their branches, too.
     """
-    _check_attention(attention)
     if model.vision is not None:
         check_heads_apart(model, "relp")
     with ExitStack() as hooks:
@@ -151,14 +133,7 @@ def relevance_rules(model: Model, *, attention: Attention = "full") -> Iterator[
                 shared.add(activation)
             if gated is not None:
                 hooks.callback(gated.register_forward_pre_hook(_half).remove)
-            if attention == "values":
-                for projection, constant in zip(block.qkv, _query_key_columns(block), strict=True):
-                    add(projection, _without(constant))
         yield
-
-
-def _check_attention(attention: str) -> None:
-    check_name("attention of relp", attention, get_args(Attention))
 
 
 # ------------------------------------------------------------------------------------------------ the rules
@@ -206,17 +181,6 @@ def _half(module: nn.Module, args: tuple[Tensor, ...]) -> None:
         args[0].register_hook(lambda gradient: gradient / 2)
 
 
-def _without(columns: Bool[Tensor, " d_out"]) -> Callable[..., None]:
-    """AH rule: nothing flows back through the columns of a projection that make the pattern."""
-
-    def hook(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        if output.requires_grad:
-            constant = columns.to(output.device)
-            output.register_hook(lambda gradient: gradient.masked_fill(constant, 0))
-
-    return hook
-
-
 # -------------------------------------------------------------------------------------- where they apply
 
 
@@ -253,20 +217,3 @@ def _mlp_parts(block: Block) -> tuple[nn.Module, nn.Module | None]:
     path = family.gated(block.module)
     gated = None if path is None else submodule(block.module, path)
     return submodule(block.module, family.activation), gated
-
-
-def _query_key_columns(block: Block) -> list[Bool[Tensor, " d_out"]]:
-    """For each projection module, which of its outputs are queries or keys."""
-    sizes = _widths(block)
-    total = sum(sizes)
-    # Output columns numbered through, as the channel layout of the block sorts them; a layout takes floats.
-    numbers = block.channels(list(torch.arange(total, dtype=torch.float64).split(sizes))).long()
-    constant = torch.ones(total, dtype=torch.bool)
-    constant[numbers[block.n_heads + block.n_kv_heads :].flatten()] = False
-    return list(constant.split(sizes))
-
-
-def _widths(block: Block) -> list[int]:
-    if len(block.qkv) == 1:
-        return [block.n_channels * block.d_head]
-    return [heads * block.d_head for heads in (block.n_heads, block.n_kv_heads, block.n_kv_heads)]

@@ -1,33 +1,33 @@
-"""Running a discovery method over a task: batches, quadrature, and the scores they add up to."""
+"""Running a discovery method over a task, or over batches that are given one at a time."""
 
 import time
-import warnings
+from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-from assay.circuits import EdgeScores
-from assay.core.errors import AssayWarning
-from assay.discovery.edges.feeding import check_kept_apart, completeness_gap, scores_of
+from assay.circuits import EdgeScores, Spans
+from assay.core.errors import InputError
 from assay.discovery.edges.method import (
+    METHODS,
     BatchMethod,
     Choices,
     EdgeMethod,
     get_method,
+    measures,
     provenance_of,
 )
 from assay.discovery.edges.sums import Sweep
-from assay.execution import Ablation
+from assay.execution import Ablation, Prepared
 from assay.execution.batches import choose_batch_size, free_memory, with_room
 from assay.models import Model
 from assay.objectives import Loss, Objective
-from assay.tasks import Task
+from assay.tasks import Batch, Task
 
 
-TOLERANCE = 0.02  # of steps="auto": completeness gap, and share of the strongest edges that moved
 WIDE_BYTES = 8 * 2**30  # a float32 copy for `drift` takes no more, so that a pass decides the peak of memory
 
 
@@ -38,14 +38,13 @@ def discover(
     *,
     objective: str | Objective | Loss | None = None,
     ablation: str | Ablation | None = None,
-    steps: int | str = 5,
+    steps: int = 5,
     quadrature: str = "midpoint",
     batch_size: int | None = None,
     memory: int | None = None,
     per_example: bool = False,
     resamples: int = 0,
     seed: int = 0,
-    post_norm: str | None = None,
     **options: Any,
 ) -> EdgeScores:
     """Score every edge by the damage that ablating it would do.
@@ -60,8 +59,7 @@ def discover(
         objective: Loss to attribute; default: the method's own (`kl` for `acdc` and the learned masks), else
             the task's.
         ablation: What a cut edge carries; default: the task's own.
-        steps: Quadrature nodes of the integrated-gradient methods, or "auto": 3 nodes, refined to 9 while
-            the completeness gap exceeds 2 % or the 200 strongest edges move by more than 2 %.
+        steps: Quadrature nodes of the integrated-gradient methods.
         quadrature: `midpoint` (default), `left` (the published rule), `right` or `gauss-legendre`.
         batch_size: Examples per pass; default: by free memory. Results do not depend on it.
         memory: Bytes that a pass may take; default: 60 % of what is free.
@@ -71,8 +69,6 @@ def discover(
             weights follow `seed` and the id of each example (`poisson_weights`); adds 4 bytes per edge and
             resample. Ablated values are those of all examples in every resample.
         seed: Root seed.
-        post_norm: Treatment of norms behind branches (Gemma 2 and 3, OLMo 2): `exact` (default) or
-            `eap-ig`; see `Model.treating`.
         **options: Options of the method, such as `threshold` of `acdc`.
 
     Returns:
@@ -87,7 +83,6 @@ def discover(
         InputError: For settings that the method cannot serve.
         NonFiniteError: If a logit, gradient or score is NaN or infinite.
     """
-    model = model.treating(post_norm)
     configured = get_method(method, **options)
     settings = configured.choices(
         task,
@@ -99,136 +94,179 @@ def discover(
         resamples=resamples,
         seed=seed,
     )
-    asked = resolve(model, task, configured, settings, batch_size=batch_size, memory=memory)
-    started = time.perf_counter()
-
-    def run(size: int) -> tuple[Asked, Sweep, dict[str, Any]]:
-        return replace(asked, size=size), *_sweeps(asked.method, model, asked.task, asked.settings, size)
-
-    asked, sweep, details = with_room(run, asked.size)
-    return asked.scores(sweep, details | {"seconds": time.perf_counter() - started})
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Asked:
-    """A call of `discover`, checked and with its defaults filled in.
-
-    Attributes:
-        model: The model.
-        task: The examples, bound to the model.
-        method: The method with its options.
-        settings: What else was chosen.
-        size: Examples per pass.
-        memory: Bytes that a pass may take; None: 60 % of what is free.
-    """
-
-    model: Model
-    task: Task
-    method: EdgeMethod
-    settings: Choices
-    size: int
-    memory: int | None = None
-
-    def scores(self, sweep: Sweep, details: dict[str, Any]) -> EdgeScores:
-        """Mean scores, provenance and details of a sweep over all examples."""
-        details = details | {"batch_size": self.size}
-        provenance = provenance_of(self.model, self.task, self.method, self.settings)
-        scores = scores_of(self.model, sweep, self.task.n, provenance, details)
-        details = dict(scores.details)
-        half = self.model.dtype in (torch.bfloat16, torch.float16)
-        if half and self.method.needs_gradients and isinstance(self.method, BatchMethod):
-            details |= _drift(self)
-        return replace(scores, details=details)
-
-
-def resolve(
-    model: Model,
-    task: Task,
-    method: EdgeMethod,
-    settings: Choices,
-    *,
-    batch_size: int | None = None,
-    memory: int | None = None,
-) -> Asked:
-    """What `discover` runs; raises what it raises."""
-    check_kept_apart(method, settings)
-    method.check(settings)
+    check_kept_apart(configured, settings)
+    configured.check(settings)
     task = model.bind(task)
-    extra = method.bytes_per_example(model, task.length, settings)
+    extra = configured.bytes_per_example(model, task.length, settings)
     size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra, memory=memory)
-    return Asked(model=model, task=task, method=method, settings=settings, size=size, memory=memory)
+    started, sizes = time.perf_counter(), [size]
+
+    def run(size: int) -> Sweep:
+        sizes.append(size)
+        return configured.sweep(model, task, settings, size)
+
+    sweep = with_room(run, size)
+    details = {"seconds": time.perf_counter() - started, "batch_size": sizes[-1]}
+    if model.dtype in (torch.bfloat16, torch.float16) and isinstance(configured, BatchMethod):
+        details |= _drift(model, task, configured, settings, sizes[-1], memory)
+    provenance = provenance_of(model, task, configured, settings)
+    return scores_of(model, sweep, task.n, provenance, details)
 
 
-def _drift(asked: Asked) -> dict[str, Any]:
+def _drift(
+    model: Model, task: Task, method: EdgeMethod, settings: Choices, size: int, memory: int | None
+) -> dict[str, Any]:
     """`drift`: relative L2 distance of half-precision scores from those of a float32 copy; or why not."""
-    model = asked.model
-    free = free_memory(model.device) * 6 // 10 if asked.memory is None else asked.memory
-    takes, most = 4 * model.n_parameters, min(free, WIDE_BYTES)
+    if not method.needs_gradients:
+        return {}
+    takes = 4 * model.n_parameters
+    most = min(free_memory(model.device) * 6 // 10 if memory is None else memory, WIDE_BYTES)
     if takes > most:
         reason = (
             f"no drift: a float32 copy of {model.id} takes {takes / 2**30:.3g} GiB, where {most / 2**30:.3g} "
             "GiB may be used; run some examples with dtype=torch.float32 to compare"
         )
         return {"drift": float("nan"), "drift_reason": reason}
-    few = asked.task.subset(torch.arange(min(asked.task.n, asked.size, 8)))
-    wide = Model(deepcopy(model.module).float(), model.family, name=model.id)
-    wide = wide.treating(model.post_norm)
-    low, high = (asked.method.sweep(each, few, asked.settings, few.n).total for each in (model, wide))
+    few = task.subset(torch.arange(min(task.n, size, 8)))
+    wide = Model(deepcopy(model.module).float(), model.family, name=model.id).treating(model.post_norm)
+    low, high = (method.sweep(each, few, settings, few.n).total for each in (model, wide))
     return {"drift": float((low - high).norm() / high.norm())}
 
 
-def _sweeps(
-    method: EdgeMethod, model: Model, task: Task, settings: Choices, size: int
-) -> tuple[Sweep, dict[str, Any]]:
-    """One sweep over the data, or the nested ones of steps="auto".
+class ScoreSums:
+    """The scores of a method over batches that are given one at a time.
 
-    The midpoint rules of 1, 3 and 9 nodes are nested. The first sweep visits 3 nodes, and its middle one
-    is the coarser rule to compare with; a second sweep brings the 6 nodes that make 9.
+    `discover` pulls batches from one task through one model. Here the caller feeds them: each decoded batch
+    can go to several models. What is held does not grow with the examples, unless `per_example` is set.
+
+    Args:
+        model: The model, in evaluation mode.
+        method: A method that scores each batch by itself.
+        settings: From `method.choices(...)`: `resamples` for sums under a bootstrap.
+        prepared: The ablation, such as `MeanSums.prepared()` or `Ablation.prepare`.
+
+    Raises:
+        InputError: For a method that decides on all examples together, or settings that the method cannot
+            serve.
+
+    Example:
+        >>> from assay.execution import Mean, MeanSums
+        >>> from assay.models import load_model
+        >>> from assay.tasks import load_task
+        >>> model = load_model("mini")
+        >>> task = load_task("ioi", model, n=6)
+        >>> means = MeanSums(model, Mean())
+        >>> for batch in task.batches(2):
+        ...     means.add(batch)
+        >>> method = METHODS["eap"]
+        >>> settings = method.choices(task, ablation="mean", resamples=200)
+        >>> sums = ScoreSums(model, method, settings, means.prepared())
+        >>> for batch in task.batches(2):
+        ...     sums.add(batch)
+        >>> sums.n, sums.scores().resampled.shape
+        (6, torch.Size([200, 1519]))
     """
-    if settings.steps != "auto" or not method.integrates:
-        return method.sweep(model, task, settings, size), {}
-    sweep = method.sweep(model, task, settings, size)
-    assert sweep.coarse is not None
-    moved = _moved(model, sweep.coarse, sweep.total)
-    if moved <= TOLERANCE and _gap(sweep) <= TOLERANCE:
-        return sweep, {"steps": 3, "top_moved": moved}
-    finer = _merge(sweep, method.sweep(model, task, replace(settings, steps="auto, refined"), size))
-    moved = _moved(model, sweep.total, finer.total)
-    if _gap(finer) > TOLERANCE:
-        warnings.warn(
-            f"9 steps leave a completeness gap of {_gap(finer):.1%}; give more steps, e.g. steps=27",
-            AssayWarning,
-            stacklevel=4,
-        )
-    return finer, {"steps": 9, "top_moved": moved}
+
+    def __init__(self, model: Model, method: EdgeMethod, settings: Choices, prepared: Prepared) -> None:
+        check_kept_apart(method, settings)
+        if not isinstance(method, BatchMethod) or type(method).sweep is not BatchMethod.sweep:
+            raise InputError(
+                f"{method.key!r} does not score each batch by itself, so batches cannot be fed to it one at "
+                "a time; use discover(), or another method such as 'eap-ig-inputs'"
+            )
+        method.check(settings)
+        self.model, self.method, self.settings, self.prepared = model, method, settings, prepared
+        self._sweep = Sweep.empty(model.graph)
+
+    @property
+    def n(self) -> int:
+        """Examples so far."""
+        return self._sweep.n
+
+    def add(self, batch: Batch) -> None:
+        """Score a batch: the passes of the method.
+
+        Args:
+            batch: Bound to the model; for images `batch.bound(model.n_tokens)`.
+
+        Raises:
+            NonFiniteError: If a score is NaN or infinite.
+            InputError: If an image whose weights are drawn comes a second time.
+        """
+        self.method.add(self._sweep, self.model, batch, self.prepared, self.settings)
+
+    def scores(
+        self, provenance: Mapping[str, Any] | None = None, details: Mapping[str, Any] | None = None
+    ) -> EdgeScores:
+        """The scores over all batches so far; more may be added afterwards.
+
+        Args:
+            provenance: How they come to be, such as `provenance_of` gives.
+            details: Facts to note beside the passes.
+
+        Raises:
+            InputError: Before the first batch.
+        """
+        if self.n == 0:
+            raise InputError("no batch has been added, so there are no scores; add at least one batch")
+        measured = measures(self.settings.ablation)
+        return scores_of(self.model, self._sweep, self.n, provenance or {}, details or {}, measured=measured)
 
 
-def _gap(sweep: Sweep) -> float:
-    """Completeness gap of a sweep; 0 where the method measures none."""
-    return 0.0 if sweep.input_effect is None else completeness_gap(sweep.total, sweep.input_effect)
+def scores_of(
+    model: Model,
+    sweep: Sweep,
+    n: int,
+    provenance: Mapping[str, Any],
+    details: Mapping[str, Any],
+    *,
+    measured: bool = False,
+    spans: Spans | None = None,
+) -> EdgeScores:
+    """Mean scores of a sweep over `n` examples, with the passes it took and its completeness gap.
 
-
-def _merge(coarse: Sweep, new: Sweep) -> Sweep:
-    """Join a midpoint rule with the nodes that triple it: a third of the old mean, two thirds of the new."""
-    apart = None
-    if coarse.per_example is not None and new.per_example is not None:
-        apart = (coarse.per_example + 2 * new.per_example) / 3
-    drawn = None
-    if coarse.resampled is not None and new.resampled is not None:
-        both = (coarse.resampled.departures + 2 * new.resampled.departures) / 3
-        drawn = replace(coarse.resampled, departures=both)
-    passes = {name: coarse.passes[name] + new.passes[name] for name in coarse.passes}
-    return Sweep(
-        total=(coarse.total + 2 * new.total) / 3,
-        per_example=apart,
-        resampled=drawn,
-        passes=passes,
-        input_effect=coarse.input_effect,
+    `measured`: a pass over all examples was made for the ablation outside the sweep, and counts.
+    """
+    passes = {"forward": round(sweep.forward / n + measured, 3), "backward": round(sweep.backward / n, 3)}
+    facts = {**details, **sweep.details, "passes": passes}
+    values = (sweep.total / n).to(model.result_dtype)
+    if sweep.input_effect is not None:
+        everywhere = values if spans is None else values.sum(0)
+        facts["completeness_gap"] = completeness_gap(everywhere, sweep.input_effect / n)
+    resampled = None
+    if sweep.resampled is not None:
+        resampled = sweep.resampled.means(sweep.total[model.graph.valid], n)
+        facts |= {"n": n, "resamples_key": sweep.resampled.key}
+    return EdgeScores(
+        model.graph,
+        values,
+        per_example=torch.cat(sweep.parts) if sweep.parts else None,
+        resampled=resampled,
+        provenance=provenance,
+        details=facts,
+        spans=spans,
     )
 
 
-def _moved(model: Model, before: Tensor, after: Tensor) -> float:
-    """Share of the strongest edges (at most 200) that changed."""
-    k = min(200, model.graph.n_edges)
-    first, second = (EdgeScores(model.graph, values.float()).top(k).mask for values in (before, after))
-    return 1 - int((first & second).sum()) / k
+def completeness_gap(values: Float[Tensor, "n_sources n_targets"], input_effect: float) -> float:
+    """|sum of the scores out of `input` - effect of ablating it| / |effect|; NaN where the effect is 0."""
+    if not input_effect:
+        return float("nan")
+    return abs(float(values[0].double().sum()) - input_effect) / abs(input_effect)
+
+
+def check_kept_apart(method: EdgeMethod, settings: Choices) -> None:
+    """Refuse what single examples cannot give: resamples of one, examples that a method does not keep apart.
+
+    Raises:
+        InputError: Naming the methods that can.
+    """
+    if settings.resamples and settings.resamples < 2:
+        raise InputError(f"resamples is {settings.resamples}; give at least 2 (200 is usual), or 0 for none")
+    if settings.apart and not method.keeps_examples:
+        able = ", ".join(key for key, known in METHODS.items() if known.keeps_examples)
+        option = "per_example" if settings.per_example else "resamples"
+        raise InputError(
+            f"{method.key} decides on all examples together, so it has no scores of single examples; remove "
+            f"{option}, or use one of {able}"
+        )

@@ -1,7 +1,7 @@
 """Running sums of scores: what batches give, added up without keeping an example."""
 
 import hashlib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
 from assay.core.errors import InputError
+from assay.graph import Graph
 from assay.stats import poisson_weights
 
 
@@ -69,123 +70,76 @@ class WeightedSums:
 
 
 @dataclass(kw_only=True, eq=False)
-class BatchPart:
-    """What one batch gives a sweep.
+class BatchScores:
+    """Scores of one batch.
 
     Attributes:
-        ids: Numbers of its examples in their data set.
-        total: Sum over its examples of the scores, float64 `[S, R]`.
-        coarse: The same of a coarser quadrature rule, if any.
-        per_example: Scores of each of its examples, where asked for.
-        resampled: Weighted sums of the scores of the edges, where asked for.
-        forward, backward: Passes over the batch that it cost.
-        input_effect: Its sum of J(run with `input` ablated) - J(clean), where known.
+        scores: `[batch, S, R]` if examples are kept apart, else `[1, S, R]`, their sum.
+        forward, backward: Passes over the batch that were spent.
+        input_effect: Sum over the batch of J(run with `input` ablated) - J(clean), where known.
     """
 
-    ids: Int[Tensor, " batch"]
-    total: Float[Tensor, "n_sources n_targets"]
-    coarse: Float[Tensor, "n_sources n_targets"] | None = None
-    per_example: Float[Tensor, "rows n_sources n_targets"] | None = None
-    resampled: WeightedSums | None = None
-    forward: float = 0.0
-    backward: float = 0.0
+    scores: Float[Tensor, "rows ..."]
+    forward: float | int = 0
+    backward: int = 0
     input_effect: float | None = None
 
 
 @dataclass(kw_only=True, eq=False)
 class Sweep:
-    """What one sweep over the data gave.
+    """Scores added up over examples.
 
     Attributes:
-        total: Sum over the examples of the scores, float64 `[S, R]`.
-        per_example: Scores of each example `[N, S, R]`, where asked for.
+        total: Sum over the examples of the scores, float64 `[S, R]`: the mean must not depend on how examples
+            fall into batches.
+        n: Examples so far, where batches are added.
+        parts: Scores of each example, batch by batch, where asked for.
         resampled: Weighted sums of the scores of the edges, where asked for.
-        coarse: Sum of the scores of a coarser quadrature rule, if any.
-        passes: Forward and backward passes that were spent per example.
+        forward, backward: Passes spent, over the examples.
         input_effect: Sum over the examples of J(run with `input` ablated) - J(clean), where known.
         details: What the method reports beside: JSON-able values.
     """
 
-    total: Float[Tensor, "n_sources n_targets"]
-    per_example: Float[Tensor, "n_examples n_sources n_targets"] | None = None
+    total: Float[Tensor, "..."]
+    n: int = 0
+    parts: list[Tensor] = field(default_factory=list)
     resampled: WeightedSums | None = None
-    coarse: Float[Tensor, "n_sources n_targets"] | None = None
-    passes: dict[str, float] = field(default_factory=dict)
+    forward: float = 0.0
+    backward: float = 0.0
     input_effect: float | None = None
     details: dict[str, Any] = field(default_factory=dict)
+    ids: set[int] = field(default_factory=set)
 
+    @classmethod
+    def empty(cls, graph: Graph) -> "Sweep":
+        """No example yet."""
+        return cls(total=torch.zeros(graph.valid.shape, dtype=torch.float64))
 
-class DistinctIds:
-    """Numbers of examples that came, to refuse one that comes again: its weights would be tied."""
+    def add(self, batch: BatchScores, n: int) -> None:
+        """Take in the scores of a batch of `n` examples."""
+        self.n += n
+        self.total = self.total + batch.scores.double().cpu().sum(0)
+        self.forward += batch.forward * n
+        self.backward += batch.backward * n
+        if batch.input_effect is not None:
+            self.input_effect = (self.input_effect or 0.0) + batch.input_effect
 
-    def __init__(self) -> None:
-        self._seen: set[int] = set()
-
-    def add(self, ids: Int[Tensor, " batch"]) -> None:
-        """Take some in.
-
-        Raises:
-            InputError: If one was there before; it is named.
-        """
-        for each in ids.tolist():
-            if each in self._seen:
-                raise InputError(
-                    f"image id {each} came twice, so both would have the same weights in every resample and "
-                    "intervals would be wrong; give every image an id of its own, or use resamples=0"
-                )
-            self._seen.add(each)
-
-
-class SweepSums:
-    """The sweep over all batches, from what each gave, in their order.
-
-    Args:
-        shape: Of the scores: sources and targets.
-
-    Attributes:
-        n: Examples so far.
-    """
-
-    def __init__(self, shape: tuple[int, int]) -> None:
-        self.n = 0
-        # float64 sums: the mean must not depend on how examples fall into batches.
-        self._sweep = Sweep(
-            total=torch.zeros(shape, dtype=torch.float64), passes={"forward": 0.0, "backward": 0.0}
-        )
-        self._kept: list[Tensor] = []
-        self._ids = DistinctIds()
-
-    def add(self, part: BatchPart) -> None:
-        """Take in what a batch gave.
+    def resample(
+        self, scores: Float[Tensor, "batch n"], ids: Int[Tensor, " batch"], n_resamples: int, seed: int
+    ) -> None:
+        """Take the scores of a batch into the weighted sums.
 
         Raises:
-            InputError: If an image whose weights are drawn comes a second time.
+            InputError: If an example comes again: its weights would be tied. It is named.
         """
-        sweep = self._sweep
-        if part.resampled is not None:
-            self._ids.add(part.ids)
-            before = sweep.resampled
-            sweep.resampled = part.resampled if before is None else before + part.resampled
-        self.n += len(part.ids)
-        sweep.total = sweep.total + part.total
-        if part.coarse is not None:
-            sweep.coarse = part.coarse if sweep.coarse is None else sweep.coarse + part.coarse
-        if part.per_example is not None:
-            self._kept.append(part.per_example)
-        sweep.passes["forward"] += part.forward * len(part.ids)
-        sweep.passes["backward"] += part.backward * len(part.ids)
-        if part.input_effect is not None:
-            sweep.input_effect = (sweep.input_effect or 0.0) + part.input_effect
-
-    def sweep(self, *, measured: bool) -> Sweep:
-        """The sweep so far; `measured`: a pass over all examples was made for the ablation, and counts.
-
-        Raises:
-            InputError: Before the first example.
-        """
-        if self.n == 0:
-            raise InputError("no batch has been added, so there are no scores; add at least one batch")
-        passes = {name: count / self.n for name, count in self._sweep.passes.items()}
-        passes["forward"] += measured
-        per_example = torch.cat(self._kept) if self._kept else None
-        return replace(self._sweep, passes=passes, per_example=per_example)
+        numbers = set(ids.tolist())
+        again = self.ids & numbers
+        if again or len(numbers) < len(ids):
+            twice = min(again or (each for each in numbers if ids.tolist().count(each) > 1))
+            raise InputError(
+                f"image id {twice} came twice, so both would have the same weights in every resample and "
+                "intervals would be wrong; give every image an id of its own, or use resamples=0"
+            )
+        self.ids |= numbers
+        sums = WeightedSums.of(scores, ids, n_resamples, seed)
+        self.resampled = sums if self.resampled is None else self.resampled + sums

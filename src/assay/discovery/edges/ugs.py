@@ -13,7 +13,6 @@ import math
 import time
 import warnings
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from jaxtyping import Bool, Float
@@ -53,8 +52,6 @@ class Ugs(EdgeMethod):
         samples: Masks drawn for each of them, >= 1.
         rate: Step size of AdamW. Default: the paper's, .05 (.1 up to a price of 5e-4, .15 up to 1e-4), a
             fifth of that where the ablated value is the paired input's.
-        node_price: Also charge each head for the edges it keeps, in a way that favours few heads.
-        dynamic_window: Widen the windows of edges whose gradients are large.
         warm_start: Scores, or the method that gives them, to start from: an edge whose score is the price
             starts at p = 1/2. Default: all start at sigmoid(1).
     """
@@ -70,8 +67,6 @@ class Ugs(EdgeMethod):
     examples: int = 5
     samples: int = 12
     rate: float | None = None
-    node_price: bool = False
-    dynamic_window: bool = False
     warm_start: str | EdgeMethod | EdgeScores | None = None
 
     def uses_steps(self) -> bool:
@@ -115,10 +110,7 @@ class Ugs(EdgeMethod):
                 AssayWarning,
                 stacklevel=5,
             )
-        passes = {
-            name: spent.get(name, 0.0) + count
-            for name, count in runs.passes(self.updates, masks=self.samples).items()
-        }
+        forward, backward = runs.passes(self.updates, masks=self.samples)
         tenth = max(1, len(history) // 10)
         details = {
             "converged": settled,
@@ -129,7 +121,12 @@ class Ugs(EdgeMethod):
             "undecided": undecided,
             "learning_seconds": time.perf_counter() - began,
         }
-        return Sweep(total=probability * task.n, passes=passes, details=details)
+        return Sweep(
+            total=probability * task.n,
+            forward=spent.forward + forward,
+            backward=spent.backward + backward,
+            details=details,
+        )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -171,7 +168,7 @@ class _EdgeProbabilities:
         drawn = torch.arange(len(inputs)).repeat(samples)
         uniform = torch.rand((n_masks, *self.valid.shape), generator=generator).to(self.theta.device)
         probability = torch.sigmoid(self.theta)
-        window = _sample(probability, uniform, self._scale(), self.valid)
+        window = _sample(probability, uniform, self.valid)
         gradient, loss = torch.zeros_like(self.theta), 0.0
         for first in range(0, samples, runs.repeats_at_once):
             times = min(runs.repeats_at_once, samples - first)
@@ -192,40 +189,16 @@ class _EdgeProbabilities:
 
     def _descend(self, gradient: Tensor, probability: Tensor) -> None:
         price = self.method.price * (probability * self.valid).sum()
-        if self.method.node_price:
-            price = price + min(self.method.price / 2, 2e-4) * self._heads_open(probability * self.valid)
         (charged,) = torch.autograd.grad(price, probability, retain_graph=True)
         self.optimizer.zero_grad()
         probability.backward(torch.where(self.valid, gradient + charged, 0))
         assert self.theta.grad is not None
         for layer in range(self.graph.n_layers + 1):
-            block = self.theta.grad[:, (self.graph.target_layer == layer + 1).to(self.theta.device)]
-            norm = block.norm()
+            block = (self.graph.target_layer == layer + 1).to(self.theta.device)
+            norm = self.theta.grad[:, block].norm()
             if float(norm) > CLIP:
-                self.theta.grad[:, (self.graph.target_layer == layer + 1).to(self.theta.device)] *= (
-                    CLIP / norm
-                )
+                self.theta.grad[:, block] *= CLIP / norm
         self.optimizer.step()
-
-    def _heads_open(self, probability: Tensor) -> Tensor:
-        """Sum over heads of tanh(2 s / (L H)) L H / 2, s the total probability on the edges of a head."""
-        graph = self.graph
-        feeds = graph.feeds.to(probability.device).to(probability.dtype)
-        touching = probability.sum(1) + probability.sum(0) @ feeds
-        heads = [
-            graph.head_source(layer, head) for layer in range(graph.n_layers) for head in range(graph.n_heads)
-        ]
-        size = graph.n_layers * graph.n_heads
-        return (torch.tanh(2 * touching[heads] / size) * size / 2).sum()
-
-    def _scale(self) -> Tensor | float:
-        """Widening of each window: the edge's root mean square gradient by their mean, in [1/2, 2]."""
-        state: dict[str, Any] = self.optimizer.state.get(self.theta, {})
-        if not self.method.dynamic_window or "exp_avg_sq" not in state:
-            return 1.0
-        size: Tensor = state["exp_avg_sq"].sqrt()
-        scale: Tensor = size / size[self.valid].mean().clamp(min=1e-12)
-        return scale.clamp(0.5, 2.0)
 
     def settled(self) -> float:
         """Overlap of the kept edges with those before the last tenth of the updates."""
@@ -244,10 +217,10 @@ def reweighted(
     return torch.where(share > 0, gradient / share.clamp(min=1e-9), 0)
 
 
-def _sample(probability: Tensor, uniform: Tensor, scale: Tensor | float, valid: Tensor) -> _Window:
+def _sample(probability: Tensor, uniform: Tensor, valid: Tensor) -> _Window:
     """Masks of uniform numbers, one per row; 0 where there is no edge."""
     p = probability.detach()
-    width = (p * (1 - p) * scale).clamp(min=1e-6)
+    width = (p * (1 - p)).clamp(min=1e-6)
     mask = (1 - ((uniform - p) / width + 0.5).clamp(0, 1)) * valid
     return _Window(mask=mask, inside=(mask > 1e-3) & (mask < 1 - 1e-3))
 

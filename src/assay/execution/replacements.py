@@ -78,7 +78,7 @@ class Setting:
             self._logits[key] = torch.cat(logits)
         return self._outputs[key]
 
-    def logits(self, task: Task, *, corrupted: bool = False) -> Float[Tensor, "n *reads d_vocab"]:
+    def logits(self, task: Task, *, corrupted: bool = False) -> Float[Tensor, "n d_vocab"]:
         """Logits of the same plain pass at the read positions, on the CPU."""
         self.outputs(task, corrupted=corrupted)
         return self._logits[id(task), corrupted]
