@@ -33,7 +33,7 @@ def splitting() -> Callable[[int], Any]:
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
-    text = "Q: How much is plus minus ? A: The war plan study lasted from the year to"
+    text = "The war plan study lasted from the year to"
     words = [*text.split(), *(" " + word for word in text.split()), " "]
 
     @functools.cache
@@ -54,7 +54,7 @@ def tokenizer_of(mini_tokenizer: Any, request: pytest.FixtureRequest) -> Callabl
     """A tokenizer that knows the words of a task: the embedded model's own for its six, else GPT-2's."""
 
     def find(key: str) -> Any:
-        if key in ("arithmetic", "capital-country", "mcqa"):
+        if key == "capital-country":
             return request.getfixturevalue("gpt2_tokenizer")
         return mini_tokenizer
 

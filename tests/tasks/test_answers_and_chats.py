@@ -99,11 +99,18 @@ def test_a_turn_holds_the_text_where_its_shift_says(text: str, template: str, gp
 
 def test_a_template_that_trims_keeps_the_slots(gpt2_tokenizer: Any) -> None:
     tokenizer = templated(gpt2_tokenizer, TRIMMED)
-    task = load_task("arithmetic", tokenizer, n=9, chat=True)
-    assert task.texts is not None
-    assert all(text.endswith("? A:\n<assistant>\n") for text in task.texts)
-    ids = task.clean[range(9), task.slots["b"]]
-    assert tokenizer.batch_decode(ids[:, None]) == [f" {b}" for b in task.fields["b"]]
+    prompt = Prompt(text="How much is 12 plus 34? A: ", slots={"b": (20, 22)})
+    coded = encode_prompts([prompt], Tokens(tokenizer, chat=True))
+    assert coded.texts == ("<user>\nHow much is 12 plus 34? A:\n<assistant>\n",)
+    assert tokenizer.decode(coded.ids[0, coded.slots["b"]]) == " 34"
+
+
+def test_a_chat_answer_of_two_tokens_is_reported_as_two(chatty: Any) -> None:
+    """Behind a turn an answer is written without its space, and that is what is counted."""
+    tokens = Tokens(chatty, chat=True)
+    word = next(w for w in ("Mali", "Oslo", "Nairobi", "Bamako") if len(chatty(w)["input_ids"]) == 2)
+    with pytest.raises(TokenizationError, match=f"answer ' {word}' of the prompt .* is 2 tokens"):
+        encode_prompts([Prompt(text="The city of", answers=(f" {word}",))], tokens)
 
 
 def test_a_chat_that_cannot_be_is_refused(
@@ -114,14 +121,14 @@ def test_a_chat_that_cannot_be_is_refused(
     with pytest.raises(TokenizationError, match="chat=True and bos=True exclude each other"):
         load_task("ioi", chatty, chat=True, bos=True)
     with pytest.raises(TokenizationError, match="chat template changes the text of the prompt 'Q: How"):
-        load_task("arithmetic", templated(gpt2_tokenizer, SHOUTED), chat=True)
+        Tokens(templated(gpt2_tokenizer, SHOUTED), chat=True).turn_of("Q: How")
     with pytest.raises(
         TokenizationError, match=r"prompt ids \[.*has no text that a chat template could wrap"
     ):
         load_task("induction", chatty, chat=True)
     path = tmp_path / "ids.jsonl"
     path.write_text(json.dumps({"clean": [1], "corrupted": [2], "answers": [3]}))
-    with pytest.raises(TokenizationError, match="chat=True needs the model's tokenizer; pass it, or"):
+    with pytest.raises(TokenizationError, match="chat=True and bos=True need the model's tokenizer"):
         load_task(path, None, chat=True)
 
 
@@ -151,7 +158,7 @@ def test_answers_that_begin_alike_are_refused(gpt2_tokenizer: Any) -> None:
     assert ids[0][0] == ids[1][0]
     with pytest.raises(
         TokenizationError,
-        match="answer ' Bamako' and wrong answer ' Bamaga' of the prompt 'The .* begin with the same token",
+        match=r"answers \(' Bamako',\) and wrong answers \(' Bamaga',\) of the prompt 'The .* begin with",
     ):
         first(gpt2_tokenizer, " Bamako", " Bamaga")
 
@@ -170,9 +177,7 @@ def test_pairs_whose_answers_begin_alike_are_left_out(tmp_path: Path, gpt2_token
         "1 of 3 pairs, whose right and wrong answers begin with the same token, are left out",
     )
     path.write_text("\n".join(map(json.dumps, rows[:1] * 2)))
-    with pytest.raises(
-        TokenizationError, match=r"rows.jsonl: answer ' Bamako' .* so do those of all 2 pairs"
-    ):
+    with pytest.raises(TokenizationError, match=r"rows.jsonl: answers .* as in all 2 pairs"):
         load_task(path, gpt2_tokenizer, answer_tokens="first")
     path.write_text("\n".join(map(json.dumps, [rows[0], {**rows[1], "corrupted": "Of"}, *rows[1:]])))
     task = load_task(path, gpt2_tokenizer, answer_tokens="first")
@@ -187,15 +192,6 @@ def test_grammars_pair_answers_that_differ_in_their_first_token(gpt2_tokenizer: 
     assert ("Peru", "France") in pairs
     assert not {("Peru", "Spain"), ("Spain", "Peru")} & pairs
     assert task.config["answer_tokens"] == "first"
-    sums = load_task(
-        "arithmetic",
-        gpt2_tokenizer,
-        n=30,
-        operands=range(100, 140),
-        operations=["plus"],
-        answer_tokens="first",
-    )
-    assert sums.n == 30
 
 
 def test_rows_of_a_file_are_scored_by_the_first_token_if_told(tmp_path: Path, gpt2_tokenizer: Any) -> None:

@@ -13,16 +13,14 @@ from assay import load_model
 from assay.core.errors import InputError, UnknownNameError
 from assay.tasks import (
     DIGIT_CLASSES,
-    DIGIT_SWAPS,
     EvalTransform,
     ImageTask,
     digits_source,
     digits_task,
     draw_digits,
-    find_domains,
     load_images,
 )
-from assay.tasks.digits import _PAINT, DIGIT_COLOURS
+from assay.tasks.digits import _PAINT, DIGIT_COLOURS, DIGIT_SWAPS
 
 
 def labels_of(images: ImageTask) -> np.ndarray:
@@ -77,29 +75,12 @@ def test_labels_are_digits_and_pixels_are_painted_as_the_fields_say(split: str) 
     assert images.classes == DIGIT_CLASSES
 
 
-def test_every_digit_stands_inside_the_image() -> None:
-    images = draw_digits(150)
-    light = images.pixels.astype(float).sum(3)
-    rim = np.concatenate([light[:, 0], light[:, -1], light[:, :, 0], light[:, :, -1]], axis=1)
-    assert rim.sum() < 0.03 * light.sum()
-
-
 @pytest.mark.parametrize("agreement", [0.0, 0.1, 0.5, 0.9, 1.0])
 def test_the_colour_agrees_with_the_label_as_often_as_asked(agreement: float) -> None:
     images = draw_digits(600, agreement=agreement, size=14)
     share = float(np.mean(images.fields["agrees"]))
     assert abs(share - agreement) <= 4 * np.sqrt(agreement * (1 - agreement) / 600)
     assert images.domain == f"agreement-{agreement:g}"
-
-
-def test_a_higher_agreement_recolours_some_images_and_changes_no_shape() -> None:
-    low, high = draw_digits(80, agreement=0.3), draw_digits(80, agreement=0.8)
-    assert low.fields["source"] == high.fields["source"]
-    assert all(
-        later or not before for before, later in zip(low.fields["agrees"], high.fields["agrees"], strict=True)
-    )
-    same = np.array(low.fields["agrees"]) == np.array(high.fields["agrees"])
-    np.testing.assert_array_equal(low.pixels[same], high.pixels[same])
 
 
 def test_label_noise_flips_labels_and_the_colour_follows_the_label() -> None:
@@ -120,12 +101,6 @@ def test_a_swap_changes_its_cue_and_nothing_else(swap: str) -> None:
     np.testing.assert_array_equal(hues(others), colours_of(others))
 
 
-def test_swaps_share_the_other_digit() -> None:
-    digit, both = (draw_digits(20, swap=swap) for swap in ("digit", "both"))
-    assert digit.fields["source"] == both.fields["source"]
-    np.testing.assert_array_equal(digit.pixels.any(3), both.pixels.any(3))
-
-
 def test_splits_share_no_handwriting_whatever_the_seed() -> None:
     sources = [
         {row for seed in (0, 1) for row in draw_digits(400, seed=seed, split=split, size=14).fields["source"]}
@@ -141,9 +116,9 @@ def test_splits_share_no_handwriting_whatever_the_seed() -> None:
         ({"n": 0}, "n=0, size=28, start=0; expected at least 1 image"),
         ({"size": 13}, "size=13"),
         ({"start": -1}, "start=-1"),
-        ({"agreement": 1.5}, "agreement is 1.5; expected a probability"),
+        ({"agreement": 1.5}, "agreement is 1.5.* expected probabilities"),
         ({"agreement": float("nan")}, "agreement is nan"),
-        ({"label_noise": -0.1}, "label_noise is -0.1"),
+        ({"label_noise": -0.1}, "label_noise -0.1"),
         ({"split": "validation"}, "known: test, train"),
         ({"swap": "color"}, "unknown swap of coloured digits 'color'; did you mean 'colour'"),
     ],
@@ -188,14 +163,9 @@ def test_tasks_that_no_model_can_be_given_are_refused(model: Any) -> None:
         digits_task(model, 4, answer="shape")
     with pytest.raises(UnknownNameError, match="swap"):
         digits_task(model, 4, swap="none")
-    with pytest.raises(InputError, match="mini reads prompts"):
+    with pytest.raises(InputError, match="mini is not a classifier of the 2 classes"):
         digits_task(load_model("mini"), 4)
-    ten = SimpleNamespace(id="ten", module=None, vision=SimpleNamespace(n_classes=lambda module: 10))
-    with pytest.raises(InputError, match="ten has 10 classes"):
-        digits_task(ten, 4)
-    wide = SimpleNamespace(
-        id="wide", module=None, vision=SimpleNamespace(n_classes=lambda module: 2), image_size=(28, 56)
-    )
+    wide = SimpleNamespace(id="wide", vision=True, n_classes=2, image_size=(28, 56))
     with pytest.raises(InputError, match="wide reads 28 x 56"):
         digits_task(wide, 4)
 
@@ -215,18 +185,6 @@ def test_a_source_names_agreement_and_swap(model: Any) -> None:
     )
     assert given.data_hash == drawn.data_hash
     assert load_images("colour-digits", model, n=6).data_hash == digits_task(model, 6).data_hash
-
-
-def test_the_source_without_an_agreement_is_three_domains() -> None:
-    assert list(find_domains("colour-digits")) == [
-        "agreement-0.1",
-        "agreement-0.5",
-        "agreement-0.9",
-    ]
-    found = find_domains("colour-digits:0.1", drawn=5)["agreement-0.1"]
-    expected = draw_digits(5, agreement=0.1, split="test")
-    held = found.with_transform(EvalTransform(resize=(28, 28))).held()
-    np.testing.assert_array_equal(held.pixels, expected.pixels)
 
 
 @pytest.mark.parametrize(

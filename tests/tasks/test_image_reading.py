@@ -27,11 +27,8 @@ class Given(Pictures):
     """Pixels in place of files."""
 
     def __init__(self, pixels: np.ndarray = PIXELS) -> None:
-        super().__init__()
+        super().__init__(len(pixels))
         self.pixels = pixels
-
-    def __len__(self) -> int:
-        return len(self.pixels)
 
     def name(self, row: int) -> str:
         return f"x, image {row}"

@@ -11,7 +11,7 @@ import pytest
 import transformers
 from PIL import Image
 
-from assay.core.errors import AssayWarning, InputError, ShapeError, UnknownNameError
+from assay.core.errors import AssayWarning, InputError, UnknownNameError
 from assay.models import load_model
 from assay.tasks import EvalTransform
 
@@ -106,12 +106,6 @@ def test_a_saved_model_brings_its_transform_along(tmp_path: Path) -> None:
     np.testing.assert_allclose(ours.numpy(), theirs, atol=2e-6)
 
 
-@pytest.mark.usefixtures("unchecked")
-def test_a_language_model_has_no_transform() -> None:
-    with pytest.raises(InputError, match="is a language model"):
-        EvalTransform.for_model(load_model("mini"))
-
-
 def test_a_model_of_timm_gets_the_transform_of_its_config() -> None:
     stored = {
         "architecture": "vit_tiny_patch16_224",
@@ -157,21 +151,6 @@ def test_timm_covers_sides_that_are_not_equal() -> None:
     np.testing.assert_array_equal(transform.pixels(image), resized[2:12])
 
 
-def test_grey_and_transparent_images_become_rgb() -> None:
-    transform = EvalTransform(resize=None)
-    grey = Image.fromarray(np.full((4, 5), 77, dtype=np.uint8))
-    assert (transform.pixels(grey) == 77).all()
-    clear = Image.new("RGBA", (5, 4), (10, 20, 30, 0))
-    assert transform.pixels(clear).tolist() == [[[10, 20, 30]] * 5] * 4
-
-
-def test_settings_survive_json_and_make_an_equal_transform() -> None:
-    transform = EvalTransform(resize=40, crop=(32, 32), resample="bicubic")
-    kept = transform.to_dict()
-    assert kept["crop"] == [32, 32]
-    assert kept["resample"] == "bicubic"
-
-
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -215,9 +194,3 @@ def test_timm_configs_that_ask_for_more_are_refused() -> None:
 def test_images_smaller_than_the_crop_are_refused() -> None:
     with pytest.raises(InputError, match=r"9 x 7 is smaller than the crop \(8, 8\)"):
         EvalTransform(resize=None, crop=(8, 8)).pixels(picture(9, 7))
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_only_8_bit_rgb_is_normalised() -> None:
-    with pytest.raises(ShapeError, match="float64"):
-        EvalTransform().normalised(np.zeros((1, 4, 4, 3)))

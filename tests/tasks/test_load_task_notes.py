@@ -25,15 +25,13 @@ def lines(tmp_path: Path) -> Path:
     return path
 
 
-def test_more_pairs_than_a_file_has_and_a_seed_without_a_draw_are_said(lines: Path) -> None:
+def test_more_pairs_than_a_file_has_are_said(lines: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert load_task(lines, None, n=3).n == 3
         assert load_task(lines, None, n=2, seed=5).n == 2  # drawn by the seed
     with pytest.warns(AssayWarning, match="holds 3 pairs, fewer than the requested 10"):
         assert load_task(lines, None, n=10).n == 3
-    with pytest.warns(AssayWarning, match="seed=5 has no effect"):
-        load_task(lines, None, seed=5)
 
 
 def long_task(length: int, margin: int = 1) -> PairTask:

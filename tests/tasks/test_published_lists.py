@@ -41,11 +41,12 @@ def test_every_ioi_template_has_its_published_token_positions(gpt2_tokenizer: An
             assert set(task.slots[slot].tolist()) == {first}, (entry["id"], slot)
 
 
-def test_ioi_has_fifteen_tokens_and_its_published_population(tokens: Tokens) -> None:
+def test_ioi_has_its_published_words(tokens: Tokens) -> None:
     grammar = IndirectObject(tokens)
     assert (len(grammar.names), len(grammar.places), len(grammar.objects)) == (99, 8, 8)
-    assert grammar.population == 620_928
-    assert grammar.corrupted_population == 99 * 98 * 97 * 64
+    assert (grammar.population, grammar.corrupted_population) == (620_928, 99 * 98 * 97 * 64)
+    orders = IndirectObject(tokens, orders=["ABBA", "BABA"], template_ids=[0, 4])
+    assert orders.population == 2 * 99 * 98 * 65
 
 
 def test_the_years_of_gpt2_are_the_published_604(tokens: Tokens) -> None:
@@ -56,7 +57,6 @@ def test_the_years_of_gpt2_are_the_published_604(tokens: Tokens) -> None:
     assert Counter(c for c, _ in grammar.years) == {
         "11": 52, "12": 94, "13": 87, "14": 94, "15": 87, "16": 95, "17": 95,
     }  # fmt: skip
-    assert (grammar.population, grammar.corrupted_population) == (72_480, 840)
     kept = GreaterThan(tokens, drop_extremes=False)
     before = {c: [c + yy for century, yy in kept.years if century == c] for c in kept.centuries}
     assert before == data["years_gpt2_before_dropping_extremes"]

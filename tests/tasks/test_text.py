@@ -8,7 +8,7 @@ from scipy.stats import chisquare
 
 from assay.core.errors import AssayWarning, InputError, TokenizationError, UnknownNameError
 from assay.core.random import stream
-from assay.tasks import TASKS, Grammar, GreaterThan, IndirectObject, SubjectVerbAgreement, Tokens, load_task
+from assay.tasks import TASKS, GreaterThan, IndirectObject, SubjectVerbAgreement, Tokens, load_task
 from assay.tasks.text import GenderedPronoun
 
 
@@ -18,12 +18,10 @@ SMALL: dict[str, dict[str, Any]] = {
         "names": NAMES,
         "places": ["store", "garden"],
         "objects": ["ring", "bone"],
-        "template_ids": [0, 4],
     },
     "greater-than": {"nouns": ["plan", "study"], "centuries": ["11", "17"], "above": 90},
     "sva": {"nouns": [["key", "keys"], ["child", "children"]], "preps": ["near", "with"]},
-    "gendered-pronoun": {"female_names": ["Mary", "Lisa"], "male_names": ["John", "Mark", "Paul"]},
-    "arithmetic": {"operands": range(17, 22)},
+    "gendered-pronoun": {"female_names": ["Mary", "Lisa"], "male_names": ["John", "Mark"]},
     "capital-country": {"capitals": {"France": "Paris", "Peru": "Lima", "Cuba": "Havana"}},
 }
 
@@ -33,25 +31,7 @@ def tokens(mini_tokenizer: Any) -> Tokens:
     return Tokens(mini_tokenizer)
 
 
-@pytest.fixture(scope="module")
-def small(tokenizer_of: Callable[[str], Any]) -> Callable[..., Grammar]:
-    def make(key: str, **options: Any) -> Grammar:
-        return TASKS[key](Tokens(tokenizer_of(key)), **{**SMALL[key], **options})
-
-    return make
-
-
 # ------------------------------------------------------------------------------------------- any grammar
-
-
-@pytest.mark.parametrize("key", list(TASKS))
-def test_every_prompt_carries_the_metadata_fields_of_its_task(
-    key: str, tokenizer_of: Callable[[str], Any]
-) -> None:
-    task = load_task(key, tokenizer_of(key), n=5)
-    for name in TASKS[key].metadata_fields:
-        assert name in task.fields
-        assert "corrupted." + name in task.fields
 
 
 @pytest.mark.parametrize("key", list(TASKS))
@@ -77,70 +57,15 @@ def test_the_seed_decides_everything(key: str, tokenizer_of: Callable[[str], Any
     assert hashes[0] == hashes[1] != hashes[2]
 
 
-@pytest.mark.parametrize("key", ["ioi", "docstring"])
-def test_the_corruption_does_not_move_the_clean_prompts(key: str, mini_tokenizer: Any) -> None:
-    tasks = [
-        load_task(key, mini_tokenizer, n=20, corruption=kind, allow_unaligned=True)
-        for kind in TASKS[key].corruptions
-    ]
-    assert all(task.texts == tasks[0].texts for task in tasks)
-
-
 @pytest.mark.parametrize("key", SMALL)
-def test_the_support_lists_every_clean_prompt_with_its_probability(
-    key: str, small: Callable[..., Grammar]
-) -> None:
-    grammar = small(key)
-    weights = {grammar.render(values).text: weight for values, weight in grammar.support()}
-    assert len(weights) == grammar.population
-    assert sum(weights.values()) == pytest.approx(1)
+def test_every_prompt_is_drawn_as_often(key: str, tokenizer_of: Callable[[str], Any]) -> None:
+    grammar = TASKS[key](Tokens(tokenizer_of(key)), **SMALL[key])
     drawn = Counter(prompt.text for prompt in grammar.draw(4000, stream(0, "clean")))
-    assert set(drawn) <= set(weights)
-    if len(weights) < 500:
-        counts = [drawn[text] for text in weights]
-        assert chisquare(counts, [4000 * weight for weight in weights.values()]).pvalue > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("key", "corruption"), [(key, kind) for key in SMALL for kind in TASKS[key].corruptions]
-)
-def test_the_corrupted_support_is_what_corruption_draws(
-    key: str, corruption: str, small: Callable[..., Grammar]
-) -> None:
-    grammar = small(key, corruption=corruption)
+    assert chisquare(list(drawn.values())).pvalue > 1e-3
     (clean,) = grammar.draw(1, stream(5, "clean"))
-    weights: Counter[str] = Counter()
-    for values, share in grammar.corrupted_support(dict(clean.values)):
-        weights[grammar.render(values).text] += share
-    assert sum(weights.values()) == pytest.approx(1)
-    drawn = Counter(p.text for p in grammar.corrupt([clean] * 3000, stream(5, "corrupted")))
-    assert set(drawn) <= set(weights)
-    if len(weights) > 1:
-        assert chisquare([drawn[t] for t in weights], [3000 * w for w in weights.values()]).pvalue > 1e-3
-
-
-@pytest.mark.parametrize("key", SMALL)
-def test_the_counted_corrupted_prompts_are_those_of_all_clean_ones(
-    key: str, small: Callable[..., Grammar]
-) -> None:
-    grammar = small(key)
-    texts = {
-        grammar.render(other).text
-        for values, _ in grammar.support()
-        for other, _ in grammar.corrupted_support(values)
-    }
-    assert len(texts) == grammar.corrupted_population
-
-
-def test_a_grammar_that_is_not_enumerated_says_so(tokenizer_of: Callable[[str], Any]) -> None:
-    for key in ("docstring", "induction", "mcqa"):
-        grammar = load_task(key, tokenizer_of(key), n=1).grammar
-        assert grammar is not None
-        assert grammar.population is grammar.corrupted_population is None
-        with pytest.raises(InputError, match=f"prompts of {key} cannot be enumerated; draw them"):
-            grammar.support()
-        with pytest.raises(InputError, match=f"corrupted prompts of {key} cannot be enumerated"):
-            grammar.corrupted_support({})
+    others = Counter(prompt.text for prompt in grammar.corrupt([clean] * 2000, stream(5, "corrupted")))
+    assert clean.text not in others
+    assert len(others) == 1 or chisquare(list(others.values())).pvalue > 1e-3
 
 
 @pytest.mark.parametrize("key", list(TASKS))
@@ -189,7 +114,6 @@ def test_too_few_usable_fillers_are_an_error(
     [
         ("ioi", {"names": ["Mary", "John", "Mary"]}, "names holds 'Mary' more than once"),
         ("ioi", {"template_ids": [20]}, "unknown ioi template id 20"),
-        ("ioi", {"template_ids": []}, r"ioi: templates are missing; name at least one id out of 0..19"),
         (
             "ioi",
             {"templates": ["{name1} and {name2} saw"]},
@@ -197,7 +121,6 @@ def test_too_few_usable_fillers_are_an_error(
         ),
         ("ioi", {"templates": ["{name1} {name2} {name3} {thing}"]}, "slots name1, name2, name3, thing"),
         ("ioi", {"orders": ["ABAB"]}, "unknown IOI order 'ABAB'; did you mean 'BABA'"),
-        ("ioi", {"orders": []}, "unknown IOI order"),
         ("greater-than", {"template": "lnog"}, "unknown greater-than template 'lnog'"),
         ("greater-than", {"template": "{noun} {yy}"}, "must have noun, century, yy"),
         ("greater-than", {"above": 97}, "greater-than: 0 years can be used .*Lower `above`"),
@@ -205,12 +128,12 @@ def test_too_few_usable_fillers_are_an_error(
         ("sva", {"attractor": "incongrous"}, "unknown attractor 'incongrous'; did you mean 'incongruent'"),
         ("gendered-pronoun", {"template_ids": [7]}, "unknown gendered-pronoun template id 7"),
         ("docstring", {"style": "google"}, "unknown docstring style 'google'; did you mean 'goog'"),
-        ("induction", {"length": 1}, "length is 1; expected at least 2"),
+        ("induction", {"length": 1}, "length is 1; expected 2 to"),
         ("induction", {"length": 8, "k": 8}, r"k is 8; expected 1 to 7 for length 8"),
         (
             "induction",
             {"length": 5000},
-            "5000 ids are drawn, but the vocabulary has",
+            "length is 5000; expected 2 to .* ids, as many as the vocabulary has",
         ),
     ],
 )
@@ -246,23 +169,11 @@ def test_ioi_by_default_is_the_first_template_in_the_order_abba(mini_tokenizer: 
         assert len({fields[f"corrupted.name{i}"] for i in (1, 2, 3)}) == 3
 
 
-def test_ioi_in_the_order_baba_has_the_answer_second(mini_tokenizer: Any) -> None:
-    fields = load_task("ioi", mini_tokenizer, orders=["BABA"], n=20).fields
-    assert fields["name2"] == fields["IO"]
-    assert fields["name1"] == fields["name3"] == fields["S"]
-
-
 def test_ioi_mixes_templates_and_orders_evenly(mini_tokenizer: Any) -> None:
     fields = load_task("ioi", mini_tokenizer, n=2000, template_ids=range(20), orders=("ABBA", "BABA")).fields
     counts = Counter(zip(fields["template_id"], fields["order"], strict=True))
     assert len(counts) == 40
     assert chisquare(list(counts.values())).pvalue > 1e-3
-
-
-def test_a_template_without_a_place_has_none_in_its_fields(mini_tokenizer: Any) -> None:
-    task = load_task("ioi", mini_tokenizer, template_ids=[12], n=10)
-    assert set(task.fields["place"]) == set(task.fields["object"]) == {None}
-    assert set(task.slots) == {"name1", "name2", "name3"}
 
 
 @pytest.mark.parametrize("order", ["ABBA", "BABA"])
@@ -293,33 +204,6 @@ def test_ioi_corruptions_follow_their_rules(order: str, tokens: Tokens) -> None:
     assert all(meets)  # of four names, three new ones meet two old ones
     for clean, other in pairs("abc", names=(*NAMES, "Paul"), avoid_clean_names=True):
         assert not {clean["IO"], clean["S"]} & set(three(other))
-    for clean, other in pairs("legacy_flip", names=NAMES):
-        second = other["name2"] if order == "ABBA" else other["name1"]
-        new = other["name1"] if order == "ABBA" else other["name2"]
-        assert second in NAMES
-        if order == "BABA" or new != second or other["name3"] != second:
-            assert new not in (clean["IO"], clean["S"]) or other["name3"] == second
-
-
-def test_the_legacy_flip_has_the_distribution_of_its_rule(tokens: Tokens) -> None:
-    grammar = IndirectObject(tokens, corruption="legacy_flip", names=NAMES)
-    clean = next(v for v, _ in grammar.support() if (v["IO"], v["S"]) == ("Mary", "John"))
-    shares = {(v["name1"], v["name2"], v["name3"]): share for v, share in grammar.corrupted_support(clean)}
-    # I' is Lisa or Mark; X = I' (1 in 4) puts Y first and X second and third.
-    assert shares["Lisa", "Mary", "Mary"] == pytest.approx(1 / 2 * 1 / 4 * 1 / 4)
-    assert shares["Mary", "Lisa", "Lisa"] == pytest.approx(1 / 2 * 1 / 4 * 1 / 4)
-    assert ("Mary", "Lisa", "John") not in shares
-    assert shares["Lisa", "Lisa", "Lisa"] == pytest.approx(1 / 2 * 1 / 4 * 1 / 4)
-    # (Mark, Lisa, Lisa): I' = Mark with X = Y = Lisa, or I' = X = Lisa with Y = Mark.
-    assert shares["Mark", "Lisa", "Lisa"] == pytest.approx(2 * 1 / 2 * 1 / 4 * 1 / 4)
-
-
-def test_the_population_counts_of_the_published_lists(tokens: Tokens) -> None:
-    ioi = IndirectObject(tokens)
-    assert ioi.population == 620_928
-    assert ioi.corrupted_population == 99 * 98 * 97 * 64
-    assert IndirectObject(tokens, orders=["ABBA", "BABA"], template_ids=[0, 4]).population == 2 * 99 * 98 * 65
-    assert IndirectObject(tokens, corruption="s2_rand").corrupted_population is None
 
 
 # ------------------------------------------------------------------------------------------ greater-than
@@ -395,15 +279,6 @@ def test_the_next_token_of_a_year_is_compared(
         "years, in which it is 0 or 9, are left out"
     )
     assert task.notes == grammar.notes == (() if width == 2 else (note,))
-    pairs = [other for values, _ in grammar.support() for other, _ in grammar.corrupted_support(values)]
-    corrupted = {(each["noun"], each["century"], each["yy"]) for each in pairs}
-    assert len(corrupted) == grammar.corrupted_population
-    for place, slot in enumerate(grammar.slots(pairs[0], corrupted=True)):
-        found = {tuple(each.values()) for each in grammar.variants(pairs[0], slot, corrupted=True)}
-        own = tuple(pairs[0].values())
-        kept = [name for name in (0, 1, 2) if name != place]
-        same = {each for each in corrupted if all(each[name] == own[name] for name in kept)}
-        assert found == same - {own}
 
 
 # ------------------------------------------------------------------------------ agreement and pronouns

@@ -6,13 +6,10 @@ random draw of an image comes from the stream `corruption/KEY/ID` of the seed, s
 other images nor on their order.
 """
 
-import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
-from pathlib import Path
-from typing import Any
+from functools import cache, partial
 
 import numpy as np
 import scipy
@@ -20,11 +17,11 @@ from jaxtyping import Bool, Float64, UInt8
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter, ImageOps
 
-from assay.core.errors import FileFormatError, InputError, ShapeError
+from assay.core.errors import InputError, ShapeError
 from assay.core.random import stream
 from assay.core.registry import Registry
 from assay.tasks.image_reading import Pictures
-from assay.tasks.image_transform import BROKEN, EvalTransform, read_rgb
+from assay.tasks.image_transform import EvalTransform
 from assay.tasks.images import ImageTask
 
 
@@ -33,7 +30,8 @@ SEVERITIES = (1, 2, 3, 4, 5)
 
 Pixels = UInt8[np.ndarray, "h w 3"]
 Numbers = NDArray[np.float64]
-Textures = Sequence[UInt8[np.ndarray, "_ _ 3"]]
+Graded = Callable[[Numbers, np.random.Generator, int], Numbers]
+Style = Callable[[Pixels, np.random.Generator], Pixels]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,27 +43,20 @@ class Corruption:
         family: The corruption without its severity: `gaussian-noise`.
         severity: 1 to 5; None for a stylisation, which has none.
         summary: What it does, one line.
-        apply: Pixels `[height, width, 3]`, generator, frost textures to new pixels of the same shape.
+        apply: Pixels `[height, width, 3]` and generator to new pixels of the same shape.
     """
 
     key: str
     family: str
     severity: int | None
     summary: str
-    apply: Callable[[Pixels, np.random.Generator, Textures], Pixels]
-
-    @property
-    def kind(self) -> str:
-        """`corruption` or `stylisation`."""
-        return "stylisation" if self.severity is None else "corruption"
+    apply: Callable[[Pixels, np.random.Generator], Pixels]
 
 
 CORRUPTIONS: Registry[Corruption] = Registry("corruption", holds=Corruption)
 
 
-def corrupt(
-    images: ImageTask, key: str, *, seed: int = 0, frost_textures: str | Path | None = None
-) -> ImageTask:
+def corrupt(images: ImageTask, key: str, *, seed: int = 0) -> ImageTask:
     """The images under one calibration domain; labels, ids and fields stay.
 
     Args:
@@ -73,8 +64,6 @@ def corrupt(
             processes; `held` does it once.
         key: Name in the registry (`assay.tasks.CORRUPTIONS`), e.g. `fog-2` or `solarize`.
         seed: Root seed of the draws.
-        frost_textures: Folder of photographs of frost for `frost-1` to `frost-5`. Default: synthetic
-            plasma; the record of the images says which was used.
 
     Returns:
         As many images whose domain is `DOMAIN+KEY`.
@@ -82,8 +71,10 @@ def corrupt(
     Raises:
         UnknownNameError: If no corruption has this name.
         ShapeError: If a side is below 32 pixels.
-        InputError: If the folder of textures holds no image, or the images were given normalised.
-        FileFormatError: If a texture cannot be read.
+        InputError: If the images were given normalised.
+
+    Notes:
+        `frost-1` to `frost-5` mix with plasma, since the published photographs of frost are not ours to give.
 
     References:
         Hendrycks and Dietterich 2019, arXiv:1903.12261; Peng et al., CVPR 2026, appendix on monitoring.
@@ -103,17 +94,11 @@ def corrupt(
             f"images are {height} x {width}; corruptions need at least {MIN_SIDE} pixels in height and "
             "width. Resize the images first"
         )
-    record: dict[str, Any] = {"key": entry.key, "seed": seed}
-    textures: Textures = ()
-    if entry.family == "frost":
-        record["frost_textures"] = "plasma"
-        if frost_textures is not None:
-            textures = _read_textures(Path(frost_textures))
-            record["frost_textures"] = f"{len(textures)} photographs"
+    record = {"key": key, "seed": seed} | ({"frost_textures": "plasma"} if entry.family == "frost" else {})
     return replace(
         images,
         pixels=None,
-        source=_Corrupted(images, entry.key, seed, textures),
+        source=_Corrupted(images, key, seed),
         domain=f"{images.domain}+{key}",
         config={**images.config, "corruption": record},
     )
@@ -122,14 +107,10 @@ def corrupt(
 class _Corrupted(Pictures):
     """The pictures of a task, resized, cropped and corrupted."""
 
-    def __init__(self, images: ImageTask, key: str, seed: int, textures: Textures) -> None:
-        super().__init__()
-        self._images, self.size = images, images.image_size
+    def __init__(self, images: ImageTask, key: str, seed: int) -> None:
+        super().__init__(images.n)
+        self._images, self.size, self._key, self._seed = images, images.image_size, key, seed
         self._ids = dict(zip(images.rows.tolist(), images.ids.tolist(), strict=True))
-        self._key, self._seed, self._textures = key, seed, textures
-
-    def __len__(self) -> int:
-        return len(self._ids)
 
     def name(self, row: int) -> str:
         inner = self._images
@@ -140,43 +121,51 @@ class _Corrupted(Pictures):
 
     def decoded(self, row: int, transform: EvalTransform | None) -> tuple[Pixels, bool]:
         inner, turned = self._images, False
-        if inner.source is None:
+        if inner.source is not None:
+            pixels, turned = inner.source.decoded(row, inner.transform)
+        else:
             assert inner.pixels is not None  # `corrupt` refuses normalised images
             pixels = inner.pixels[row]
-        else:
-            pixels, turned = inner.source.decoded(row, inner.transform)
         rng = stream(self._seed, f"corruption/{self._key}/{self._ids[row]}")
-        return CORRUPTIONS[self._key].apply(pixels, rng, self._textures), turned
+        return CORRUPTIONS[self._key].apply(pixels, rng), turned
 
     def marks(self, rows: Sequence[int]) -> Iterator[str]:
-        frost = hashlib.sha256(
-            b"".join(repr(each.shape).encode() + each.tobytes() for each in self._textures)
-        )
-        transform = self._images.transform
-        how = [self._key, self._seed, frost.hexdigest(), None if transform is None else transform.to_dict()]
-        yield json.dumps(how)
-        if self._images.source is None:
-            yield self._images.source_hash
-        else:
-            yield from self._images.source.marks(rows)
+        inner = self._images
+        yield json.dumps([self._key, self._seed, inner.transform and inner.transform.to_dict()])
+        yield from [inner.source_hash] if inner.source is None else inner.source.marks(rows)
 
 
-def _read_textures(folder: Path) -> list[UInt8[np.ndarray, "_ _ 3"]]:
-    if not folder.is_dir():
-        raise InputError(
-            f"frost_textures is {folder}, which is not a folder; give one with photographs of frost"
-        )
-    suffixes = {".png", ".jpg", ".jpeg", ".bmp", ".webp"}
-    paths = sorted(path for path in folder.iterdir() if path.suffix.lower() in suffixes)
-    if not paths:
-        raise InputError(f"frost_textures={folder} has no images; put PNG or JPEG files there")
-    textures = []
-    for path in paths:
-        try:
-            textures.append(np.asarray(read_rgb(path)[0]))
-        except BROKEN as error:
-            raise FileFormatError(f"cannot read frost texture {path}: {error}") from error
-    return textures
+# ------------------------------------------------------------------------------------------ registration
+
+
+def _graded(family: str, summary: str) -> Callable[[Graded], Graded]:
+    """Registers a corruption of [0, 1] at each severity, as one of 8-bit pixels."""
+
+    def register(function: Graded) -> Graded:
+        for severity in SEVERITIES:
+            key, apply = f"{family}-{severity}", partial(_in_units, function, severity)
+            text = f"{summary}; severity {severity} of 5"
+            CORRUPTIONS.add(
+                key, Corruption(key=key, family=family, severity=severity, summary=text, apply=apply)
+            )
+        return function
+
+    return register
+
+
+def _in_units(function: Graded, severity: int, x: Pixels, rng: np.random.Generator) -> Pixels:
+    """Fractions are cut off, as in the published code."""
+    return (_unit(function(x / 255, rng, severity)) * 255).astype(np.uint8)
+
+
+def _style(key: str, summary: str) -> Callable[[Style], Style]:
+    """Registers a stylisation of 8-bit pixels."""
+
+    def register(function: Style) -> Style:
+        CORRUPTIONS.add(key, Corruption(key=key, family=key, severity=None, summary=summary, apply=function))
+        return function
+
+    return register
 
 
 # -------------------------------------------------------------------- corruptions, on [0, 1] at a severity
@@ -186,16 +175,19 @@ def _unit(x: Numbers) -> Numbers:
     return np.clip(x, 0.0, 1.0)
 
 
+@_graded("gaussian-noise", "independent Gaussian noise on every value")
 def _gaussian_noise(x: Numbers, rng: np.random.Generator, severity: int) -> Numbers:
     sigma = (0.08, 0.12, 0.18, 0.26, 0.38)[severity - 1]
     return x + rng.normal(0.0, sigma, x.shape)
 
 
+@_graded("shot-noise", "Poisson noise of few photons")
 def _shot_noise(x: Numbers, rng: np.random.Generator, severity: int) -> Numbers:
     photons = (60, 25, 12, 5, 3)[severity - 1]
     return rng.poisson(x * photons) / photons
 
 
+@_graded("defocus-blur", "blur by a disk, as of a lens out of focus")
 def _defocus_blur(x: Numbers, rng: np.random.Generator, severity: int) -> Numbers:
     kernel = _disk(*((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5))[severity - 1])
     reach = len(kernel) // 2
@@ -221,6 +213,7 @@ def _disk(radius: int, sigma: float) -> Float64[np.ndarray, "size size"]:
     return disk
 
 
+@_graded("fog", "bright plasma clouds over the image")
 def _fog(x: Numbers, rng: np.random.Generator, severity: int) -> Numbers:
     amount, decay = ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))[severity - 1]
     height, width = x.shape[:2]
@@ -264,26 +257,18 @@ def plasma(side: int, decay: float, rng: np.random.Generator) -> Float64[np.ndar
     return result
 
 
-def _frost(x: Numbers, rng: np.random.Generator, severity: int, textures: Textures) -> Numbers:
+@_graded("frost", "mixed with a texture of ice")
+def _frost(x: Numbers, rng: np.random.Generator, severity: int) -> Numbers:
     image, ice = ((1.0, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75))[severity - 1]
     height, width = x.shape[:2]
-    if not textures:
-        # Ridges where the plasma crosses its middle look like crystals; pale blue.
-        cloud = plasma(max(height, width), 1.6, rng)[:height, :width, None]
-        ridges = 1 - np.abs(2 * cloud - 1)
-        texture: Numbers = (0.25 + 0.7 * ridges**2) * np.array([0.88, 0.96, 1.0])
-        return image * x + ice * texture
-    photograph = textures[int(rng.integers(len(textures)))]
-    scale = max(1.1 * height / photograph.shape[0], 1.1 * width / photograph.shape[1])
-    if scale > 1:
-        sides = [int(np.ceil(side * scale)) for side in photograph.shape[:2]]
-        resized = Image.fromarray(photograph).resize((sides[1], sides[0]), Image.Resampling.BICUBIC)
-        photograph = np.asarray(resized)
-    top = rng.integers(photograph.shape[0] - height + 1)
-    left = rng.integers(photograph.shape[1] - width + 1)
-    return image * x + ice * photograph[top : top + height, left : left + width] / 255
+    # Ridges where the plasma crosses its middle look like crystals; pale blue.
+    cloud = plasma(max(height, width), 1.6, rng)[:height, :width, None]
+    ridges = 1 - np.abs(2 * cloud - 1)
+    texture: Numbers = (0.25 + 0.7 * ridges**2) * np.array([0.88, 0.96, 1.0])
+    return image * x + ice * texture
 
 
+@_graded("snow", "paler, with streaks of falling flakes")
 def _snow(x: Numbers, rng: np.random.Generator, severity: int) -> Numbers:
     loc, scale, zoom, threshold, radius, sigma, mix = (
         (0.1, 0.3, 3.0, 0.5, 10, 4.0, 0.8),
@@ -329,29 +314,19 @@ def _motion_blurred(plane: Numbers, radius: int, sigma: float, degrees: float) -
 # ------------------------------------------------------------------------- stylisations, on 8-bit pixels
 
 
-def _filtered(image_filter: type[ImageFilter.BuiltinFilter]) -> Callable[..., Pixels]:
-    return lambda x, rng, textures: np.asarray(Image.fromarray(x).filter(image_filter()))
+@_style("cartoon", "smoothed areas with black outlines: bilateral filter and Canny edges")
+def _cartoon(x: Pixels, rng: np.random.Generator) -> Pixels:
+    flat = _bilateral(x, diameter=9, sigma=250.0)
+    return np.where(_canny(x, low=100, high=200)[..., None], np.uint8(0), flat)
 
 
-def _edge(x: Pixels, rng: np.random.Generator, textures: Textures) -> Pixels:
-    lines = Image.fromarray(x).convert("L").filter(ImageFilter.FIND_EDGES)
-    return np.asarray(ImageOps.invert(lines).convert("RGB"))
+@_style("contour", "dark outlines on white, Pillow's contour filter")
+def _contour(x: Pixels, rng: np.random.Generator) -> Pixels:
+    return np.asarray(Image.fromarray(x).filter(ImageFilter.CONTOUR()))
 
 
-def _palette(x: Pixels, rng: np.random.Generator, textures: Textures) -> Pixels:
-    result: Pixels = rng.permutation(256).astype(np.uint8)[x]
-    return result
-
-
-def _posterize(x: Pixels, rng: np.random.Generator, textures: Textures) -> Pixels:
-    return np.asarray(ImageOps.posterize(Image.fromarray(x), 2))
-
-
-def _solarize(x: Pixels, rng: np.random.Generator, textures: Textures) -> Pixels:
-    return np.asarray(ImageOps.solarize(Image.fromarray(x), 128))
-
-
-def _cutout(x: Pixels, rng: np.random.Generator, textures: Textures) -> Pixels:
+@_style("cutout", "one black square, 80/224 of the shorter side, at a random place")
+def _cutout(x: Pixels, rng: np.random.Generator) -> Pixels:
     side = round(80 / 224 * min(x.shape[:2]))
     top, left = (int(rng.integers(length - side + 1)) for length in x.shape[:2])
     out = x.copy()
@@ -359,9 +334,36 @@ def _cutout(x: Pixels, rng: np.random.Generator, textures: Textures) -> Pixels:
     return out
 
 
-def _cartoon(x: Pixels, rng: np.random.Generator, textures: Textures) -> Pixels:
-    flat = _bilateral(x, diameter=9, sigma=250.0)
-    return np.where(_canny(x, low=100, high=200)[..., None], np.uint8(0), flat)
+@_style("edge", "edges of the grey image, dark on white")
+def _edge(x: Pixels, rng: np.random.Generator) -> Pixels:
+    lines = Image.fromarray(x).convert("L").filter(ImageFilter.FIND_EDGES)
+    return np.asarray(ImageOps.invert(lines).convert("RGB"))
+
+
+@_style("edge-enhance", "edges sharpened, Pillow's filter")
+def _edge_enhance(x: Pixels, rng: np.random.Generator) -> Pixels:
+    return np.asarray(Image.fromarray(x).filter(ImageFilter.EDGE_ENHANCE()))
+
+
+@_style("emboss", "relief lit from the side, Pillow's filter")
+def _emboss(x: Pixels, rng: np.random.Generator) -> Pixels:
+    return np.asarray(Image.fromarray(x).filter(ImageFilter.EMBOSS()))
+
+
+@_style("palette", "the 256 levels of each channel exchanged by one random permutation")
+def _palette(x: Pixels, rng: np.random.Generator) -> Pixels:
+    result: Pixels = rng.permutation(256).astype(np.uint8)[x]
+    return result
+
+
+@_style("posterize", "two bits per channel")
+def _posterize(x: Pixels, rng: np.random.Generator) -> Pixels:
+    return np.asarray(ImageOps.posterize(Image.fromarray(x), 2))
+
+
+@_style("solarize", "values from 128 on inverted")
+def _solarize(x: Pixels, rng: np.random.Generator) -> Pixels:
+    return np.asarray(ImageOps.solarize(Image.fromarray(x), 128))
 
 
 def _bilateral(x: Pixels, *, diameter: int, sigma: float) -> Pixels:
@@ -415,56 +417,3 @@ def _canny(x: Pixels, *, low: int, high: int) -> Bool[np.ndarray, "h w"]:
     # A weak ridge counts where it touches, through others, a strong one.
     pieces, _ = scipy.ndimage.label(ridge, np.ones((3, 3)))
     return np.isin(pieces, np.unique(pieces[ridge & (strength > high)]))
-
-
-# ------------------------------------------------------------------------------------------ registration
-
-
-def _in_units(
-    family: str, function: Callable[..., Numbers], severity: int
-) -> Callable[[Pixels, np.random.Generator, Textures], Pixels]:
-    """A corruption of [0, 1] as one of 8-bit pixels; fractions are cut off, as in the published code."""
-
-    def apply(x: Pixels, rng: np.random.Generator, textures: Textures) -> Pixels:
-        extra: Mapping[str, Any] = {"textures": textures} if family == "frost" else {}
-        return (_unit(function(x / 255, rng, severity, **extra)) * 255).astype(np.uint8)
-
-    return apply
-
-
-def _register() -> None:
-    families: dict[str, tuple[Callable[..., Numbers], str]] = {
-        "gaussian-noise": (_gaussian_noise, "independent Gaussian noise on every value"),
-        "shot-noise": (_shot_noise, "Poisson noise of few photons"),
-        "defocus-blur": (_defocus_blur, "blur by a disk, as of a lens out of focus"),
-        "fog": (_fog, "bright plasma clouds over the image"),
-        "frost": (_frost, "mixed with a texture of ice"),
-        "snow": (_snow, "paler, with streaks of falling flakes"),
-    }
-    for family, (function, summary) in families.items():
-        for severity in SEVERITIES:
-            key = f"{family}-{severity}"
-            entry = Corruption(
-                key=key,
-                family=family,
-                severity=severity,
-                summary=f"{summary}; severity {severity} of 5",
-                apply=_in_units(family, function, severity),
-            )
-            CORRUPTIONS.add(key, entry)
-    styles: dict[str, tuple[Callable[..., Pixels], str]] = {
-        "cartoon": (_cartoon, "smoothed areas with black outlines: bilateral filter and Canny edges"),
-        "contour": (_filtered(ImageFilter.CONTOUR), "dark outlines on white, Pillow's contour filter"),
-        "cutout": (_cutout, "one black square, 80/224 of the shorter side, at a random place"),
-        "edge": (_edge, "edges of the grey image, dark on white"),
-        "edge-enhance": (_filtered(ImageFilter.EDGE_ENHANCE), "edges sharpened, Pillow's filter"),
-        "emboss": (_filtered(ImageFilter.EMBOSS), "relief lit from the side, Pillow's filter"),
-        "palette": (_palette, "the 256 levels of each channel exchanged by one random permutation"),
-        "posterize": (_posterize, "two bits per channel"),
-        "solarize": (_solarize, "values from 128 on inverted"),
-    }
-    for key, (style, summary) in styles.items():
-        CORRUPTIONS.add(key, Corruption(key=key, family=key, severity=None, summary=summary, apply=style))
-
-
-_register()

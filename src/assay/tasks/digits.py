@@ -20,7 +20,7 @@ import torch
 from jaxtyping import Float32, Int64, UInt8
 from PIL import Image
 
-from assay.core.errors import InputError, check_name, unknown_name
+from assay.core.errors import InputError, check_name
 from assay.core.random import stream
 from assay.tasks.image_transform import EvalTransform
 from assay.tasks.images import ImageTask
@@ -30,7 +30,6 @@ DIGIT_CLASSES = ("low", "high")
 DIGIT_COLOURS = ("orange", "blue")  # the colour of a class stands at its number
 DIGIT_SWAPS = ("digit", "colour", "both")
 DIGIT_AGREEMENTS = (0.9, 0.5, 0.1)  # the domains that are named in lists; any share can be drawn
-DIGIT_SPLITS = ("train", "test")
 COLOUR_DIGITS = "colour-digits"
 COLOUR_DIGITS_VERSION = 1  # raised when the same arguments draw other images than before
 
@@ -89,21 +88,30 @@ def draw_digits(
         >>> draw_digits(4, agreement=1.0, swap="colour").fields["colour"]
         ['blue', 'orange', 'blue', 'orange']
     """
-    _check(n=n, agreement=agreement, split=split, swap=swap, label_noise=label_noise, size=size, start=start)
-    ids = np.arange(start, start + n)
-    scenes = [
-        _scene(int(number), agreement, label_noise, seed=seed, split=split, swap=swap) for number in ids
-    ]
+    check_name("split of coloured digits", split, ("train", "test"))
+    if swap is not None:
+        check_name("swap of coloured digits", swap, DIGIT_SWAPS)
+    if not (0 <= agreement <= 1 and 0 <= label_noise <= 1):
+        raise InputError(
+            f"agreement is {agreement}, label_noise {label_noise}; expected probabilities, 0 to 1"
+        )
+    if n < 1 or size < 14 or start < 0:
+        raise InputError(
+            f"n={n}, size={size}, start={start}; expected at least 1 image of 14 pixels, numbered from 0"
+        )
+    ids = range(start, start + n)
+    drawn = [_draw(i, agreement, label_noise, seed=seed, split=split, swap=swap, size=size) for i in ids]
+    images, labels, digits, colours, sources = zip(*drawn, strict=True)
     return ImageTask(
-        pixels=np.stack([scene.draw(size) for scene in scenes]),
-        labels=torch.tensor([scene.label for scene in scenes]),
-        ids=torch.from_numpy(ids),
+        pixels=np.stack(images),
+        labels=torch.tensor(labels),
+        ids=torch.tensor(ids),
         domain=f"agreement-{agreement:g}",
         fields={
-            "digit": [scene.digit for scene in scenes],
-            "colour": [DIGIT_COLOURS[scene.colour] for scene in scenes],
-            "agrees": [scene.colour == scene.label for scene in scenes],
-            "source": [scene.source for scene in scenes],
+            "digit": list(digits),
+            "colour": [DIGIT_COLOURS[colour] for colour in colours],
+            "agrees": [colour == label for colour, label in zip(colours, labels, strict=True)],
+            "source": list(sources),
         },
         classes=DIGIT_CLASSES,
         name=COLOUR_DIGITS,
@@ -158,15 +166,10 @@ def digits_task(
         (torch.Size([6, 3, 28, 28]), 'logit_diff', 'resample')
     """
     check_name("answer of coloured digits", answer, ("label", "colour"))
-    if swap not in DIGIT_SWAPS:
-        raise unknown_name("swap of coloured digits", str(swap), DIGIT_SWAPS)
-    if getattr(model, "vision", None) is None:
+    check_name("swap of coloured digits", swap, DIGIT_SWAPS)
+    if model.vision is None or model.n_classes != len(DIGIT_CLASSES):
         raise InputError(
-            f"{getattr(model, 'id', model)} reads prompts, but coloured digits need an image classifier"
-        )
-    if model.vision.n_classes(model.module) != len(DIGIT_CLASSES):
-        raise InputError(
-            f"{model.id} has {model.vision.n_classes(model.module)} classes, but coloured digits have 2, "
+            f"{model.id} is not a classifier of the 2 classes of coloured digits, "
             f"{' and '.join(DIGIT_CLASSES)}; use load_model('colour-digits')"
         )
     height, width = model.image_size
@@ -238,108 +241,55 @@ def digits_source(source: Any) -> DigitsSource | None:
             f"{source!r} gives the agreement {share!r}; expected a probability, e.g. {COLOUR_DIGITS}:0.5 or "
             f"{COLOUR_DIGITS}:0.5/colour"
         )
-    if swap and swap not in DIGIT_SWAPS:
-        raise unknown_name("swap of coloured digits", swap, DIGIT_SWAPS)
+    if swap:
+        check_name("swap of coloured digits", swap, DIGIT_SWAPS)
     return DigitsSource(agreement=agreement, swap=swap or None)
-
-
-def _check(
-    *,
-    n: int,
-    agreement: float,
-    split: str,
-    swap: str | None,
-    label_noise: float,
-    size: int,
-    start: int,
-) -> None:
-    check_name("split of coloured digits", split, DIGIT_SPLITS)
-    if swap is not None and swap not in DIGIT_SWAPS:
-        raise unknown_name("swap of coloured digits", swap, DIGIT_SWAPS)
-    for name, share in (("agreement", agreement), ("label_noise", label_noise)):
-        if not 0 <= share <= 1:  # NaN fails too
-            raise InputError(f"{name} is {share}; expected a probability, 0 to 1")
-    if n < 1 or size < 14 or start < 0:
-        raise InputError(
-            f"n={n}, size={size}, start={start}; expected at least 1 image of 14 pixels, numbered from 0"
-        )
 
 
 # ------------------------------------------------------------------------------------------------- images
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Scene:
-    """What one image shows, and how.
+def _draw(
+    number: int,
+    agreement: float,
+    label_noise: float,
+    *,
+    seed: int,
+    split: str,
+    swap: str | None,
+    size: int,
+) -> tuple[UInt8[np.ndarray, "h w 3"], int, int, int, int]:
+    """Image `number`; its label, digit and colour, and the row of the handwritten digit.
 
-    Attributes:
-        source: Row of the handwritten digits.
-        digit: 0 .. 9.
-        label: 0 or 1.
-        colour: 0 or 1.
-        side: Of the digit, as a share of the image's.
-        turn: Radians.
-        left, top: Of its centre from the image's, as shares of the image's side.
-        brightness: 0 .. 1.
+    Each fact is always the same draw of its stream, so counterparts share the rest.
     """
-
-    source: int
-    digit: int
-    label: int
-    colour: int
-    side: float
-    turn: float
-    left: float
-    top: float
-    brightness: float
-
-    def draw(self, size: int) -> UInt8[np.ndarray, "h w 3"]:
-        """The image, `size` pixels high and wide."""
-        ink = np.pad(_handwritten()[0][self.source], _MARGIN)
-        # Pillow wants, for every pixel of the result, where to read in the original.
-        step = 8 / (self.side * size)
-        cos, sin = step * np.cos(self.turn), step * np.sin(self.turn)
-        x, y = size * (0.5 + self.left), size * (0.5 + self.top)
-        middle = 4 + _MARGIN
-        back = (cos, sin, middle - cos * x - sin * y, -sin, cos, middle + sin * x - cos * y)
-        painted = Image.fromarray(ink).transform(
-            (size, size), Image.Transform.AFFINE, back, Image.Resampling.BICUBIC
-        )
-        shade = np.clip(np.asarray(painted, dtype=np.float64) / _BRIGHTEST, 0, 1)[..., None]
-        pixels: UInt8[np.ndarray, "h w 3"] = np.rint(shade * self.brightness * _PAINT[self.colour]).astype(
-            np.uint8
-        )
-        return pixels
-
-
-def _scene(
-    number: int, agreement: float, label_noise: float, *, seed: int, split: str, swap: str | None
-) -> _Scene:
-    """What image `number` shows; each fact is always the same draw of its stream, so swaps share the rest."""
     rng = stream(seed, f"{COLOUR_DIGITS}/{split}/{number}")
     shown = number % 2
-    sources = [
+    own, other = (
         _pick(split, 5 * kind + int(rng.integers(5)), float(rng.random())) for kind in (shown, 1 - shown)
-    ]
+    )
     noisy, agrees = rng.random() < label_noise, rng.random() < agreement
     side, turn = rng.uniform(0.75, 0.95), rng.uniform(-0.2, 0.2)
     left, top = rng.uniform(-0.07, 0.07, 2)
     brightness = rng.uniform(0.7, 1.0)
     label = shown ^ int(noisy)
-    colour = label if agrees else 1 - label
-    other_digit = swap in ("digit", "both")
-    source = sources[int(other_digit)]
-    return _Scene(
-        source=source,
-        digit=int(_handwritten()[1][source]),
-        label=label ^ int(other_digit),
-        colour=colour ^ int(swap in ("colour", "both")),
-        side=float(side),
-        turn=float(turn),
-        left=float(left),
-        top=float(top),
-        brightness=float(brightness),
+    colour = (label if agrees else 1 - label) ^ int(swap in ("colour", "both"))
+    source = other if swap in ("digit", "both") else own
+    label ^= int(swap in ("digit", "both"))
+
+    ink = np.pad(_handwritten()[0][source], _MARGIN)
+    # Pillow wants, for every pixel of the result, where to read in the original.
+    step = 8 / (side * size)
+    cos, sin = step * np.cos(turn), step * np.sin(turn)
+    x, y = size * (0.5 + left), size * (0.5 + top)
+    middle = 4 + _MARGIN
+    back = (cos, sin, middle - cos * x - sin * y, -sin, cos, middle + sin * x - cos * y)
+    painted = Image.fromarray(ink).transform(
+        (size, size), Image.Transform.AFFINE, back, Image.Resampling.BICUBIC
     )
+    shade = np.clip(np.asarray(painted, dtype=np.float64) / _BRIGHTEST, 0, 1)[..., None]
+    pixels = np.rint(shade * brightness * _PAINT[colour]).astype(np.uint8)
+    return pixels, label, int(_handwritten()[1][source]), colour, source
 
 
 def _pick(split: str, digit: int, place: float) -> int:

@@ -12,7 +12,7 @@ import string
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -27,31 +27,15 @@ Values = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Read:
-    """A position at which a prompt is read.
-
-    Attributes:
-        position: Number of the token whose successor is read; negative: from the end.
-        answers: Right continuations there, as text or ids; each must be one token.
-        wrong: Continuations to compare with.
-    """
-
-    position: int
-    answers: tuple[str | int, ...]
-    wrong: tuple[str | int, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """One prompt of a grammar.
+    """One prompt of a grammar or of a file.
 
     Attributes:
         text: The prompt as the model reads it; "" when `ids` holds it.
-        ids: Token ids of a prompt that has no text (induction), else None.
+        ids: Token ids of a prompt that has no text, else None.
         whole: Whether nothing is put before `ids`, since they are all that the model is to read.
         answers: Right continuations, as text or ids; each must be one token.
         wrong: Continuations to compare with.
-        reads: Where the prompt is read, with the answers there, instead of at its last token.
         slots: Slot name to character span in `text`, or to a range `(start, stop)` of `ids`.
         fields: What the prompt is filled with; the names are the task's metadata fields.
         values: All choices behind the prompt, also those that only its corruption uses.
@@ -62,7 +46,6 @@ class Prompt:
     whole: bool = False
     answers: tuple[str | int, ...] = ()
     wrong: tuple[str | int, ...] = ()
-    reads: tuple[Read, ...] = ()
     slots: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict)
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -82,26 +65,20 @@ class Grammar(ABC):
         key: Registered name of the task.
         objective: Key of the objective the task is judged by unless told otherwise.
         corruptions: Kinds of corruption, the default first.
-        metadata_fields: Fields every prompt carries (`n_tokens` is added with the ids).
         heatmap_fields: Pairs of fields worth a table of their own in worst-case reports.
-        contrasts: Whether the wrong answer of a pair is the right one of its corrupted prompt. A prompt by
-            itself then has no wrong answer.
         notes: What the tokenizer leaves out of the prompts, a sentence each.
     """
 
     key: ClassVar[str]
     objective: ClassVar[str] = "logit_diff"
     corruptions: ClassVar[tuple[str, ...]]
-    metadata_fields: ClassVar[tuple[str, ...]]
     heatmap_fields: ClassVar[tuple[tuple[str, str], ...]] = ()
-    contrasts: ClassVar[bool] = False
     notes: tuple[str, ...] = ()
 
     def __init__(self, tokens: Tokens, *, corruption: str | None = None) -> None:
         self.tokens = tokens
-        self.corruption = self.corruptions[0] if corruption is None else corruption
-        if self.corruption not in self.corruptions:
-            raise unknown_name(f"corruption of {self.key}", corruption, self.corruptions)
+        self.corruption = corruption or self.corruptions[0]
+        check_name(f"corruption of {self.key}", self.corruption, self.corruptions)
 
     @abstractmethod
     def choose(self, rng: np.random.Generator) -> Values:
@@ -123,15 +100,9 @@ class Grammar(ABC):
         """The corrupted counterpart of each clean prompt, in order."""
         return [self.render(self.corrupted(dict(prompt.values), rng)) for prompt in prompts]
 
-    def pairs(self, prompts: Iterable[Prompt], rng: np.random.Generator) -> list[tuple[Prompt, Prompt]]:
+    def pairs(self, prompts: Sequence[Prompt], rng: np.random.Generator) -> list[tuple[Prompt, Prompt]]:
         """Each clean prompt, with its wrong answers, and its corrupted counterpart."""
-        prompts = list(prompts)
-        corrupted = self.corrupt(prompts, rng)
-        if self.contrasts:
-            prompts = [
-                replace(one, wrong=other.answers) for one, other in zip(prompts, corrupted, strict=True)
-            ]
-        return list(zip(prompts, corrupted, strict=True))
+        return list(zip(prompts, self.corrupt(prompts, rng), strict=True))
 
     def slots(self, values: Values, *, corrupted: bool = False) -> tuple[str, ...]:
         """What can be varied about a prompt by itself; none unless the grammar declares it.
@@ -153,21 +124,64 @@ class Grammar(ABC):
             slot: One of `slots(values, corrupted=corrupted)`.
             corrupted: Whether it is a corrupted prompt: the variants are then corrupted prompts of some
                 clean one, not necessarily the same as before.
+        """
+        raise NotImplementedError(f"{type(self).__name__} declares slots, so it must implement variants")
+
+    def words(
+        self,
+        kind: str,
+        own: Sequence[str] | None,
+        published: Mapping[str, Any],
+        *,
+        after: str,
+        at_least: int | None = None,
+        answers: bool = False,
+    ) -> tuple[str, ...]:
+        """The fillers that are one token after `after` and a space, of a user's own or the published ones.
+
+        Two at least, or the only one that is given. With `answers`, they can also be scored as answers, which
+        begin a turn in a chat. Errors as of `usable`.
+        """
+        words, tokens = published[kind] if own is None else own, self.tokens
+        tokens.learn(after, [" " + word for word in words])
+        keep = [tokens.one_token(after, " " + word) is not None for word in words]
+        rule = "one token after a space"
+        if answers and tokens.chat:
+            scored = [tokens.scored_by(after, word) is not None for word in words]
+            keep = [both == (True, True) for both in zip(keep, scored, strict=True)]
+            rule += " and as an answer"
+        return self.usable(
+            kind, words, keep, rule, at_least=min(2, len(words)) if at_least is None else at_least
+        )
+
+    def usable(
+        self, kind: str, words: Sequence[T], keep: Sequence[bool], rule: str, *, at_least: int = 2
+    ) -> tuple[T, ...]:
+        """The fillers that satisfy a token rule; the others are named in a warning.
 
         Raises:
-            UnknownNameError: If the prompt has no such slot.
+            InputError: If a filler is listed twice.
+            TokenizationError: If fewer than `at_least` are left.
         """
-        check_name(f"slot of {self.key}", slot, self.slots(values, corrupted=corrupted))
-        return self._varied(values, slot, corrupted=corrupted)
-
-    def _varied(self, values: Values, slot: str, *, corrupted: bool) -> Iterator[Values]:
-        """The variants of one of the slots that `slots` declares."""
-        raise NotImplementedError(f"{type(self).__name__} declares slots, so it must implement _varied")
-
-    @property
-    def aligned(self) -> bool:
-        """Whether position t means the same slot in a clean prompt and in its corrupted one."""
-        return True
+        if twice := [word for i, word in enumerate(words) if word in words[:i]]:
+            raise InputError(
+                f"{self.key}: {kind} holds {_listed(twice)} more than once; every filler must be different"
+            )
+        kept = tuple(word for word, good in zip(words, keep, strict=True) if good)
+        dropped = [word for word, good in zip(words, keep, strict=True) if not good]
+        if len(kept) < at_least:
+            reason = f"; dropped {_listed(dropped)}" if dropped else ""
+            raise TokenizationError(
+                f"{self.key}: {len(kept)} of {len(words)} {kind} can be used ({rule}); expected at least "
+                f"{at_least}{reason}. Pass other {kind}, or a model with another tokenizer"
+            )
+        if dropped:
+            warnings.warn(
+                f"{self.key}: dropped {len(dropped)} of {len(words)} {kind} ({rule}): {_listed(dropped)}",
+                AssayWarning,
+                stacklevel=2,
+            )
+        return kept
 
     @property
     def population(self) -> int | None:
@@ -177,23 +191,7 @@ class Grammar(ABC):
     @property
     def corrupted_population(self) -> int | None:
         """Number of distinct corrupted prompts over all clean ones; None where they are not counted."""
-        return None
-
-    def support(self) -> Iterator[tuple[Values, float]]:
-        """Every distinct choice of fillers with its probability.
-
-        Raises:
-            InputError: If the grammar does not enumerate its prompts.
-        """
-        raise InputError(f"the prompts of {self.key} cannot be enumerated; draw them instead")
-
-    def corrupted_support(self, values: Values) -> Iterator[tuple[Values, float]]:
-        """Every corrupted choice of one clean choice with its probability given that choice.
-
-        Raises:
-            InputError: If the grammar does not enumerate its prompts.
-        """
-        raise InputError(f"the corrupted prompts of {self.key} cannot be enumerated; draw them instead")
+        return self.population
 
 
 TASKS: Registry[type[Grammar]] = Registry("task", holds=Grammar, classes=True)
@@ -213,8 +211,7 @@ def fill(template: str, values: Mapping[str, Any]) -> tuple[str, dict[str, tuple
     Returns:
         The text, and slot name to `(start, end)` in characters.
     """
-    text = ""
-    slots: dict[str, tuple[int, int]] = {}
+    text, slots = "", dict[str, tuple[int, int]]()
     for literal, name, _, _ in string.Formatter().parse(template):
         text += literal
         if name is not None:
@@ -224,16 +221,24 @@ def fill(template: str, values: Mapping[str, Any]) -> tuple[str, dict[str, tuple
     return text, slots
 
 
-def slot_names(template: str) -> tuple[str, ...]:
-    """Names of the `{slots}` of a template in order of first occurrence."""
-    names = (name for _, name, _, _ in string.Formatter().parse(template) if name is not None)
-    return tuple(dict.fromkeys(names))
+def filled(template: str, fillers: Mapping[str, Any], **facts: Any) -> Prompt:
+    """A prompt of a template, with further facts about it."""
+    text, slots = fill(template, fillers)
+    return Prompt(text=text, slots=slots, **facts)
 
 
-def before_slot(template: str, slot: str) -> tuple[str, str]:
-    """What is left of a slot: the context, and the white space that joins the token of the filler."""
-    before = template.split(f"{{{slot}}}")[0]
-    return before.rstrip(" "), before[len(before.rstrip(" ")) :]
+def slot_names(template: str) -> list[str]:
+    """Names of the `{slots}` of a template."""
+    return [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+
+
+def one_token_in(tokens: Tokens, word: str, slot: str, templates: Iterable[str]) -> bool:
+    """Whether a filler is one token wherever the templates put it."""
+    before = (template.split(f"{{{slot}}}")[0] for template in templates)
+    return all(
+        tokens.one_token(text.rstrip(" "), text[len(text.rstrip(" ")) :] + word) is not None
+        for text in before
+    )
 
 
 def chosen_templates(
@@ -249,86 +254,22 @@ def chosen_templates(
 
     Raises:
         UnknownNameError: If an id is not in the data file.
-        InputError: If there is no template, or an own template has the wrong slots.
+        InputError: If an own template has the wrong slots.
     """
     if own is None:
         for template_id in ids:
             if template_id not in known:
                 raise unknown_name(f"{task} template id", template_id, map(str, known))
-        templates = {template_id: known[template_id] for template_id in ids}
-    else:
-        templates = dict(enumerate(own))
-    if not templates:
-        raise InputError(
-            f"{task}: templates are missing; name at least one id out of {min(known)}..{max(known)}"
-        )
-    for template in templates.values():
-        names = slot_names(template)
-        if not set(needs) <= set(names) or not set(names) <= {*needs, *allows}:
+        return {template_id: known[template_id] for template_id in ids}
+    for template in own:
+        names = set(slot_names(template))
+        if not set(needs) <= names <= {*needs, *allows}:
             optional = f", and may have {', '.join(allows)}" if allows else ""
             raise InputError(
-                f"{task}: template {template!r} has the slots {', '.join(names) or 'none'}; "
+                f"{task}: template {template!r} has the slots {', '.join(sorted(names)) or 'none'}; "
                 f"it must have {', '.join(needs)}{optional}"
             )
-    return templates
-
-
-def usable(
-    words: Sequence[T], keep: Sequence[bool], *, task: str, kind: str, rule: str, at_least: int = 2
-) -> tuple[T, ...]:
-    """The fillers that satisfy a token rule; the others are named in a warning.
-
-    Raises:
-        InputError: If a filler is listed twice.
-        TokenizationError: If fewer than `at_least` are left.
-    """
-    twice = [word for i, word in enumerate(words) if word in words[:i]]
-    if twice:
-        raise InputError(
-            f"{task}: {kind} holds {_listed(twice)} more than once; every filler must be different"
-        )
-    kept = tuple(word for word, good in zip(words, keep, strict=True) if good)
-    dropped = [word for word, good in zip(words, keep, strict=True) if not good]
-    if len(kept) < at_least:
-        reason = f"; dropped {_listed(dropped)}" if dropped else ""
-        raise TokenizationError(
-            f"{task}: {len(kept)} of {len(words)} {kind} can be used ({rule}); expected at least "
-            f"{at_least}{reason}. Pass other {kind}, or a model with another tokenizer"
-        )
-    if dropped:
-        warnings.warn(
-            f"{task}: dropped {len(dropped)} of {len(words)} {kind} ({rule}): {_listed(dropped)}",
-            AssayWarning,
-            stacklevel=2,
-        )
-    return kept
-
-
-def one_token_words(
-    tokens: Tokens,
-    words: Sequence[str],
-    *,
-    task: str,
-    kind: str,
-    after: str,
-    at_least: int | None = None,
-    answers: bool = False,
-) -> tuple[str, ...]:
-    """The words that are one token after `after` and a space: 2 at least, or the only one that is given.
-
-    With `answers`, they can also be scored as answers, which begin a turn in a chat.
-    """
-    if at_least is None:
-        at_least = 1 if len(words) == 1 else 2
-    tokens.learn(after, [" " + word for word in words])
-    keep = [tokens.one_token(after, " " + word) is not None for word in words]
-    rule = "one token after a space"
-    if answers and tokens.chat:
-        keep = [
-            fits and tokens.scored_by(after, word) is not None for fits, word in zip(keep, words, strict=True)
-        ]
-        rule += " and as an answer"
-    return usable(words, keep, task=task, kind=kind, rule=rule, at_least=at_least)
+    return dict(enumerate(own))
 
 
 def pick(rng: np.random.Generator, options: Sequence[T]) -> T:
@@ -342,4 +283,4 @@ def pick_distinct(rng: np.random.Generator, options: Sequence[T], n: int) -> lis
 
 
 def _listed(words: Sequence[Any]) -> str:
-    return ", ".join(repr(word) for word in words)
+    return ", ".join(map(repr, words))

@@ -7,8 +7,7 @@ import signal
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from assay.core.errors import AssayError, FileFormatError, InputError, ShapeError, WorkerError
 from assay.core.machine import decoding_workers, turns_images, usable_cores
-from assay.tasks.image_transform import BROKEN, EvalTransform, as_rgb, read_rgb, upright
+from assay.tasks.image_transform import BROKEN, EvalTransform, read_rgb
 
 
 PIECE = 32  # images that a worker decodes at a time; two pieces of each worker wait at most
@@ -34,37 +33,35 @@ _NOT_DECODED = frozenset(("BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"))
 class Pictures(abc.ABC):
     """Abstract: images in their source, not decoded yet. Worker processes get a copy.
 
+    Args:
+        n: How many there are.
+        title: What messages call them together.
+
     Attributes:
         size: Height and width, where resize and crop were applied already; None: they are to be applied.
         turns: Whether images are turned as their EXIF orientation says.
+        turned: Rows of the images read so far that were turned.
+        digests: Digests of the images read so far, by transform and row.
     """
 
     size: tuple[int, int] | None = None
 
-    def __init__(self) -> None:
+    def __init__(self, n: int, title: str = "") -> None:
+        self._n, self._title = n, title
         self.turns = turns_images()
+        self.turned: set[int] = set()
+        self.digests: dict[str, dict[int, bytes]] = {}
 
-    @cached_property
-    def digests(self) -> dict[str, dict[int, bytes]]:
-        """Digests of the images read so far, by transform and row."""
-        return {}
-
-    @cached_property
-    def turned(self) -> set[int]:
-        """Rows of the images read so far that were turned."""
-        return set()
-
-    @abc.abstractmethod
     def __len__(self) -> int:
-        """How many there are."""
+        return self._n
 
-    @abc.abstractmethod
     def name(self, row: int) -> str:
         """What a message calls a picture."""
+        return f"{row} of {self._title}"
 
     @abc.abstractmethod
     def content(self, row: int) -> Any:
-        """A file's path, its bytes, 8-bit pixels `[H, W, 3]`, or an image of PIL."""
+        """What `read_rgb` takes: a file's path or bytes, pixels, or an image of PIL."""
 
     @abc.abstractmethod
     def marks(self, rows: Sequence[int]) -> Iterator[str]:
@@ -81,31 +78,18 @@ class Pictures(abc.ABC):
             FileFormatError: If it cannot be decoded, or is too large.
             InputError: If it does not fit the transform.
         """
-        content = self.content(row)
-        where = content if isinstance(content, Path) else self.name(row)
         try:
-            if isinstance(content, np.ndarray):
-                image, turned = Image.fromarray(content), False
-            elif isinstance(content, Image.Image):
-                image, turned = upright(content) if self.turns else (content, False)
-                image = as_rgb(image)
-            else:
-                image, turned = read_rgb(content, turns=self.turns)
+            image, turned = read_rgb(self.content(row), turns=self.turns)
+            try:
+                return (transform or EvalTransform(resize=None)).pixels(image), turned
+            except InputError as error:
+                misfit = InputError(f"{self.name(row)}: {error}")
         except (MemoryError, *BROKEN) as error:
-            raise _broken(where, error) from error
-        try:
-            return (transform or EvalTransform(resize=None)).pixels(image), turned
-        except InputError as error:
-            raise InputError(f"{self.name(row)}: {error}") from error
-        except (MemoryError, *BROKEN) as error:
-            raise _broken(where, error) from error
-
-
-def _broken(where: object, error: Exception) -> FileFormatError:
-    return FileFormatError(
-        f"the image {where} cannot be decoded ({str(error) or type(error).__name__}); repair it, or skip "
-        "such files with skip_bad (--skip-bad)"
-    )
+            raise FileFormatError(
+                f"the image {self.name(row)} cannot be decoded ({str(error) or type(error).__name__}); "
+                "repair it, or skip such files with skip_bad (--skip-bad)"
+            ) from error
+        raise misfit
 
 
 class Files(Pictures):
@@ -117,25 +101,19 @@ class Files(Pictures):
     """
 
     def __init__(self, names: Sequence[str], root: Path | None = None) -> None:
-        super().__init__()
+        super().__init__(len(names))
         self._names, self.root = names, root
 
-    def __len__(self) -> int:
-        return len(self._names)
-
     def name(self, row: int) -> str:
-        return self._names[row]
+        return str(self.content(row))
 
     def content(self, row: int) -> Path:
-        name = self._names[row]
-        return Path(name) if self.root is None else self.root / name
+        return (self.root or Path()) / self._names[row]
 
     def marks(self, rows: Sequence[int]) -> Iterator[str]:
         for row in rows:
-            try:
-                size = self.content(row).stat().st_size
-            except OSError:
-                size = -1
+            path = self.content(row)
+            size = path.stat().st_size if path.exists() else -1
             yield f"{self._names[row]} {size}" + ("" if self.turns else " not turned")
 
 
@@ -183,10 +161,43 @@ class Piece:
         turned: Those that were turned by their EXIF orientation.
     """
 
-    rows: list[int]
-    pixels: Tensor | None
-    bad: dict[int, AssayError]
-    turned: list[int]
+    rows: list[int] = field(default_factory=list)
+    pixels: Tensor | None = None
+    bad: dict[int, AssayError] = field(default_factory=dict)
+    turned: list[int] = field(default_factory=list)
+
+
+class _Decoder(Dataset[Any]):
+    """What runs in a worker: pieces, and errors as they are rather than as texts with a traceback."""
+
+    def __init__(
+        self, pictures: Pictures, transform: EvalTransform | None, *, normalise: bool, keep: bool
+    ) -> None:
+        self.pictures, self.transform = pictures, transform
+        self.normalise, self.keep = normalise, keep
+
+    def __getitems__(self, rows: Sequence[int]) -> Piece | AssayError:
+        piece, arrays = Piece(), list[np.ndarray]()
+        for row in rows:
+            try:
+                pixels, turned = self.pictures.decoded(row, self.transform)
+            except FileFormatError as error:
+                piece.bad[row] = error
+                continue
+            except AssayError as error:
+                return error
+            if arrays and pixels.shape != arrays[0].shape:
+                return unequal(self.pictures, row, pixels.shape, piece.rows[0], arrays[0].shape)
+            piece.rows.append(row)
+            piece.turned += [row] if turned else []
+            if self.keep or not arrays:
+                arrays.append(pixels)
+        if self.keep and arrays and self.normalise:
+            assert self.transform is not None
+            piece.pixels = self.transform.normalised(np.stack(arrays))
+        elif self.keep and arrays:
+            piece.pixels = torch.from_numpy(np.stack(arrays))
+        return piece
 
 
 def decode(
@@ -209,8 +220,8 @@ def decode(
         workers: Processes beside this one; 0: none.
 
     Raises:
-        WorkerError: If a worker process ended without being asked to.
-        AssayError: What reading a source raises that is not the fault of a single picture.
+        AssayError: Of pictures that do not fit the transform or each other.
+        WorkerError: If a worker ended without being asked to.
     """
     loader: DataLoader[Any] = DataLoader(
         _Decoder(pictures, transform, normalise=normalise, keep=keep),
@@ -245,8 +256,7 @@ def loaded_by(loader: DataLoader[Any]) -> Iterator[Any]:
             return
         except (RuntimeError, ConnectionError, EOFError) as error:
             # What a worker raised itself is "Caught ... in DataLoader worker"; a lost connection is to one.
-            ended = str(error).startswith("DataLoader worker") if isinstance(error, RuntimeError) else True
-            if not ended or str(error).startswith("Caught "):
+            if isinstance(error, RuntimeError) and not str(error).startswith("DataLoader worker"):
                 raise
             raise WorkerError(
                 f"a process that decodes images ended ({str(error) or 'EOF'}); the machine may be out of "
@@ -256,47 +266,6 @@ def loaded_by(loader: DataLoader[Any]) -> Iterator[Any]:
         if isinstance(piece, Exception):
             raise piece
         yield piece
-
-
-class _Decoder(Dataset[Any]):
-    """What runs in a worker."""
-
-    def __init__(
-        self, pictures: Pictures, transform: EvalTransform | None, *, normalise: bool, keep: bool
-    ) -> None:
-        self._pictures, self._transform = pictures, transform
-        self._normalise, self._keep = normalise, keep
-
-    def __getitems__(self, rows: Sequence[int]) -> "Piece | Exception":
-        try:
-            return self._piece(rows)
-        except AssayError as error:  # as it is, rather than as a text with the worker's traceback
-            return error
-
-    def _piece(self, rows: Sequence[int]) -> Piece:
-        arrays: list[np.ndarray] = []
-        piece = Piece(rows=[], pixels=None, bad={}, turned=[])
-        for row in rows:
-            try:
-                pixels, turned = self._pictures.decoded(row, self._transform)
-            except FileFormatError as error:
-                piece.bad[row] = error
-                continue
-            if arrays and pixels.shape != arrays[0].shape:
-                raise unequal(self._pictures, row, pixels.shape, piece.rows[0], arrays[0].shape)
-            piece.rows.append(row)
-            if turned:
-                piece.turned.append(row)
-            if self._keep or not arrays:
-                arrays.append(pixels)
-        if self._keep and arrays:
-            stacked = np.stack(arrays)
-            if self._normalise:
-                assert self._transform is not None
-                piece.pixels = self._transform.normalised(stacked)
-            else:
-                piece.pixels = torch.from_numpy(stacked)
-        return piece
 
 
 def _as_it_is(piece: Any) -> Any:

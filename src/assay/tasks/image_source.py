@@ -1,23 +1,28 @@
 """Images by name or place: folders, tables of WILDS and others, drawn domains. No image is decoded here."""
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from jaxtyping import UInt8
 
-from assay.core.errors import FileFormatError, InputError, check_name, unknown_name
+from assay.core.errors import FileFormatError, InputError, check_name
 from assay.core.untrusted import malformed
 from assay.tasks.digits import COLOUR_DIGITS, digits_source, draw_digits
 from assay.tasks.image_reading import Files, Pictures, endings, image_paths, left_out
 from assay.tasks.image_transform import EvalTransform
-from assay.tasks.images import ImageTask, by_size
+from assay.tasks.images import ImageTask
+from assay.tasks.rows import by_size
 from assay.tasks.shapes import SHAPE_DOMAINS, draw_shapes
+
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 
 SHAPES = "shapes"
@@ -31,11 +36,9 @@ def is_shapes(source: str | Path) -> bool:
         UnknownNameError: If there is no such domain.
     """
     name, _, domain = str(source).partition(":")
-    if name != SHAPES:
-        return False
-    if domain:
+    if name == SHAPES and domain:
         check_name("style of shapes", domain, SHAPE_DOMAINS)
-    return True
+    return name == SHAPES
 
 
 def find_domains(
@@ -77,38 +80,33 @@ def find_domains(
     """
     if n is not None and n < 1:
         raise InputError(f"n is {n}; give at least 1 of the images")
-    if is_table(source):
-        domains = _of_table(str(source), by)
-    elif by:
+    if by and not is_table(source):
         raise InputError(
             f"domains by {', '.join(by)} need a table, and {source} is not one; give LAYOUT:DIR or a .csv"
         )
-    elif is_shapes(source):
+    if is_shapes(source):
         wanted = str(source).partition(":")[2]
+        styles = [wanted] if wanted else sorted(SHAPE_DOMAINS)
+        return {name: _drawn(partial(draw_shapes, name), n or drawn, seed, start) for name in styles}
+    if (digits := digits_source(source)) is not None:
+        draws = {share: partial(draw_digits, agreement=share, split="test") for share in digits.domains}
         return {
-            name: _drawn(partial(draw_shapes, name), n or drawn, seed, start)
-            for name in ([wanted] if wanted else sorted(SHAPE_DOMAINS))
+            f"agreement-{share:g}": _drawn(draws[share], n or drawn, seed, start) for share in sorted(draws)
         }
-    elif (digits := digits_source(source)) is not None:
-        return {
-            f"agreement-{agreement:g}": _drawn(
-                partial(draw_digits, agreement=agreement, split="test"), n or drawn, seed, start
-            )
-            for agreement in sorted(digits.domains)
-        }
-    elif not Path(source).is_dir():
+    if is_table(source):
+        domains = _of_table(str(source), by)
+    elif Path(source).is_dir():
+        domains = _of_folder(Path(source), labels)
+    else:
         raise FileFormatError(
             f"{source} has no images; expected a folder, a .csv file, '{COLOUR_DIGITS}' or "
             f"'{COLOUR_DIGITS}:AGREEMENT', 'shapes' or 'shapes:DOMAIN' with a domain of "
             f"{', '.join(SHAPE_DOMAINS)}"
         )
-    else:
-        domains = _of_folder(Path(source), labels)
-    sampled = {"n": n, "seed": seed}
+    if n is not None:
+        domains = {name: images.sample(n, seed=seed) for name, images in domains.items()}
     return {
-        name: replace(
-            images if n is None else images.sample(n, seed=seed), config={**images.config, **sampled}
-        )
+        name: replace(images, config={**images.config, "n": n, "seed": seed})
         for name, images in domains.items()
     }
 
@@ -121,14 +119,11 @@ def one_domain(domains: Mapping[str, ImageTask], source: str | Path) -> ImageTas
     """
     if len(domains) == 1:
         return next(iter(domains.values()))
-    first = min(domains)
-    if digits_source(source) is not None:
-        example = f"{COLOUR_DIGITS}:{first.removeprefix('agreement-')}"
-    else:
-        example = f"{source}{':' if is_shapes(source) else '/'}{first}"
+    first = min(domains).removeprefix("agreement-")
+    between = ":" if is_shapes(source) or digits_source(source) is not None else "/"
     raise InputError(
         f"{source} holds {len(domains)} domains ({', '.join(sorted(domains))}); name one of them, e.g. "
-        f"{example}"
+        f"{source}{between}{first}"
     )
 
 
@@ -138,22 +133,19 @@ def one_domain(domains: Mapping[str, ImageTask], source: str | Path) -> ImageTas
 class _Drawn(Pictures):
     """Pictures that are drawn at the size that a model reads."""
 
-    def __init__(self, draw: partial[ImageTask], facts: ImageTask, seed: int) -> None:
-        super().__init__()
-        self._draw, self._name, self._ids, self._seed = draw, facts.name, facts.ids.tolist(), seed
-
-    def __len__(self) -> int:
-        return len(self._ids)
+    def __init__(self, draw: partial[ImageTask], name: str, ids: Sequence[int], seed: int) -> None:
+        super().__init__(len(ids), name)
+        self._draw, self._ids, self._seed = draw, ids, seed
 
     def name(self, row: int) -> str:
-        return f"{self._name}, image {self._ids[row]}"
+        return f"{self._title}, image {self._ids[row]}"
 
     def content(self, row: int) -> None:
         """There is none: see `decoded`."""
 
     def decoded(self, row: int, transform: EvalTransform | None) -> tuple[UInt8[np.ndarray, "h w 3"], bool]:
-        side = None if transform is None else transform.crop or transform.resize
-        height, width = (side or 32, side or 32) if not isinstance(side, tuple) else side
+        side = (transform and (transform.crop or transform.resize)) or 32
+        height, width = side if isinstance(side, tuple) else (side, side)
         if height != width:
             raise InputError(
                 f"images are drawn square, but the model reads {height} x {width}; give other images"
@@ -162,16 +154,17 @@ class _Drawn(Pictures):
         assert pixels is not None
         return pixels[0], False
 
-    def marks(self, rows: Sequence[int]) -> Any:
+    def marks(self, rows: Sequence[int]) -> Iterator[str]:
         how = (self._draw.func.__name__, self._draw.args, self._draw.keywords)  # no address in memory
-        yield f"{self._name} {how} {self._seed} {[self._ids[row] for row in rows]}"
+        yield f"{self._title} {how} {self._seed} {[self._ids[row] for row in rows]}"
 
 
 def _drawn(draw: partial[ImageTask], n: int, seed: int, start: int) -> ImageTask:
     """Images of one drawn domain, numbered from `start`."""
     facts = draw(n, seed=seed, size=16, start=start)
+    source = _Drawn(draw, facts.name, facts.ids.tolist(), seed)
     config = {name: value for name, value in facts.config.items() if name != "size"}
-    return replace(facts, pixels=None, source=_Drawn(draw, facts, seed), config=config)
+    return replace(facts, pixels=None, source=source, config=config)
 
 
 # ------------------------------------------------------------------------------------------------- folders
@@ -223,16 +216,14 @@ def _of_folder(root: Path, labels: bool | None) -> dict[str, ImageTask]:
         domains = {f"{each.name}/{part.name}": part for each in folders for part in _folders(each)}
     else:
         domains = {each.name: each for each in folders}
-    classes = sorted({each.name for folder in domains.values() for each in _folders(folder)})
     for folder in {root, *domains.values()}:
-        loose = [
-            each.name for each in folder.iterdir() if each.suffix.lower() in endings() and each.is_file()
-        ]
-        if loose:
+        files = [each.name for each in folder.iterdir() if each.suffix.lower() in endings()]
+        if files:
             raise InputError(
-                f"{folder} mixes {len(_folders(folder))} folders and {len(loose)} images, e.g. {loose[0]}; "
+                f"{folder} mixes {len(_folders(folder))} folders and {len(files)} images, e.g. {files[0]}; "
                 "give a folder with only one of the two"
             )
+    classes = sorted({each.name for folder in domains.values() for each in _folders(folder)})
     return {name: _of_classes(folder, classes, name) for name, folder in domains.items()}
 
 
@@ -243,13 +234,12 @@ def _of_classes(folder: Path, classes: Sequence[str], domain: str) -> ImageTask:
     names = [name for name in names if name.parts[0] in classes]  # not those in hidden folders
     if not names:
         raise InputError(f"domain {domain!r} has no images; expected {folder.name}/CLASS/IMAGE")
-    labels = torch.tensor([classes.index(name.parts[0]) for name in names])
     return read_files(
         names,
         root=folder,
         domain=domain,
         layout="image-folder",
-        labels=labels,
+        labels=torch.tensor([classes.index(name.parts[0]) for name in names]),
         classes=tuple(classes),
         notes=left_out(others, domain),
     )
@@ -260,80 +250,50 @@ def _folders(path: Path) -> list[Path]:
 
 
 # -------------------------------------------------------------------------------------------------- tables
+#
+# A layout of WILDS adds to the rows of its table `path`, `label` and what the benchmark splits by.
 
 
-Row = dict[str, str]
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Layout:
-    """How a CSV file describes images beside it.
-
-    Attributes:
-        table: The CSV file below the root.
-        path: Where an image lies below the root, with columns in braces; `{row}` is the number of the row.
-        label: Column of the class.
-        classes: Value of that column to the name of the class, in the order of labels; None: those present in
-            the table, sorted (whole numbers by size).
-        derive: Adds columns: from a row and the region of each country to a new row, None to leave it out.
-        by: Columns that make domains unless others are named.
-        no_domain: Column -> values that are not a domain of that column.
-    """
-
-    table: str = "metadata.csv"
-    path: str = "{path}"
-    label: str = "label"
-    classes: Mapping[str, str] | None = None
-    derive: Callable[[Row, Mapping[str, str]], Row | None] = lambda row, regions: row
-    by: tuple[str, ...] = ()
-    no_domain: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-
-
-def _camelyon17(row: Row, regions: Mapping[str, str]) -> Row:
+def _camelyon17(table: "DataFrame", root: Path) -> "DataFrame":
     """Official split of WILDS: hospital 1 validates out of distribution, hospital 2 tests."""
-    split = {"0": "train", "1": "id_val"}.get(row["split"], row["split"])
-    held_out = {"1": "val", "2": "test"}
-    return {**row, "hospital": row["center"], "wilds_split": held_out.get(row["center"], split)}
+    patch = "patient_" + table["patient"] + "_node_" + table["node"]
+    place = "_x_" + table["x_coord"] + "_y_" + table["y_coord"] + ".png"
+    within = table["split"].replace({"0": "train", "1": "id_val"})
+    return table.assign(
+        hospital=table["center"],
+        wilds_split=table["center"].map({"1": "val", "2": "test"}).fillna(within),
+        path="patches/" + patch + "/patch_" + patch + place,
+        label=table["tumor"].replace({"0": "normal", "1": "tumor"}),
+    )
 
 
-def _fmow(row: Row, regions: Mapping[str, str]) -> Row | None:
+def _fmow(table: "DataFrame", root: Path) -> "DataFrame":
     """Official split of WILDS by time and region; sequestered images are left out."""
-    if row["split"] == "seq":
-        return None
-    year = int(row["timestamp"][:4])
-    period = "val" if year < 2016 else "test"
-    if year < 2013:
-        split = {"val": "id_val", "test": "id_test"}.get(row["split"], row["split"])
-    else:
-        split = period if row["split"] == period else ""
-    region = regions.get(row["country_code"], "Other")
-    return {**row, "wilds_split": split, "region": region, "year": str(year)}
+    regions = _read_csv(root / "country_code_mapping.csv").set_index("alpha-3")["region"]
+    year, split = table["timestamp"].str[:4].astype(int), table["split"]
+    period = np.where(year < 2016, "val", "test")
+    later, early = np.where(split == period, period, ""), split.replace({"val": "id_val", "test": "id_test"})
+    known = table.assign(
+        wilds_split=np.where(year < 2013, early, later),
+        region=table["country_code"].map(regions).fillna("Other"),
+        year=year.astype(str),
+        path="images/rgb_img_" + table.index.astype(str) + ".png",
+        label=table["category"],
+    )
+    return known[split != "seq"]
 
 
-_WILDS: Mapping[str, _Layout] = {
-    "camelyon17": _Layout(
-        path="patches/patient_{patient}_node_{node}/"
-        "patch_patient_{patient}_node_{node}_x_{x_coord}_y_{y_coord}.png",
-        label="tumor",
-        classes={"0": "normal", "1": "tumor"},
-        derive=_camelyon17,
-        by=("hospital", "slide"),
-    ),
-    "fmow": _Layout(
-        table="rgb_metadata.csv",
-        path="images/rgb_img_{row}.png",
-        label="category",
-        derive=_fmow,
-        by=("region", "wilds_split"),
-        no_domain={"region": ("Other",), "wilds_split": ("",)},
-    ),
-    "iwildcam": _Layout(
-        path="train/{filename}",
-        label="y",
-        derive=lambda row, regions: {**row, "wilds_split": row["split"]},
-        by=("location_remapped",),
-    ),
+def _iwildcam(table: "DataFrame", root: Path) -> "DataFrame":
+    return table.assign(wilds_split=table["split"], path="train/" + table["filename"], label=table["y"])
+
+
+# Of each layout: its table, what it adds, and the columns whose values are domains unless others are named.
+_WILDS = {
+    "camelyon17": ("metadata.csv", _camelyon17, ("hospital", "slide")),
+    "fmow": ("rgb_metadata.csv", _fmow, ("region", "wilds_split")),
+    "iwildcam": ("metadata.csv", _iwildcam, ("location_remapped",)),
 }
+_NO_DOMAIN = {"region": "Other", "wilds_split": ""}  # values of FMoW that are not a domain of their column
 
 
 def is_table(source: str | Path) -> bool:
@@ -364,61 +324,52 @@ def read_table(source: str | Path) -> ImageTask:
     Example:
         `fmow:data/fmow_v1.1:wilds_split=val,test` are the images of FMoW's later years.
     """
-    text = str(source)
-    if text.partition(":")[0] in _WILDS:
-        key, _, text = text.partition(":")
-        layout, root = _WILDS[key], Path(_parted(text)[0])
-    else:
-        file = Path(_parted(text)[0])
-        layout, root = _Layout(table=file.name), file.parent
-    table = root / layout.table
-    conditions = _parted(text)[1]
-    with malformed(table, "a table of this layout"):
-        try:
-            rows = _rows(root, layout)
-            names = sorted({row[layout.label] for row in rows.values()}, key=by_size)
-            for column, is_kept, values in conditions:
-                rows = {number: row for number, row in rows.items() if (row[column] in values) is is_kept}
-            paths = [_below(root, layout.path.format(**row)) for row in rows.values()]
-        except KeyError as error:
-            columns = {column for row in _table(table) for column in row}
-            raise unknown_name(f"column of {table}", error.args[0], columns) from error
+    text, conditions = _parted(str(source))
+    layout, _, root = text.partition(":")
+    file = Path(root) / _WILDS[layout][0] if layout in _WILDS else Path(text)
+    table = _read_csv(file)
+    if layout in _WILDS:
+        with malformed(file, f"a table of {layout}"):
+            table = _WILDS[layout][1](table, file.parent)
+    for column in ("path", "label", *(column for column, _, _ in conditions)):
+        check_name(f"column of {file}", column, list(map(str, table)))
+    classes = sorted(set(table["label"]), key=by_size)
+    for column, keep, values in conditions:
+        table = table[table[column].isin(values) == keep]
     chosen = "+".join(
-        f"{column}{'=' if is_kept else '!='}{','.join(values)}" for column, is_kept, values in conditions
+        f"{column}{'=' if keep else '!='}{','.join(values)}" for column, keep, values in conditions
     )
-    if not rows:
-        raise InputError(f"no row of {table} has {chosen or 'an image'}; check its values")
-    classes = layout.classes or {name: name for name in names}
-    place = {value: label for label, value in enumerate(classes)}
-    if strange := sorted({row[layout.label] for row in rows.values()} - place.keys()):
-        raise InputError(f"column {layout.label!r} of {table} holds {strange}, not among {list(place)}")
-    shown = [name for name in next(iter(rows.values())) if name]
+    if table.empty:
+        raise InputError(f"no row of {file} has {chosen or 'an image'}; check its values")
+    for path in table["path"]:
+        if "\0" in path or ".." in Path(path).parts or Path(path).is_absolute():
+            raise FileFormatError(f"a row of {file} names the image {path!r}, which must lie beside it")
     images = read_files(
-        paths,
-        root=root,
-        domain=chosen or root.name,
+        list(table["path"]),
+        root=file.parent,
+        domain=chosen or file.parent.name,
         layout="table",
-        labels=torch.tensor([place[row[layout.label]] for row in rows.values()]),
-        ids=torch.tensor(list(rows)),
-        fields={name: [row[name] for row in rows.values()] for name in shown},
-        classes=tuple(classes.values()),
+        labels=torch.tensor([classes.index(label) for label in table["label"]]),
+        ids=torch.tensor(table.index),
+        fields={str(column): list(table[column]) for column in table},
+        classes=tuple(classes),
     )
     return replace(images, config={**images.config, "where": chosen})
 
 
 def _of_table(source: str, by: Sequence[str] | None) -> dict[str, ImageTask]:
     """The rows of a table as one domain, or as one per combination of values of some columns."""
-    images, layout = read_table(source), _WILDS.get(source.partition(":")[0], _Layout())
+    images = read_table(source)
     if by is None:
         return {images.domain: images}
-    columns = tuple(by) or layout.by
+    layout = source.partition(":")[0]
+    columns = tuple(by) or (_WILDS[layout][2] if layout in _WILDS else ())
     if not columns:
         raise InputError(f"{source} does not say which columns make domains; name them")
-    for column in set(columns) & layout.no_domain.keys():
-        values = images.fields[column]
-        images = images.subset(
-            [row for row in range(images.n) if values[row] not in layout.no_domain[column]]
-        )
+    if layout == "fmow":
+        limits = [(images.fields[column], _NO_DOMAIN[column]) for column in columns if column in _NO_DOMAIN]
+        rows = range(images.n)
+        images = images.subset([row for row in rows if all(values[row] != none for values, none in limits)])
     return images.by_field(*columns)
 
 
@@ -431,33 +382,15 @@ def _parted(text: str) -> tuple[str, list[tuple[str, bool, list[str]]]]:
     return ":".join(pieces), conditions[::-1]
 
 
-def _rows(root: Path, layout: _Layout) -> dict[int, Row]:
-    """Rows of a table by their number, with the columns that its layout adds."""
-    listed = [{**row, "row": str(number)} for number, row in enumerate(_table(root / layout.table))]
-    regions: dict[str, str] = {}
-    if layout.derive is _fmow:
-        regions = {row["alpha-3"]: row["region"] for row in _table(root / "country_code_mapping.csv")}
-    derived = {number: layout.derive(row, regions) for number, row in enumerate(listed)}
-    return {number: row for number, row in derived.items() if row is not None}
+def _read_csv(path: Path) -> "DataFrame":
+    """The cells of a table as text, without a column of row numbers that has no name."""
+    import pandas as pd  # not above: folders are read without it
 
-
-def _below(root: Path, path: str) -> str:
-    """The path of a row's image, which a table cannot send elsewhere."""
-    if "\0" in path or ".." in Path(path).parts or Path(path).is_absolute():
-        raise FileFormatError(
-            f"a row of the table in {root} names the image {path!r}, which must lie below {root}"
-        )
-    return path
-
-
-def _table(path: Path) -> list[Row]:
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
+            table = pd.DataFrame(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FileFormatError(f"cannot read the table {path}: {error}") from error
-    short = [number for number, row in enumerate(rows) if None in row or None in row.values()]
-    if not rows or short:
-        fact = f"row {short[0]} and the header differ in the number of columns" if short else "it has no rows"
-        raise FileFormatError(f"cannot use the table {path}: {fact}")
-    return rows
+    if table.empty or None in table or table.isna().any(axis=None):
+        raise FileFormatError(f"the table {path} has no rows, or some do not have the columns of the header")
+    return table.drop(columns="", errors="ignore")

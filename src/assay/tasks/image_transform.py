@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -19,34 +19,7 @@ from assay.core.errors import AssayWarning, FileFormatError, InputError, ShapeEr
 from assay.core.record import Record
 
 
-RESAMPLE = {
-    "nearest": Image.Resampling.NEAREST,
-    "lanczos": Image.Resampling.LANCZOS,
-    "bilinear": Image.Resampling.BILINEAR,
-    "bicubic": Image.Resampling.BICUBIC,
-    "box": Image.Resampling.BOX,
-    "hamming": Image.Resampling.HAMMING,
-}
-
-
-# Keys of which a stored description has one at least, and which distinguishes the two kinds.
-PROCESSOR_KEYS = frozenset(
-    ("image_processor_type", "feature_extractor_type", "image_mean", "size", "do_resize", "do_normalize")
-)
-TIMM_KEYS = frozenset(("input_size", "crop_pct", "interpolation", "mean", "std"))
-
-
-@runtime_checkable
-class ReadsImages(Protocol):
-    """A loaded image classifier, as far as its images are concerned."""
-
-    @property
-    def image_size(self) -> tuple[int, int]:
-        """Height and width that it takes."""
-
-    @property
-    def preprocessing(self) -> Mapping[str, Any] | None:
-        """What was stored with it: a `preprocessor_config.json`, a timm `pretrained_cfg`, or nothing."""
+RESAMPLE = {each.name.lower(): each for each in Image.Resampling}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,26 +63,22 @@ class EvalTransform(Record):
 
     def __post_init__(self) -> None:
         check_name("resampling filter", self.resample, RESAMPLE)
-        for name in ("resize", "crop"):
-            sides = getattr(self, name)
+        for name, sides in (("resize", self.resize), ("crop", self.crop)):
             if sides is not None and np.min(sides) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; give at least 1 pixel per side")
-        if self.resize is not None and self.crop is not None:
-            height, width = (self.resize, self.resize) if isinstance(self.resize, int) else self.resize
-            if self.crop[0] > height or self.crop[1] > width:
-                raise InputError(
-                    f"crop {self.crop} is larger than the image after resize={self.resize}; resize to at "
-                    "least the crop"
-                )
-        numbers = (self.rescale, *self.mean, *self.std)
-        if not np.isfinite(numbers).all() or self.rescale <= 0 or min(self.std) <= 0:
+                raise InputError(f"{name} is {sides}; give at least 1 pixel per side")
+        if self.crop and self.resize and (np.array(self.crop) > self.resize).any():
+            raise InputError(
+                f"crop {self.crop} is larger than the image after resize={self.resize}; resize to at least "
+                "the crop"
+            )
+        if not np.isfinite((self.rescale, *self.mean, *self.std)).all() or min(self.rescale, *self.std) <= 0:
             raise InputError(
                 f"rescale {self.rescale}, mean {self.mean}, std {self.std}: all must be finite, rescale and "
                 "std above 0"
             )
 
     @classmethod
-    def for_model(cls, model: ReadsImages) -> "EvalTransform":
+    def for_model(cls, model: Any) -> "EvalTransform":
         """The transform that was stored with a model.
 
         Args:
@@ -139,9 +108,9 @@ class EvalTransform(Record):
                 stacklevel=2,
             )
             return cls(resize=size)
-        if PROCESSOR_KEYS & stored.keys():
+        if any(key.startswith(("image_", "do_", "size", "feature_extractor")) for key in stored):
             transform = cls.from_config(stored)
-        elif TIMM_KEYS & stored.keys():
+        elif "input_size" in stored or "mean" in stored:
             transform = cls.from_timm(stored)
         else:
             raise InputError(
@@ -149,15 +118,15 @@ class EvalTransform(Record):
                 "Hugging Face image processor or a timm pretrained_cfg. Write an EvalTransform"
             )
         made = transform.crop or transform.resize
-        if isinstance(made, tuple) and made != size:
-            warnings.warn(
-                f"the model reads {size[0]} x {size[1]} pixels, but its stored image settings produce "
-                f"{made[0]} x {made[1]}; images are resized to the model's size",
-                AssayWarning,
-                stacklevel=2,
-            )
-            return replace(transform, resize=size, crop=None)
-        return transform
+        if not isinstance(made, tuple) or made == size:
+            return transform
+        warnings.warn(
+            f"the model reads {size[0]} x {size[1]} pixels, but its stored image settings produce "
+            f"{made[0]} x {made[1]}; images are resized to the model's size",
+            AssayWarning,
+            stacklevel=2,
+        )
+        return replace(transform, resize=size, crop=None)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "EvalTransform":
@@ -178,34 +147,32 @@ class EvalTransform(Record):
             'bicubic'
         """
         kind = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
-        if None in config.values():
-            usual = _usual(kind)
-            config = {key: usual.get(key) if value is None else value for key, value in config.items()}
-            config = {key: value for key, value in config.items() if value is not None}
+        usual = _usual(kind) if None in config.values() else {}
+        stated = {key: usual.get(key) if value is None else value for key, value in config.items()}
+        config = {key: value for key, value in stated.items() if value is not None}
         if config.get("do_pad") or config.get("do_random_crop") or config.get("crop_pct"):
             raise InputError(
                 f"the image processor {kind or 'config'} pads, crops at random or crops by a share, which "
                 "is not supported; write an EvalTransform"
             )
-        resize = None
+        resize: tuple[int, int] | int | None = None
+        crop: tuple[int, int] | None = None
         if config.get("do_resize", True):
             shortest_edge = any(name in kind for name in ("CLIP", "BitImage"))
             resize = _size(config.get("size", 224), square=not shortest_edge)
-        crop = None
         if config.get("do_center_crop", False):
-            cut = _size(config.get("crop_size", 224), square=True)
-            if isinstance(cut, int):
+            sides = _size(config.get("crop_size", 224), square=True)
+            if isinstance(sides, int):
                 raise InputError(f"crop_size is {config['crop_size']}; expected a height and a width")
-            crop = cut
+            crop = sides
         code = config.get("resample", 2)
-        resample = code if isinstance(code, str) else {int(v): k for k, v in RESAMPLE.items()}.get(int(code))
-        if resample is None:
+        if not isinstance(code, str) and code not in list(Image.Resampling):
             raise InputError(f"resample is {code!r}; Pillow's codes are 0 to 5 (2 bilinear, 3 bicubic)")
         normalize = config.get("do_normalize", True)
         return cls(
             resize=resize,
             crop=crop,
-            resample=resample,
+            resample=code if isinstance(code, str) else Image.Resampling(code).name.lower(),
             rescale=float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0,
             mean=_channels("image_mean", config.get("image_mean", 0.5)) if normalize else (0.0, 0.0, 0.0),
             std=_channels("image_std", config.get("image_std", 0.5)) if normalize else (1.0, 1.0, 1.0),
@@ -256,6 +223,11 @@ class EvalTransform(Record):
         """The numbers without the geometry: `rescale`, `mean` and `std`."""
         return {name: self.to_dict()[name] for name in ("rescale", "mean", "std")}
 
+    @property
+    def geometry(self) -> dict[str, Any]:
+        """What a record says of the geometry: `resize`, `crop` and `resample`."""
+        return {name: self.to_dict()[name] for name in ("resize", "crop", "resample")}
+
     def pixels(self, image: Image.Image) -> UInt8[np.ndarray, "h w 3"]:
         """An image after resize and crop, 8 bits, RGB.
 
@@ -264,7 +236,7 @@ class EvalTransform(Record):
             DecompressionBombError: If it would exceed Pillow's limit of pixels once resized: a shorter side
                 that is made larger takes the longer one with it.
         """
-        image = as_rgb(image)
+        image = _as_rgb(image)
         if self.resize is not None:
             width, height = image.size
             if isinstance(self.resize, int):
@@ -290,15 +262,7 @@ class EvalTransform(Record):
         return np.asarray(image)
 
     def normalised(self, pixels: UInt8[np.ndarray, "n h w 3"]) -> Float[Tensor, "n 3 h w"]:
-        """Pixels as float32 model inputs, `(rescale * pixel - mean) / std` per channel.
-
-        Raises:
-            ShapeError: If these are not 8-bit RGB images.
-        """
-        if pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[-1] != 3:
-            raise ShapeError(
-                f"pixels are {pixels.dtype} of shape {pixels.shape}; expected uint8 [N, H, W, 3]"
-            )
+        """Pixels as float32 model inputs, `(rescale * pixel - mean) / std` per channel."""
         # A pixel has one of 256 values: their images under the map, in float64, then rounded once.
         levels = np.arange(256)[:, None] * self.rescale
         table = ((levels - np.array(self.mean)) / np.array(self.std)).astype(np.float32)
@@ -325,27 +289,42 @@ BROKEN = (
 )
 
 
-def read_rgb(content: Path | bytes, *, turns: bool = True) -> tuple[Image.Image, bool]:
-    """The image of a file, whole and in three channels of 8 bits, and whether it was turned.
+def read_rgb(content: Any, *, turns: bool = True) -> tuple[Image.Image, bool]:
+    """An image, whole and in three channels of 8 bits, and whether it was turned.
 
     Args:
-        content: The file, or its path.
+        content: A path, the bytes of a file, a Pillow image, a tensor `[H, W]` or `[C, H, W]`, or an array
+            `[H, W]` or `[H, W, C]`, with one channel or three, 8-bit or fractions from 0 to 1.
         turns: Turn it as its EXIF orientation says.
 
     Raises:
         Exception: One of `BROKEN` for what cannot be decoded and for more than Pillow's limit of pixels, of
             which Pillow only warns up to twice as many.
-        InputError: As `as_rgb`.
+        InputError: For more than 8 bits, and arrays of other numbers or shapes.
     """
+    if isinstance(content, Tensor | np.ndarray):
+        return Image.fromarray(_eight_bits(content)).convert("RGB"), False
+    if isinstance(content, Image.Image):
+        image, turned = _upright(content) if turns else (content, False)
+        return _as_rgb(image), turned
     with Image.open(io.BytesIO(content) if isinstance(content, bytes) else content) as image:
         # Counted here: Pillow's warning is an error only under a filter, which threads share.
         _check_pixels(image.width, image.height)
         image.load()
-        whole, turned = upright(image) if turns else (image, False)
-        return as_rgb(whole), turned
+        return read_rgb(image, turns=turns)
 
 
-def upright(image: Image.Image) -> tuple[Image.Image, bool]:
+def picture_of(image: Any) -> Image.Image:
+    """An image in three channels of 8 bits, from what `read_rgb` takes; errors name a file."""
+    try:
+        return read_rgb(image)[0]
+    except BROKEN as error:
+        if isinstance(image, str | Path):
+            raise FileFormatError(f"cannot read {image} as an image: {error}") from error
+        raise
+
+
+def _upright(image: Image.Image) -> tuple[Image.Image, bool]:
     """The image as its EXIF orientation says, and whether that turned or mirrored it."""
     try:
         turned = image.getexif().get(ExifTags.Base.Orientation, 1) in range(2, 9)
@@ -354,49 +333,42 @@ def upright(image: Image.Image) -> tuple[Image.Image, bool]:
     return (ImageOps.exif_transpose(image), True) if turned else (image, False)
 
 
-def picture_of(image: Any) -> Image.Image:
-    """An image in three channels of 8 bits, from a file, a Pillow image or an array.
-
-    Args:
-        image: A path; a Pillow image; or uint8 of shape `[H, W]`, `[H, W, 1]` or `[H, W, 3]`.
-
-    Raises:
-        FileFormatError: If a file cannot be decoded.
-        ShapeError: For an array that is not an 8-bit image.
-    """
-    if isinstance(image, Image.Image):
-        return as_rgb(upright(image)[0])
-    if isinstance(image, str | Path):
-        try:
-            return read_rgb(Path(image))[0]
-        except BROKEN as error:
-            raise FileFormatError(f"cannot read {image} as an image: {error}") from error
-    pixels = np.asarray(image)
-    if pixels.ndim == 3 and pixels.shape[-1] == 1:
-        pixels = pixels[..., 0]
-    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or (pixels.ndim == 3 and pixels.shape[2] != 3):
-        raise ShapeError(f"an image is {pixels.dtype} of shape {pixels.shape}; expected uint8 [H, W, 3]")
-    return Image.fromarray(np.ascontiguousarray(pixels)).convert("RGB")
-
-
 def _check_pixels(width: int, height: int) -> None:
-    """Refuse more pixels than Pillow's limit."""
     limit = Image.MAX_IMAGE_PIXELS
     if limit is not None and width * height > limit:
         raise Image.DecompressionBombError(f"{width} x {height} pixels exceed the limit of {limit:,}")
 
 
-def as_rgb(image: Image.Image) -> Image.Image:
-    """The image in three channels of 8 bits.
-
-    Raises:
-        InputError: For whole numbers above 8 bits and for fractions, which Pillow would cut off at 255.
-    """
+def _as_rgb(image: Image.Image) -> Image.Image:
+    """Three channels of 8 bits. Pillow would cut off more bits and fractions at 255."""
     if image.mode.startswith("I") or image.mode == "F":
         raise InputError(
             f"the image has mode {image.mode}, with more than 8 bits; scale it to 0..255 and save it again"
         )
     return image.convert("RGB")
+
+
+def _eight_bits(value: Tensor | np.ndarray) -> np.ndarray:
+    """The pixels `[H, W]` or `[H, W, 3]` of a tensor, where channels come first, or an array, where last."""
+    pixels = np.asarray(value.detach().cpu() if isinstance(value, Tensor) else value)
+    if isinstance(value, Tensor) and pixels.ndim == 3:
+        pixels = np.moveaxis(pixels, 0, 2)
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[..., 0]
+    if pixels.dtype.kind == "f":
+        low, high = float(pixels.min()), float(pixels.max())
+        if not (low >= 0 and high <= 1):
+            raise InputError(
+                f"the image has values from {low:.3g} to {high:.3g}; expected 0 to 1 or 8 bits. Leave out "
+                "the normalisation of the data set: that of the model is applied"
+            )
+        pixels = (pixels * 255).round().astype(np.uint8)
+    if pixels.dtype != np.uint8 or pixels.ndim < 2 or pixels.shape[2:] not in ((), (3,)):
+        raise ShapeError(
+            f"the image is {pixels.dtype} of shape {tuple(value.shape)}; expected uint8, or floats from 0 to "
+            "1, as a tensor [3, H, W] or an array [H, W, 3]"
+        )
+    return np.ascontiguousarray(pixels)
 
 
 def _usual(kind: str) -> Mapping[str, Any]:
@@ -410,15 +382,16 @@ def _usual(kind: str) -> Mapping[str, Any]:
 
 
 def _size(size: Any, *, square: bool) -> tuple[int, int] | int:
+    """The sides of a processor's `size`: a number, two, or a mapping of them."""
     if isinstance(size, int):
         return (size, size) if square else size
     if isinstance(size, list | tuple) and len(size) == 2:
         return int(size[0]), int(size[1])
-    sides = {key: value for key, value in dict(size).items() if value is not None}
-    if set(sides) == {"height", "width"}:
-        return int(sides["height"]), int(sides["width"])
-    if set(sides) == {"shortest_edge"}:
-        return int(sides["shortest_edge"])
+    match {key: value for key, value in dict(size).items() if value is not None}:
+        case {"height": height, "width": width}:
+            return int(height), int(width)
+        case {"shortest_edge": side}:
+            return int(side)
     raise InputError(f"the image processor's size is {size}; expected height and width, or shortest_edge")
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import hashlib
+import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,20 +14,13 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from assay.core.errors import (
-    AssayError,
-    InputError,
-    NonFiniteError,
-    ShapeError,
-    check_least,
-    check_name,
-)
+from assay.core.errors import AssayError, InputError, NonFiniteError, ShapeError, check_least, check_name
 from assay.core.machine import free_memory
 from assay.core.random import stream
-from assay.tasks.image_batch import ImageBatch, OfClasses
-from assay.tasks.image_reading import PIECE, Pictures, decode, groups_of, unequal, usual_workers
-from assay.tasks.image_transform import EvalTransform, ReadsImages
-from assay.tasks.rows import draw_rows
+from assay.tasks.batches import ImageBatch, OfClasses
+from assay.tasks.image_reading import PIECE, Pictures, Piece, decode, groups_of, unequal, usual_workers
+from assay.tasks.image_transform import EvalTransform
+from assay.tasks.rows import by_size, chosen_rows, draw_rows
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -62,6 +56,7 @@ class ImageTask(OfClasses):
         skipped: Pictures left out because they could not be decoded.
         workers: Processes that decode beside this one; 0: none; None: none for fewer than 256 images, else
             one per usable core, at most 8.
+        n_tokens: Positions a model makes of an image; 0 before the task is bound to one, see `Model.bind`.
 
     Raises:
         InputError: If there is no image, a label has no class, an id is negative.
@@ -94,21 +89,20 @@ class ImageTask(OfClasses):
     notes: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     workers: int | None = None
-    _n_tokens: int = field(default=0, init=False)  # set by `bound`
+    n_tokens: int = 0
 
     def __post_init__(self) -> None:
-        given = [each for each in (self.images, self.pixels, self.source) if each is not None]
-        if len(given) != 1 or len(given[0]) == 0:
+        contents = [each for each in (self.images, self.pixels, self.source) if each is not None]
+        if len(contents) != 1 or len(contents[0]) == 0:
             raise InputError(f"domain {self.domain or self.name!r} has no images; give at least one")
-        if self.workers is not None and self.workers < 0:
-            raise InputError(f"workers is {self.workers}; give 0 (decode in this process) or more")
-        changed: dict[str, Any] = {
-            name: _floats(name, getattr(self, name)) for name in ("images", "corrupted")
-        } | {name: _integers(name, getattr(self, name)) for name in ("rows", "labels", "foils", "ids")}
+        changed: dict[str, Any] = {name: _floats(name, getattr(self, name)) for name in _OF_PIXELS}
+        changed |= {name: _integers(name, getattr(self, name)) for name in ("rows", *_OF_CLASSES, "ids")}
         if changed["rows"] is None:
-            changed["rows"] = torch.arange(len(given[0]))
+            changed["rows"] = torch.arange(len(contents[0]))
         if changed["ids"] is None:
             changed["ids"] = changed["rows"]
+        if changed["images"] is not None and changed["corrupted"] is not None:
+            changed["corrupted"] = changed["corrupted"].to(changed["images"].dtype)
         if self.transform is not None and (self.source is None or self.source.size is not None):
             changed["transform"] = replace(self.transform, resize=None, crop=None)  # applied by now
         for name, value in changed.items():
@@ -122,8 +116,7 @@ class ImageTask(OfClasses):
         return len(self.rows)
 
     def __repr__(self) -> str:
-        size = "" if (sides := self._stated_size) is None else f", size={sides[0]}x{sides[1]}"
-        return f"ImageTask({self.name!r}, domain={self.domain!r}, n={self.n}{size})"
+        return f"ImageTask({self.name!r}, domain={self.domain!r}, n={self.n})"
 
     # ------------------------------------------------------------------------------------------- the images
 
@@ -132,31 +125,24 @@ class ImageTask(OfClasses):
         """All images, normalised; those in files are decoded for it and then held. Errors as of `batches`."""
         if self.images is not None:
             return self.images
-        pixels = self.held().pixels
-        assert pixels is not None
-        return self._numbers.normalised(pixels)
+        return self._numbers.normalised(np.asarray(self.held().pixels))
 
     @property
     def _numbers(self) -> EvalTransform:
         """The transform of a run; before a model is known, pixels are scaled to [-1, 1]."""
         return self.transform or EvalTransform(resize=None)
 
-    @property
-    def _stated_size(self) -> tuple[int, int] | None:
-        """Height and width, where no image needs to be decoded for them."""
+    @cached_property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width in pixels after the transform; where it does not tell, of the first image."""
         if self.images is not None:
             return self.images.shape[2], self.images.shape[3]
         if self.pixels is not None:
             return self.pixels.shape[1], self.pixels.shape[2]
-        return self._numbers.size if self.source is None or self.source.size is None else self.source.size
-
-    @cached_property
-    def image_size(self) -> tuple[int, int]:
-        """Height and width in pixels after the transform; where it does not tell, of the first image."""
-        if self._stated_size is not None:
-            return self._stated_size
         assert self.source is not None
-        height, width, _ = self.source.decoded(int(self.rows[0]), self.transform)[0].shape
+        if size := self.source.size or self._numbers.size:
+            return size
+        height, width, _ = self.source.decoded(int(self.rows[0]), self._numbers)[0].shape
         return height, width
 
     def batches(self, batch_size: int) -> Iterator[ImageBatch]:
@@ -168,33 +154,42 @@ class ImageTask(OfClasses):
         """
         check_least(1, batch_size=batch_size)
         parts = torch.arange(self.n).split(batch_size)
-        if self.source is not None:
-            yield from map(self._batch, parts, self._decoded(parts))
-        for rows in () if self.source is not None else parts:
-            if self.images is not None:
-                yield self._batch(rows, self.images[rows])
-            elif self.pixels is not None:
-                yield self._batch(rows, self._numbers.normalised(self.pixels[rows.numpy()]))
+        images: Iterator[Tensor]
+        if self.images is not None:
+            images = (self.images[rows] for rows in parts)
+        elif self.pixels is not None:
+            images = (self._numbers.normalised(self.pixels[rows.numpy()]) for rows in parts)
+        else:
+            images = self._decoded([groups_of(self.rows[rows].tolist()) for rows in parts])
+        yield from map(self._batch, parts, images)
 
-    def _decoded(self, parts: Sequence[Int[Tensor, " batch"]]) -> Iterator[Float[Tensor, "batch 3 h w"]]:
-        """The images of each batch, from the source."""
+    def _decoded(self, parts: Sequence[Sequence[Sequence[int]]]) -> Iterator[Float[Tensor, "batch 3 h w"]]:
+        """The images of each batch, of which the groups of rows are given, from the source."""
+        pieces = self._pieces([group for part in parts for group in part], normalise=True)
+        for part in parts:
+            images = [
+                piece.pixels for piece in itertools.islice(pieces, len(part)) if piece.pixels is not None
+            ]
+            yield images[0] if len(images) == 1 else torch.cat(images)
+
+    def _pieces(
+        self, groups: Sequence[Sequence[int]], *, normalise: bool = False, skip_bad: bool = False
+    ) -> Iterator[Piece]:
+        """Pictures of one size, decoded; the first bad one is raised unless they are skipped."""
         assert self.source is not None
-        groups = [groups_of(self.rows[rows].tolist()) for rows in parts]
-        every = [group for part in groups for group in part]
-        pieces = decode(self.source, every, self._numbers, normalise=True, workers=self.decoding_workers)
         first: tuple[int, Sequence[int]] | None = None
-        for part in groups:
-            images = []
-            for piece in (next(pieces) for _ in part):
-                if piece.bad:
-                    raise next(iter(piece.bad.values()))
-                assert piece.pixels is not None
-                size = tuple(piece.pixels.shape[2:4])
+        decoding = decode(
+            self.source, groups, self._numbers, normalise=normalise, workers=self.decoding_workers
+        )
+        for piece in decoding:
+            if piece.bad and not skip_bad:
+                raise next(iter(piece.bad.values()))
+            if piece.pixels is not None:
+                size = piece.pixels.shape[2:] if normalise else piece.pixels.shape[1:3]
                 first = first or (piece.rows[0], size)
                 if size != first[1]:
                     raise unequal(self.source, piece.rows[0], size, *first)
-                images.append(piece.pixels)
-            yield images[0] if len(images) == 1 else torch.cat(images)
+            yield piece
 
     def _batch(self, rows: Int[Tensor, " batch"], images: Float[Tensor, "batch 3 h w"]) -> ImageBatch:
         """The images with what is known of them; notes what identifies them."""
@@ -211,7 +206,7 @@ class ImageTask(OfClasses):
             foils=None if self.foils is None else self.foils[rows],
             indices=rows,
             ids=self.ids[rows],
-            lengths=torch.full((len(rows),), self._n_tokens),
+            lengths=torch.full((len(rows),), self.n_tokens),
             pinned=pinned,
         )
 
@@ -236,28 +231,30 @@ class ImageTask(OfClasses):
         """
         if self.source is None:
             return self
-        rows = self.rows.tolist()
-        pixels: UInt8[np.ndarray, "n h w 3"] | None = None
-        bad: dict[int, AssayError] = {}
-        n, first = 0, 0
-        groups = [rows[:1], *groups_of(rows[1:])]  # the memory is checked before the second image is decoded
-        for piece in decode(self.source, groups, self.transform, workers=self.decoding_workers):
+        rows, pixels = self.rows.tolist(), np.empty((0, 0, 0, 3), np.uint8)
+        bad, n = dict[int, AssayError](), 0
+        # The memory is checked before the second image is decoded.
+        for piece in self._pieces([rows[:1], *groups_of(rows[1:])], skip_bad=skip_bad):
             bad |= piece.bad
-            if bad and not skip_bad:
-                raise next(iter(bad.values()))
             if piece.pixels is None:
                 continue
-            if pixels is None:
-                self._check_room(piece.pixels[0].numpy())
-                pixels, first = np.empty((len(rows), *piece.pixels.shape[1:]), dtype=np.uint8), piece.rows[0]
-            if piece.pixels.shape[1:] != pixels.shape[1:]:
-                raise unequal(self.source, piece.rows[0], piece.pixels.shape[1:3], first, pixels.shape[1:3])
+            if n == 0:
+                pixels = self._room_for(piece.pixels.shape[1:])
             pixels[n : n + len(piece.rows)] = piece.pixels.numpy()
             n += len(piece.rows)
         kept = self._without(bad)
-        assert pixels is not None  # `_without` raises where no image could be decoded
-        changed: dict[str, Any] = {"rows": torch.arange(n), "notes": (*kept.notes, *self._turned)}
-        return replace(kept, source=None, pixels=pixels[:n], **changed).bound(self._n_tokens)
+        notes = (*kept.notes, *self._turned)
+        return replace(kept, source=None, pixels=pixels[:n], rows=torch.arange(n), notes=notes)
+
+    def _room_for(self, shape: Sequence[int]) -> UInt8[np.ndarray, "n h w 3"]:
+        needed, free = self.n * int(np.prod(shape)), free_memory()
+        if needed > free:
+            raise InputError(
+                f"{self.n:,} images of {self.domain!r} with {shape[0]} x {shape[1]} pixels take "
+                f"{needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of memory are free; read a sample with n=, "
+                "or do not hold them"
+            )
+        return np.empty((self.n, *shape), dtype=np.uint8)
 
     def readable(self) -> "ImageTask":
         """The images that can be decoded, for which each is decoded once; the others are in `skipped`.
@@ -267,11 +264,9 @@ class ImageTask(OfClasses):
         """
         if self.source is None:
             return self
-        bad: dict[int, AssayError] = {}
-        groups = groups_of(self.rows.tolist())
-        for piece in decode(self.source, groups, self.transform, keep=False, workers=self.decoding_workers):
-            bad |= piece.bad
-        return self._without(bad)
+        groups, workers = groups_of(self.rows.tolist()), self.decoding_workers
+        pieces = decode(self.source, groups, self._numbers, keep=False, workers=workers)
+        return self._without({row: error for piece in pieces for row, error in piece.bad.items()})
 
     def _without(self, bad: Mapping[int, AssayError]) -> "ImageTask":
         """The images whose rows of the source are not bad."""
@@ -289,30 +284,17 @@ class ImageTask(OfClasses):
             skipped=(*self.skipped, *names),
             notes=(*self.notes, f"{len(names)} files of {self.domain} were skipped"),
             config={**self.config, "skipped": len(self.skipped) + len(names)},
-        ).bound(self._n_tokens)
-
-    def _check_room(self, image: UInt8[np.ndarray, "h w 3"]) -> None:
-        needed, free = self.n * image.nbytes, free_memory()
-        if needed > free:
-            raise InputError(
-                f"{self.n:,} images of {self.domain!r} with {image.shape[0]} x {image.shape[1]} pixels take "
-                f"{needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of memory are free; read a sample with n=, "
-                "or do not hold them"
-            )
+        )
 
     @property
     def _turned(self) -> tuple[str, ...]:
-        """A note that counts the images turned so far."""
-        turned = set() if self.source is None else self.source.turned.intersection(self.rows.tolist())
-        return (
-            (f"{len(turned)} images of {self.domain} were turned as their EXIF orientation says",)
-            if turned
-            else ()
-        )
+        """A note that counts the images turned so far; none where there are none."""
+        n = len(self.source.turned.intersection(self.rows.tolist())) if self.source else 0
+        return (f"{n} images of {self.domain} were turned as their EXIF orientation says",) * (n > 0)
 
     # ------------------------------------------------------------------------------- as a model reads them
 
-    def for_model(self, model: ReadsImages, transform: EvalTransform | None = None) -> "ImageTask":
+    def for_model(self, model: Any, transform: EvalTransform | None = None) -> "ImageTask":
         """The images as a model reads them: by its transform, labels in the order of its classes.
 
         Normalised images, and those that have a transform, stay as they are unless another is given.
@@ -339,8 +321,8 @@ class ImageTask(OfClasses):
             raise InputError("the images were given normalised; to apply a transform, give pixels")
         config = {**self.config, "normalise": transform.normalisation, "skipped": len(self.skipped)}
         if self.source is not None and self.source.size is None:
-            config["geometry"] = {name: transform.to_dict()[name] for name in ("resize", "crop", "resample")}
-        return replace(self, transform=transform, config=config)
+            config["geometry"] = transform.geometry
+        return replace(self, transform=transform, config=config, n_tokens=0)
 
     def with_classes(self, classes: Sequence[str] | None) -> "ImageTask":
         """The same images with labels and foils in the order of these classes; as they are without names.
@@ -362,16 +344,12 @@ class ImageTask(OfClasses):
             )
         order = torch.tensor([classes.index(name) if name in shown else -1 for name in self.classes])
         foils = None if foils is None else order[foils]
-        return replace(self, labels=order[self.labels], foils=foils, classes=tuple(classes)).bound(
-            self._n_tokens
-        )
+        return replace(self, labels=order[self.labels], foils=foils, classes=tuple(classes))
 
     def bound(self, n_tokens: int) -> "ImageTask":
         """The same images, cut into `n_tokens` positions by some model; see `Model.bind`."""
-        if self._n_tokens == n_tokens:
-            return self
         task = copy.copy(self)  # not `replace`, which would check every image again
-        object.__setattr__(task, "_n_tokens", n_tokens)
+        object.__setattr__(task, "n_tokens", n_tokens)
         return task
 
     @property
@@ -381,9 +359,9 @@ class ImageTask(OfClasses):
         Raises:
             InputError: Before the task is bound to a model, which decides it.
         """
-        if self._n_tokens == 0:
+        if self.n_tokens == 0:
             raise InputError(f"{self!r} is not bound to a model, which cuts it; use model.bind(task)")
-        return self._n_tokens
+        return self.n_tokens
 
     @property
     def lengths(self) -> Int[Tensor, " n"]:
@@ -436,7 +414,7 @@ class ImageTask(OfClasses):
 
     def with_donors(self, rows: Int[Tensor, " n"]) -> "ImageTask":
         """The same images with, as counterparts, the images of the given rows."""
-        return replace(self, corrupted=self.clean[rows]).bound(self._n_tokens)
+        return replace(self, corrupted=self.clean[rows])
 
     def paired(self, pairs: Int[Tensor, "n_pairs 2"]) -> "ImageTask":
         """One row per pair: the image of the first row number with the counterpart of the second.
@@ -448,8 +426,7 @@ class ImageTask(OfClasses):
             raise InputError(
                 "pairs choose counterparts, but the images have none; give ImageTask(corrupted=...)"
             )
-        rows = self.subset(pairs[:, 0])
-        return replace(rows, corrupted=self.corrupted[pairs[:, 1]]).bound(self._n_tokens)
+        return replace(self.subset(pairs[:, 0]), corrupted=self.corrupted[pairs[:, 1]])
 
     def with_runner_up(self, logits: Float[Tensor, "n n_classes"]) -> "ImageTask":
         """The task with, as foil, the best class but the label of each image by a model's logits.
@@ -459,13 +436,9 @@ class ImageTask(OfClasses):
         Args:
             logits: Of the unablated model on these images.
         """
-        if logits.ndim != 2 or len(logits) != self.n or logits.shape[1] < 2:
-            raise ShapeError(
-                f"logits have shape {tuple(logits.shape)}; expected [{self.n}, at least 2 classes]"
-            )
         labels = logits.argmax(1) if self.labels is None else self.labels
         others = logits.scatter(1, labels[:, None], -torch.inf)
-        return replace(self, labels=labels, foils=others.argmax(1, keepdim=True)).bound(self._n_tokens)
+        return replace(self, labels=labels, foils=others.argmax(1, keepdim=True))
 
     # ---------------------------------------------------------------------------------- some of the images
 
@@ -478,25 +451,15 @@ class ImageTask(OfClasses):
         Raises:
             InputError: If there is none, or one is out of range.
         """
-        chosen = torch.as_tensor(indices).numpy()
-        if chosen.ndim != 1 or len(chosen) == 0 or not np.issubdtype(chosen.dtype, np.integer):
-            raise InputError(
-                f"subset has {chosen.shape} of {chosen.dtype}; expected a list of at least one row number"
-            )
-        if int(chosen.min()) < 0 or int(chosen.max()) >= self.n:
-            raise InputError(
-                f"subset names rows {int(chosen.min())} to {int(chosen.max())}, but there are 0 to "
-                f"{self.n - 1}"
-            )
-        rows = torch.from_numpy(chosen.astype(np.int64))
+        rows = chosen_rows(indices, self.n)
         changed: dict[str, Any] = {
             name: None if (values := getattr(self, name)) is None else values[rows]
-            for name in ("images", "corrupted", "labels", "foils", "ids")
+            for name in (*_OF_PIXELS, *_OF_CLASSES, "ids")
         }
         changed["fields"] = {name: [values[i] for i in rows.tolist()] for name, values in self.fields.items()}
         changed["rows"] = torch.arange(len(rows)) if self.source is None else self.rows[rows]
         changed["pixels"] = None if self.pixels is None else self.pixels[rows.numpy()]
-        return replace(self, **changed).bound(self._n_tokens)
+        return replace(self, **changed)
 
     def sample(self, n: int, *, seed: int = 0) -> "ImageTask":
         """`n` images drawn without replacement (all if there are fewer), in their order.
@@ -531,9 +494,9 @@ class ImageTask(OfClasses):
         Raises:
             UnknownNameError: If the images have no such field.
         """
-        rows: dict[tuple[str, ...], list[int]] = {}
         for name in names:
             check_name(f"field of {self.domain or self.name}", name, self.fields)
+        rows: dict[tuple[str, ...], list[int]] = {}
         for row, values in enumerate(zip(*(self.fields[name] for name in names), strict=True)):
             rows.setdefault(tuple(map(str, values)), []).append(row)
         domains = {}
@@ -574,7 +537,7 @@ class ImageTask(OfClasses):
         digest = hashlib.sha256(b"images" + b"".join(self.digests) + b"corrupted")
         for image in () if self.corrupted is None else self.corrupted:
             digest.update(digest_of(image))
-        for name in ("labels", "foils"):
+        for name in _OF_CLASSES:
             if (value := getattr(self, name)) is not None:
                 digest.update(f"{name}{tuple(value.shape)}".encode() + _little_endian(value))
         return digest.hexdigest()
@@ -599,11 +562,9 @@ class ImageTask(OfClasses):
         digest = hashlib.sha256(f"stream {json.dumps(self._numbers.to_dict())}".encode())
         for mark in self.source.marks(self.rows.tolist()):
             digest.update(mark.encode(errors="surrogateescape") + b"\0")
-        for name in ("ids", "labels", "foils"):
+        for name in ("ids", *_OF_CLASSES):
             value = getattr(self, name)
-            digest.update(name.encode())
-            if value is not None:
-                digest.update(value.contiguous().numpy().astype("<i8").data)
+            digest.update(name.encode() + (b"" if value is None else _little_endian(value)))
         return digest.hexdigest()
 
     def describe(self, identity: str = "data_hash") -> dict[str, Any]:
@@ -611,6 +572,10 @@ class ImageTask(OfClasses):
         facts = {name: getattr(self, name) for name in ("name", "domain", identity, "n")}
         notes = [] if identity == "source_hash" else [*self.notes, *self._turned]  # they grow with reading
         return facts | {"config": dict(self.config)} | ({"notes": notes} if notes else {})
+
+
+_OF_PIXELS = ("images", "corrupted")
+_OF_CLASSES = ("labels", "foils")
 
 
 def digest_of(image: Float[Tensor, "3 h w"]) -> bytes:
@@ -624,11 +589,6 @@ def _little_endian(value: Tensor) -> bytes:
     return numbers.astype(numbers.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
-def by_size(value: str) -> tuple[int, str]:
-    """Sorts numbers by size, and before words."""
-    return (int(value), "") if value.isdecimal() else (2**63, value)
-
-
 # ------------------------------------------------------------------------------------------------- checks
 
 
@@ -637,22 +597,21 @@ def _floats(name: str, value: Any) -> Tensor | None:
     if value is None:
         return None
     if not isinstance(value, Tensor) or not value.is_floating_point():
-        came = value.dtype if isinstance(value, Tensor) else type(value).__name__
         raise ShapeError(
-            f"{name} is {came}; give normalised images as a floating-point tensor [N, 3, H, W], or 8-bit "
-            "images as pixels="
+            f"{name} is {getattr(value, 'dtype', type(value).__name__)}; give normalised images as a "
+            "floating-point tensor [N, 3, H, W], or 8-bit images as pixels="
         )
-    return value.detach().to("cpu", torch.float64 if value.dtype == torch.float64 else torch.float32)
+    images: Tensor = value.detach().to("cpu")
+    return images if images.dtype == torch.float64 else images.to(torch.float32)
 
 
-def _integers(name: str, value: Any) -> Tensor | None:
+def _integers(name: str, numbers: Any) -> Tensor | None:
     """Whole numbers as a tensor on the CPU."""
-    if value is None:
+    if numbers is None:
         return None
-    value = torch.from_numpy(value) if isinstance(value, np.ndarray) else value
-    if not isinstance(value, Tensor) or value.is_floating_point() or value.dtype == torch.bool:
-        came = value.dtype if isinstance(value, Tensor) else type(value).__name__
-        raise ShapeError(f"{name} is {came}; give integers [N] (torch.long), one per image")
+    value = torch.as_tensor(numbers)
+    if value.is_floating_point() or value.dtype == torch.bool:
+        raise ShapeError(f"{name} is {value.dtype}; give integers [N] (torch.long), one per image")
     return value.detach().to("cpu", torch.long)
 
 
@@ -664,26 +623,22 @@ def _check_pixels(task: ImageTask) -> None:
     for name, images in (("images", task.images), ("corrupted", task.corrupted)):
         if images is None:
             continue
-        shape = tuple(images.shape)
-        if len(shape) != 4 or shape[1] != 3:
+        if images.ndim != 4 or images.shape[1] != 3:
             raise ShapeError(
-                f"{name} has shape {shape}; expected [N, 3, H, W]. Move the channels to the front with "
-                "images.permute(0, 3, 1, 2), and give RGB"
+                f"{name} has shape {tuple(images.shape)}; expected [N, 3, H, W]. Move the channels to the "
+                "front with images.permute(0, 3, 1, 2), and give RGB"
             )
-        if name == "corrupted" and shape != (task.n, 3, *task.image_size):
+        if name == "corrupted" and tuple(images.shape) != (task.n, 3, *task.image_size):
             raise ShapeError(
-                f"{task.n} images of {task.image_size} have counterparts of shape {shape}; every image needs "
-                "a counterpart of its size"
+                f"{task.n} images of {task.image_size} have counterparts of shape {tuple(images.shape)}; "
+                "every image needs a counterpart of its size"
             )
-        bad = ~torch.isfinite(images).flatten(1).all(1)
-        if bool(bad.any()):
-            row = int(bad.nonzero()[0])
+        bad = (~torch.isfinite(images).flatten(1).all(1)).nonzero().flatten().tolist()
+        if bad:
             raise NonFiniteError(
-                f"{name} holds NaN or infinite values in {int(bad.sum())} of {task.n} images, first in row "
-                f"{row} (id {int(task.ids[row])}); drop or repair them"
+                f"{name} holds NaN or infinite values in {len(bad)} of {task.n} images, first in row "
+                f"{bad[0]} (id {int(task.ids[bad[0]])}); drop or repair them"
             )
-    if task.images is not None and task.corrupted is not None:
-        object.__setattr__(task, "corrupted", task.corrupted.to(task.images.dtype))
 
 
 def _check_columns(task: ImageTask) -> None:
@@ -695,22 +650,16 @@ def _check_columns(task: ImageTask) -> None:
         if value is not None and int(value.min()) < 0:
             raise InputError(f"{name} holds {int(value.min())} (image {int(value.argmin())}); count from 0")
     for name, values in task.fields.items():
-        if isinstance(values, str) or len(values) != n:
+        if len(values) != n:
             raise ShapeError(f"field {name!r} has {len(values)} entries for {n} images; give one per image")
-    if classes is not None and len(set(classes)) != len(classes):
-        raise InputError(f"a class is listed twice: {list(classes)}")
     if labels is not None and classes is not None and int(labels.max()) >= len(classes):
         raise InputError(
             f"labels holds {int(labels.max())} (image {int(labels.argmax())}), but there are {len(classes)} "
             f"classes, 0 to {len(classes) - 1}"
         )
-    if foils is None:
-        return
-    if foils.ndim != 2 or len(foils) != n or foils.shape[1] == 0:
+    if foils is not None and (foils.ndim != 2 or len(foils) != n or foils.shape[1] == 0):
         raise ShapeError(f"foils have shape {tuple(foils.shape)}; expected [{n}, at least 1]")
-    if int(foils.min()) < 0:
-        raise InputError("foils hold a negative class; classes are counted from 0")
-    if labels is not None and bool((same := (foils == labels[:, None]).any(1)).any()):
+    if foils is not None and labels is not None and bool((same := (foils == labels[:, None]).any(1)).any()):
         raise InputError(
             f"the foil of image {int(same.nonzero()[0])} is its label; a class can be only one of them"
         )

@@ -1,11 +1,12 @@
 """Tasks by name or from a file: `load_task`, and `load_images`."""
 
 import inspect
+import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from assay.core.errors import AssayWarning, InputError, TokenizationError, check_name, unknown_name
 from assay.core.random import stream
@@ -16,30 +17,13 @@ from assay.tasks.grammar import TASKS, Grammar
 from assay.tasks.image_datasets import read_dataset
 from assay.tasks.image_source import FIRST_FREE, find_domains, one_domain
 from assay.tasks.images import ImageTask
-from assay.tasks.rows import is_task_file
+from assay.tasks.rows import draw_rows, is_task_file
 from assay.tasks.task import PairTask
 from assay.tasks.tokens import Tokens
 
 
 DEFAULT_N = 200
 GENERATOR_VERSION = 1  # raised when the same options and seed draw other prompts than before
-
-
-@runtime_checkable
-class HasTokenizer(Protocol):
-    """A loaded model, as far as a task needs one."""
-
-    @property
-    def tokenizer(self) -> Any:
-        """The model's tokenizer, or None."""
-
-    @property
-    def n_vocab(self) -> int:
-        """Number of token ids the model knows."""
-
-    @property
-    def n_positions(self) -> int | None:
-        """Tokens the model can read; None if any number."""
 
 
 def load_task(
@@ -51,7 +35,7 @@ def load_task(
     bos: bool | None = None,
     chat: bool | None = None,
     answer_tokens: str | None = None,
-    allow_unaligned: bool = False,
+    where: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> PairTask:
     """A registered text task, or one from a file or a loaded data set, tokenised for a model.
@@ -61,32 +45,30 @@ def load_task(
 
     Args:
         name: Key of a registered task (`assay.list("tasks")`; `greater_than` and `greater-than` are the
-            same), or the path of a `.jsonl` or `.parquet` file of pairs (`read_pairs`) or of questions
-            (`question_of`), each asked once; or a `datasets.Dataset` or other map-style data set of such
-            rows, with `columns={"clean": "COLUMN", ...}` where its columns have other names.
+            same), or the path of a `.jsonl` or `.parquet` file of pairs (`read_pairs`); or a
+            `datasets.Dataset` or other map-style data set of such rows, with
+            `columns={"clean": "COLUMN", ...}` where its columns have other names.
         model: A loaded model, or a tokenizer.
         n: Number of pairs. Default: 200, and all lines of a file. Of a file n lines are drawn at random, in
             their order (a file with fewer lines gives those, with a warning); `ids` are their line numbers.
-        seed: Root seed of the draws; of no effect, with a warning, where a file is read whole.
+        seed: Root seed of the draws.
         bos: Begin every prompt with the tokenizer's beginning-of-sequence token (BOS), or do not. Default: as
             the model has it (`assay.models.prompted`), else the ids of `tokenizer(text)`, without an end
             token behind them. A chat template begins its prompts itself, and token ids of a file are all that
             is read, unless True.
         chat: Make every prompt the user's turn of the tokenizer's chat template. The answer begins the next
             turn, without a leading space. Default: as the model has it (`assay.models.prompted`), else False.
-        answer_tokens: `one`: answers are one token each, but `arithmetic` is scored by the first tokens where
-            the tokenizer splits numbers. `first`: they are scored by their first token; pairs whose right and
-            wrong ones begin with the same are left out, which a note of the task counts. `each`: by each
-            token behind those before it: the answer without its last token stands behind both prompts, and a
-            prompt counts by the mean over the tokens of its answer. It has one right answer, and wrong ones
-            of as many tokens. Default: as the model has it, else `one`.
-        allow_unaligned: Permit corruptions that move words to other positions.
+        answer_tokens: `one`: answers are one token each. `first`: they are scored by their first token;
+            pairs whose right and wrong ones begin with the same are left out, which a note of the task
+            counts. Default: as the model has it, else `one`.
+        where: Field to value: only the lines of a file that have these, of which `n` are drawn. Default: as
+            the model has it, else all.
         **options: Arguments of the task's grammar, e.g. `corruption="s2_io_flip"`, `template_ids=[0, 1]`,
             `objects=["ring", "bone"]`.
 
     Raises:
         UnknownNameError: If no task has this name, or an option has a value out of a fixed set.
-        InputError: If `n` is below 1, an option is unknown, or the corruption moves positions.
+        InputError: If `n` is below 1, or an option is unknown.
         TokenizationError: If a prompt or answer breaks a token rule; it is named.
         FileFormatError: If the file cannot be read; file and line are named.
 
@@ -107,34 +89,35 @@ def load_task(
             f"model is {str(model)!r}; give a loaded model or a tokenizer, e.g. load_task({str(name)!r}, "
             f"load_model({str(model)!r}))"
         )
-    tokenizer = model.tokenizer if isinstance(model, HasTokenizer) else model
-    told = {"bos": bos, "chat": chat, "answer_tokens": answer_tokens}
-    usual = getattr(model, "prompt_rules", {})
-    rules = {**usual, **{key: value for key, value in told.items() if value is not None}}
+    is_model = hasattr(model, "n_vocab")
+    tokenizer = model.tokenizer if is_model else model
+    told = {"bos": bos, "chat": chat, "answer_tokens": answer_tokens, "where": where}
+    rules = {
+        **getattr(model, "prompt_rules", {}),
+        **{key: value for key, value in told.items() if value is not None},
+    }
+    where = rules.pop("where", None)
     if not isinstance(name, str) or is_task_file(name):
-        source = name if isinstance(name, str | Path) else "the data set"
-        task = read_pairs(name, tokenizer, n=n, seed=seed, **rules, **options)
+        task = read_pairs(name, tokenizer, n=None if where else n, seed=seed, **rules, **options)
+        if where:
+            task = task.where(**where)
+            task = task.subset(draw_rows(task.n, n, seed=seed, what="lines").tolist())
+            task = replace(task, config={**task.config, "where": dict(where), "n": task.n, "seed": seed})
         if n is not None and n > (lines := task.config["n"]):
-            _note(f"{source} holds {lines} pairs, fewer than the requested {n}; all of them are used")
-        if seed and "seed" not in task.config:
-            _note(f"all pairs of {source} are used, so seed={seed} has no effect on the choice of pairs")
-    else:
-        grammar = _grammar(str(name), tokenizer, rules, options)
-        if not grammar.aligned and not allow_unaligned:
-            raise InputError(
-                f"corruption {grammar.corruption!r} of {grammar.key} moves words, so a position has "
-                "different meanings in the clean and the corrupted prompt, and patching by position is "
-                "meaningless. Choose another corruption, or pass allow_unaligned=True and an ablation "
-                "without corrupted prompts (zero, mean)"
+            source = name if isinstance(name, str | Path) else "the data set"
+            warnings.warn(
+                f"{source} holds {lines} pairs, fewer than the requested {n}; all of them are used",
+                AssayWarning,
+                stacklevel=2,
             )
+    else:
+        if where:
+            raise InputError(f"where chooses lines of a file, but {name} is drawn; use its options instead")
+        grammar = _grammar(name, tokenizer, rules, options)
         task = draw_task(grammar, DEFAULT_N if n is None else n, seed=seed, options=options)
-    if isinstance(model, HasTokenizer):
+    if is_model:
         task.validate(model.n_vocab, model.n_positions)
     return task
-
-
-def _note(text: str) -> None:
-    warnings.warn(text, AssayWarning, stacklevel=3)
 
 
 def draw_task(
@@ -147,7 +130,7 @@ def draw_task(
         "task": grammar.key,
         "generator_version": GENERATOR_VERSION,
         "corruption": grammar.corruption,
-        "options": {key: _plain(value) for key, value in sorted((options or {}).items())},
+        "options": json.loads(json.dumps(dict(sorted((options or {}).items())), default=list)),
         **grammar.tokens.rules,
         "n": n,
         "seed": seed,
@@ -205,8 +188,6 @@ def load_images(
         raise InputError(
             f"{getattr(model, 'id', model)} reads prompts, not images; use load_task(name, model)"
         )
-    if n is not None and n < 1:
-        raise InputError(f"n is {n}; a task needs at least one image")
     if hold and (digits := digits_source(source)) is not None:
         return digits_task(
             model,
@@ -241,14 +222,3 @@ def _grammar(name: str, tokenizer: Any, rules: Mapping[str, Any], options: Mappi
     for option in options:
         check_name(f"option of task {key!r}", option, allowed)
     return task(Tokens(tokenizer, **rules), **options)
-
-
-def _plain(value: Any) -> Any:
-    """An option as JSON says it."""
-    if isinstance(value, Path):
-        return str(value)
-    if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, str) or not hasattr(value, "__iter__"):
-        return value
-    return [_plain(item) for item in value]

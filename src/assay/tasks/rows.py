@@ -1,26 +1,23 @@
-"""Files and loaded data sets of tasks, row by row."""
+"""Rows of files and of loaded data sets, by their number; and samples of them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
+import torch
+from jaxtyping import Int, Int64
+from torch import Tensor
 
-from assay.core.errors import FileFormatError, InputError, unknown_name
+from assay.core.errors import FileFormatError, InputError, check_name
 from assay.core.parquet import read_parquet_file
 from assay.core.random import stream
 from assay.core.untrusted import parse_json
 
 
 TASK_FILES = (".jsonl", ".parquet")  # what the name of a file of prompts ends in
-_FORMS = (
-    "clean, corrupted and answers (and wrong); MIB's prompt, its answer and counterfactuals; or questions "
-    "with their choices"
-)
-_FIRST = ({"clean", "corrupted", "answers"}, {"prompt"}, {"question"})  # what the forms have at least
 
 
 def draw_rows(total: int, n: int | None, *, seed: int, what: str = "images") -> Int64[np.ndarray, " k"]:
@@ -35,121 +32,122 @@ def draw_rows(total: int, n: int | None, *, seed: int, what: str = "images") -> 
     return np.sort(stream(seed, f"{what}/sample").choice(total, n, replace=False))
 
 
+def chosen_rows(indices: Any, total: int) -> Int[Tensor, " k"]:
+    """Row numbers of a task of `total` rows, for `subset`.
+
+    Raises:
+        InputError: If there is none, or one is out of range.
+    """
+    rows = torch.as_tensor(indices)
+    if rows.ndim != 1 or len(rows) == 0 or rows.is_floating_point() or rows.dtype == torch.bool:
+        raise InputError(
+            f"subset has {tuple(rows.shape)} of {rows.dtype}; expected a list of at least one row number"
+        )
+    if int(rows.min()) < 0 or int(rows.max()) >= total:
+        raise InputError(
+            f"subset names rows {int(rows.min())} to {int(rows.max())}, but there are 0 to {total - 1}"
+        )
+    return rows.long()
+
+
+def by_size(value: str) -> tuple[int, str]:
+    """Sorts numbers by size, and before words."""
+    return (int(value), "") if value.isdecimal() else (2**63, value)
+
+
 def is_task_file(name: str | PathLike[str]) -> bool:
     """Whether a task is named by a file, not by a registered key."""
     return Path(name).suffix in TASK_FILES
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rows:
-    """Rows of a file, parsed when they are asked for.
+    """Rows of a file or data set, read when they are asked for.
 
     Attributes:
-        path: The file; of a data set that is loaded already, what messages call it.
-        unit: What the file calls a row: `line` or `row`.
-        contents: Number of each row, from 1, to its text or its record; empty lines are left out.
-        expected: What a row should be, for messages.
+        source: The file, or what messages call the data set.
+        unit: What it calls a row: `line` or `row`.
+        numbers: Number of each row, from 1; empty lines have none.
+        read: A row of this number.
+        columns: What a row should be called -> the column that holds it, where the names differ.
     """
 
-    path: Path | str
+    source: Path | str
     unit: str
-    contents: Mapping[int, str | dict[str, Any]]
-    expected: str
+    numbers: Sequence[int]
+    read: Callable[[int], Any]
+    columns: Mapping[str, str]
 
     def where(self, number: int) -> str:
         """A row, as messages name it."""
-        return f"{self.path}, {self.unit} {number}"
+        return f"{self.source}, {self.unit} {number}"
 
     def record(self, number: int) -> dict[str, Any]:
-        """One row as a JSON object.
+        """One row by the names of its columns; a text in `answers` or `wrong` is one of them.
 
         Raises:
-            FileFormatError: If it is not one; file and line are named.
+            FileFormatError: If it is not an object of JSON; file and line are named.
+            UnknownNameError: If there is no such column.
         """
-        content = self.contents[number]
-        if isinstance(content, dict):
-            return content
         try:
-            record = parse_json(content)
+            row = self.read(number)
         except ValueError as error:
+            raise FileFormatError(f"{self.where(number)}: not JSON ({error}); expected an object") from error
+        if not isinstance(row, Mapping):
             raise FileFormatError(
-                f"{self.where(number)}: not JSON ({error}); expected {self.expected}"
-            ) from error
-        if not isinstance(record, dict):
-            raise FileFormatError(
-                f"{self.where(number)}: got a {type(record).__name__}; expected a JSON object: "
-                f"{self.expected}"
+                f"{self.where(number)}: got a {type(row).__name__}; expected named columns, as an object of "
+                "JSON"
             )
+        for column in self.columns.values():
+            check_name(f"column of {self.source}", column, row)
+        names = {column: name for name, column in self.columns.items()}
+        record: dict[str, Any] = {names.get(str(column), str(column)): value for column, value in row.items()}
+        for name in ("answers", "wrong"):
+            if isinstance(record.get(name), str):
+                record[name] = [record[name]]
         return record
 
 
-def read_rows(path: str | Path, *, what: str, expected: str) -> Rows:
-    """The rows of a JSON lines file, or of a parquet file where the name ends in `.parquet`.
+def read_rows(source: Any, columns: Mapping[str, str] | None = None) -> Rows:
+    """The rows of a JSON lines file, a parquet file, or a data set that is loaded already.
 
     Args:
-        path: The file; text is UTF-8.
-        what: What the rows are, in the plural, for messages.
-        expected: What a row should be, for messages.
+        source: A path, of parquet where it ends in `.parquet`; a `datasets.Dataset`; or a map-style data set
+            whose items are mappings.
+        columns: As in `Rows`.
 
     Raises:
         FileFormatError: If the file is missing, empty or not what its name says.
+        InputError: If the data set has no rows or no numbers for them.
         MissingExtraError: If pyarrow is needed and not installed.
     """
-    path = Path(path)
-    contents: dict[int, str | dict[str, Any]]
-    if path.suffix == ".parquet":
-        records = read_parquet_file(path, extra="parquet").to_pylist()
-        contents, unit = dict(enumerate(records, start=1)), "row"
+    name: Path | str
+    if not isinstance(source, str | Path):
+        loaded = check_loaded(source)
+        plain = loaded.with_format(None) if hasattr(loaded, "column_names") else loaded
+        name, unit, numbers = f"data set {name_of(source)[0]}", "row", list(range(1, len(loaded) + 1))
+        read = lambda number: plain[number - 1]  # noqa: E731 - three readers of a row
+    elif Path(source).suffix == ".parquet":
+        records = read_parquet_file(Path(source), extra="parquet").to_pylist()
+        name, unit, numbers = Path(source), "row", list(range(1, len(records) + 1))
+        read = lambda number: records[number - 1]  # noqa: E731
     else:
-        contents, unit = _lines(path), "line"
-    if not contents:
-        raise FileFormatError(
-            f"task file {path} has no {what}; expected one JSON object per {unit}: {expected}"
-        )
-    return Rows(path, unit, contents, expected)
-
-
-def _lines(path: Path) -> dict[int, str | dict[str, Any]]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise FileFormatError(f"cannot read task file {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise FileFormatError(f"task file {path} is not UTF-8 text: {error}") from error
-    return {number: line for number, line in enumerate(lines, start=1) if line.strip()}
+        try:
+            lines = Path(source).read_text(encoding="utf-8").splitlines()
+        except (OSError, UnicodeDecodeError) as error:
+            raise FileFormatError(f"cannot read task file {source}: {error}") from error
+        numbers = [number for number, line in enumerate(lines, start=1) if line.strip()]
+        name, unit = Path(source), "line"
+        read = lambda number: parse_json(lines[number - 1])  # noqa: E731
+    if not numbers:
+        raise FileFormatError(f"task file {source} has no rows; expected one JSON object per {unit}")
+    return Rows(source=name, unit=unit, numbers=numbers, read=read, columns=columns or {})
 
 
 # ---- data sets that are loaded already ------------------------------------------------------------
 
 
-@runtime_checkable
-class MapStyle(Protocol):
-    """Rows that have numbers."""
-
-    def __len__(self) -> int:
-        """How many there are."""
-
-    def __getitem__(self, row: Any) -> Any:
-        """One of them."""
-
-
-@runtime_checkable
-class Columnar(MapStyle, Protocol):
-    """A `datasets.Dataset`, as far as it is read here."""
-
-    @property
-    def column_names(self) -> list[str]:
-        """Names of the columns."""
-
-    @property
-    def features(self) -> Mapping[str, Any]:
-        """Type of each column."""
-
-    def with_format(self, kind: None) -> Any:
-        """The same rows as plain Python values."""
-
-
-def check_loaded(dataset: object) -> MapStyle:
+def check_loaded(dataset: Any) -> Any:
     """The data set, if its rows have numbers.
 
     Raises:
@@ -157,12 +155,11 @@ def check_loaded(dataset: object) -> MapStyle:
     """
     kind = type(dataset).__name__
     if isinstance(dataset, Mapping):
-        splits = [str(each) for each in dataset]
         raise InputError(
-            f"the data set is a {kind} of the splits {', '.join(splits)}; give one, e.g. "
-            f"dataset[{next(iter(splits), '')!r}]"
+            f"the data set is a {kind} of the splits {', '.join(map(str, dataset))}; give one, e.g. "
+            f"dataset[{next(iter(dataset), '')!r}]"
         )
-    if not isinstance(dataset, MapStyle):
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
         raise InputError(
             f"the data set is a {kind}, whose rows have no numbers; expected a map-style data set (of "
             "PyTorch, or datasets.Dataset). Take a part of a stream: "
@@ -179,61 +176,3 @@ def name_of(dataset: object) -> tuple[str, dict[str, str]]:
     name = getattr(info, "dataset_name", None) or getattr(info, "builder_name", None)
     split = getattr(dataset, "split", None)
     return str(name or type(dataset).__name__), {} if split is None else {"split": str(split)}
-
-
-class _Records(Mapping[int, str | dict[str, Any]]):
-    """Rows by their number, from 1, read when they are asked for."""
-
-    def __init__(self, dataset: MapStyle, columns: Mapping[str, str]) -> None:
-        plain = dataset.with_format(None) if isinstance(dataset, Columnar) else dataset
-        self._dataset: Any = plain
-        self._columns = {own: name for name, own in columns.items()}
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(1, len(self._dataset) + 1))
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
-        row = self._dataset[number - 1]
-        if not isinstance(row, Mapping):
-            raise InputError(
-                f"row {number} of the data set is a {type(row).__name__}; expected named columns"
-            )
-        record = {self._columns.get(str(name), str(name)): value for name, value in row.items()}
-        for name in {"answers", "wrong"} & set(record):
-            if isinstance(record[name], str):
-                record[name] = [record[name]]
-        return record
-
-
-def loaded_rows(dataset: Any, *, columns: Mapping[str, str] | None = None, expected: str) -> Rows:
-    """The rows of a data set that is loaded already, as those of a file.
-
-    Args:
-        dataset: A `datasets.Dataset`, or a map-style data set whose items are mappings.
-        columns: What a row should be called -> the data set's column. Text in the columns of answers is one
-            answer.
-        expected: What a row should be, for messages.
-
-    Raises:
-        InputError: If the data set has no rows or no numbers for them, or columns of no known form.
-        UnknownNameError: If there is no such column.
-    """
-    found, columns = check_loaded(dataset), dict(columns or {})
-    first = found[0]
-    if not isinstance(first, Mapping):
-        raise InputError(
-            f"the items of the data set are {type(first).__name__}; expected rows with the columns {_FORMS}"
-        )
-    for name in columns.values():
-        if name not in first:
-            raise unknown_name("column of the data set", name, [str(each) for each in first])
-    named = _Records(found, columns)
-    if not any(each <= set(named[1]) for each in _FIRST):
-        raise InputError(
-            f"the data set has the columns {', '.join(map(str, first))}; expected {_FORMS}. Say which is "
-            "which, e.g. columns={'clean': 'COLUMN', 'corrupted': 'COLUMN', 'answers': 'COLUMN'}"
-        )
-    return Rows(f"data set {name_of(dataset)[0]}", "row", named, expected)

@@ -7,101 +7,21 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 from torch import Tensor
 
-from assay.core.errors import InputError, TokenizationError, check_least
+from assay.core.errors import InputError, ShapeError, TokenizationError, check_least, check_name
 from assay.core.machine import count_examples
 from assay.core.random import stream
-from assay.tasks.checks import PER_ROW, check_rows, check_shapes, check_values, integers
+from assay.tasks.batches import PairBatch
+from assay.tasks.rows import chosen_rows
 
 
 if TYPE_CHECKING:
     from assay.tasks.grammar import Grammar
-
-
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PairBatch:
-    """Some rows of a task, as a model pass takes them.
-
-    Attributes:
-        clean: Token ids `[batch, pos]`.
-        corrupted: Token ids of the counterparts, same shape.
-        answers: Right next tokens `[batch, n_answers]`, -1 where a row has fewer.
-        wrong: Tokens to compare with `[batch, n_wrong]`, -1 where a row has fewer; None if there are none.
-        lengths: Tokens of each prompt; what stands right of them is padding.
-        positions: Position whose logits are read; `[batch, reads]` where there are several, -1 where a row
-            has fewer. `answers` and `wrong` are then `[batch, reads, ...]`.
-        indices: Row numbers in the task.
-    """
-
-    clean: Int[Tensor, "batch pos"]
-    corrupted: Int[Tensor, "batch pos"]
-    answers: Int[Tensor, "batch ... n_answers"]
-    wrong: Int[Tensor, "batch ... n_wrong"] | None
-    lengths: Int[Tensor, " batch"]
-    positions: Int[Tensor, "batch ..."]
-    indices: Int[Tensor, " batch"]
-
-    @property
-    def ids(self) -> Int[Tensor, " batch"]:
-        """What weights of resamples follow: row numbers."""
-        return self.indices
-
-    @property
-    def width(self) -> int:
-        """Positions of the widest prompt, padding included."""
-        return self.clean.shape[1]
-
-    def to(self, device: torch.device | str) -> "PairBatch":
-        """The same batch with every tensor on `device`."""
-        return map_tensors(self, lambda tensor: tensor.to(device))
-
-    def by_read(self, counted: Bool[Tensor, "batch reads"]) -> "PairBatch":
-        """A row for every read position that counts, prompt by prompt, each read there alone."""
-        row = counted.nonzero()[:, 0]
-        return PairBatch(
-            clean=self.clean[row],
-            corrupted=self.corrupted[row],
-            answers=self.answers[counted],
-            wrong=None if self.wrong is None else self.wrong[counted],
-            lengths=self.lengths[row],
-            positions=self.positions[counted],
-            indices=self.indices[row],
-        )
-
-
-def check_read_once(positions: Int[Tensor, "n *reads"], what: str) -> None:
-    """Refuse prompts that are read at several positions where only one is served.
-
-    Raises:
-        InputError: Naming `what` serves one only.
-    """
-    if positions.ndim == 2:
-        count = int((positions >= 0).sum(1).max())
-        raise InputError(
-            f"{what} reads prompts at one position, but some here are read at {count}; give each position a "
-            "prompt of its own, or score answers of several tokens by the first (answer_tokens='first')"
-        )
-
-
-def map_tensors(batch: T, change: Callable[[Tensor], Tensor]) -> T:
-    """A batch (of any kind) with `change` applied to each of its tensors."""
-    changed: Any = {name: change(value) for name, value in vars(batch).items() if isinstance(value, Tensor)}
-    return replace(batch, **changed)  # type: ignore[type-var]  # a dataclass instance, which T cannot say
-
-
-class Split(NamedTuple):
-    """Two disjoint parts of a task."""
-
-    first: "PairTask"
-    second: "PairTask"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -114,10 +34,7 @@ class PairTask:
         answers: Right next tokens of the clean prompts `[N, A]`; -1 fills rows that have fewer.
         wrong: Tokens the answers are compared with `[N, W]`, -1 as above; None if there are none.
         lengths: Tokens of each prompt `[N]`, 1..T. Default: T.
-        positions: Position whose logits are read `[N]`, within the prompt. Default: its last token. Several
-            per prompt: `[N, P]`, -1 filling rows that have fewer; answers are then `[N, P, A]`, at least one
-            at each position, and wrong ones `[N, P, W]`, at least one for each prompt, which counts by the
-            mean over its positions.
+        positions: Position whose logits are read `[N]`, within the prompt. Default: its last token.
         ids: Number of each pair where it came from `[N]`: its line in a file. Default: its row. No result
             depends on it.
         fields: Facts about each prompt, name to list of N; those of the corrupted prompt under
@@ -148,11 +65,11 @@ class PairTask:
 
     clean: Int[Tensor, "n pos"]
     corrupted: Int[Tensor, "n pos"]
-    answers: Int[Tensor, "n ... n_answers"]
-    wrong: Int[Tensor, "n ... n_wrong"] | None = None
+    answers: Int[Tensor, "n n_answers"]
+    wrong: Int[Tensor, "n n_wrong"] | None = None
     # Left out, these four are filled in by `__post_init__`, so that readers never meet None.
     lengths: Int[Tensor, " n"] = None  # type: ignore[assignment]
-    positions: Int[Tensor, "n ..."] = None  # type: ignore[assignment]
+    positions: Int[Tensor, " n"] = None  # type: ignore[assignment]
     ids: Int[Tensor, " n"] = None  # type: ignore[assignment]
     fields: Mapping[str, Sequence[Any]] = None  # type: ignore[assignment]
     name: str = "custom"
@@ -168,29 +85,20 @@ class PairTask:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        tensors = {name: getattr(self, name) for name in ("clean", "corrupted", "answers", "wrong", *PER_ROW)}
-        for name, value in tensors.items():
-            if value is not None:
-                object.__setattr__(self, name, integers(name, value))
-        places = tensors["positions"]
-        if places is not None and places.shape[1:] == (1,):  # one per prompt, as usual
-            for name, ndim in (("positions", 2), ("answers", 3), ("wrong", 3)):
-                value = getattr(self, name)
-                if value is not None and value.ndim == ndim:
-                    object.__setattr__(self, name, value[:, 0])
-        check_shapes(self)
-        n, width = self.clean.shape
+        for name in (*_OF_IDS, *_PER_ROW):
+            if (value := getattr(self, name)) is not None:
+                object.__setattr__(self, name, _integers(name, value))
+        _check_shapes(self)
         defaults: dict[str, Callable[[], Tensor]] = {
-            "lengths": lambda: torch.full((n,), width),
+            "lengths": lambda: torch.full((self.n,), self.length),
             "positions": lambda: self.lengths - 1,
-            "ids": lambda: torch.arange(n),
+            "ids": lambda: torch.arange(self.n),
         }
         for name, default in defaults.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, default())
         object.__setattr__(self, "fields", dict(self.fields or {}))
-        check_rows(self)
-        check_values(self)
+        _check_values(self)
 
     def describe(self) -> dict[str, Any]:
         """Identity of the prompts as it enters records."""
@@ -236,18 +144,10 @@ class PairTask:
         Raises:
             InputError: If there is none, or one is out of range.
         """
-        rows = torch.as_tensor(indices)
-        if rows.ndim != 1 or len(rows) == 0 or rows.is_floating_point() or rows.dtype == torch.bool:
-            raise InputError(
-                f"subset has {tuple(rows.shape)} of {rows.dtype}; expected a list of at least one row number"
-            )
-        if int(rows.min()) < 0 or int(rows.max()) >= self.n:
-            raise InputError(
-                f"subset names rows {int(rows.min())} to {int(rows.max())}, but there are 0 to {self.n - 1}"
-            )
+        rows = chosen_rows(indices, self.n)
         places = rows.tolist()
         changed: dict[str, Any] = {
-            name: getattr(self, name)[rows] for name in ("clean", "corrupted", "answers", *PER_ROW)
+            name: getattr(self, name)[rows] for name in ("clean", "corrupted", "answers", *_PER_ROW)
         }
         changed["wrong"] = None if self.wrong is None else self.wrong[rows]
         changed["fields"] = {name: [values[i] for i in places] for name, values in self.fields.items()}
@@ -256,6 +156,29 @@ class PairTask:
             lines = getattr(self, name)
             changed[name] = None if lines is None else tuple(lines[i] for i in places)
         return replace(self, **changed)
+
+    def where(self, **values: Any) -> "PairTask":
+        """The pairs whose fields have these values, e.g. `task.where(order="ABBA")`.
+
+        Args:
+            values: Field to the value it must have, or to its text.
+
+        Raises:
+            UnknownNameError: If the pairs have no such field.
+            InputError: If no pair has the values.
+        """
+        for name in values:
+            check_name(f"field of {self.name}", name, self.fields)
+        rows = [
+            row
+            for row in range(self.n)
+            if all(str(self.fields[name][row]) == str(value) for name, value in values.items())
+        ]
+        if not rows:
+            asked = ", ".join(f"{name}={value!r}" for name, value in values.items())
+            raise InputError(f"none of the {self.n} pairs of {self.name!r} has {asked}; check the values")
+        note = f"{self.n - len(rows)} of {self.n} pairs have other values of {', '.join(values)}"
+        return replace(self.subset(rows), notes=(*self.notes, note) if len(rows) < self.n else self.notes)
 
     def with_donors(self, rows: Int[Tensor, " n"]) -> "PairTask":
         """The same prompts with, as counterparts, the clean prompts of the given rows."""
@@ -267,7 +190,7 @@ class PairTask:
         other = self.subset(corrupted)
         return replace(self.subset(clean), corrupted=other.corrupted, corrupted_texts=other.corrupted_texts)
 
-    def split(self, fraction: float, *, seed: int = 0) -> Split:
+    def split(self, fraction: float, *, seed: int = 0) -> tuple["PairTask", "PairTask"]:
         """Two disjoint random parts; rows keep their order.
 
         Args:
@@ -280,7 +203,8 @@ class PairTask:
             )
         count = min(max(round(fraction * self.n), 1), self.n - 1)
         shuffled = stream(seed, "split").permutation(self.n)
-        return Split(*(self.subset(sorted(part.tolist())) for part in (shuffled[:count], shuffled[count:])))
+        first, second = (self.subset(sorted(rows.tolist())) for rows in (shuffled[:count], shuffled[count:]))
+        return first, second
 
     def batches(self, batch_size: int) -> Iterator[PairBatch]:
         """The pairs in order, `batch_size` at a time (the last batch may be smaller)."""
@@ -309,12 +233,83 @@ class PairTask:
                 f"the longest prompt of {self.name!r} has {self.length} tokens, but the model reads only "
                 f"{n_positions}; make the prompts shorter"
             )
-        for name in ("clean", "corrupted", "answers", "wrong"):
+        for name in _OF_IDS:
             ids = getattr(self, name)
             if ids is None or int(ids.max()) < n_vocab:
                 continue
-            row, *column = (ids >= n_vocab).nonzero()[0].tolist()
+            row, place = (ids >= n_vocab).nonzero()[0].tolist()
             raise TokenizationError(
-                f"{name} holds id {int(ids[row, *column])} (prompt {row}, place {column[-1]}), but the "
+                f"{name} holds id {int(ids[row, place])} (prompt {row}, place {place}), but the "
                 f"model's vocabulary ends at {n_vocab - 1}; build the task with this model's own tokenizer"
             )
+
+
+# -------------------------------------------------------------------------------------------------- checks
+
+_OF_IDS = ("clean", "corrupted", "answers", "wrong")
+_PER_ROW = ("lengths", "positions", "ids")  # with a number for each pair
+
+
+def _integers(name: str, value: Any) -> Tensor:
+    """An integer tensor as int64 on the CPU."""
+    if not isinstance(value, Tensor) or value.is_floating_point() or value.dtype == torch.bool:
+        raise ShapeError(
+            f"{name} is {getattr(value, 'dtype', type(value).__name__)}; give a tensor of integers, e.g. "
+            "torch.tensor([[5, 7]])"
+        )
+    return value.detach().to("cpu", torch.long)
+
+
+def _check_shapes(task: PairTask) -> None:
+    """Refuse tensors whose shapes do not fit together."""
+    shape = tuple(task.clean.shape)
+    if len(shape) != 2 or 0 in shape:
+        raise ShapeError(f"clean has shape {shape}; expected [N, T], one row of ids per prompt, at least one")
+    if tuple(task.corrupted.shape) != shape:
+        raise ShapeError(
+            f"clean has shape {shape}, but corrupted {tuple(task.corrupted.shape)}; every corrupted prompt "
+            "needs the token count of its clean one"
+        )
+    for name in _PER_ROW:
+        value = getattr(task, name)
+        if value is not None and value.shape != (shape[0],):
+            raise ShapeError(
+                f"{name} has shape {tuple(value.shape)}; expected [{shape[0]}], one number per prompt"
+            )
+    for name in ("answers", "wrong"):
+        value = getattr(task, name)
+        if value is not None and (value.ndim != 2 or len(value) != shape[0] or value.shape[1] == 0):
+            raise ShapeError(
+                f"{name} has shape {tuple(value.shape)}; expected [{shape[0]}, at least 1]: one row of "
+                "single-token ids per prompt (-1 fills rows that have fewer)"
+            )
+
+
+def _check_values(task: PairTask) -> None:
+    """Refuse ids, lengths and positions out of range, and columns without one entry per prompt."""
+    columns: dict[str, Any] = {f"field {name!r}": values for name, values in task.fields.items()}
+    columns |= {f"slot {name!r}": places for name, places in task.slots.items()}
+    columns |= {name: getattr(task, name) for name in ("texts", "corrupted_texts") if getattr(task, name)}
+    for name, values in columns.items():
+        if len(values) != task.n:
+            raise ShapeError(f"{name} has {len(values)} entries for {task.n} prompts; give one per prompt")
+    for name in ("clean", "corrupted"):
+        _refuse(getattr(task, name) < 0, f"{name} holds a negative token id", "pad on the right with pad_id")
+    for name in ("answers", "wrong"):
+        if (ids := getattr(task, name)) is not None:
+            _refuse(ids < -1, f"{name} holds a negative id other than -1", "-1 alone means 'none'")
+            _refuse(~(ids >= 0).any(1), f"{name} names no token", "give every prompt one")
+    outside = (task.lengths < 1) | (task.lengths > task.length)
+    _refuse(outside, f"lengths is out of range 1..{task.length}", "count the tokens before the padding")
+    outside = (task.positions < 0) | (task.positions >= task.lengths)
+    _refuse(outside, "positions lies outside its prompt", "count from 0; the last token is lengths - 1")
+    if task.wrong is not None:
+        same = (task.answers[:, :, None] == task.wrong[:, None]) & (task.answers[:, :, None] >= 0)
+        _refuse(same, "an answer is also a wrong answer", "an id can be only one of them")
+
+
+def _refuse(bad: Tensor, fact: str, remedy: str) -> None:
+    """Raise for the first row in which `bad` holds."""
+    if bool(bad.any()):
+        row = int(bad.reshape(len(bad), -1).any(1).nonzero()[0])
+        raise InputError(f"{fact} (prompt {row}); {remedy}")

@@ -8,7 +8,7 @@ import torch
 from assay.discovery.edges import discover
 from assay.models import Model, load_model
 from assay.tasks import ImageTask, PairTask, load_task
-from assay.tasks.seen import (
+from assay.tasks.examples import (
     KEY,
     different_examples,
     example_codes,

@@ -1,6 +1,8 @@
-"""A batch of images on a device, as a model reads it."""
+"""Some rows of a task, as a model pass takes them: of prompts, of images."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any, TypeVar
 
 import torch
 from jaxtyping import Float, Int
@@ -8,13 +10,52 @@ from torch import Tensor
 
 from assay.core.errors import InputError
 from assay.objectives import ObjectiveBatch
-from assay.tasks.task import map_tensors
 
 
-NO_LABELS = (
-    "the images have no labels, but this objective or metric needs them; give ImageTask(labels=...), or use "
-    "objective='kl', 'js' or 'pseudo_margin', which need none"
-)
+T = TypeVar("T")
+
+
+def map_tensors(batch: T, change: Callable[[Tensor], Tensor]) -> T:
+    """A batch (of any kind) with `change` applied to each of its tensors."""
+    changed: Any = {name: change(value) for name, value in vars(batch).items() if isinstance(value, Tensor)}
+    return replace(batch, **changed)  # type: ignore[type-var]  # a dataclass instance, which T cannot say
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PairBatch:
+    """Some rows of a task, as a model pass takes them.
+
+    Attributes:
+        clean: Token ids `[batch, pos]`.
+        corrupted: Token ids of the counterparts, same shape.
+        answers: Right next tokens `[batch, n_answers]`, -1 where a row has fewer.
+        wrong: Tokens to compare with `[batch, n_wrong]`, -1 where a row has fewer; None if there are none.
+        lengths: Tokens of each prompt; what stands right of them is padding.
+        positions: Position whose logits are read.
+        indices: Row numbers in the task.
+    """
+
+    clean: Int[Tensor, "batch pos"]
+    corrupted: Int[Tensor, "batch pos"]
+    answers: Int[Tensor, "batch n_answers"]
+    wrong: Int[Tensor, "batch n_wrong"] | None
+    lengths: Int[Tensor, " batch"]
+    positions: Int[Tensor, " batch"]
+    indices: Int[Tensor, " batch"]
+
+    @property
+    def ids(self) -> Int[Tensor, " batch"]:
+        """What weights of resamples follow: row numbers."""
+        return self.indices
+
+    @property
+    def width(self) -> int:
+        """Positions of the widest prompt, padding included."""
+        return self.clean.shape[1]
+
+    def to(self, device: torch.device | str) -> "PairBatch":
+        """The same batch with every tensor on `device`."""
+        return map_tensors(self, lambda tensor: tensor.to(device))
 
 
 class OfClasses:
@@ -31,7 +72,10 @@ class OfClasses:
             InputError: If the labels are unknown.
         """
         if self.labels is None:
-            raise InputError(NO_LABELS)
+            raise InputError(
+                "the images have no labels, but this objective or metric needs them; give "
+                "ImageTask(labels=...), or use objective='kl', 'js' or 'pseudo_margin', which need none"
+            )
         return self.labels[:, None]
 
     @property
