@@ -1,6 +1,5 @@
 """Effects of single heads: golden tables, hand-worked columns, and each run against a slow literal one."""
 
-import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -15,14 +14,13 @@ from assay.circuits import Circuit
 from assay.core.errors import InputError, ShapeError, UnknownNameError
 from assay.discovery.heads import HeadScores, MeasurementTable
 from assay.discovery.heads.effects import (
-    circuit_effect,
     drop_scores,
     mediation_scores,
     patching_scores,
 )
 from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.discovery.heads.single_heads import activation_patching, drop_effect, mediation
-from assay.execution.sites import Setting
+from assay.execution.replacements import Setting
 from assay.models import Model, load_model
 from assay.tasks import PairTask
 
@@ -168,36 +166,6 @@ def test_columns_that_do_not_fit_are_refused(unchecked: None) -> None:
         drop_scores(FULL, FULL, n_heads=2)
     with pytest.raises(InputError, match="unknown aggregate 'mean'; "):
         patching_scores(FULL, CORRUPTED, np.ones((2, 2)), n_heads=2, aggregate="mean")
-
-
-# ---- circuits ---------------------------------------------------------------------------------------
-
-
-def test_the_random_baseline_is_that_of_all_sets_of_the_size() -> None:
-    values = np.array([0.5, -0.25, 1.0, 0.125, 0.0, np.nan])
-    scores = HeadScores.from_flat("x", 3, values)
-    found = circuit_effect(scores, ((0, 0), (0, 2), (1, 2)))
-    sums = [sum(each) for each in itertools.combinations(values[:5], 2)]  # the head without a score is out
-    assert (found.value, found.k, found.n_heads) == (1.5, 2, 5)
-    assert found.expected == pytest.approx(np.mean(sums))
-    assert found.deviation == pytest.approx(np.std(sums))
-    assert found.z == pytest.approx((1.5 - np.mean(sums)) / np.std(sums))
-    flags = np.array([True, False, True, False, False, False])
-    assert circuit_effect(scores, flags) == found
-
-
-@pytest.mark.parametrize("members", [(), tuple((0, head) for head in range(3))])
-def test_no_head_and_every_head_leave_nothing_to_chance(members: tuple[tuple[int, int], ...]) -> None:
-    found = circuit_effect(HeadScores.from_flat("x", 3, np.array([1.0, 2.0, 4.0])), members)
-    assert found.value == found.expected
-    assert found.deviation == 0
-    assert found.to_dict()["z"] is None
-
-
-def test_a_score_without_numbers_has_no_circuit_effect() -> None:
-    scores = HeadScores.from_flat("x", 3, np.full(3, np.nan), reason="no_valid_prompt")
-    with pytest.raises(InputError, match=r"no head has a score of 'x' \(no_valid_prompt\)"):
-        circuit_effect(scores, ())
 
 
 # ---- against literal runs -----------------------------------------------------------------------------

@@ -11,7 +11,6 @@ from assay.discovery.heads import (
     causation_entropy,
     separation,
     set_overlap,
-    stability_selection,
 )
 from assay.discovery.heads.scores import member_flags
 
@@ -110,12 +109,11 @@ def test_few_examples_bound_the_parents() -> None:
     assert found.warnings == ("fewer_than_200_examples",)
 
 
-@pytest.mark.parametrize("function", [causation_entropy, stability_selection])
-def test_undefined_cases_have_reasons(function) -> None:
+def test_undefined_cases_have_reasons() -> None:
     x, y = planted(6)
-    few = function(scores_of(x), y)
+    few = causation_entropy(scores_of(x), y)
     assert (few.reason, np.isnan(few.values).all()) == ("too_few", True)
-    constant = function(scores_of(planted(20)[0]), np.ones(20))
+    constant = causation_entropy(scores_of(planted(20)[0]), np.ones(20))
     assert (constant.reason, np.isnan(constant.values).all()) == ("constant_target", True)
 
 
@@ -130,26 +128,12 @@ def test_examples_that_are_not_finite_are_left_out() -> None:
     assert (found.details["n"], found.details["n_excluded"]) == (58, 2)
 
 
-def test_stability_selection_finds_the_planted_heads() -> None:
-    x, y = planted(120)
-    found = stability_selection(scores_of(x), y, bootstraps=8)
-    assert found.flat[1] == found.flat[7] == 1.0
-    assert {(0, 1), (1, 1)} <= set(found.details["parents"])
-    assert ((found.flat >= 0) & (found.flat <= 1)).all()
-    again = stability_selection(scores_of(x), y, bootstraps=8)
-    np.testing.assert_array_equal(found.flat, again.flat)
-    x[:, 3] = 5.0
-    assert stability_selection(scores_of(x), y, bootstraps=2).flat[3] == 0
-
-
 def test_impossible_settings_are_refused(unchecked: None) -> None:
     x, y = planted(20)
     with pytest.raises(InputError, match="max_parents is -1"):
         causation_entropy(scores_of(x), y, max_parents=-1)
     with pytest.raises(InputError, match="permutations 0"):
         causation_entropy(scores_of(x), y, permutations=0)
-    with pytest.raises(InputError, match="bootstraps is 0"):
-        stability_selection(scores_of(x), y, bootstraps=0)
     with pytest.raises(ShapeError, match="give one per example"):
         causation_entropy(scores_of(x), y[:5])
     bare = HeadScores(name="bare", values=np.zeros((1, 2)))

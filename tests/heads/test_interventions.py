@@ -18,7 +18,7 @@ from assay.core.errors import InputError
 from assay.discovery.heads.interventions import INTERVENTIONS, Donor, derangement
 from assay.discovery.heads.replacing import outside, run_with_heads_replaced
 from assay.execution import run_circuit, run_model
-from assay.execution.sites import Setting
+from assay.execution.replacements import Setting
 from assay.models import Model, load_model
 from assay.tasks import PairTask
 

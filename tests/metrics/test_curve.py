@@ -164,21 +164,12 @@ def test_random_circuits_stand_beside(curve: FaithfulnessCurve) -> None:
     assert (curve.random[:, 0] == 0.0).all()
 
 
-def test_the_smallest_faithful_size_is_found(curve: FaithfulnessCurve) -> None:
-    index = curve.smallest(0.9)
-    assert index is not None
-    assert curve.values[index] >= 0.9
-    assert (curve.values[:index] < 0.9).all()
-    assert curve.smallest(math.inf) is None
-
-
 def test_a_curve_is_finite_json_with_arrays_beside(curve: FaithfulnessCurve) -> None:
     record = json.loads(json.dumps(curve.to_dict(), allow_nan=False))
     assert record["values"] == pytest.approx(curve.values.tolist())
     assert record["random"]["values"] == pytest.approx(curve.random.mean(axis=0).tolist())  # type: ignore[union-attr]
     assert record["cpr"]["value"] == pytest.approx(curve.cpr)
     assert record["hash"] == curve.id_hash
-    assert set(curve.arrays()) == {"full", "empty", *(f"point/{index}" for index in range(10))}
 
 
 def test_batch_size_changes_nothing_and_a_setting_changes_the_identity(

@@ -6,13 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from array_runs import ArrayRuns, margin_runs
-from scipy import stats as scipy_stats
+from array_runs import ArrayRuns
 
 from assay.core.errors import InputError
-from assay.core.random import stream
 from assay.metrics import measure_runs
-from assay.metrics.behaviour import pairwise_wins
 from assay.metrics.cross_entropy import drop_reading
 from assay.metrics.divergence import kl_reading
 
@@ -158,111 +155,3 @@ def test_a_circuit_that_costs_nothing_to_keep_has_no_ratio() -> None:
 )
 def test_readings_of_dropping(nats: float, expected: str) -> None:
     assert drop_reading(nats) == expected
-
-
-# ------------------------------------------------------------------------------------------- C21
-
-
-def test_worked_output_variants() -> None:
-    runs = probability_runs(
-        full=[[0.8, 0.1, 0.1], [0.6, 0.2, 0.2]],
-        keep=[[0.4, 0.1, 0.5], [0.6, 0.2, 0.2]],
-        empty=[[0.1, 0.1, 0.8], [0.1, 0.1, 0.8]],
-    )
-    measured = measure_runs(runs, "output-variants")
-    margin = (math.log(4) + math.log(3)) / (math.log(8) + math.log(3))
-    probability = 1.0 / 1.4
-    top1 = 0.5
-
-    def kl(p: list[float], q: list[float]) -> float:
-        return sum(a * math.log(a / b) for a, b in zip(p, q, strict=True))
-
-    first, second = [0.8, 0.1, 0.1], [0.6, 0.2, 0.2]
-    none = [0.1, 0.1, 0.8]
-    recovered = 1 - kl(first, [0.4, 0.1, 0.5]) / (kl(first, none) + kl(second, none))
-    values = [margin, probability, top1, recovered]
-    expected = np.std(values) / np.mean(values)
-    assert measured.value == pytest.approx(expected)
-    for name, value in zip(("margin", "probability", "top-1", "kl"), values, strict=True):
-        assert measured.parts[name].value == pytest.approx(value)
-    log_ratio = (math.log(0.4) + math.log(0.6)) / (math.log(0.8) + math.log(0.6))
-    assert measured.parts["log-probability"].value == pytest.approx(log_ratio)
-    with_log = measure_runs(runs, "output-variants", include_logprob=True)
-    assert with_log.value == pytest.approx(np.std([*values, log_ratio]) / np.mean([*values, log_ratio]))
-    assert measured.interval().level == 0.95
-
-
-def test_outputs_that_agree_have_no_spread() -> None:
-    same = [[0.8, 0.1, 0.1], [0.6, 0.2, 0.2]]
-    runs = probability_runs(full=same, keep=same, empty=[[0.2, 0.2, 0.6]] * 2)
-    measured = measure_runs(runs, "output-variants")
-    assert measured.value == pytest.approx(0.0, abs=1e-12)
-    assert measured.passed
-
-
-def test_an_undefined_output_is_left_out_and_named() -> None:
-    wrong = [[0.2, 0.7, 0.1], [0.1, 0.8, 0.1]]  # the model is never right: no top-1 faithfulness
-    runs = probability_runs(full=wrong, keep=wrong, empty=[[0.4, 0.4, 0.2]] * 2)
-    measured = measure_runs(runs, "output-variants")
-    assert measured.details["undefined"] == ["top-1"]
-    assert measured.value == pytest.approx(0.0, abs=1e-12)
-    assert "task_not_solved" in measured.warnings
-
-
-# ------------------------------------------------------------------------------------------- EX1
-
-
-@pytest.mark.parametrize("case", DETECTION["gaussian"], ids=range(3))
-def test_auc_matches_golden_values(case: dict) -> None:
-    above, below = pairwise_wins(np.array(case["signal"]), np.array(case["noise"]))
-    assert above.mean() == pytest.approx(case["auroc"], rel=1e-9, abs=1e-12)
-    assert below.mean() == pytest.approx(case["auroc"], rel=1e-9, abs=1e-12)
-
-
-def test_ties_count_half_in_the_auc() -> None:
-    above, below = pairwise_wins(np.array([1.0, 2.0]), np.array([1.0, 0.0, 3.0]))
-    assert above.tolist() == pytest.approx([1.5 / 3, 2 / 3])
-    assert below.tolist() == pytest.approx([1.5 / 2, 1.0, 0.0])
-
-
-def test_worked_dprime() -> None:
-    full, drop = [2.0, 1.0, 3.0, -1.0], [-1.0, 0.5, -2.0, -3.0]
-    measured = measure_runs(margin_runs(full=full, drop=drop), "dprime")
-    hit, false_alarm = 3.5 / 5, 1.5 / 5
-    quantiles = scipy_stats.norm.ppf([hit, false_alarm])
-    assert measured.value == pytest.approx(quantiles[0] - quantiles[1])
-    assert measured.details["criterion"] == pytest.approx(-quantiles.mean(), abs=1e-12)
-    assert measured.details["hit_rate"] == 0.75
-    assert measured.details["false_alarm_rate"] == 0.25
-    wins = scipy_stats.mannwhitneyu(full, drop).statistic / 16
-    assert measured.parts["auc"].value == pytest.approx(wins)
-    published = measure_runs(margin_runs(full=full, drop=drop), "dprime", correction="clip-half")
-    assert published.value == pytest.approx(scipy_stats.norm.ppf(0.75) - scipy_stats.norm.ppf(0.25))
-
-
-def test_a_model_that_rarely_answers_has_a_positive_criterion() -> None:
-    measured = measure_runs(margin_runs(full=[1.0, -1.0, -1.0], drop=[-1.0, -1.0, -2.0]), "dprime")
-    assert measured.details["criterion"] == pytest.approx(-scipy_stats.norm.ppf([1.5 / 4, 0.5 / 4]).mean())
-    assert measured.details["criterion"] > 0
-
-
-def test_dprime_passes_only_with_its_auc() -> None:
-    rng = stream(0, "margins")
-    full = list(np.abs(rng.normal(3.0, 1.0, 80)) + 0.1)
-    clear = measure_runs(margin_runs(full=full, drop=[y - 8.0 for y in full]), "dprime")
-    assert (clear.passed, clear.status) == (True, "pass")
-    same = measure_runs(margin_runs(full=full, drop=full), "dprime")
-    assert (same.passed, same.verdict.published) == (False, "fail")
-    assert same.value == pytest.approx(0.0, abs=1e-12)
-    # Margins just above zero fall just below it: a large d', while the margins hardly differ.
-    tiny = list(rng.normal(0.0, 1e-3, 40) + 2e-3) + list(rng.normal(-5.0, 3.0, 40))
-    shift = measure_runs(margin_runs(full=tiny, drop=[y - 1e-2 for y in tiny]), "dprime")
-    assert shift.parts["auc"].value < 0.7
-    assert shift.verdict.published == "fail"
-
-
-def test_dprime_without_usable_examples_is_undefined() -> None:
-    measured = measure_runs(margin_runs(full=[math.nan] * 3, drop=[1.0] * 3), "dprime")
-    assert measured.reason == "no_valid_prompt"
-    assert measured.status == "inconclusive"
-    assert measured.passed is None

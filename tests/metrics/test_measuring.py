@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from counted_passes import counted
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
@@ -159,14 +160,16 @@ def test_batch_size_changes_neither_number_nor_identity(model: Model) -> None:
     assert parts.id_hash == whole.id_hash
 
 
-def test_several_tasks_give_one_measurement_each(model: Model) -> None:
+def test_several_metrics_share_their_passes(model: Model) -> None:
     circuit = Circuit.random(model.graph, 60, seed=1)
-    tasks = [TASK, draw_task(1, n=5)]
-    measured = measure(circuit, model, tasks, "kl")
-    assert [each.n for each in measured] == [8, 5]
-    assert measured[0].value == measure(circuit, model, TASK, "kl").value
-    with pytest.raises(InputError, match="measure them one by one"):
-        measure(circuit, model, tasks, "kl", runs=CircuitRuns(model, TASK, circuit))
+    with counted(model.graph.n_layers) as one:
+        alone = measure(circuit, model, TASK, "kl")
+    with counted(model.graph.n_layers) as several:
+        found = measure(circuit, model, TASK, ["kl", "topk", "faithfulness"])
+    assert [each.name for each in found] == ["kl", "topk", "faithfulness"]
+    assert (found[0].value, found[0].id_hash) == (alone.value, alone.id_hash)
+    assert one
+    assert several == one
 
 
 def test_runs_of_another_circuit_are_refused(model: Model) -> None:

@@ -21,7 +21,11 @@ from assay.stats import mean_of
 
 
 # Of given arrays: metrics that run the model themselves have tests of their own.
-MEASURED = [key for key, spec in METRICS.items() if spec.compute is not None and not spec.own_runs]
+MEASURED = [
+    key
+    for key, spec in METRICS.items()
+    if spec.compute is not None and key not in ("scrub-recovery", "scrub-kl")
+]
 
 
 def rich_runs(n: int = 30, seed: int = 0) -> ArrayRuns:
@@ -109,15 +113,6 @@ def test_ids_are_unique_and_every_metric_says_what_it_is() -> None:
             assert spec.compute.__doc__
 
 
-def test_costs_count_runs() -> None:
-    assert METRICS["faithfulness"].cost == "2P"
-    assert METRICS["minimality"].cost == "2P + kP"
-    assert METRICS["minimality"].passes(10, 3) == 50
-    assert METRICS["faithfulness-norm"].passes(10) == 30
-    assert METRICS["scrub-recovery"].passes(10) == 70
-    assert METRICS["corrupt-restore"].cost == "4P"
-
-
 @pytest.mark.parametrize(
     ("name", "key"),
     [
@@ -129,14 +124,10 @@ def test_costs_count_runs() -> None:
         ("D02.completeness", "completeness"),
         ("D03", "kl"),
         ("D04", "ce-delta"),
-        ("C21", "output-variants"),
-        ("EX1", "dprime"),
         ("C4b", "minimality"),
         ("D01", "output-divergence"),
         ("C4", "scrub-recovery"),
         ("C4.scrub_kl", "scrub-kl"),
-        ("C20", "corrupt-restore"),
-        ("C3", "sigma-ablation"),
     ],
 )
 def test_metrics_are_found_by_key_id_and_code(name: str, key: str) -> None:

@@ -13,7 +13,7 @@ from assay.circuits import Circuit
 from assay.core.errors import InputError
 from assay.discovery.heads.interventions import Donor
 from assay.execution import CircuitRuns
-from assay.execution.sites import Setting
+from assay.execution.replacements import Setting
 from assay.metrics import measure
 from assay.models import Model
 from assay.tasks import PairTask

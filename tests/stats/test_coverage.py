@@ -75,14 +75,6 @@ def test_crossed_values(shape: tuple[int, int], p: float, delta: float, kind: st
     observed = float((low.sum(axis=(1, 2)) >= made.order).mean())
     assert observed <= made.failure + slack(made.failure, n_trials)
 
-    paired = certificate(np.zeros(shape), p, delta=delta, method="disjoint")
-    assert paired.order is not None
-    m = min(shape)
-    failed = low[:, np.arange(m), np.arange(m)].sum(axis=1) >= paired.order
-    assert failed.mean() <= paired.failure + slack(paired.failure, n_trials)
-    if not steps:
-        assert failed.mean() >= paired.failure - slack(paired.failure, n_trials)
-
 
 def test_the_published_rule_is_no_theorem() -> None:
     # Two by two, the third smallest: 3 or 4 of 4 independent values below the median, 5/16; it says 1/4.
@@ -116,8 +108,8 @@ def test_crossed_pairs_taken_for_independent_ones_fail_their_claim() -> None:
 
 def test_the_long_simulation_found_no_sound_certificate_wanting() -> None:
     found = json.loads((EXPERIMENT / "coverage.json").read_text())["records"]
-    sound = [each for each in found if each["method"] in ("order-statistic", "ustat", "disjoint")]
-    assert len(sound) > 100
+    sound = [each for each in found if each["method"] in ("order-statistic", "ustat")]
+    assert len(sound) > 60
     assert {each["sample"] for each in sound} == {each["sample"] for each in found}
     for each in sound:
         assert each["high"] >= each["stated"], each

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from assay.core.errors import ShapeError
 from assay.core.random import stream
 from assay.core.verdict import ONE_SIDED_95
-from assay.stats import relative_errors, standard_deviation
+from assay.stats import relative_errors
 from assay.stats.intervals import draw_counts
+from assay.stats.spread import bonett_logs, trimmed_kurtosis
 
 
 def log_theta(top: np.ndarray, bottom: np.ndarray) -> tuple[float, float]:
@@ -61,10 +62,8 @@ def test_the_outermost_of_three_bounds_is_taken() -> None:
     x = stream(3, "x").exponential(size=200) + 0.5
     found = relative_errors(x[:, None], rng=stream(4, "t"))
     theta, error = found.value[0], found.log_error[0]
-    bonett = standard_deviation(x).interval
-    assert bonett is not None
     of_value = 1.6448536269514722 * x.std(ddof=1) / math.sqrt(200) / x.mean()
-    spread = [math.log(end / x.std(ddof=1)) for end in (bonett.low, bonett.high)]
+    spread = bonett_logs(np.array(1.6448536269514722), 200, trimmed_kurtosis(x))
     lows = [
         math.log(theta) - found.studentised[949, 0] * error,  # the 50th from the end of 999
         math.log(theta) + found.logs[49, 0],

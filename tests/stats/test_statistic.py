@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from scipy import stats as scipy_stats
 
 from assay.core.errors import FileFormatError, InputError, UnknownNameError
 from assay.core.random import stream
@@ -17,7 +16,6 @@ from assay.stats import (
     FunctionOfSums,
     RatioOfSums,
     clopper_pearson,
-    corrected_rate,
     mean_difference,
     mean_of,
     ratio_of,
@@ -131,50 +129,6 @@ def test_unknown_interval_methods_list_near_matches() -> None:
 # ---------------------------------------------------------------------------------- functions of sums
 
 
-def test_d_prime_counts_hits_against_false_alarms() -> None:
-    form = FunctionOfSums(
-        function="d-prime", components=("hit", "false_alarm"), parameters={"correction": "loglinear"}
-    )
-    hit, false_alarm = np.array([1.0, 1, 1, 0]), np.array([0.0, 0, 1, 0])
-    expected = scipy_stats.norm.ppf(3.5 / 5) - scipy_stats.norm.ppf(1.5 / 5)
-    assert value(form, hit, false_alarm) == pytest.approx(expected, rel=1e-12)
-    assert value(form, false_alarm, hit) == pytest.approx(-expected, rel=1e-12)
-
-
-def test_rate_corrections_have_their_formulas() -> None:
-    counts = np.array([0.0, 3.0, 10.0])
-    assert corrected_rate(counts, 10, correction="loglinear") == pytest.approx(
-        [0.5 / 11, 3.5 / 11, 10.5 / 11]
-    )
-    assert corrected_rate(counts, 10, correction="clip-half") == pytest.approx([0.05, 0.3, 0.95])
-    with pytest.raises(UnknownNameError, match="loglinear"):
-        corrected_rate(counts, 10, correction="log-linear")
-
-
-@pytest.mark.parametrize("case", DETECTION, ids=range(len(DETECTION)))
-@pytest.mark.parametrize("correction", ["loglinear", "clip-half"])
-def test_corrected_rates_match_golden_values(case: dict, correction: str) -> None:
-    expected = case[correction.replace("-", "_")]
-    hit = float(corrected_rate(np.array(float(case["hits"])), case["n_signal"], correction=correction))
-    false_alarm = float(
-        corrected_rate(np.array(float(case["false_alarms"])), case["n_noise"], correction=correction)
-    )
-    assert [hit, false_alarm] == pytest.approx([expected["hit"], expected["fa"]], rel=1e-9)
-    d_prime = scipy_stats.norm.ppf(hit) - scipy_stats.norm.ppf(false_alarm)
-    assert d_prime == pytest.approx(expected["d_prime"], rel=1e-9, abs=1e-12)
-
-
-def test_spread_of_ratios_is_their_coefficient_of_variation() -> None:
-    form = FunctionOfSums(
-        function="spread-of-ratios",
-        components=("a", "b", "c", "d"),
-        parameters={"offsets": [0.0, 1.0], "scales": [1.0, -1.0]},
-    )
-    # 6 / 8 = 0.75 and 1 - 2 / 8 = 0.75 agree; 6 / 8 and 1 - 6 / 8 = 0.25 have mean 0.5, sd 0.25.
-    assert value(form, KEEP, FULL, EMPTY, FULL) == pytest.approx(0.0, abs=1e-12)
-    assert value(form, KEEP, FULL, KEEP, FULL) == pytest.approx(0.5)
-
-
 def test_distance_area_weighs_the_absolute_gap_to_one() -> None:
     form = FunctionOfSums(
         function="distance-area",
@@ -203,7 +157,11 @@ def test_jackknifed_values_of_a_mean_like_function_are_the_data() -> None:
     [
         mean_of("x"),
         recovery_of("keep", smallest=1e-12),
-        FunctionOfSums(function="d-prime", components=("a", "b"), parameters={"correction": "clip-half"}),
+        FunctionOfSums(
+            function="distance-area",
+            components=("empty", "full", "p"),
+            parameters={"weights": [1.0], "smallest": 1e-12},
+        ),
     ],
 )
 def test_statistics_survive_json(form: RatioOfSums | FunctionOfSums) -> None:

@@ -1,13 +1,10 @@
 """Measurements of circuits: faithfulness and its relatives, scrubbing, divergences, top-K, curves."""
 
 from assay.metrics import (  # noqa: F401 - each registers its metrics
-    ablation_spread,
-    behaviour,
     cross_entropy,
     divergence,
     faithfulness,
     minimality,
-    restoring,
     scrubbing,
     topk,
 )

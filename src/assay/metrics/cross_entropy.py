@@ -6,7 +6,7 @@ from jaxtyping import Bool, Float64
 from assay.core.measurement import Measurement
 from assay.execution import CircuitRuns
 from assay.execution.runs import Which
-from assay.metrics.divergence import at_each_read, by_prompt, run_logits
+from assay.metrics.divergence import run_logits
 from assay.metrics.metric import MetricSpec, finite_examples, metric, record
 from assay.metrics.outputs import answer_log_probability
 from assay.stats import RatioOfSums, mean_difference
@@ -25,10 +25,10 @@ def _cross_entropies(
     runs: CircuitRuns,
 ) -> tuple[dict[str, Float64[np.ndarray, " n"]], Bool[np.ndarray, " n"]]:
     """-log probability mass on the answers in each run, nats, and which examples count."""
-    answers = at_each_read(runs, runs.task.answers).numpy()
+    answers = runs.task.answers.numpy()
     which: tuple[Which, ...] = ("full", "keep", "drop")
     losses: dict[str, np.ndarray] = {
-        each: by_prompt(runs, -answer_log_probability(run_logits(runs, each), answers)) for each in which
+        each: -answer_log_probability(run_logits(runs, each), answers) for each in which
     }
     return losses, finite_examples(runs, *which)
 
@@ -48,6 +48,7 @@ def _ratio() -> RatioOfSums:
     unit="nats",
     runs=("full", "keep", "drop"),
     reference="Conmy et al. 2023, arXiv:2304.14997",
+    meaning="Increase of the cross-entropy of the right answer when the circuit is ablated.",
 )
 def _ce_delta(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     """Mean increase of the cross-entropy of the answer when the circuit is dropped.
@@ -82,6 +83,7 @@ def _ce_delta(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     strict=False,
     runs=("full", "keep", "drop"),
     reference="Conmy et al. 2023, arXiv:2304.14997",
+    meaning="Damage from ablating the circuit, divided by damage from ablating everything else.",
 )
 def _ce_ratio(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     """Mean (CE_drop - CE_full) over mean (CE_keep - CE_full).

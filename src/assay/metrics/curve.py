@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int
 
 from assay.circuits import Circuit, EdgeScores
-from assay.circuits.slots import check_everywhere
+from assay.circuits.spans import check_everywhere
 from assay.core.errors import GraphMismatchError, InputError, check_name
 from assay.core.measurement import Measurement
 from assay.core.plotted import Plotted
@@ -24,7 +24,7 @@ from assay.models import Model
 from assay.objectives import Loss, Objective
 from assay.stats import FunctionOfSums, RatioOfSums, recovery_of
 from assay.tasks import Task
-from assay.tasks.seen import found_on
+from assay.tasks.examples import found_on
 
 
 if TYPE_CHECKING:
@@ -39,32 +39,25 @@ for _spec in (
         id="MIB.cpr",
         key="cpr",
         name="area under the faithfulness curve",
-        family="F",
         criterion="M4",
         direction="higher",
         pass_threshold=0.5,
         runs=("full", "empty", *("keep",) * len(FRACTIONS)),
         reference="Mueller et al. 2025, arXiv:2504.13151",
+        meaning="Area under the faithfulness curve: how fast growing circuits recover the behaviour.",
     ),
     MetricSpec(
         id="MIB.cmd",
         key="cmd",
         name="distance of the faithfulness curve from 1",
-        family="F",
         criterion="M4",
         direction="lower",
         runs=("full", "empty", *("keep",) * len(FRACTIONS)),
         reference="Mueller et al. 2025, arXiv:2504.13151",
+        meaning="Mean distance of the faithfulness curve from 1.",
     ),
 ):
     METRICS.add(_spec.key, _spec)
-
-
-class Band(NamedTuple):
-    """Lower and upper ends of pointwise intervals, one per fraction."""
-
-    low: Float64[np.ndarray, " n_fractions"]
-    high: Float64[np.ndarray, " n_fractions"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -109,15 +102,15 @@ class FaithfulnessCurve(Plotted):
         """One row per size: fraction, n_edges, kept_edges, faithfulness, low, high (95 %), random_mean."""
         import pandas as pd
 
-        intervals = [point.interval() for point in self.points]
+        low, high = self.band()
         return pd.DataFrame(
             {
                 "fraction": self.fractions,
                 "n_edges": np.asarray(self.n_edges, dtype=np.int64),
                 "kept_edges": np.asarray(self.kept_edges, dtype=np.int64),
                 "faithfulness": self.values,
-                "low": [each.low for each in intervals],
-                "high": [each.high for each in intervals],
+                "low": low,
+                "high": high,
                 "random_mean": np.full(len(self.points), np.nan)
                 if self.random is None
                 else self.random.mean(axis=0),
@@ -149,26 +142,16 @@ class FaithfulnessCurve(Plotted):
         """Codes that apply to the whole curve."""
         return self.area.warnings
 
-    def band(self, level: float = 0.95) -> Band:
-        """Pointwise bootstrap intervals over examples."""
-        ends = [point.interval(level) for point in self.points]
-        return Band(np.array([each.low for each in ends]), np.array([each.high for each in ends]))
-
-    def smallest(self, faithfulness: float = 0.9) -> int | None:
-        """Position of the first fraction whose F reaches `faithfulness`; None where none does."""
-        reached = np.flatnonzero(self.values >= faithfulness)
-        return int(reached[0]) if len(reached) else None
+    def band(self, level: float = 0.95) -> Float64[np.ndarray, "2 n_fractions"]:
+        """Lower and upper ends of pointwise bootstrap intervals over examples."""
+        return np.array(
+            [(each.low, each.high) for each in (point.interval(level) for point in self.points)]
+        ).T
 
     @property
     def id_hash(self) -> str:
         """Identity: hash of how the curve came to be, less machine facts."""
         return record_id("faithfulness-curve", self.provenance)
-
-    def arrays(self) -> dict[str, Float64[np.ndarray, " batch"]]:
-        """Margins of every example: `full`, `empty` and `point/INDEX`, NaN at excluded examples."""
-        both = {name: self.points[0].components[name] for name in ("full", "empty")}
-        points = {f"point/{index}": point.components["keep"] for index, point in enumerate(self.points)}
-        return both | points
 
     def to_dict(self, *, level: float = 0.95) -> dict[str, Any]:
         """Finite JSON: undefined numbers are null."""
@@ -184,7 +167,7 @@ class FaithfulnessCurve(Plotted):
             "level": level,
             "cpr": self.area.to_dict(level=level),
             "cmd": self.distance.to_dict(level=level),
-            "random": None if self.random is None else _random_dict(self.random),
+            "random": self._random(),
             "absolute": self.absolute,
             "ranking": self.ranking,
             "log_scale": self.log_scale,
@@ -195,11 +178,12 @@ class FaithfulnessCurve(Plotted):
         }
         return {key: plain(value) for key, value in record.items()}
 
-
-def _random_dict(random: Float64[np.ndarray, "n_draws n_fractions"]) -> dict[str, Any]:
-    """Mean, smallest and largest F of the random circuits of each size, and every draw."""
-    ends = {"values": random.mean(axis=0), "low": random.min(axis=0), "high": random.max(axis=0)}
-    return ends | {"n_circuits": len(random), "draws": random}
+    def _random(self) -> dict[str, Any] | None:
+        """Mean, smallest and largest F of the random circuits of each size, and every draw."""
+        if (draws := self.random) is None:
+            return None
+        ends = {"values": draws.mean(axis=0), "low": draws.min(axis=0), "high": draws.max(axis=0)}
+        return ends | {"n_circuits": len(draws), "draws": draws}
 
 
 def trapezoid_weights(
@@ -281,12 +265,15 @@ def faithfulness_curve(
     elif runs.model is not model or runs.task is not task:
         raise InputError("runs= was made for another model or task; remove it")
     sizes = [int(share * scores.graph.n_edges) for share in shares]
-    circuits = [_choose(scores, size, absolute=absolute, selection=selection) for size in sizes]
+    chosen_by = scores.top if selection == "top" else scores.greedy
+    empty = Circuit.empty(scores.graph)
+    circuits = [chosen_by(size, absolute=absolute) if size else empty for size in sizes]
     if prune:
         circuits = [circuit.connected(warn=False) for circuit in circuits]
+    numbers = scores.values.contiguous().numpy()
     provenance = {
         **{key: value for key, value in runs.provenance.items() if key != "circuit"},
-        "scores": {**scores.provenance, "values": _digest(scores)},
+        "scores": {**scores.provenance, "values": hashlib.sha256(numbers.tobytes()).hexdigest()[:16]},
         "fractions": list(shares),
         "absolute": absolute,
         "selection": selection,
@@ -296,7 +283,7 @@ def faithfulness_curve(
     }
     margins = _Margins(
         full=runs.margins("full"),
-        empty=runs.margins_of(Circuit.empty(scores.graph)),
+        empty=runs.margins_of(empty),
         points=[_margins_of(runs, circuit) for circuit in circuits],
     )
     points, area, distance = integrate(
@@ -338,21 +325,9 @@ def _check_fractions(fractions: Sequence[float]) -> tuple[float, ...]:
     return values
 
 
-def _choose(scores: EdgeScores, size: int, *, absolute: bool, selection: str) -> Circuit:
-    if size == 0:
-        return Circuit.empty(scores.graph)
-    return (
-        scores.top(size, absolute=absolute) if selection == "top" else scores.greedy(size, absolute=absolute)
-    )
-
-
 def _margins_of(runs: CircuitRuns, circuit: Circuit) -> Float64[np.ndarray, " n"]:
     """Margins of a circuit; a circuit of all edges is the model itself."""
     return runs.margins("full") if circuit.n_edges == circuit.graph.n_edges else runs.margins_of(circuit)
-
-
-def _digest(scores: EdgeScores) -> str:
-    return hashlib.sha256(scores.values.contiguous().numpy().tobytes()).hexdigest()[:16]
 
 
 def integrate(

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Float64, Int, Shaped
-from torch import Tensor
+from jaxtyping import Bool, Float, Float64, Int
 
 from assay.core.errors import InputError, check_name
 from assay.core.measurement import Measurement
@@ -14,7 +13,6 @@ from assay.execution import CircuitRuns
 from assay.execution.runs import Which
 from assay.metrics.metric import MetricSpec, finite_examples, metric, record
 from assay.metrics.outputs import DIVERGENCES, divergences, restrict
-from assay.objectives import mean_over_reads
 from assay.stats import mean_of, ratio_of
 
 
@@ -31,31 +29,16 @@ def kl_reading(nats: float) -> str:
     return "components_missing" if nats <= 1 else "another_prediction"
 
 
-def run_logits(runs: CircuitRuns, which: Which) -> Float[np.ndarray, "rows d_vocab"]:
-    """Logits of a run as an array: a row per prompt, or per read position where prompts have several."""
-    return np.asarray(at_each_read(runs, runs.logits(which)).numpy())
-
-
-def at_each_read(runs: CircuitRuns, values: Shaped[Tensor, "n *reads m"]) -> Shaped[Tensor, "rows m"]:
-    """Logits, answers or the like: a row per prompt, or per read position where prompts have several."""
-    return values if values.ndim == 2 else values[runs.task.positions >= 0]
-
-
-def by_prompt(runs: CircuitRuns, values: Shaped[np.ndarray, " rows"]) -> Shaped[np.ndarray, " n"]:
-    """One number per prompt from one per row of `at_each_read`: their mean over its read positions."""
-    positions = runs.task.positions
-    if positions.ndim == 1:
-        return values
-    numbers = torch.from_numpy(values.astype(np.float64))
-    return np.asarray(mean_over_reads(numbers, positions >= 0).numpy())
+def run_logits(runs: CircuitRuns, which: Which) -> Float[np.ndarray, "n d_vocab"]:
+    """Logits of a run as an array, a row per prompt."""
+    return np.asarray(runs.logits(which).numpy())
 
 
 def run_divergences(
     runs: CircuitRuns, which: Which, *, kinds: tuple[str, ...] = ("kl",)
 ) -> dict[str, Float64[np.ndarray, " n"]]:
     """How far the outputs of a run are from the model's, per prompt; see `divergences`."""
-    found = divergences(run_logits(runs, "full"), run_logits(runs, which), kinds=kinds)
-    return {kind: by_prompt(runs, values) for kind, values in found.items()}
+    return divergences(run_logits(runs, "full"), run_logits(runs, which), kinds=kinds)
 
 
 @metric(
@@ -69,6 +52,7 @@ def run_divergences(
     fail_threshold=0.5,
     unit="nats",
     reference="Conmy et al. 2023, arXiv:2304.14997",
+    meaning="Mean divergence between the output distributions of circuit and model.",
 )
 def _output_divergence(runs: CircuitRuns, spec: MetricSpec, *, divergence: str = "kl") -> Measurement:
     """Mean divergence of the circuit's output distribution from the model's.
@@ -95,6 +79,7 @@ def _output_divergence(runs: CircuitRuns, spec: MetricSpec, *, divergence: str =
     fail_threshold=1.0,
     unit="nats",
     reference="Conmy et al. 2023, arXiv:2304.14997",
+    meaning="Mean information lost when the circuit’s output replaces the model’s.",
 )
 def _kl(
     runs: CircuitRuns, spec: MetricSpec, *, restricted_to: "str | Sequence[int] | None" = None
@@ -113,8 +98,7 @@ def _kl(
     if restricted_to is not None:
         ids = _answer_set(runs, restricted_to, full.shape)
         full, keep, id_ = restrict(full, ids), restrict(keep, ids), f"{spec.id}_restricted"
-    found = divergences(full, keep, kinds=DIVERGENCES)
-    values = {kind: by_prompt(runs, each) for kind, each in found.items()}
+    values = divergences(full, keep, kinds=DIVERGENCES)
     parts = {
         kind: record(spec, values, mean_of(kind), used=used, id=f"D03.{kind}", unit=UNITS[kind], rule=None)
         for kind in DIVERGENCES[1:]
@@ -149,7 +133,7 @@ def _answer_set(
     if isinstance(restricted_to, str):
         check_name("restricted_to", restricted_to, ("answers",))
         sets = [runs.task.answers, *([] if runs.task.wrong is None else [runs.task.wrong])]
-        ids = np.concatenate([at_each_read(runs, each).numpy() for each in sets], axis=1)
+        ids = torch.cat(sets, dim=1).numpy()
     else:
         ids = np.broadcast_to(np.array(list(restricted_to), dtype=np.int64), (n, len(restricted_to)))
         if not len(restricted_to) or ids.min() < 0:
@@ -170,6 +154,7 @@ def _answer_set(
     strict=False,
     runs=("full", "keep", "empty"),
     reference="Conmy et al. 2023, arXiv:2304.14997",
+    meaning="One minus the divergence relative to that of the empty circuit.",
 )
 def _kl_faithfulness(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     """1 - sum KL(full || circuit) / sum KL(full || empty circuit).

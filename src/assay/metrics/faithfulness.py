@@ -53,6 +53,7 @@ def _mean_margins(runs: CircuitRuns, used: Bool[np.ndarray, " n"], *which: Which
     pass_threshold=0.8,
     strict=False,
     reference="Wang et al. 2022, arXiv:2211.00593",
+    meaning="Share of the model’s margin that remains when only the circuit’s edges are kept.",
 )
 def _faithfulness(
     runs: CircuitRuns, spec: MetricSpec, *, aggregate: str = "ratio_of_sums", normalised: bool = False
@@ -121,6 +122,7 @@ def _single_ratios(
     strict=False,
     runs=("full", "keep", "empty"),
     reference="Mueller et al. 2025, arXiv:2504.13151",
+    meaning="The same share on a scale from the empty circuit (0) to the whole model (1).",
 )
 def _faithfulness_norm(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     """Recovery between the empty circuit (0) and the model (1): (S_keep - S_empty) / (S_full - S_empty).
@@ -151,6 +153,7 @@ def _faithfulness_norm(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     strict=False,
     runs=("full", "drop"),
     reference="Wang et al. 2022, arXiv:2211.00593",
+    meaning="Share of the margin that is lost when the circuit itself is ablated.",
 )
 def _completeness(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     """Share of the model's margin that is lost when the circuit is dropped: 1 - sum y_drop / sum y_full.

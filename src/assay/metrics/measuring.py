@@ -18,20 +18,20 @@ from assay.metrics.metric import METRICS, MetricSpec, find_metric, over_differen
 from assay.models import Model
 from assay.objectives import Loss, Objective
 from assay.tasks import Task
-from assay.tasks.seen import found_on
+from assay.tasks.examples import found_on
 
 
 @overload
 def measure(circuit: Circuit, model: Model, task: Task, metric: str, **keywords: Any) -> Measurement: ...
 @overload
 def measure(
-    circuit: Circuit, model: Model, task: Sequence[Task], metric: str, **keywords: Any
+    circuit: Circuit, model: Model, task: Task, metric: Sequence[str], **keywords: Any
 ) -> list[Measurement]: ...
 def measure(
     circuit: Circuit,
     model: Model,
-    task: Task | Sequence[Task],
-    metric: str,
+    task: Task,
+    metric: str | Sequence[str],
     *,
     ablation: str | Ablation | None = None,
     objective: str | Objective | Loss | None = None,
@@ -39,27 +39,26 @@ def measure(
     seed: int = 0,
     runs: CircuitRuns | None = None,
     random_circuits: int = 0,
-    post_norm: str | None = None,
     **options: Any,
 ) -> Measurement | list[Measurement]:
-    """Measure one circuit by one registered metric.
+    """Measure one circuit by one or more registered metrics.
 
     Args:
         circuit: Edge or head circuit of the model's graph; of edges at spans of positions, metrics that read
             runs of the whole circuit alone.
-        model: The model it belongs to.
-        task: The examples; several tasks give one measurement each, in their order.
-        metric: Key (`faithfulness`, `kl`, `topk`, ...) or published code (`D05`, `D02.completeness`).
+        model: The model it belongs to. Under a treatment of norms behind branches other than `exact` (see
+            `Model.treating`), `details["exact_norms"]` is the value under `exact`.
+        task: The examples.
+        metric: Key (`faithfulness`, `kl`, `topk`, ...) or published code (`D05`, `D02.completeness`); several
+            share their forward passes and give one measurement each, in their order.
         ablation: What replaces ablated edges; None means the task's own default.
         objective: What the margin is the negative of; None means the task's own default.
         batch_size: Examples per pass; None fits it to free memory. Never changes a result.
         seed: Root of resampling, random circuits and noise.
         runs: Runs of this circuit on this task made earlier, to share their forward passes; ablation,
-            objective, batch size, seed and treatment of norms are then theirs.
+            objective, batch size and seed are then theirs.
         random_circuits: Also measure this many random circuits of equal size (as many random edges, or
             heads for a head circuit) and the empty one: `baseline`. Each costs one run, 20 are customary.
-        post_norm: Treatment of norms behind branches; see `Model.treating`. With another than `exact`,
-            `details["exact_norms"]` is the value under `exact`, for metrics of the whole circuit.
         options: Options of the metric.
 
     Returns:
@@ -69,46 +68,20 @@ def measure(
     Raises:
         InputError: For unknown metrics or options, `runs` of something else, a negative count.
     """
-    model = model.treating(post_norm)
-    if not isinstance(task, Task):
-        if runs is not None:
-            raise InputError(
-                "runs= belongs to one task, but several tasks were given; measure them one by one"
-            )
-        return [
-            measure(
-                circuit,
-                model,
-                each,
-                metric,
-                ablation=ablation,
-                objective=objective,
-                batch_size=batch_size,
-                seed=seed,
-                random_circuits=random_circuits,
-                **options,
-            )
-            for each in task
-        ]
     if runs is None:
         runs = CircuitRuns(
             model, task, circuit, ablation=ablation, objective=objective, batch_size=batch_size, seed=seed
         )
-    else:
-        _check_runs(runs, circuit, model, task, post_norm)
-    return measure_runs(runs, metric, random_circuits=random_circuits, **options)
-
-
-def _check_runs(runs: CircuitRuns, circuit: Circuit, model: Model, task: Task, post_norm: str | None) -> None:
-    """Refuse runs of something else; under another treatment of norms a model is another one."""
-    if post_norm is not None and runs.model.module is model.module and runs.model.post_norm != post_norm:
-        raise InputError(
-            f"runs= were made with post_norm={runs.model.post_norm!r}, but post_norm={post_norm!r} is asked "
-            f"for; make them of model.treating({post_norm!r}), or remove one of the two"
-        )
-    same = runs.model is model or (post_norm is not None and runs.model.module is model.module)
-    if runs.circuit != circuit or not same or runs.task is not task:
+    elif runs.circuit != circuit or not _same(runs.model, model) or runs.task is not task:
         raise InputError("runs= was made for another circuit, model or task; remove it")
+    if isinstance(metric, str):
+        return measure_runs(runs, metric, random_circuits=random_circuits, **options)
+    return [measure_runs(runs, each, random_circuits=random_circuits, **options) for each in metric]
+
+
+def _same(one: Model, other: Model) -> bool:
+    """Whether two models run alike: `Model.treating` makes a new one each time."""
+    return one is other or (one.module is other.module and one.post_norm == other.post_norm)
 
 
 def measure_runs(runs: CircuitRuns, metric: str, *, random_circuits: int = 0, **options: Any) -> Measurement:
@@ -122,15 +95,20 @@ def measure_runs(runs: CircuitRuns, metric: str, *, random_circuits: int = 0, **
     """
     spec = find_metric(metric)
     compute = _checked(spec, options)
-    if runs.circuit.spans is not None:
-        _check_whole(spec, random_circuits)
+    if runs.circuit.spans is not None and (random_circuits or spec.more_runs):
+        what = "random_circuits=" if random_circuits else spec.key
+        whole = [key for key, each in METRICS.items() if each.compute and not each.more_runs]
+        raise InputError(
+            f"{what} changes single edges or heads of a circuit, or many circuits, but this circuit keeps "
+            f"its edges only at some positions; use {', '.join(whole)}, or measure circuit.anywhere()"
+        )
     check_least(0, random_circuits=random_circuits)
     same = (SAME_PROMPTS,) if found_on(runs.circuit.provenance, runs.task) else ()
     measurement = over_different(compute(runs, spec, **options), runs, *same)
     if "full" in spec.runs:  # whatever is judged beside a model that fails at the task is marked
         unsolved = task_warnings(runs, np.ones(runs.task.n, dtype=bool))
         measurement = replace(measurement, warnings=tuple(dict.fromkeys((*measurement.warnings, *unsolved))))
-    if runs.exact is not runs and _of_the_whole(spec):
+    if runs.exact is not runs and not spec.more_runs:
         other = compute(runs.exact, spec, **options)
         measurement = replace(measurement, details={**measurement.details, "exact_norms": other.value})
     if random_circuits:
@@ -162,22 +140,6 @@ def _checked(spec: MetricSpec, options: Mapping[str, Any]) -> Any:
     for name in options:
         check_name(f"option of metric {spec.key!r}", name, spec.options)
     return spec.compute
-
-
-def _of_the_whole(spec: MetricSpec) -> bool:
-    """Whether a metric reads runs of the whole circuit alone."""
-    return not spec.own_runs and not spec.runs_per_head
-
-
-def _check_whole(spec: MetricSpec, random_circuits: int) -> None:
-    """Refuse what changes single edges or heads of a circuit whose edges are kept at some positions only."""
-    if random_circuits or not _of_the_whole(spec):
-        what = "random_circuits=" if random_circuits else spec.key
-        whole = [key for key, each in METRICS.items() if each.compute and _of_the_whole(each)]
-        raise InputError(
-            f"{what} changes single edges or heads of a circuit, or many circuits, but this circuit keeps "
-            f"its edges only at some positions; use {', '.join(whole)}, or measure circuit.anywhere()"
-        )
 
 
 def _stamped(found: Measurement, provenance: Mapping[str, Any], seed: int) -> Measurement:

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from assay.core.errors import unknown_name
-from assay.core.measurement import Measurement, Statistic
+from assay.core.measurement import Measurement
 from assay.core.registry import Registry
 from assay.core.verdict import FEW_PROMPTS, Rule
 from assay.execution.forward import finite_rows
@@ -33,20 +33,17 @@ class MetricSpec:
         id: Published code with the quantity, e.g. `D02.faithfulness`; unique.
         key: Kebab-case key, unique.
         name: What it measures, for readers.
-        family: A causal, B structural, C information, D behavioural, E representational, F measurement.
         criterion: Validity criterion that it speaks to, e.g. `I2 sufficiency`.
-        requires: Subset of {weights, forward, backward, pairs, groups, roles, tasks>=2, results}.
         range: Smallest and largest possible value.
         direction: `higher`, `lower`, `target` (1 is the whole model) or `report` (no verdict).
         pass_threshold: Published pass; None without a verdict.
         fail_threshold: Published fail where a middle band exists.
         strict: Whether the threshold itself does not pass.
         unit: Unit of the value.
-        runs: CircuitRuns it reads; each costs one forward pass per example once, shared with other metrics.
-        runs_per_head: Further runs for every head of the circuit.
-        own_runs: CircuitRuns beyond these that it makes for itself alone, under its default options.
+        runs: Runs it reads; each costs one forward pass per example once, shared with other metrics.
+        more_runs: Whether it makes further runs of its own, with single heads or edges changed.
         reference: Where the definition comes from.
-        meaning: What its value says, a sentence for pages; those of the package have theirs in the report.
+        meaning: What its value says, a sentence for pages.
         version: Raised when the same input would give another number.
         compute: `(runs, spec, **options) -> Measurement`; None where `measure` is not the way to it.
     """
@@ -54,9 +51,7 @@ class MetricSpec:
     id: str
     key: str
     name: str
-    family: str = "D"
     criterion: str = "I2"
-    requires: frozenset[str] = frozenset({"forward"})
     range: tuple[float, float] = (-math.inf, math.inf)
     direction: str = "report"
     pass_threshold: float | None = None
@@ -64,8 +59,7 @@ class MetricSpec:
     strict: bool = True
     unit: str = "fraction"
     runs: tuple[str, ...] = ("full", "keep")
-    runs_per_head: int = 0
-    own_runs: int = 0
+    more_runs: bool = False
     reference: str = ""
     meaning: str = ""
     version: int = 1
@@ -87,15 +81,6 @@ class MetricSpec:
             higher=self.direction != "lower",
             strict=self.strict,
         )
-
-    @property
-    def cost(self) -> str:
-        """Forward passes over P examples and k circuit heads, e.g. `2P` or `2P + kP`."""
-        return f"{len(self.runs) + self.own_runs}P" + (" + kP" if self.runs_per_head else "")
-
-    def passes(self, n: int, n_heads: int = 0) -> int:
-        """Forward passes of one measurement on `n` examples when none is shared."""
-        return n * (len(self.runs) + self.own_runs + self.runs_per_head * n_heads)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -145,7 +130,7 @@ def finite_examples(runs: CircuitRuns, *which: Which) -> Bool[np.ndarray, " n"]:
 def record(
     spec: MetricSpec,
     components: Mapping[str, Float64[np.ndarray, " n"]],
-    statistic: Statistic,
+    statistic: RatioOfSums | FunctionOfSums,
     *,
     used: Bool[np.ndarray, " n"],
     warnings: tuple[str, ...] = (),
@@ -218,41 +203,6 @@ def over_different(measurement: Measurement, runs: CircuitRuns, *more: str) -> M
         warnings=tuple(dict.fromkeys((*many, *measurement.warnings, *more))),
         parts={key: over_different(part, runs, *more) for key, part in measurement.parts.items()},
     )
-
-
-def record_spread(
-    spec: MetricSpec,
-    runs: CircuitRuns,
-    components: Mapping[str, Float64[np.ndarray, " n"]],
-    scales: Mapping[str, tuple[float, float]],
-    *,
-    used: Bool[np.ndarray, " n"],
-    too_few: str,
-    **facts: Any,
-) -> Measurement:
-    """Coefficient of variation of several faithfulness ratios of the same examples.
-
-    Args:
-        spec: As for `record`.
-        runs: What was run, for warnings.
-        components: `NAME/keep` and `NAME/full` of each ratio.
-        scales: Name of each ratio -> a and b of a + b sum(keep) / sum(full).
-        used: Examples that may count.
-        too_few: Reason given where fewer than two ratios are compared.
-        facts: `details` and `parts`.
-    """
-    warnings = task_warnings(runs, used)
-    if len(scales) < 2:
-        reason = too_few if used.any() else "no_valid_prompt"
-        measurement = undefined(spec, n=int(used.sum()), reason=reason, warnings=warnings)
-        return replace(measurement, n_excluded=int((~used).sum()), **facts)
-    offsets, factors = ([float(pair[at]) for pair in scales.values()] for at in (0, 1))
-    spread = FunctionOfSums(
-        function="spread-of-ratios",
-        components=tuple(f"{name}/{side}" for name in scales for side in ("keep", "full")),
-        parameters={"offsets": offsets, "scales": factors},
-    )
-    return record(spec, components, spread, used=used, warnings=warnings, undefined="zero_mean", **facts)
 
 
 def undefined(spec: MetricSpec, *, n: int, reason: str, warnings: tuple[str, ...] = ()) -> Measurement:

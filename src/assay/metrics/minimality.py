@@ -36,12 +36,12 @@ def minimality_class(faithfulness: float, without: Float64[np.ndarray, " n_heads
     key="minimality",
     id="C4b.minimality",
     name="mean and share of essential heads",
-    family="A",
     criterion="C4 minimality",
     direction="higher",
     runs=("full", "keep"),
-    runs_per_head=1,
+    more_runs=True,
     reference="Wang et al. 2022, arXiv:2211.00593",
+    meaning="Mean loss of faithfulness when one head is removed from the circuit.",
 )
 def _minimality(
     runs: CircuitRuns, spec: MetricSpec, *, essential_above: float = 0.05, faithful_from: float = 0.5

@@ -19,34 +19,6 @@ LEGEND = (
     "mean of random circuits of equal size."
 )
 
-# What each measurement means, by its code.
-MEANINGS = {
-    "D02.faithfulness": "Share of the model’s margin that remains when only the circuit’s edges are kept.",
-    "D02.faithfulness_norm": "The same share on a scale from the empty circuit (0) to the whole model (1).",
-    "D02.completeness": "Share of the margin that is lost when the circuit itself is ablated.",
-    "D01.output_divergence": "Mean divergence between the output distributions of circuit and model.",
-    "D03.kl": "Mean information lost when the circuit’s output replaces the model’s.",
-    "D03.reverse-kl": "The same with the roles of circuit and model exchanged.",
-    "D03.js": "Jensen-Shannon divergence, symmetric, at most 0.69.",
-    "D03.tv": "Total variation: probability mass that moves.",
-    "D03.kl_faithfulness": "One minus the divergence relative to that of the empty circuit.",
-    "D04.ce_delta_drop": "Increase of the cross-entropy of the right answer when the circuit is ablated.",
-    "D04.ce_delta_keep": "Increase of the cross-entropy of the right answer when only the circuit is kept.",
-    "D04.ce_ratio": "Damage from ablating the circuit, divided by damage from ablating everything else.",
-    "D05.acc_at_K": "Share of prompts on which circuit and model predict the same token. The verdict also "
-    "requires the top five.",
-    "D05.acc_at_1": "Share of prompts on which circuit and model predict the same token.",
-    "D05.acc_at_5": "Mean overlap of the five most likely tokens of circuit and model.",
-    "D05.acc_at_10": "Mean overlap of the ten most likely tokens.",
-    "D05.tau_5": "Rank agreement (Kendall) within the model’s top five.",
-    "D05.tau_10": "Rank agreement (Kendall) within the model’s top ten.",
-    "D05.label_top1_full": "Share of prompts on which the model ranks a right answer first.",
-    "D05.label_top1_circuit": "Share of prompts on which the circuit ranks a right answer first.",
-    "C4b.minimality": "Mean loss of faithfulness when one head is removed from the circuit.",
-    "MIB.cpr": "Area under the faithfulness curve: how fast growing circuits recover the behaviour.",
-    "MIB.cmd": "Mean distance of the faithfulness curve from 1.",
-}
-
 UNITS = {"fraction": "", "1": "", "none": "", "ratio": ""}
 
 DIRECTIONS = {
@@ -74,11 +46,6 @@ OPEN = {
 def is_measurement(document: object) -> bool:
     """Whether a document is the record of one measurement (`Measurement.to_dict`)."""
     return isinstance(document, Mapping) and "schema" not in document and document.keys() >= RECORD
-
-
-def meaning(measurement: Document) -> str:
-    """What a measurement means, from the document itself or from `MEANINGS`."""
-    return str(measurement.get("meaning") or MEANINGS.get(str(measurement.get("id")), ""))
 
 
 def reason(measurement: Document) -> str:
@@ -203,11 +170,16 @@ def measurement_rows(records: Sequence[Document]) -> list[Row]:
 
 
 def with_parts(record: Document) -> Iterator[tuple[str, Document]]:
-    """A measurement and its parts by their names, less a part that is the measurement itself."""
+    """A measurement and its parts by their names, less a part that is the measurement itself.
+
+    Warnings of the measurement are not repeated at its parts.
+    """
     yield record["name"], record
+    said = record.get("warnings") or ()
     for name, part in (record.get("parts") or {}).items():
         if part.get("statistic") is None or part["statistic"] != record.get("statistic"):
-            yield f"{record['name']}: {name}", part
+            own = [each for each in part.get("warnings") or () if each not in said]
+            yield f"{record['name']}: {name}", {**part, "warnings": own}
 
 
 def _measurement_row(name: str, measurement: Document) -> Row:
@@ -259,6 +231,7 @@ def _decided_by(measurement: Document) -> str:
 
 def _meaning_and_warnings(measurement: Document) -> Text:
     warnings = [str(name).replace("_", " ") for name in measurement.get("warnings") or ()]
+    meaning = str(measurement.get("meaning") or "")
     if not warnings:
-        return meaning(measurement)
-    return (meaning(measurement), " ", Span(f"{', '.join(warnings).capitalize()}.", "i"))
+        return meaning
+    return (meaning, " ", Span(f"{', '.join(warnings).capitalize()}.", "i"))

@@ -1,7 +1,6 @@
 """Pictures of measurements: a number with its interval and limits, and faithfulness by size."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -120,51 +119,31 @@ def plot_curve(data: CurveData, ax: "Axes | None" = None) -> "Axes":
     from matplotlib.ticker import NullFormatter
 
     ax = axes_of(ax, 6.6, 4.0)
-    x = np.array(data.fractions)
-    total = data.n_edges[-1] / data.fractions[-1]
     ax.set_xscale("log")
-    ax.axhline(1, color=RULE, linewidth=0.8, zorder=0)
-    ax.axhline(0, color=RULE, linewidth=0.8, zorder=0)
-    if data.target is not None:
-        ax.axhline(data.target, color=MUTED, linewidth=0.8, linestyle=(0, (1, 2.5)), zorder=1)
-        ax.annotate(
-            f"target {data.target:g}",
-            (0, data.target),
-            xycoords=("axes fraction", "data"),
-            xytext=(3, 3),
-            textcoords="offset points",
-            color=MUTED,
-        )
-    if data.random_fractions:
-        random_x = np.array(data.random_fractions)
+    for level in (0, 1):
+        ax.axhline(level, color=RULE, linewidth=0.8, zorder=0)
+    x, random_x = np.array(data.fractions), np.array(data.random_fractions)
+    ax.fill_between(x, data.low, data.high, color=SUPPORTS, alpha=0.16, linewidth=0)
+    ax.plot(x, data.values, "o-", color=SUPPORTS, linewidth=1.8, markersize=3.5, label="strongest edges")
+    if len(random_x):
         ax.fill_between(random_x, data.random_low, data.random_high, color=MUTED, alpha=0.16, linewidth=0)
+        ax.vlines(random_x, data.random_low, data.random_high, color=MUTED, linewidth=0.6)
         ax.plot(
             random_x,
             data.random_values,
+            "s--",
             color=MUTED,
             linewidth=1.2,
-            linestyle=(0, (4, 2)),
-            marker="s",
             markersize=3,
+            label="random edges",
         )
-        if len(random_x) == 1:
-            ax.vlines(random_x, data.random_low, data.random_high, color=MUTED, linewidth=1.2)
-        _label_line(ax, random_x, data.random_values, "random edges", MUTED)
-    ax.fill_between(x, data.low, data.high, color=SUPPORTS, alpha=0.16, linewidth=0)
-    ax.plot(x, data.values, color=SUPPORTS, linewidth=1.8, marker="o", markersize=3.5)
-    _label_line(ax, x, data.values, "strongest edges", SUPPORTS)
+    if data.target is not None:
+        dotted = (0, (1, 2.5))
+        ax.axhline(data.target, color=MUTED, linewidth=0.8, linestyle=dotted, label=f"target {data.target:g}")
     if data.chosen is not None and data.chosen_value is not None:
-        ax.plot(
-            [data.chosen], [data.chosen_value], "o", markersize=9, markerfacecolor="none", color=INK, zorder=5
-        )
-        ax.annotate(
-            "this circuit",
-            (data.chosen, data.chosen_value),
-            xytext=(9, -16),
-            textcoords="offset points",
-            color=INK,
-        )
-    smallest = data.fractions[0]
+        at = [data.chosen], [data.chosen_value]
+        ax.scatter(*at, s=81, facecolors="none", edgecolors=INK, zorder=5, label="this circuit")
+    total, smallest = data.n_edges[-1] / data.fractions[-1], data.fractions[0]
     ticks = [tick for tick in (1e-4, 1e-3, 1e-2, 1e-1, 1.0) if tick >= smallest * 0.99]
     ax.set_xticks(ticks, [f"{100 * tick:g} %\n{max(1, round(tick * total)):,}" for tick in ticks])
     ax.xaxis.set_minor_formatter(NullFormatter())
@@ -172,26 +151,5 @@ def plot_curve(data: CurveData, ax: "Axes | None" = None) -> "Axes":
     ax.set_ylabel("normalised faithfulness")
     finite = [value for value in (*data.values, *data.low, *data.high, 0, 1) if math.isfinite(value)]
     ax.set_ylim(max(min(finite), -1) - 0.05, min(max(finite), 2) + 0.08)
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, labelcolor=MUTED)
     return ax
-
-
-def _label_line(ax: "Axes", x: np.ndarray, y: Sequence[float], text: str, colour: str) -> None:
-    """Write a line's name to the left of where it first rises above one half."""
-    values = np.array(y)
-    above = np.flatnonzero(values > 0.5)
-    if not len(above) or above[0] == 0:
-        return
-    after = int(above[0])
-    part = (0.5 - values[after - 1]) / (values[after] - values[after - 1])
-    if not math.isfinite(part):
-        return
-    crossing = x[after - 1] * (x[after] / x[after - 1]) ** part
-    ax.annotate(
-        text,
-        (crossing, 0.5),
-        xytext=(-8, 0),
-        textcoords="offset points",
-        color=colour,
-        ha="right",
-        va="center",
-    )

@@ -19,8 +19,7 @@ from assay.discovery.heads.replacing import outside, run_with_heads_replaced
 from assay.execution import ABLATIONS, Ablation, CircuitRuns
 from assay.execution.batches import choose_batch_size
 from assay.execution.forward import finite_rows
-from assay.execution.sites import Replacement, Setting
-from assay.metrics.divergence import at_each_read, by_prompt
+from assay.execution.replacements import Setting
 from assay.metrics.outputs import divergences
 
 
@@ -92,8 +91,7 @@ class Complement:
             margins.append(np.where(finite, self.runs.margins_from(logits), np.nan))
             if kl:
                 full = self.runs.logits("full")
-                pair = (at_each_read(self.runs, each).numpy() for each in (full, logits))
-                one = by_prompt(self.runs, divergences(*pair)["kl"])
+                one = divergences(full.numpy(), logits.numpy())["kl"]
                 divergence.append(np.where(finite & finite_rows(full).numpy(), one, np.nan))
         return Replacements(
             margins=np.stack(margins),
@@ -101,15 +99,7 @@ class Complement:
             served=intervention.served(self.setting),
         )
 
-    def with_all_heads(self, replacement: Replacement) -> Float[Tensor, "n *reads d_vocab"]:
-        """Logits with every head replaced, the circuit's own too."""
-        heads = outside((), self.runs.model)
-        size = self.setting.batch_size
-        return run_with_heads_replaced(
-            self.runs.model, self.runs.task, heads, replacement, batch_size=size, check=False
-        )
-
-    def _logits(self, chosen: Ablation) -> Float[Tensor, "n *reads d_vocab"]:
+    def _logits(self, chosen: Ablation) -> Float[Tensor, "n d_vocab"]:
         runs = self.runs
         if heads_alone(runs.circuit):
             assert runs.circuit.heads is not None

@@ -49,13 +49,13 @@ def _facts(
     key="scrub-recovery",
     id="C4.scrub_recovery",
     name="recovery under a resampled complement",
-    family="A",
     criterion="I1 necessity, I2 sufficiency",
     direction="target",
     pass_threshold=0.5,
     runs=("full",),
-    own_runs=6,
+    more_runs=True,
     reference="Chan et al. 2022, Causal Scrubbing",
+    meaning="Share of the margin that is left when all but the circuit comes from other prompts.",
 )
 def _scrub_recovery(
     runs: CircuitRuns, spec: MetricSpec, *, draws: int = 5, same_answer: bool = False
@@ -88,7 +88,6 @@ def _scrub_recovery(
     key="scrub-kl",
     id="C4.scrub_kl",
     name="KL under a resampled complement",
-    family="A",
     criterion="I1 necessity, I2 sufficiency",
     range=(0.0, math.inf),
     direction="lower",
@@ -96,8 +95,9 @@ def _scrub_recovery(
     fail_threshold=2.0,
     unit="nats",
     runs=("full",),
-    own_runs=6,
+    more_runs=True,
     reference="Chan et al. 2022, Causal Scrubbing",
+    meaning="Mean divergence from the model when all but the circuit comes from other prompts.",
 )
 def _scrub_kl(
     runs: CircuitRuns, spec: MetricSpec, *, draws: int = 5, same_answer: bool = False

@@ -12,7 +12,7 @@ from assay.core.errors import InputError, check_name
 from assay.core.measurement import Measurement
 from assay.core.verdict import ONE_SIDED_95, Rule, Verdict
 from assay.execution import CircuitRuns
-from assay.metrics.divergence import at_each_read, by_prompt, run_logits
+from assay.metrics.divergence import run_logits
 from assay.metrics.metric import MetricSpec, finite_examples, metric, record
 from assay.metrics.outputs import answer_is_top
 from assay.stats import fagin_tau_rows, kendall_tau_rows, mean_of
@@ -58,11 +58,11 @@ def overlap(
     return np.asarray(shared.mean(axis=1, dtype=np.float64))
 
 
-def rank_agreement(
+def order_agreement(
     full: Float[np.ndarray, "n d_vocab"],
     circuit: Float[np.ndarray, "n d_vocab"],
-    k: int,
-    *,
+    top_full: Int[np.ndarray, "n k"],
+    top_circuit: Int[np.ndarray, "n k"],
     support: str = "full",
 ) -> Float64[np.ndarray, " n"]:
     """Agreement of order inside the top k, one value per example in [-1, 1].
@@ -70,7 +70,8 @@ def rank_agreement(
     Args:
         full: Logits of the model.
         circuit: Logits of the circuit's run.
-        k: At least 2.
+        top_full: Indices of the model's k largest, k at least 2.
+        top_circuit: The same of the circuit's run.
         support: `full`: Kendall's tau-b of the two runs' logits over the model's top k. `intersection`: over
             the outputs that both top k share. `union`: 1 - 2 D / D_max of the two lists with Fagin's K^(1/2).
 
@@ -80,17 +81,6 @@ def rank_agreement(
     References:
         Kendall (1945); Fagin, Kumar and Sivakumar (2003), doi:10.1137/S0895480102412856.
     """
-    return _order_agreement(full, circuit, top_k(full, k), top_k(circuit, k), support)
-
-
-def _order_agreement(
-    full: Float[np.ndarray, "n d_vocab"],
-    circuit: Float[np.ndarray, "n d_vocab"],
-    top_full: Int[np.ndarray, "n k"],
-    top_circuit: Int[np.ndarray, "n k"],
-    support: str,
-) -> Float64[np.ndarray, " n"]:
-    """`rank_agreement` with both lists at hand."""
     check_name("support", support, SUPPORTS)
     if support == "union":
         return fagin_tau_rows(top_full, top_circuit)
@@ -128,19 +118,11 @@ def check_k(ks: Sequence[Any] | None, n_outputs: int) -> tuple[int, ...]:
     return tuple(sorted(int(k) for k in ks))
 
 
-def _thresholds(given: Mapping[str, float] | None) -> dict[str, float]:
-    for name in given or {}:
-        check_name("top-K threshold", name, THRESHOLDS)
-    return {**THRESHOLDS, **(given or {})}
-
-
 class _Ranking(NamedTuple):
     """Both runs over the outputs that can be ranked, and their lists one longer than the largest K."""
 
-    of: CircuitRuns
     ks: tuple[int, ...]
     used: Bool[np.ndarray, " n"]
-    ranked: Bool[np.ndarray, " rows"]
     runs: tuple[Float[np.ndarray, "rows n_outputs"], Float[np.ndarray, "rows n_outputs"]]
     tops: tuple[Int[np.ndarray, "rows k_plus_1"], Int[np.ndarray, "rows k_plus_1"]]
 
@@ -149,17 +131,16 @@ class _Ranking(NamedTuple):
         return int(self.runs[0].shape[1])
 
     def overlap(self, k: int) -> Float64[np.ndarray, " n"]:
-        return by_prompt(self.of, overlap(self.tops[0][:, :k], self.tops[1][:, :k]))
+        return overlap(self.tops[0][:, :k], self.tops[1][:, :k])
 
     def order(self, k: int, support: str) -> Float64[np.ndarray, " n"]:
-        agreement = _order_agreement(*self.runs, self.tops[0][:, :k], self.tops[1][:, :k], support)
-        return by_prompt(self.of, agreement)
+        return order_agreement(*self.runs, self.tops[0][:, :k], self.tops[1][:, :k], support)
 
     def tie_fraction(self, k: int) -> float:
         """Share of the examples with equal K-th and (K+1)-th logits in either run."""
         sides = zip(self.runs, self.tops, strict=True)
         tied = np.logical_or(*(tied_at(run, top[:, : k + 1]) for run, top in sides))
-        return float(tied[self.ranked].mean()) if self.used.any() else math.nan
+        return float(tied[self.used].mean()) if self.used.any() else math.nan
 
 
 def _ranking(runs: CircuitRuns, K: Sequence[int] | None, vocabulary: int | None) -> _Ranking:
@@ -175,21 +156,17 @@ def _ranking(runs: CircuitRuns, K: Sequence[int] | None, vocabulary: int | None)
         )
     ks = check_k(K, vocabulary)
     used = finite_examples(runs, "full", "keep")
-    reads = runs.task.positions >= 0
-    ranked = used if reads.ndim == 1 else used[reads.nonzero()[:, 0].numpy()]
-    full, keep = (np.where(ranked[:, None], run[:, :vocabulary], 0.0) for run in logits)
+    full, keep = (np.where(used[:, None], run[:, :vocabulary], 0.0) for run in logits)
     tops = top_k(full, ks[-1] + 1), top_k(keep, ks[-1] + 1)
-    return _Ranking(runs, ks, used, ranked, (full, keep), tops)
+    return _Ranking(ks, used, (full, keep), tops)
 
 
 # ------------------------------------------------------------------------------------------- metrics
 
 
-def _parts(
-    runs: CircuitRuns, spec: MetricSpec, ranking: _Ranking, limits: Mapping[str, float], support: str
-) -> dict[str, Measurement]:
+def _parts(runs: CircuitRuns, spec: MetricSpec, ranking: _Ranking, support: str) -> dict[str, Measurement]:
     """Acc@K and tau_K for each K, and both label accuracies, each with its interval."""
-    answers = at_each_read(runs, runs.task.answers).numpy()
+    answers = runs.task.answers.numpy()
     columns: dict[str, tuple[str, np.ndarray]] = {}
     share, correlation = (0.0, 1.0), (-1.0, 1.0)
     for k in ranking.ks:
@@ -198,10 +175,9 @@ def _parts(
         if k > 1:
             columns[f"tau@{k}"] = f"D05.tau_{k}", ranking.order(k, support)
     for key, run in zip(("label-top1-full", "label-top1-circuit"), ranking.runs, strict=True):
-        right = by_prompt(runs, answer_is_top(run, answers).astype(np.float64))
+        right = answer_is_top(run, answers).astype(np.float64)
         columns[key] = "D05." + key.replace("-", "_"), right
-    counted = runs.task.positions.ndim == 1  # of several reads, a prompt counts by its share
-    exact = {"acc@1", "label-top1-full", "label-top1-circuit"} if counted else set()
+    exact = {"acc@1", "label-top1-full", "label-top1-circuit"}
     return {
         key: record(
             spec,
@@ -210,28 +186,27 @@ def _parts(
             used=ranking.used,
             undefined="all_tied",
             id=id_,
-            rule=Rule(pass_at=limits[key]) if key in limits else None,
+            rule=Rule(pass_at=THRESHOLDS[key]) if key in THRESHOLDS else None,
             interval_method="clopper-pearson" if key in exact else None,
         )
         for key, (id_, values) in columns.items()
     }
 
 
-def reading_patterns(values: Mapping[str, float], limits: Mapping[str, float] = THRESHOLDS) -> list[str]:
+def reading_patterns(values: Mapping[str, float]) -> list[str]:
     """Codes of the published reading patterns that hold.
 
     Args:
         values: `acc@1`, `acc@5`, `acc@10`, `tau@10` as far as measured; a pattern that needs a missing or
             undefined one does not hold.
-        limits: Thresholds, see `THRESHOLDS`.
     """
     acc1, acc5, acc10, tau10 = (values.get(key, math.nan) for key in ("acc@1", "acc@5", "acc@10", "tau@10"))
     holds = {
-        "best_guess_reproduced": acc1 > limits["acc@1"],
-        "core_ranking_preserved": acc5 > limits["acc@5"],
-        "fine_order_preserved": tau10 > limits["tau@10"],
-        "dominant_mode_only": acc1 > limits["acc@1"] and acc10 < limits["acc@10_low"],
-        "narrow_circuit": acc1 >= acc5 >= acc10 and acc1 - acc10 > limits["fall"],
+        "best_guess_reproduced": acc1 > THRESHOLDS["acc@1"],
+        "core_ranking_preserved": acc5 > THRESHOLDS["acc@5"],
+        "fine_order_preserved": tau10 > THRESHOLDS["tau@10"],
+        "dominant_mode_only": acc1 > THRESHOLDS["acc@1"] and acc10 < THRESHOLDS["acc@10_low"],
+        "narrow_circuit": acc1 >= acc5 >= acc10 and acc1 - acc10 > THRESHOLDS["fall"],
     }
     return [code for code, true in holds.items() if true]
 
@@ -241,7 +216,7 @@ def _count_rule(statuses: Sequence[str]) -> str:
     return ("fail", "moderate", "pass")[sum(each == "pass" for each in statuses)]
 
 
-def judge_agreement(parts: Mapping[str, Measurement], limits: Mapping[str, float]) -> Verdict:
+def judge_agreement(parts: Mapping[str, Measurement]) -> Verdict:
     """The verdict on Acc@1 and Acc@5 together.
 
     Published: pass when both exceed their thresholds, moderate when one does, else fail. With confidence:
@@ -249,7 +224,7 @@ def judge_agreement(parts: Mapping[str, Measurement], limits: Mapping[str, float
     threshold; else inconclusive.
     """
     judged_keys = ("acc@1", "acc@5")
-    thresholds = {"pass": limits["acc@1"], **{key: limits[key] for key in judged_keys}}
+    thresholds = {"pass": THRESHOLDS["acc@1"], **{key: THRESHOLDS[key] for key in judged_keys}}
     missing = [key for key in judged_keys if key not in parts]
     values = {key: parts[key].value for key in judged_keys if key in parts}
     if missing or any(math.isnan(value) for value in values.values()):
@@ -289,6 +264,8 @@ def judge_agreement(parts: Mapping[str, Measurement], limits: Mapping[str, float
     direction="higher",
     pass_threshold=0.95,
     reference="Wang et al. 2022, arXiv:2211.00593; Conmy et al. 2023, arXiv:2304.14997",
+    meaning="Share of prompts on which circuit and model predict the same token; the verdict also requires "
+    "the top five. acc@K: overlap of the K most likely; tau@K: agreement of their order (Kendall).",
 )
 def _topk(
     runs: CircuitRuns,
@@ -296,7 +273,6 @@ def _topk(
     *,
     K: Sequence[int] | None = None,
     support: str = "full",
-    thresholds: Mapping[str, float] | None = None,
     vocabulary: int | None = None,
 ) -> Measurement:
     """Share of the model's K most confident outputs that are among the circuit's: Acc@K; the value is Acc@1.
@@ -308,43 +284,38 @@ def _topk(
         K: List sizes, below the number of outputs. Default 1, 5, 10; for at most 10 outputs, 1 and a quarter.
         support: What tau_K ranks: the model's top K (`full`, tau-b), the shared outputs (`intersection`,
             tau-b) or both lists (`union`, Fagin's K^(1/2)).
-        thresholds: Replaces entries of `THRESHOLDS`.
         vocabulary: Outputs that can be ranked, from the first. Default: as many as the tokenizer has.
 
     The interval is Clopper-Pearson for K = 1, else that of a bounded mean, which holds at every n. Passes
     when Acc@1 > 0.95 and Acc@5 > 0.90.
     The warning `many_ties` says that more than 1 % of the examples have equal K-th and (K+1)-th logits.
     """
-    limits = _thresholds(thresholds)
     ranking = _ranking(runs, K, vocabulary)
-    parts = _parts(runs, spec, ranking, limits, support)
+    parts = _parts(runs, spec, ranking, support)
     main = parts[f"acc@{ranking.ks[0]}"]
-    details = _details(ranking, parts) | {"support": support}
-    details["patterns"] = reading_patterns({key: part.value for key, part in parts.items()}, limits)
+    taus = {k: parts[f"tau@{k}"] for k in ranking.ks if k > 1}
+    details: dict[str, Any] = {
+        "K": list(ranking.ks),
+        "acc": {k: parts[f"acc@{k}"].value for k in ranking.ks},
+        "tau": {k: tau.value for k, tau in taus.items()},
+        "n_defined": {k: tau.n for k, tau in taus.items()},
+        "chance": {k: k / ranking.n_outputs for k in ranking.ks},
+        "tie_fraction": {k: ranking.tie_fraction(k) for k in ranking.ks},
+        "label_top1_full": parts["label-top1-full"].value,
+        "label_top1_circuit": parts["label-top1-circuit"].value,
+        "n_outputs": ranking.n_outputs,
+        "support": support,
+    }
+    details["patterns"] = reading_patterns({key: part.value for key, part in parts.items()})
     tied = any(share > MANY_TIES for share in details["tie_fraction"].values())
     return replace(
         main,
         id=spec.id,
         details=details,
         parts=parts,
-        judged=judge_agreement(parts, limits),
+        judged=judge_agreement(parts),
         warnings=(*main.warnings, *(["many_ties"] if tied else [])),
     )
-
-
-def _details(ranking: _Ranking, parts: Mapping[str, Measurement]) -> dict[str, Any]:
-    sizes = [k for k in ranking.ks if k > 1]
-    return {
-        "K": list(ranking.ks),
-        "acc": {k: parts[f"acc@{k}"].value for k in ranking.ks},
-        "tau": {k: parts[f"tau@{k}"].value for k in sizes},
-        "n_defined": {k: parts[f"tau@{k}"].n for k in sizes},
-        "chance": {k: k / ranking.n_outputs for k in ranking.ks},
-        "tie_fraction": {k: ranking.tie_fraction(k) for k in ranking.ks},
-        "label_top1_full": parts["label-top1-full"].value,
-        "label_top1_circuit": parts["label-top1-circuit"].value,
-        "n_outputs": ranking.n_outputs,
-    }
 
 
 @metric(
@@ -357,6 +328,7 @@ def _details(ranking: _Ranking, parts: Mapping[str, Measurement]) -> dict[str, A
     pass_threshold=0.9,
     unit="correlation",
     reference="Kendall 1938",
+    meaning="Agreement of order (Kendall) within the model’s K most likely tokens.",
 )
 def _topk_tau(
     runs: CircuitRuns,

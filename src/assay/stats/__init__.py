@@ -8,12 +8,6 @@ from assay.stats.agreement import (
     kendall_w,
     top_members,
 )
-from assay.stats.all_pairs_bounds import (
-    all_pairs_failure,
-    all_pairs_order_failure,
-    best_all_pairs_order,
-    maximum_exceedance,
-)
 from assay.stats.anova import GroupDifferences, group_differences
 from assay.stats.association import (
     fagin_tau_rows,
@@ -26,10 +20,22 @@ from assay.stats.association import (
 )
 from assay.stats.bounded import bounded_mean
 from assay.stats.cells import CellTests, cell_tests
-from assay.stats.certificates import Certificate, certificate, certificate_family
-from assay.stats.detection import auroc, average_precision, d_prime, precision_at
+from assay.stats.certificates import (
+    Certificate,
+    OrderStatistic,
+    SampleSize,
+    all_pairs_failure,
+    all_pairs_order_failure,
+    best_all_pairs_order,
+    best_order_statistic,
+    certificate,
+    maximum_exceedance,
+    percentile_confidence,
+    percentile_failure,
+    percentile_sample_size,
+)
+from assay.stats.detection import auroc, average_precision, corrected_rate, d_prime, precision_at
 from assay.stats.estimate import Estimate, SignificanceTest
-from assay.stats.inclusion import CertifiedInclusion, certified_inclusion, edit_radius
 from assay.stats.intervals import (
     bootstrap_interval,
     clopper_pearson,
@@ -50,30 +56,16 @@ from assay.stats.multiplicity import (
     partial_conjunction,
     true_discoveries,
 )
-from assay.stats.percentile_bounds import (
-    OrderStatistic,
-    SampleSize,
-    best_order_statistic,
-    percentile_confidence,
-    percentile_failure,
-    percentile_sample_size,
-)
 from assay.stats.permutation import MeanTest, RankTest, mean_tests, spearman_test
 from assay.stats.poisson_weights import poisson_weights
 from assay.stats.relative_error import RelativeErrors, absolute_errors, relative_errors
 from assay.stats.reliability import Consistency, cronbach_alpha, resampled_alpha_bounds, spearman_brown
 from assay.stats.resampled import ResampledValue
-from assay.stats.sequences import (
-    ConfidenceSequence,
-    confidence_sequence,
-    hoeffding_radius,
-)
 from assay.stats.skewed_mean import mean_above, skewed_mean_interval
-from assay.stats.spread import bootstrap_spread, coefficient_of_variation, standard_deviation, standard_error
+from assay.stats.spread import bootstrap_spread, coefficient_of_variation
 from assay.stats.statistic import (
     FunctionOfSums,
     RatioOfSums,
-    corrected_rate,
     mean_difference,
     mean_of,
     paired_difference,
@@ -92,7 +84,6 @@ from assay.stats.summary import (
     mean_standard_error,
     summarize,
     top_indices,
-    weighted_quantiles,
 )
 
 
@@ -101,9 +92,7 @@ __all__ = [
     "CellTable",
     "CellTests",
     "Certificate",
-    "CertifiedInclusion",
     "Concordance",
-    "ConfidenceSequence",
     "Consistency",
     "Estimate",
     "FunctionOfSums",
@@ -135,25 +124,20 @@ __all__ = [
     "cell_table",
     "cell_tests",
     "certificate",
-    "certificate_family",
-    "certified_inclusion",
     "clopper_pearson",
     "coefficient_of_variation",
     "compare_with_anchor",
-    "confidence_sequence",
     "corrected_rate",
     "cronbach_alpha",
     "d_prime",
     "delta_interval",
     "draw_counts",
     "e_benjamini_hochberg",
-    "edit_radius",
     "fagin_tau_rows",
     "fieller_interval",
     "fisher_z_interval",
     "group_differences",
     "histogram",
-    "hoeffding_radius",
     "holm",
     "intraclass_correlation",
     "kappa_matrix",
@@ -186,13 +170,10 @@ __all__ = [
     "spearman_brown",
     "spearman_matrix",
     "spearman_test",
-    "standard_deviation",
-    "standard_error",
     "statistic_from_dict",
     "studentized_interval",
     "summarize",
     "top_indices",
     "top_members",
     "true_discoveries",
-    "weighted_quantiles",
 ]

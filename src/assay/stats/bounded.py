@@ -46,8 +46,7 @@ def bounded_mean(
         InputError: For a value outside the bounds, and a level outside (0, 1).
 
     Notes:
-        Wider than the exact interval of a share: for values that are 0 or 1, take `clopper_pearson`. For a
-        sample that grows until a claim is settled, take `confidence_sequence`.
+        Wider than the exact interval of a share: for values that are 0 or 1, take `clopper_pearson`.
 
     References:
         Waudby-Smith and Ramdas (2024), doi:10.1093/jrsssb/qkad009 (fixed bets; a mean of capitals is one).

@@ -17,7 +17,6 @@ from assay.stats.multiplicity import benjamini_hochberg
 SPARSE = 20
 _STREAM = "cell-tests"
 _FEWEST = 999
-_ROUNDING = 1e-12  # shares of weights that differ by less are equal
 _PER_CELL = 40  # a cell that no permutation reaches then has q = 1/40, whatever the number of cells
 _WORK = 2 * 10**7  # entries that all permutations together may touch: about a second
 
@@ -29,10 +28,10 @@ class CellTests(Record):
     Attributes:
         rows: Values of the first label, ascending.
         columns: Values of the second one, ascending; a single None where there is none.
-        n: `[R, C]` values per cell, whatever their weights.
+        n: `[R, C]` values per cell.
         n_inputs: `[R, C]` distinct inputs that bear the cell's labels; where the two labels belong to the two
             sides of a cross, the smaller of the two numbers.
-        exceed: `[R, C]` share of the cell's values above the threshold, by weight; NaN for an empty cell.
+        exceed: `[R, C]` share of the cell's values above the threshold; NaN for an empty cell.
         pooled: The same share over all values.
         p_value: `[R, C]` in (0, 1], one-sided: small where the cell exceeds more often than its labels'
             being dealt to other inputs explains. NaN for an empty cell.
@@ -62,15 +61,13 @@ class _DrawnInputs:
     """One axis of the values: which input each draw is, and the cell label of each input.
 
     `unit` `[draws]` numbers the distinct inputs, `multiplicity` `[units]` counts their draws, `label`
-    `[units]` is what is dealt anew, and `mass` `[units]` is what an input's draws weigh together: their
-    number, where no weights are given.
+    `[units]` is what is dealt anew.
     """
 
     unit: Int64[np.ndarray, " draws"]
     multiplicity: Int64[np.ndarray, " units"]
     label: Int64[np.ndarray, " units"]
     n_labels: int
-    mass: Int64[np.ndarray, " units"] | Float64[np.ndarray, " units"]
 
     @property
     def inputs_per_label(self) -> Int64[np.ndarray, " labels"]:
@@ -79,9 +76,6 @@ class _DrawnInputs:
     def draws_per_label(self, label: Int64[np.ndarray, " units"]) -> Int64[np.ndarray, " labels"]:
         return np.bincount(label, weights=self.multiplicity, minlength=self.n_labels).astype(np.int64)
 
-    def mass_per_label(self, label: Int64[np.ndarray, " units"]) -> Float64[np.ndarray, " labels"]:
-        return np.bincount(label, weights=self.mass, minlength=self.n_labels)
-
 
 def cell_tests(
     exceeds: Bool[np.ndarray, "..."],
@@ -89,7 +83,6 @@ def cell_tests(
     columns: Shaped[np.ndarray, "..."] | None = None,
     *,
     inputs: Sequence[Shaped[np.ndarray, " _"]] | None = None,
-    weights: Sequence[Float64[np.ndarray, " _"]] | None = None,
     permutations: int | None = None,
     seed: int = 0,
 ) -> CellTests:
@@ -110,8 +103,6 @@ def cell_tests(
         inputs: Ids of the inputs, one array per axis of `exceeds` (`(clean, corrupted)`, or `(pairs,)`):
             draws with equal ids are one input, count once in `n_inputs` and keep their label in common. None
             takes every draw for another input.
-        weights: Positive weights of the draws, one array per axis of `exceeds`: a value counts with the
-            product of its own, as pairs of an enumerated population do. None: every value counts alike.
         permutations: At least 1. None takes 999, and up to 40 per cell while that stays a matter of seconds:
             with many cells p-values of 1/1000 are too coarse for the correction.
         seed: Of the permutations.
@@ -158,22 +149,17 @@ def cell_tests(
         column_labels, column_codes = coded(columns, exceeds.shape, "columns")
     shape = (len(row_labels), len(column_labels))
     units = _units(inputs, exceeds)
-    by_axis = [None] * exceeds.ndim if weights is None else _checked_weights(weights, exceeds)
     if row_axis == column_axis:
         joint = (row_codes * shape[1] + column_codes).ravel()
-        side = _side(units[row_axis], joint, shape[0] * shape[1], by_axis[row_axis])
+        side = _side(units[row_axis], joint, shape[0] * shape[1])
         n_inputs = side.inputs_per_label
-        if weights is None:
-            tests = _test_one_side(exceeds, side, row_axis, permutations, seed)
-        else:
-            tests = _test_weighted_side(exceeds, side, row_axis, by_axis, permutations, seed)
+        tests = _test_one_side(exceeds, side, row_axis, permutations, seed)
     else:
-        first = _side(units[row_axis], row_codes.ravel(), shape[0], by_axis[row_axis])
-        second = _side(units[column_axis], column_codes.ravel(), shape[1], by_axis[column_axis])
+        first = _side(units[row_axis], row_codes.ravel(), shape[0])
+        second = _side(units[column_axis], column_codes.ravel(), shape[1])
         n_inputs = np.minimum.outer(first.inputs_per_label, second.inputs_per_label)
-        order = slice(None) if row_axis == 0 else slice(None, None, -1)
         turned = exceeds if row_axis == 0 else exceeds.T
-        tests = _test_two_sides(turned, first, second, by_axis[order], permutations, seed)
+        tests = _test_two_sides(turned, first, second, permutations, seed)
     n, exceed, p_value, permutations = tests
     return CellTests(
         rows=row_labels,
@@ -181,7 +167,7 @@ def cell_tests(
         n=n.reshape(shape),
         n_inputs=n_inputs.reshape(shape),
         exceed=exceed.reshape(shape),
-        pooled=_pooled(exceeds, by_axis),
+        pooled=float(exceeds.mean()),
         p_value=p_value.reshape(shape),
         q_value=benjamini_hochberg(p_value).reshape(shape),
         sparse=n_inputs.reshape(shape) < SPARSE,
@@ -220,33 +206,10 @@ def _units(
     return [np.unique(ids, return_inverse=True)[1].astype(np.int64) for ids in inputs]
 
 
-def _checked_weights(
-    weights: Sequence[Float64[np.ndarray, " _"]], exceeds: Bool[np.ndarray, "..."]
-) -> list[Float64[np.ndarray, " draws"] | None]:
-    shapes = tuple(len(each) for each in weights)
-    if shapes != exceeds.shape:
-        raise ShapeError(
-            f"weights are given for {shapes} draws, but the values have shape {exceeds.shape}; expected one "
-            "array per axis"
-        )
-    if not all((np.isfinite(each) & (each > 0)).all() for each in weights):
-        raise InputError("weights hold values that are not positive numbers; remove these inputs")
-    return list(weights)
-
-
-def _pooled(exceeds: Bool[np.ndarray, "..."], weights: Sequence[Float64[np.ndarray, " _"] | None]) -> float:
-    """Share of all values above the threshold."""
-    share = exceeds.astype(np.float64)
-    for each in reversed(weights):  # the last axis first
-        share = np.asarray(np.average(share, axis=-1, weights=each))
-    return float(exceeds.mean()) if weights[0] is None else float(share)
-
-
 def _side(
     unit: Int64[np.ndarray, " draws"],
     labels: Int64[np.ndarray, " draws"],
     n_labels: int,
-    weights: Float64[np.ndarray, " draws"] | None,
 ) -> _DrawnInputs:
     multiplicity = np.bincount(unit)
     label = np.empty(len(multiplicity), dtype=np.int64)
@@ -259,8 +222,7 @@ def _side(
             f"draws {min(at, twin)} and {max(at, twin)} have the same input id but different labels; a "
             "label must be a property of the input"
         )
-    mass = multiplicity if weights is None else np.bincount(unit, weights=weights)
-    return _DrawnInputs(unit=unit, multiplicity=multiplicity, label=label, n_labels=n_labels, mass=mass)
+    return _DrawnInputs(unit=unit, multiplicity=multiplicity, label=label, n_labels=n_labels)
 
 
 def _number(permutations: int | None, n_cells: int, per_permutation: int) -> int:
@@ -314,41 +276,10 @@ def _test_one_side(
     return side.draws_per_label(side.label) * values_per_draw, observed, p_value, number
 
 
-def _test_weighted_side(
-    exceeds: Bool[np.ndarray, "..."],
-    side: _DrawnInputs,
-    axis: int,
-    weights: Sequence[Float64[np.ndarray, " _"] | None],
-    permutations: int | None,
-    seed: int,
-) -> _Found:
-    """Labels of one axis where inputs count by weight: then every input needs a place to go."""
-    other = [None] if exceeds.ndim == 1 else [weights[1 - axis]]
-    per_draw = exceeds if exceeds.ndim == 1 else np.average(exceeds, axis=1 - axis, weights=other[0])
-    own = weights[axis]
-    assert own is not None
-    hits = np.bincount(side.unit, weights=own * per_draw)
-
-    def share(label: Int64[np.ndarray, " units"]) -> Float64[np.ndarray, " cells"]:
-        summed = np.bincount(label, weights=hits, minlength=side.n_labels)
-        return _shares(summed, side.mass_per_label(label))
-
-    observed = share(side.label)
-    inputs = side.inputs_per_label
-    number = _number(permutations, int(np.count_nonzero(inputs)), max(len(hits), side.n_labels))
-    rng = stream(seed, _STREAM)
-    reached = np.zeros(side.n_labels, dtype=np.int64)
-    for _ in range(number):
-        reached += share(rng.permutation(side.label)) >= observed - _ROUNDING
-    p_value = np.where(inputs > 0, (1 + reached) / (1 + number), np.nan)
-    return side.draws_per_label(side.label) * (exceeds.size // len(side.unit)), observed, p_value, number
-
-
 def _test_two_sides(
     exceeds: Bool[np.ndarray, "n_first n_second"],
     first: _DrawnInputs,
     second: _DrawnInputs,
-    weights: Sequence[Float64[np.ndarray, " _"] | None],
     permutations: int | None,
     seed: int,
 ) -> _Found:
@@ -356,22 +287,19 @@ def _test_two_sides(
     places = np.nonzero(exceeds)
     at_first, at_second = (side.unit[at] for side, at in zip((first, second), places, strict=True))
     n_cells = first.n_labels * second.n_labels
-    hits, slack = None, 0.0
-    if weights[0] is not None and weights[1] is not None:
-        hits, slack = weights[0][places[0]] * weights[1][places[1]], _ROUNDING
 
     def table(
         label: Int64[np.ndarray, " units"], other: Int64[np.ndarray, " others"]
     ) -> Float64[np.ndarray, " cells"]:
-        mass = np.multiply.outer(first.mass_per_label(label), second.mass_per_label(other)).ravel()
+        pairs = np.multiply.outer(first.draws_per_label(label), second.draws_per_label(other)).ravel()
         cell = label[at_first] * second.n_labels + other[at_second]
-        return _shares(np.bincount(cell, weights=hits, minlength=n_cells), mass)
+        return _shares(np.bincount(cell, minlength=n_cells), pairs)
 
     observed = table(first.label, second.label)
     number = _number(permutations, n_cells, max(len(at_first), n_cells))
     rng = stream(seed, _STREAM)
     reached = np.zeros(n_cells, dtype=np.int64)
     for _ in range(number):
-        reached += table(rng.permutation(first.label), rng.permutation(second.label)) >= observed - slack
+        reached += table(rng.permutation(first.label), rng.permutation(second.label)) >= observed
     n = np.multiply.outer(*(each.draws_per_label(each.label) for each in (first, second))).ravel()
     return n, observed, (1 + reached) / (1 + number), number

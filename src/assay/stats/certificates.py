@@ -7,35 +7,32 @@ entries share inputs and only min(n_clean, n_corrupted) of them are independent.
 
 The number of values is fixed before they are looked at, and values that were searched for, or that took
 part in choosing what is certified, do not belong in the sample.
+
+Throughout, x_p = inf{t : F(t) >= p} is the percentile, X_(k) the k-th smallest value, and *failure* the
+probability that X_(k) < x_p. Failures are upper tails, so they keep their precision where one minus them
+would print 1.0. Shares are read as they are written: 0.95 is 19/20, since ceil((0.9 + 0.05) * 60) is 58 in
+floats.
 """
 
 import math
-from collections.abc import Sequence
+from bisect import bisect_left
 from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal, overload
 
 import numpy as np
 import scipy
-from jaxtyping import Float64, Int, Int64, Real
+from jaxtyping import Float64, Int64, Real
 
-from assay.core.errors import InputError, ShapeError, check_name
-from assay.core.random import stream
+from assay.core.errors import InputError, ShapeError, check_fraction, check_least, check_name, unknown_name
 from assay.core.record import Record
 from assay.stats._checks import finite
-from assay.stats.all_pairs_bounds import all_pairs_failure, best_all_pairs_order
-from assay.stats.percentile_bounds import (
-    OrderStatistic,
-    best_order_statistic,
-    order_of,
-    percentile_failure,
-    percentile_sample_size,
-    share,
-)
 
 
-_STREAM = "disjoint-pairs"
-_SOLVED = 10**9  # sizes up to here are worked out exactly; it takes well under a second
+ROUNDING = 1e-12  # relative error of a computed tail; a failure this close to the allowed one meets it
 INDEPENDENT = "order-statistic"
-OF_PAIRS = ("ustat", "disjoint", "asymptotic", "published")
+OF_PAIRS = ("ustat", "published")
+_LARGEST = 10**7  # exact sample size; it takes some seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +48,7 @@ class Certificate(Record):
         n: Independent values behind it; for crossed inputs the smaller number of inputs.
         n_values: Values that were ordered.
         order: Rank of `bound` among them, 1 the smallest.
-        method: `order-statistic`; for crossed inputs `ustat`, `disjoint`, `asymptotic` or `published`;
-            `exact` for a population that was enumerated.
+        method: `order-statistic`; for crossed inputs `ustat` or `published`.
         rigorous: Whether `failure` is a theorem for every distribution, or an approximation.
         reason: `too_few` (no bound), `below_delta` (the confidence falls short of `delta`), else None.
         n_needed: Independent values that are enough where `reason` is given.
@@ -91,13 +87,39 @@ class Certificate(Record):
                 f"no bound on {name} at confidence {self.delta:g}: {self.n} independent values, "
                 f"{self.n_needed} needed ({self.method})"
             )
-        if self.method == "exact":
-            return f"{name} is {self.bound:.6g}: all {self.n_values:,} pairs were run"
         kind = "" if self.rigorous else ", approximate"
         return (
             f"{name} is at most {self.bound:.6g} with confidence {self.confidence:.6g} "
             f"({self.method}, {self.n} independent values{kind})"
         )
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleSize:
+    """Sample sizes that reach a confidence.
+
+    Attributes:
+        first: Smallest n that does. Some larger ones may not: the exact probability is a sawtooth in n.
+        stable: Smallest n from which on every sample size does.
+    """
+
+    first: int
+    stable: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderStatistic:
+    """The smallest order statistic that bounds a percentile at a given confidence.
+
+    Attributes:
+        order: Its rank k among the values, 1 the smallest; None where no rank suffices.
+        failure: Bound on the probability that it falls below the percentile; NaN without a rank.
+        n_needed: Independent values that are needed for any rank to suffice.
+    """
+
+    order: int | None
+    failure: float
+    n_needed: int
 
 
 def certificate(
@@ -107,7 +129,6 @@ def certificate(
     delta: float = 0.95,
     epsilon: float | None = None,
     method: str | None = None,
-    seed: int = 0,
 ) -> Certificate:
     """An upper bound on a percentile of the distribution that the values were drawn from.
 
@@ -122,12 +143,9 @@ def certificate(
         delta: Confidence to reach, in (0, 1).
         epsilon: Take the order statistic this far above the percentile; percentile + epsilon < 1.
         method: For a matrix: `ustat` (default; rigorous, all values, the convex bound of
-            `all_pairs_order_failure`), `disjoint` (rigorous and exact; one random pairing of
-            min(n_clean, n_corrupted) values), `asymptotic` (a normal approximation with two-way standard
-            errors) or `published` (all values under the binomial of as many independent values as there are
-            inputs on the smaller side: no theorem, though seldom wrong). For independent draws only
-            `order-statistic`.
-        seed: Of the pairing of `disjoint`.
+            `all_pairs_order_failure`) or `published` (all values under the binomial of as many independent
+            values as there are inputs on the smaller side: no theorem, though seldom wrong). For independent
+            draws only `order-statistic`.
 
     Returns:
         `bound` is None, with the reason `too_few` and the n needed, where n < ln(1 - delta) / ln(p)
@@ -138,11 +156,8 @@ def certificate(
         NonFiniteError: NaN or infinite values.
 
     Notes:
-        Ties and discrete distributions keep the bound valid (its failure probability falls). `asymptotic`
-        takes the smallest value t with F^(t) - z se(t) >= p, se^2 = S_row^2 / n_clean + S_col^2 / n_corrupted
-        with the variances of the row and column means of 1[K <= t]; with 100 to 300 inputs a side and effects
-        shared along rows or columns its coverage is .87 to .97 at a nominal .95, and down to .79 where few
-        inputs make the tail (p = .99 of 300). A million values take about 0.1 s.
+        Ties and discrete distributions keep the bound valid (its failure probability falls). A million
+        values take about 0.1 s.
 
     References:
         uit de Bos and Garriga-Alonso (2024), arXiv:2407.15166, proposition 2.1; Hoeffding (1963),
@@ -157,65 +172,30 @@ def certificate(
     checked, method = _checked(values, method)
     share(percentile, "percentile")
     share(delta, "delta")
-    if method == "disjoint":
-        rng, m = stream(seed, _STREAM), min(checked.shape)
-        checked = checked[rng.permutation(checked.shape[0])[:m], rng.permutation(checked.shape[1])[:m]]
-    if epsilon is None:
-        best = _best(checked, percentile, delta, method)
-    elif method == "asymptotic":
-        raise InputError("the asymptotic method chooses its own order statistic; remove epsilon")
-    else:
+    m = min(checked.shape)
+    if epsilon is not None:
         best = _fixed(checked, percentile, delta, epsilon, method)
-    bound = None if best.order is None else _smallest(checked, best.order)
-    short = bound is None or best.n_needed > min(checked.shape)
+    elif method == "ustat":
+        best = best_all_pairs_order(checked.shape[0], checked.shape[1], percentile, delta)
+    else:
+        best = best_order_statistic(m, percentile, delta)
+    order = best.order
+    if order is not None and epsilon is None and method == "published":
+        order *= max(checked.shape)
+    short = order is None or best.n_needed > m
     return Certificate(
-        bound=bound,
+        bound=None if order is None else float(np.partition(checked, order - 1, axis=None)[order - 1]),
         percentile=percentile,
         failure=best.failure,
         delta=delta,
-        n=min(checked.shape),
+        n=m,
         n_values=checked.size,
-        order=best.order,
+        order=order,
         method=method,
-        rigorous=method not in ("asymptotic", "published"),
-        reason=None if not short else "too_few" if bound is None else "below_delta",
+        rigorous=method != "published",
+        reason=None if not short else "too_few" if order is None else "below_delta",
         n_needed=best.n_needed if short else None,
     )
-
-
-def certificate_family(
-    values: Real[np.ndarray, "..."],
-    percentiles: Sequence[float],
-    *,
-    delta: float = 0.95,
-    method: str | None = None,
-    seed: int = 0,
-) -> tuple[Certificate, ...]:
-    """Certificates of several percentiles that hold all at once with confidence `delta`.
-
-    The failure probability is split equally (Bonferroni): each of m certificates is made at confidence
-    1 - (1 - delta) / m.
-
-    Args:
-        values: As for `certificate`.
-        percentiles: Shares in (0, 1), one certificate each, in this order.
-        delta: Confidence of all of them together.
-        method: As for `certificate`.
-        seed: As for `certificate`.
-
-    Example:
-        >>> [each.order for each in certificate_family(np.arange(1.0, 1001.0), [0.95, 0.99])]
-        [964, 997]
-    """
-    if not percentiles:
-        raise InputError("percentiles are missing; give at least one")
-    each = float(1 - (1 - share(delta, "delta")) / len(percentiles))
-    return tuple(
-        certificate(values, percentile, delta=each, method=method, seed=seed) for percentile in percentiles
-    )
-
-
-# ------------------------------------------------------------------------------------------------ its parts
 
 
 def _checked(values: Real[np.ndarray, "..."], method: str | None) -> tuple[Float64[np.ndarray, "..."], str]:
@@ -235,30 +215,6 @@ def _checked(values: Real[np.ndarray, "..."], method: str | None) -> tuple[Float
     return checked, method
 
 
-def _smallest(values: Float64[np.ndarray, "..."], order: int) -> float:
-    return float(np.partition(values, order - 1, axis=None)[order - 1])
-
-
-def _best(values: Float64[np.ndarray, "..."], p: float, delta: float, method: str) -> OrderStatistic:
-    """The smallest rank that the method allows at confidence delta."""
-    if method == "ustat":
-        return best_all_pairs_order(values.shape[0], values.shape[1], p, delta)
-    best = best_order_statistic(min(values.shape), p, delta)
-    if method == "asymptotic" and min(values.shape) < 2:  # no variance of one row or column
-        return OrderStatistic(order=None, failure=math.nan, n_needed=max(best.n_needed, 2))
-    if best.order is None or method in (INDEPENDENT, "disjoint"):
-        return best
-    if method == "published":
-        return OrderStatistic(
-            order=best.order * max(values.shape), failure=best.failure, n_needed=best.n_needed
-        )
-    return OrderStatistic(
-        order=_asymptotic_order(values, p, delta),
-        failure=float(1 - share(delta, "delta")),
-        n_needed=best.n_needed,
-    )
-
-
 def _fixed(
     values: Float64[np.ndarray, "..."], p: float, delta: float, epsilon: float, method: str
 ) -> OrderStatistic:
@@ -271,45 +227,379 @@ def _fixed(
     n_needed = m
     if failure > float(1 - share(delta, "delta")):
         n_needed = percentile_sample_size(p, delta, epsilon, "chernoff")  # enough for the convex bound too
-        if method != "ustat" and n_needed <= _SOLVED:
+        if method != "ustat" and n_needed <= _LARGEST:
             n_needed = percentile_sample_size(p, delta, epsilon)
     return OrderStatistic(order=order_of(values.size, p, epsilon), failure=failure, n_needed=n_needed)
 
 
-def _running_counts(groups: Int[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
-    """How many earlier entries belong to the same group, for each entry."""
-    order = np.argsort(groups, kind="stable")
-    ordered = groups[order]
-    counts = np.empty(len(groups), dtype=np.int64)
-    counts[order] = np.arange(len(groups)) - np.searchsorted(ordered, ordered)
-    return counts
+def edit_radius(lower: float, deletion: float) -> int | None:
+    """Edits that a majority of random parts survives: floor(ln(3/2 - lower) / ln deletion).
 
+    An edit of R examples goes unnoticed by a part from which all of them are deleted, a share deletion^R of
+    the parts, so it moves the share of positive parts by at most 1 - deletion^R.
 
-def _asymptotic_order(values: Float64[np.ndarray, "n_clean n_corrupted"], p: float, delta: float) -> int:
-    """Smallest s with F^ - z se >= p, where F^ = s / N is the share of values up to the s-th smallest.
+    Args:
+        lower: Lower bound of the share of parts that agree, in [0, 1].
+        deletion: Probability with which each example is deleted, in (0, 1).
 
-    The variances of row and column means follow from sums of squared counts of values <= t per row and per
-    column, and adding a value to a row of count c adds 2 c + 1 to its sum. Only ranks above p N can qualify
-    (all can, where z < 0).
+    Returns:
+        None where `lower` <= 1/2; else at most floor(ln(1/2) / ln deletion).
+
+    References:
+        Huang et al. (2023), arXiv:2302.01757; Anani et al. (2026), arXiv:2602.22968.
+
+    Example:
+        >>> [edit_radius(1.0, deletion) for deletion in (0.2, 0.5, 0.9)]
+        [0, 1, 6]
     """
-    n_columns = values.shape[1]
-    z = float(scipy.special.ndtri(delta))
-    skipped = math.ceil(share(p, "p") * values.size) - 1 if z >= 0 else 0
-    flat = values.ravel()
-    by_size = np.argpartition(flat, skipped)
-    below, above = by_size[:skipped], by_size[skipped:]
-    above = above[np.argsort(flat[above])]
-    total = np.arange(skipped + 1, values.size + 1)
-    share_below = total / values.size
-    squared_error = np.zeros(len(above))
-    # Groups of the flat indices: rows by integer division, columns by its remainder.
-    groups = zip(values.shape, np.divmod(below, n_columns), np.divmod(above, n_columns), strict=True)
-    for n_groups, kept, added in groups:
-        counts = np.bincount(kept, minlength=n_groups)
-        squares = (counts**2).sum() + np.cumsum(2 * (counts[added] + _running_counts(added)) + 1)
-        length = values.size // n_groups
-        spread = (squares / length**2 - n_groups * share_below**2) / (n_groups - 1)
-        squared_error += np.maximum(spread, 0) / n_groups
-    last_of_ties = np.append(flat[above[1:]] > flat[above[:-1]], True)
-    qualified = last_of_ties & (share_below - z * np.sqrt(squared_error) >= p)
-    return int(total[np.argmax(qualified)])
+    check_fraction(deletion=deletion)
+    if not 0 <= lower <= 1:
+        raise InputError(f"lower is {lower}; expected a fraction in [0, 1]")
+    return math.floor(math.log(1.5 - lower) / math.log(deletion)) if lower > 0.5 else None
+
+
+# ----------------------------------------------------------------------------------------- independent values
+
+
+def share(value: float, name: str) -> Fraction:
+    """A number strictly between 0 and 1 as the fraction that its decimal digits say."""
+    check_fraction(**{name: value})
+    return Fraction(str(value))
+
+
+def _target(p: float, epsilon: float) -> tuple[Fraction, Fraction]:
+    """The shares p and p + epsilon."""
+    percentile = share(p, "p")
+    if not 0 < epsilon < math.inf:
+        raise InputError(f"epsilon is {epsilon}; expected a positive number with p + epsilon < 1")
+    target = percentile + Fraction(str(epsilon))
+    if target >= 1:
+        raise InputError(
+            f"p + epsilon is {float(target):g}; it must stay below 1, because no order statistic lies "
+            f"beyond the largest value. Use epsilon < {float(1 - percentile):g}, or the best order statistic"
+        )
+    return percentile, target
+
+
+def order_of(n: int, p: float, epsilon: float) -> int:
+    """The rank k = ceil((p + epsilon) n) among n values, 1 the smallest."""
+    check_least(1, n=n)
+    return math.ceil(_target(p, epsilon)[1] * n)
+
+
+def _within(failure: float, allowed: float) -> bool:
+    return failure <= allowed * (1 + ROUNDING)
+
+
+def _divergence(of: Fraction, reference: Fraction) -> float:
+    """KL divergence of two coins in nats, D(a || b) = b f((a - b) / b) + (1 - b) f((b - a) / (1 - b)).
+
+    With f(x) = (1 + x) ln(1 + x) - x: both terms are positive, so that nothing cancels for a close to b,
+    where D is about (a - b)^2 / (2 b (1 - b)).
+    """
+
+    def term(x: float) -> float:
+        if abs(x) > 0.01:
+            return float(scipy.special.xlog1py(1 + x, x)) - x
+        return x * x * sum((-x) ** k / ((k + 1) * (k + 2)) for k in range(7))
+
+    apart = of - reference
+    return float(reference) * term(float(apart / reference)) + float(1 - reference) * term(
+        float(-apart / (1 - reference))
+    )
+
+
+def closed_form(bound: str, percentile: Fraction, target: Fraction) -> float:
+    """Rate c of the bound exp(-c n) on the failure at order ceil(target n)."""
+    if bound == "chernoff":
+        return _divergence(target, percentile)
+    return float(2 * (target - percentile) ** 2)
+
+
+def percentile_failure(n: int, p: float, epsilon: float, bound: str = "exact") -> float:
+    """Probability that X_(k), k = ceil((p + epsilon) n), of n independent values is below the percentile x_p.
+
+    With a = p + epsilon: `exact` Pr(Binom(n, p) >= k), `chernoff` exp(-n D(a || p)) with the divergence D of
+    two coins, `hoeffding` exp(-2 n epsilon^2). Attained by `exact` where F is continuous at x_p; an upper
+    bound otherwise.
+
+    Args:
+        n: Number of independent values, at least 1.
+        p: The percentile as a share, in (0, 1).
+        epsilon: How far above p the order statistic is taken; p + epsilon < 1.
+        bound: `exact`, `chernoff` or `hoeffding`, from the sharpest to the simplest.
+
+    Returns:
+        In [0, 1); tiny values keep their precision.
+
+    Raises:
+        InputError: p outside (0, 1), epsilon <= 0, p + epsilon >= 1, n < 1, or an unknown bound.
+
+    References:
+        uit de Bos and Garriga-Alonso (2024), arXiv:2407.15166, proposition 2.1 and corollary 2.2.
+
+    Example:
+        >>> round(percentile_failure(10, 0.5, 0.2), 6)  # 176 / 1024: at least 7 heads in 10 tosses
+        0.171875
+    """
+    percentile, target = _target(p, epsilon)
+    order = order_of(n, p, epsilon)
+    if bound == "exact":
+        return float(scipy.stats.binom.sf(order - 1, n, float(percentile)))
+    if bound in ("chernoff", "hoeffding"):
+        return math.exp(-n * closed_form(bound, percentile, target))
+    raise unknown_name("bound", bound, ("exact", "chernoff", "hoeffding"))
+
+
+def percentile_confidence(n: int, p: float, epsilon: float, bound: str = "exact") -> float:
+    """Confidence with which X_(k), k = ceil((p + epsilon) n), of n independent values bounds x_p from above.
+
+    One minus `percentile_failure`, which has the arguments, errors and sources.
+
+    Returns:
+        In [0, 1), or 1.0 where the failure is below rounding. Higher is better.
+
+    Example:
+        >>> round(percentile_confidence(1000, 0.95, 0.01), 5)
+        0.91936
+    """
+    return 1 - percentile_failure(n, p, epsilon, bound)
+
+
+def least_sample(percentile: Fraction, allowed: float) -> int:
+    """Smallest n with p^n <= allowed: below it, not even the maximum is a bound."""
+    log_p, log_allowed = math.log1p(-float(1 - percentile)), math.log(allowed)
+    n = max(1, math.ceil(log_allowed / log_p))
+    return n - 1 if n > 1 and (n - 1) * log_p <= log_allowed + ROUNDING else n
+
+
+def best_order_statistic(n: int, p: float, delta: float) -> OrderStatistic:
+    """The smallest k for which X_(k) of n independent values bounds x_p with confidence at least delta.
+
+    k = min{k : Pr(Binom(n, p) >= k) <= 1 - delta}. It exists iff n >= ln(1 - delta) / ln(p).
+
+    Args:
+        n: Number of independent values, at least 1.
+        p: The percentile as a share, in (0, 1).
+        delta: Confidence to reach, in (0, 1).
+
+    Example:
+        >>> best_order_statistic(59, 0.95, 0.95).order, best_order_statistic(58, 0.95, 0.95).order
+        (59, None)
+    """
+    percentile, allowed = share(p, "p"), float(1 - share(delta, "delta"))
+    check_least(1, n=n)
+    n_needed = least_sample(percentile, allowed)
+    if n < n_needed:
+        return OrderStatistic(order=None, failure=math.nan, n_needed=n_needed)
+
+    def failure(order: int) -> float:
+        return float(scipy.stats.binom.sf(order - 1, n, float(percentile)))
+
+    # The quantile function may be off by one where the tail meets the level to the last digit.
+    order = min(int(scipy.stats.binom.isf(allowed, n, float(percentile))) + 1, n)
+    while order < n and not _within(failure(order), allowed):
+        order += 1
+    while order > 1 and _within(failure(order - 1), allowed):
+        order -= 1
+    return OrderStatistic(order=order, failure=failure(order), n_needed=n_needed)
+
+
+@overload
+def percentile_sample_size(
+    p: float, delta: float, epsilon: float, bound: str = "exact", *, details: Literal[False] = False
+) -> int: ...
+@overload
+def percentile_sample_size(
+    p: float, delta: float, epsilon: float, bound: str = "exact", *, details: Literal[True]
+) -> SampleSize: ...
+def percentile_sample_size(
+    p: float, delta: float, epsilon: float, bound: str = "exact", *, details: bool = False
+) -> int | SampleSize:
+    """Sample size from which on `percentile_confidence` is at least delta.
+
+    Args:
+        p: The percentile as a share, in (0, 1).
+        delta: Confidence to reach, in (0, 1).
+        epsilon: How far above p the order statistic is taken; p + epsilon < 1.
+        bound: `exact`, `chernoff` or `hoeffding`.
+        details: Also say which smaller size reaches delta first.
+
+    Returns:
+        The smallest n that is enough together with every larger one, or with `details` a `SampleSize`. The
+        two sizes are equal under the closed forms, which fall with n.
+
+    Raises:
+        InputError: p or delta outside (0, 1), epsilon <= 0, p + epsilon >= 1, an unknown bound, or an epsilon
+            so small that the exact size may exceed 10^7.
+
+    Notes:
+        The exact failure, Pr(Binom(n, 1 - p) <= j) with j = floor((1 - a) n), falls with n while j stays and
+        jumps up when j steps, so bisection over n would return some crossing. The first size is the first in
+        a run of constant j whose end is enough, the stable one follows the last run whose start is not.
+
+    Example:
+        >>> percentile_sample_size(0.95, 0.95, 0.01, details=True)
+        SampleSize(first=1148, stable=1326)
+    """
+    percentile, target = _target(p, epsilon)
+    allowed = float(1 - share(delta, "delta"))
+    check_name("bound", bound, ("exact", "chernoff", "hoeffding"))
+    closed = "chernoff" if bound == "exact" else bound
+    n = math.ceil(-math.log(allowed) / closed_form(closed, percentile, target))
+    size = SampleSize(first=n, stable=n)
+    if bound == "exact":
+        if n > _LARGEST:
+            raise InputError(
+                f"epsilon = {epsilon:g} may need {n:.3g} values, but exact sizes are computed only up to "
+                f"{_LARGEST:.0e}; use bound='chernoff' or a larger epsilon"
+            )
+        size = _exact_size(1 - percentile, 1 - target, allowed, n)
+    return size if details else size.stable
+
+
+def _exact_size(missing: Fraction, cut: Fraction, allowed: float, enough: int) -> SampleSize:
+    """Sizes n with Pr(Binom(n, missing) <= floor(cut n)) <= allowed, where all from `enough` on have it."""
+
+    def met(n: int) -> bool:
+        return _within(float(scipy.stats.binom.cdf(math.floor(cut * n), n, float(missing))), allowed)
+
+    def failures(n: Int64[np.ndarray, " runs"]) -> Float64[np.ndarray, " runs"]:
+        return np.asarray(scipy.stats.binom.cdf(np.arange(len(n)), n, float(missing)))
+
+    runs = np.arange(math.floor(cut * enough) + 2)
+    starts = np.maximum(-(-runs * cut.denominator // cut.numerator), 1)
+    is_enough = failures(starts[1:] - 1) <= allowed * (1 + ROUNDING)
+    too_few = np.flatnonzero(failures(starts[:-1]) > allowed * (1 + ROUNDING))
+    run, last = int(is_enough.argmax()), int(too_few[-1]) if len(too_few) else -1
+    first = range(int(starts[run]), int(starts[run + 1]))
+    stable = range(int(starts[last]), int(starts[last + 1])) if last >= 0 else range(1, 1)
+    return SampleSize(
+        first=first.start + bisect_left(first, True, key=met),
+        stable=stable.start + bisect_left(stable, True, key=met),
+    )
+
+
+# -------------------------------------------------------------------------------------------------- all pairs
+
+
+def _expected_excess(m: int, p: float) -> Float64[np.ndarray, " m"]:
+    """E[(B - j)_+] for j = 0..m - 1, B ~ Binom(m, p): sums of upper tails, so that nothing cancels."""
+    tails = scipy.stats.binom.sf(np.arange(m), m, p)
+    return np.asarray(np.cumsum(tails[::-1])[::-1])
+
+
+def all_pairs_order_failure(
+    n_clean: int, n_corrupted: int, p: float, order: int, bound: str = "convex"
+) -> float:
+    """Bound on the probability that the order-th smallest of all crossed pairs' values is below x_p.
+
+    The values come from every pair of `n_clean` and `n_corrupted` independent inputs, so only
+    m = min(n_clean, n_corrupted) pairs are independent of one another. With a = order / (n_clean
+    n_corrupted): `convex` min over j < a m of E[(B - j)_+] / (a m - j), B ~ Binom(m, p); `chernoff` exp(-m
+    D(a || p)); `hoeffding` exp(-2 m (a - p)^2).
+
+    Args:
+        n_clean: Independent clean inputs.
+        n_corrupted: Independent corrupted inputs, independent of the clean ones.
+        p: The percentile as a share, in (0, 1).
+        order: Rank among all values, 1 the smallest.
+        bound: `convex`, `chernoff` or `hoeffding`, from the sharpest to the simplest.
+
+    Returns:
+        In [0, 1]; 1 where order / (n_clean n_corrupted) is at most p.
+
+    Notes:
+        The share of pairs below x_p is a two-sample U-statistic of mean at most p; the expectation of a
+        convex function of it is at most that of the same function of B / m. Costs m binomial tails.
+
+    References:
+        Hoeffding (1963), doi:10.1080/01621459.1963.10500830, section 5.
+
+    Example:
+        >>> all_pairs_order_failure(2, 2, 0.5, 3)  # j = 1: E[(B - 1)_+] / (3/2 - 1) = (1/4) / (1/2)
+        0.5
+    """
+    percentile = share(p, "p")
+    check_least(1, n_clean=n_clean, n_corrupted=n_corrupted)
+    if not 1 <= order <= n_clean * n_corrupted:
+        raise InputError(
+            f"order is {order}; expected a rank among the {n_clean} x {n_corrupted} values, 1 to "
+            f"{n_clean * n_corrupted}"
+        )
+    check_name("bound", bound, ("convex", "chernoff", "hoeffding"))
+    m, target = min(n_clean, n_corrupted), Fraction(order, n_clean * n_corrupted)
+    if target <= percentile:
+        return 1.0
+    if bound != "convex":
+        return math.exp(-m * closed_form(bound, percentile, target))
+    below = np.arange(math.ceil(target * m))
+    ratios = _expected_excess(m, float(percentile))[below] / (float(target * m) - below)
+    return min(float(ratios.min()), 1.0)
+
+
+def all_pairs_failure(
+    n_clean: int, n_corrupted: int, p: float, epsilon: float, bound: str = "convex"
+) -> float:
+    """Bound on the probability that X_(k), k = ceil((p + epsilon) N), of all N crossed pairs is below x_p.
+
+    `all_pairs_order_failure` at that order, N = n_clean n_corrupted; see there.
+
+    Example:
+        >>> round(all_pairs_failure(1000, 1000, 0.95, 0.01), 4)
+        0.1724
+    """
+    check_least(1, n_clean=n_clean, n_corrupted=n_corrupted)
+    order = order_of(n_clean * n_corrupted, p, epsilon)
+    return all_pairs_order_failure(n_clean, n_corrupted, p, order, bound)
+
+
+def best_all_pairs_order(n_clean: int, n_corrupted: int, p: float, delta: float) -> OrderStatistic:
+    """The smallest rank among all crossed pairs whose value bounds x_p with confidence at least delta.
+
+    Under the `convex` bound, whose condition E[(B - j)_+] <= (1 - delta)(a m - j) asks for
+    a m >= j + E[(B - j)_+] / (1 - delta). The right side is convex in j and least at the smallest j with
+    Pr(B > j) <= 1 - delta. It exists iff m = min(n_clean, n_corrupted) >= ln(1 - delta) / ln(p).
+
+    Args:
+        n_clean: Independent clean inputs.
+        n_corrupted: Independent corrupted inputs, independent of the clean ones.
+        p: The percentile as a share, in (0, 1).
+        delta: Confidence to reach, in (0, 1).
+
+    Returns:
+        `n_needed` counts the inputs needed on either side.
+
+    Example:
+        >>> best_all_pairs_order(1000, 1000, 0.95, 0.95).order / 1e6 - 0.95 < 0.0138
+        True
+    """
+    percentile, allowed = share(p, "p"), float(1 - share(delta, "delta"))
+    check_least(1, n_clean=n_clean, n_corrupted=n_corrupted)
+    m, most = min(n_clean, n_corrupted), max(n_clean, n_corrupted)
+    n_needed = least_sample(percentile, allowed)
+    if m < n_needed:
+        return OrderStatistic(order=None, failure=math.nan, n_needed=n_needed)
+    least = float((np.arange(m) + _expected_excess(m, float(percentile)) / allowed).min())
+    # Rounded up; the tolerance keeps a sum that is whole but for rounding from costing a rank.
+    order = min(math.ceil(least * most * (1 - ROUNDING)), m * most)
+    failure = all_pairs_order_failure(n_clean, n_corrupted, p, order)
+    return OrderStatistic(order=order, failure=failure, n_needed=n_needed)
+
+
+def maximum_exceedance(n: int, *, delta: float = 0.95) -> float:
+    """Share of the distribution that may exceed the largest of n independent values.
+
+    1 - (1 - delta)^(1/n): with confidence delta, a new value exceeds the sample's maximum with at most this
+    probability. For crossed inputs n is the smaller of their two numbers.
+
+    Args:
+        n: Number of independent values, at least 1.
+        delta: Confidence, in (0, 1).
+
+    Example:
+        >>> round(maximum_exceedance(1000), 4)
+        0.003
+    """
+    check_least(1, n=n)
+    return -math.expm1(math.log(float(1 - share(delta, "delta"))) / n)

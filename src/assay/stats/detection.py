@@ -2,9 +2,9 @@
 
 import numpy as np
 import scipy
-from jaxtyping import Bool, Real
+from jaxtyping import Bool, Float, Real
 
-from assay.core.errors import ShapeError
+from assay.core.errors import ShapeError, unknown_name
 from assay.stats._checks import finite, varies
 from assay.stats.agreement import top_members
 from assay.stats.estimate import Estimate, undefined_estimate
@@ -118,3 +118,21 @@ def precision_at(scores: Real[np.ndarray, " n"], members: Bool[np.ndarray, " n"]
     _sides(scores, members)
     members_at_k = top_members(scores, k)
     return Estimate(value=float(members[members_at_k].mean())) if k else undefined_estimate("too_few")
+
+
+def corrected_rate(
+    counts: Float[np.ndarray, "*shape"], n: int, *, correction: str
+) -> Float[np.ndarray, "*shape"]:
+    """A rate kept off 0 and 1, so that its normal quantile is finite.
+
+    Args:
+        counts: Number of events among `n`, n >= 1.
+        n: Number of trials.
+        correction: `loglinear`, (count + 1/2) / (n + 1), or `clip-half`, count / n clipped to
+            [1 / (2 n), 1 - 1 / (2 n)].
+    """
+    if correction == "loglinear":
+        return np.asarray((counts + 0.5) / (n + 1))
+    if correction == "clip-half":
+        return np.asarray(np.clip(counts / n, 1 / (2 * n), 1 - 1 / (2 * n)))
+    raise unknown_name("rate correction", correction, ("loglinear", "clip-half"))

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import scipy
 from jaxtyping import Float, Float64
 
 from assay.core.errors import FileFormatError, InputError, unknown_name
@@ -221,46 +220,6 @@ class FunctionOfSums(Record):
         return bootstrap_interval(
             values, self.of_sums, rng=stream(seed, _STREAM), level=level, method=method or "bca"
         )
-
-
-@SUM_FUNCTIONS.register("d-prime")
-def _d_prime(sums: Float[np.ndarray, "*draws 2"], n: int, *, correction: str) -> Float[np.ndarray, "*draws"]:
-    """Phi^-1(hit rate) - Phi^-1(false-alarm rate) from the counts of hits and false alarms."""
-    rates = corrected_rate(sums, n, correction=correction)
-    return np.asarray(scipy.special.ndtri(rates[..., 0]) - scipy.special.ndtri(rates[..., 1]))
-
-
-def corrected_rate(
-    counts: Float[np.ndarray, "*shape"], n: int, *, correction: str
-) -> Float[np.ndarray, "*shape"]:
-    """A rate kept off 0 and 1, so that its normal quantile is finite.
-
-    Args:
-        counts: Number of events among `n`, n >= 1.
-        n: Number of trials.
-        correction: `loglinear`, (count + 1/2) / (n + 1), or `clip-half`, count / n clipped to
-            [1 / (2 n), 1 - 1 / (2 n)].
-    """
-    if correction == "loglinear":
-        return np.asarray((counts + 0.5) / (n + 1))
-    if correction == "clip-half":
-        return np.asarray(np.clip(counts / n, 1 / (2 * n), 1 - 1 / (2 * n)))
-    raise unknown_name("rate correction", correction, ("loglinear", "clip-half"))
-
-
-@SUM_FUNCTIONS.register("spread-of-ratios")
-def _spread_of_ratios(
-    sums: Float[np.ndarray, "*draws n_components"], n: int, *, offsets: list[float], scales: list[float]
-) -> Float[np.ndarray, "*draws"]:
-    """Coefficient of variation (ddof 0) of offset + scale * N / D over consecutive pairs of components."""
-    top, bottom = sums[..., 0::2], sums[..., 1::2]
-    usable = np.abs(bottom) >= 1e-8 * n
-    ratios = np.divide(top, bottom, out=np.full(top.shape, np.nan), where=usable)
-    values = np.array(offsets) + np.array(scales) * ratios
-    mean = np.abs(values.mean(axis=-1))
-    spread = np.full(np.shape(mean), np.nan)
-    np.divide(values.std(axis=-1), mean, out=spread, where=mean >= 1e-8)
-    return spread
 
 
 @SUM_FUNCTIONS.register("distance-area")

@@ -26,7 +26,6 @@ PERCENTILES: Mapping[str, float] = MappingProxyType(
 # Below these counts not a single value is expected beyond the percentile.
 _TAIL_COUNTS: Mapping[str, int] = MappingProxyType({"p99.9": 1_000, "p99.99": 10_000})
 N_BINS = 100
-_ROUNDING = 1e-12  # probabilities that are sums of many shares
 
 
 # ------------------------------------------------------------------------------------------------- summary
@@ -198,21 +197,16 @@ class Histogram:
     """Counts in bins of equal width.
 
     Attributes:
-        counts: Values per bin; each bin holds its left edge, the last one both. With weights, the share of
-            each bin times the number of values.
+        counts: Values per bin; each bin holds its left edge, the last one both.
         edges: `[n_bins + 1]` ascending; both 0 for the single bin of values that are all 0.
     """
 
-    counts: Int64[np.ndarray, " n_bins"] | Float64[np.ndarray, " n_bins"]
+    counts: Int64[np.ndarray, " n_bins"]
     edges: Float64[np.ndarray, " n_edges"]
 
 
 def histogram(
-    values: Real[np.ndarray, "..."],
-    *,
-    n_bins: int = N_BINS,
-    maximum: float | None = None,
-    weights: Float64[np.ndarray, "..."] | None = None,
+    values: Real[np.ndarray, "..."], *, n_bins: int = N_BINS, maximum: float | None = None
 ) -> Histogram:
     """Counts of non-negative values in equal bins on [0, maximum], the last bin closed.
 
@@ -221,7 +215,6 @@ def histogram(
         n_bins: Number of bins, at least 1; there is one where the maximum is 0.
         maximum: Right end, at least the largest value: give the largest over several samples to compare them.
             None takes the sample's own.
-        weights: Probability of each value, of the same shape; None: all alike.
 
     Example:
         >>> histogram(np.array([0.0, 0.5, 1.0, 2.0]), n_bins=2).counts
@@ -240,13 +233,9 @@ def histogram(
             f"maximum is {end}; expected a finite number of at least the largest value, {highest:g}"
         )
     if end == 0:
-        one = np.array([checked.size])
-        return Histogram(counts=one if weights is None else one.astype(np.float64), edges=np.zeros(2))
-    if weights is None:
-        counts, edges = np.histogram(checked, bins=n_bins, range=(0.0, end))
-        return Histogram(counts=counts.astype(np.int64), edges=edges)
-    shares, edges = np.histogram(checked, bins=n_bins, range=(0.0, end), weights=weights)
-    return Histogram(counts=shares * (checked.size / weights.sum()), edges=edges)
+        return Histogram(counts=np.array([checked.size]), edges=np.zeros(2))
+    counts, edges = np.histogram(checked, bins=n_bins, range=(0.0, end))
+    return Histogram(counts=counts.astype(np.int64), edges=edges)
 
 
 # -------------------------------------------------------------------------------------------- largest values
@@ -284,26 +273,6 @@ def top_indices(values: Real[np.ndarray, "..."], k: int) -> Int64[np.ndarray, " 
 # ------------------------------------------------------------------------------------------- values by group
 
 
-def weighted_quantiles(
-    values: Float64[np.ndarray, "..."], weights: Float64[np.ndarray, "..."], shares: Sequence[float]
-) -> Float64[np.ndarray, " q"]:
-    """x_p = inf{t : F(t) >= p} of a discrete distribution.
-
-    Args:
-        values: Where its mass lies.
-        weights: The mass of each value, positive; the total is taken for 1.
-        shares: p, in [0, 1].
-
-    Example:
-        >>> weighted_quantiles(np.array([3.0, 1.0, 2.0]), np.array([0.25, 0.25, 0.5]), [0.25, 0.3, 1.0])
-        array([1., 2., 3.])
-    """
-    order = np.argsort(values, axis=None)
-    below = np.cumsum(weights.ravel()[order])
-    places = np.searchsorted(below / below[-1], np.asarray(shares) - _ROUNDING)
-    return np.asarray(values.ravel()[order][np.minimum(places, values.size - 1)])
-
-
 @dataclass(frozen=True, kw_only=True)
 class CellTable(Record):
     """Values grouped by one or two labels.
@@ -331,7 +300,6 @@ def cell_table(
     columns: Shaped[np.ndarray, "..."] | None = None,
     *,
     quantiles: Sequence[float] = (1.0,),
-    weights: Float64[np.ndarray, "..."] | None = None,
 ) -> CellTable:
     """Count, mean and quantiles of the values of each cell of a cross table.
 
@@ -341,8 +309,6 @@ def cell_table(
             `[n_clean, n_corrupted]`, a label of the clean input is `[n_clean, 1]`.
         columns: Second label; None groups by the first alone.
         quantiles: Shares in [0, 1]; 1 is the maximum.
-        weights: Positive probability of each value, of the same shape, where the values are a whole
-            population: means and quantiles are then those of the cell's distribution, inf{t : F(t) >= p}.
 
     Returns:
         Cells of every combination of labels that occur, in ascending order of the labels.
@@ -365,10 +331,8 @@ def cell_table(
     cell = np.broadcast_to(row_of * shape[1] + column_of, checked.shape).ravel()
     counts = np.bincount(cell, minlength=shape[0] * shape[1])
     filled = counts > 0
-    mass = np.ones(checked.size) if weights is None else weights.ravel()
-    sums = np.bincount(cell, weights=mass * checked.ravel(), minlength=len(counts))
-    total = np.bincount(cell, weights=mass, minlength=len(counts))
-    mean = np.divide(sums, total, out=np.full(len(counts), np.nan), where=filled)
+    sums = np.bincount(cell, weights=checked.ravel(), minlength=len(counts))
+    mean = np.divide(sums, counts, out=np.full(len(counts), np.nan), where=filled)
 
     # By value, then stably by cell in the smallest integers that hold it, which numpy sorts in linear time.
     by_value = np.argsort(checked, axis=None)
@@ -377,15 +341,12 @@ def cell_table(
     ordered = checked.ravel()[by_cell]
     starts = np.cumsum(counts) - counts
     table = np.full((len(quantiles), len(counts)), np.nan)
-    for at, share in enumerate(quantiles if weights is None else ()):
+    for at, share in enumerate(quantiles):
         place = (counts[filled] - 1) * share
         low = np.floor(place).astype(np.int64)
         below = ordered[starts[filled] + low]
         above = ordered[starts[filled] + np.minimum(low + 1, counts[filled] - 1)]
         table[at, filled] = below + (above - below) * (place - low)
-    for number in np.flatnonzero(filled) if weights is not None else ():
-        inside = slice(starts[number], starts[number] + counts[number])
-        table[:, number] = weighted_quantiles(ordered[inside], mass[by_cell[inside]], quantiles)
     return CellTable(
         rows=row_labels,
         columns=column_labels,

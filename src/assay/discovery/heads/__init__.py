@@ -15,22 +15,14 @@ from assay.discovery.heads.direct import (
     margin_directions,
 )
 from assay.discovery.heads.effects import (
-    CircuitEffect,
-    circuit_effect,
     drop_scores,
     mediation_scores,
     patching_scores,
 )
 from assay.discovery.heads.fisher import fisher_count
 from assay.discovery.heads.head_pairs import Composition, EdgeTest, composition, edge_test
-from assay.discovery.heads.information import causation_entropy, stability_selection
+from assay.discovery.heads.information import causation_entropy
 from assay.discovery.heads.interventions import INTERVENTIONS
-from assay.discovery.heads.llc import (
-    Langevin,
-    LearningCoefficient,
-    learning_coefficient,
-    learning_coefficients,
-)
 from assay.discovery.heads.membership import Separation, SetOverlap, separation, set_overlap
 from assay.discovery.heads.methods import HEAD_METHODS, HeadMethod, discover_heads, find_head_method
 from assay.discovery.heads.scores import HeadScores, load_head_scores
@@ -51,15 +43,12 @@ from assay.discovery.heads.weights import (
 __all__ = [
     "HEAD_METHODS",
     "INTERVENTIONS",
-    "CircuitEffect",
     "Composition",
     "EdgeTest",
     "EffectiveRank",
     "HeadMethod",
     "HeadOutputs",
     "HeadScores",
-    "Langevin",
-    "LearningCoefficient",
     "MeasurementTable",
     "Separation",
     "SetOverlap",
@@ -70,7 +59,6 @@ __all__ = [
     "answer_directions",
     "attribution_patching",
     "causation_entropy",
-    "circuit_effect",
     "composition",
     "direct_attribution",
     "discover_heads",
@@ -81,8 +69,6 @@ __all__ = [
     "find_head_method",
     "fisher_count",
     "head_outputs",
-    "learning_coefficient",
-    "learning_coefficients",
     "load_head_scores",
     "margin_directions",
     "mediation",
@@ -94,7 +80,6 @@ __all__ = [
     "product_singular_values",
     "separation",
     "set_overlap",
-    "stability_selection",
     "sv_entropy",
     "weight_features",
     "weight_scores",

@@ -15,7 +15,7 @@ def attribution_patching(
     model: Model,
     task: Task,
     *,
-    objective: str | Objective | Loss = "logit_diff",
+    objective: str | Objective | Loss | None = None,
     batch_size: int | None = None,
     memory: int | None = None,
 ) -> HeadScores:
@@ -27,7 +27,7 @@ def attribution_patching(
     Args:
         model: The model.
         task: Clean and corrupted inputs of equal length.
-        objective: Loss whose negative is y; the margin of the answers' logits unless told otherwise.
+        objective: Loss whose negative is y; default: the task's own.
         batch_size: Examples per pass; default: by free memory. Results do not depend on it.
         memory: Bytes that a pass may take; default: 60 % of what is free.
 
@@ -46,7 +46,7 @@ def attribution_patching(
     References:
         Nanda (2023), Attribution Patching; Syed et al. (2023), arXiv:2310.10348.
     """
-    chosen = get_objective(objective)
+    chosen = get_objective(objective or task.objective)
     model, task = model.uncut, model.bind(task)
     extra = 30 * model.n_layers * model.d_model * task.length * 4
     size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra, memory=memory)

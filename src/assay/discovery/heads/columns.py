@@ -32,7 +32,7 @@ from assay.discovery.heads.single_heads import margin_reading
 from assay.discovery.heads.weights import answer_norm, weight_scores
 from assay.execution import BaselineShelf, run_model
 from assay.execution.batches import TOKENS_PER_PASS, choose_batch_size
-from assay.execution.sites import Replacement, Setting
+from assay.execution.replacements import Replacement, Setting
 from assay.models import Model
 from assay.objectives import Objective, get_objective
 from assay.tasks import PairBatch, PairTask

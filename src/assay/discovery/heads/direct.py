@@ -20,7 +20,7 @@ from assay.discovery.heads.scores import HeadScores, provenance_of
 from assay.discovery.heads.weights import unembedding_rows
 from assay.execution.batches import choose_batch_size
 from assay.models import Model
-from assay.tasks import Task, check_read_once
+from assay.tasks import Task
 
 
 ADDITIVITY = 1e-4  # largest gap between a margin and the sum of its parts, as a share of their size
@@ -103,8 +103,6 @@ def head_outputs(
 
 
 def _read_positions(task: Task, positions: Tensor | None) -> Int[Tensor, "P n_read"]:
-    if positions is None:
-        check_read_once(task.positions, "what heads write at the read position")
     where = task.positions if positions is None else positions.cpu()
     where = where[:, None] if where.ndim == 1 else where
     if where.ndim != 2 or len(where) != task.n or where.shape[1] == 0:
@@ -135,7 +133,6 @@ def margin_directions(
     Raises:
         InputError: For `difference` on a task without wrong outputs.
     """
-    check_read_once(task.positions, "the direction of the margin")
     direction = _mean_rows(model, task.answers)
     if kind == "correct":
         return direction

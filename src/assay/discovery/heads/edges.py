@@ -14,12 +14,12 @@ from assay.core.errors import InputError
 from assay.discovery.heads.interventions import INTERVENTIONS, Donor
 from assay.execution import ABLATIONS, Ablation, BaselineShelf, run_circuit
 from assay.execution.ablation import check_aligned
-from assay.execution.sites import Setting
+from assay.execution.replacements import Setting
 
 
 def run_with_edges_replaced(
     circuit: Circuit, intervention: Ablation, setting: Setting, *, shelf: BaselineShelf | None = None
-) -> Float[Tensor, "n *reads d_vocab"]:
+) -> Float[Tensor, "n d_vocab"]:
     """Logits of a circuit at the read position, whatever they are worth: NaN and infinite ones pass.
 
     Args:

@@ -5,15 +5,13 @@ of arrays, so a stored table of columns gives the same scores without a model.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Float64
 
-from assay.core.errors import InputError, ShapeError, check_name
-from assay.core.record import Record
-from assay.discovery.heads.scores import HeadScores, defined_examples, mean_over_examples, member_flags
+from assay.core.errors import ShapeError, check_name
+from assay.discovery.heads.scores import HeadScores, defined_examples, mean_over_examples
 
 
 SMALLEST = 1e-8  # margins closer than this, per prompt, are not a scale to compare an effect with
@@ -202,64 +200,3 @@ def _excluding(
     effect = np.where(np.isfinite(needed)[:, None], effect, np.nan)
     effect[~defined_examples(effect)] = np.nan
     return effect
-
-
-@dataclass(frozen=True, kw_only=True)
-class CircuitEffect(Record):
-    """The summed scores of a circuit's heads, beside those of random sets of as many heads.
-
-    Attributes:
-        value: Sum over the circuit.
-        expected: Mean over all sets of k heads, exact.
-        deviation: Standard deviation over them, exact.
-        k: Heads of the circuit that have a score.
-        n_heads: Heads that have a score.
-    """
-
-    derived = ("z",)
-
-    value: float
-    expected: float
-    deviation: float
-    k: int
-    n_heads: int
-
-    @property
-    def z(self) -> float:
-        """Deviations above the random sets; NaN where these do not vary."""
-        return (self.value - self.expected) / self.deviation if self.deviation else float("nan")
-
-
-def circuit_effect(
-    scores: HeadScores, members: Bool[np.ndarray, " H"] | Sequence[tuple[int, int]]
-) -> CircuitEffect:
-    """Sum of a score over a circuit, with its exact mean and spread over random sets of as many heads.
-
-    Expected k mean(a); deviation root(k var(a) (H - k) / (H - 1)) with the population variance, as for draws
-    without replacement.
-
-    Args:
-        scores: One number per head; heads without one do not count.
-        members: (layer, head) pairs or one flag per head.
-
-    Raises:
-        InputError: If no head has a score, or a member is out of range.
-    """
-    flags = member_flags(
-        members if isinstance(members, np.ndarray) else tuple((layer, head) for layer, head in members),
-        scores.n_layers,
-        scores.n_heads,
-    )
-    defined = np.isfinite(scores.flat)
-    values, flags = scores.flat[defined], flags[defined]
-    n, k = len(values), int(flags.sum())
-    if not n:
-        raise InputError(f"no head has a score of {scores.name!r} ({scores.reason or 'all are undefined'})")
-    left = (n - k) / (n - 1) if n > 1 else 0.0
-    return CircuitEffect(
-        value=float(values[flags].sum()),
-        expected=k * float(values.mean()),
-        deviation=float(np.sqrt(k * values.var() * left)),
-        k=k,
-        n_heads=n,
-    )

@@ -3,18 +3,20 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from assay.discovery.heads.llc import coefficient_scores, some_examples, value_columns
+from assay.core.errors import check_least
 from assay.discovery.heads.recording import recording
-from assay.discovery.heads.scores import HeadScores
+from assay.discovery.heads.scores import HeadScores, provenance_of
 from assay.execution.batches import choose_batch_size
-from assay.models import Block, Model
+from assay.models import Block, Model, Separate
 from assay.objectives import Objective, get_objective
 from assay.tasks import Task
+from assay.tasks.rows import draw_rows
 
 
 _ACTIVE = 0.01  # share of the largest gradient variance above which a coordinate counts
@@ -56,22 +58,14 @@ def fisher_count(
     References:
         Wang et al. (2024), arXiv:2410.02984, for what is being approximated.
     """
-    used = some_examples(model, task, n, seed)
+    used = _some_examples(model, task, n, seed)
     loss = get_objective(objective)
     settings = {"objective": loss.key, "active": _ACTIVE}
     sites = _finite(_gradient_sites(model, used, loss, batch_size))
     n_finite = len(sites[0].z)
     if n_finite < 2:
         zeros = np.zeros(model.n_layers * model.n_heads)
-        return coefficient_scores(
-            model,
-            used,
-            "llc-fisher-count",
-            zeros,
-            reason="too_few",
-            details={"n": n_finite},
-            settings=settings,
-        )
+        return _scores(model, used, zeros, settings, reason="too_few", details={"n": n_finite})
     counts = [
         _active(site, model.blocks[layer], head)
         for layer, site in enumerate(sites)
@@ -79,7 +73,25 @@ def fisher_count(
     ]
     values = np.array(counts) / (2 * math.log(n_finite))
     details = {"counts": counts, "n": n_finite}
-    return coefficient_scores(model, used, "llc-fisher-count", values, details=details, settings=settings)
+    return _scores(model, used, values, settings, details=details)
+
+
+def _scores(
+    model: Model, task: Task, values: np.ndarray, settings: dict[str, Any], **more: Any
+) -> HeadScores:
+    name = "llc-fisher-count"
+    provenance = provenance_of(model, task, score=name, **settings)
+    return HeadScores.from_flat(
+        name, model.n_heads, values, sign="lower = simpler", provenance=provenance, **more
+    )
+
+
+def _some_examples(model: Model, task: Task, n: int, seed: int) -> Task:
+    """The first n inputs of a task drawn from its grammar, a random sample of any other."""
+    check_least(1, n=n)
+    drawn = getattr(task, "grammar", None) is not None  # one prompt after the other, so in no order
+    rows = np.arange(min(n, task.n)) if drawn else draw_rows(task.n, n, seed=seed, what="examples")
+    return model.bind(task).subset(rows.tolist())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -118,13 +130,13 @@ def _gradient_sites(model: Model, task: Task, loss: Objective, asked: int | None
             logits = model.read(model.forward(batch.clean), batch.positions).to(model.result_dtype)
             each = loss(logits, logits.detach(), batch)
             values = [
-                parts[value_columns(block)[0]] for parts, block in zip(record.qkv, model.blocks, strict=True)
+                parts[_value_columns(block)[0]] for parts, block in zip(record.qkv, model.blocks, strict=True)
             ]
             found_at = torch.autograd.grad(each.sum(), [*values, *record.out])
             gradients = [gradient.to(model.device) for gradient in found_at]
         heads = (model.n_heads, model.d_head)
         for layer, block in enumerate(model.blocks):
-            columns = value_columns(block)[1].to(model.device)
+            columns = _value_columns(block)[1].to(model.device)
             found[layer].append(
                 _Site(
                     stream=record.stream[layer].detach().to(model.device),
@@ -147,3 +159,15 @@ def _active(site: _Site, block: Block, head: int) -> int:
     output = torch.einsum("ptc,ptd->pcd", site.z[:, :, head].double(), site.output_gradient.double())
     variance = torch.cat([each.flatten(1).var(dim=0) for each in (value, output)])
     return int((variance > _ACTIVE * variance.max()).sum())
+
+
+def _value_columns(block: Block) -> tuple[int, Tensor]:
+    """Which projection module makes the values, and its output columns per key/value head."""
+    if isinstance(block.family.qkv, Separate):
+        widths = [block.n_heads * block.d_head, *[block.n_kv_heads * block.d_head] * 2]
+        module = 2
+    else:
+        widths, module = [block.n_channels * block.d_head], 0
+    # Numbering the outputs and laying them out as channels says where each channel stands.
+    numbered = block.channels([torch.arange(width, dtype=torch.float64) for width in widths])
+    return module, numbered[block.n_heads + block.n_kv_heads :].long()

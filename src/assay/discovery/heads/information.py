@@ -4,7 +4,6 @@ Heads are observed, not changed: the direct effect of each head is a variable ov
 margin.
 """
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -91,63 +90,6 @@ def causation_entropy(
     }
     settings = {"max_parents": max_parents, "permutations": permutations, "seed": seed}
     return _result(features, "causation-entropy", values, facts, settings=settings)
-
-
-def stability_selection(
-    features: HeadScores,
-    target: Float64[np.ndarray, " P"],
-    *,
-    bootstraps: int = 50,
-    threshold: float = 0.5,
-    seed: int = 42,
-) -> HeadScores:
-    """How often a sparse regression of the target keeps each head, over bootstraps of the examples.
-
-    Each bootstrap standardises its data and fits a lasso whose penalty 5-fold cross-validation chooses.
-
-    Args:
-        features: Scores per example.
-        target: What they should tell of.
-        bootstraps: Resamples of the examples, >= 1.
-        threshold: Frequency above which a head is selected, in [0, 1).
-        seed: Of the resamples.
-
-    Returns:
-        Share of the fits with a non-zero coefficient, in [0, 1]; `details["parents"]` lists the heads above
-        the threshold. NaN with a reason as in `causation_entropy`.
-
-    Raises:
-        InputError: For scores without examples, or settings out of range.
-        ShapeError: If there is not one target per example.
-
-    References:
-        Meinshausen and Bühlmann (2010), Stability selection, doi:10.1111/j.1467-9868.2010.00740.x.
-    """
-    from sklearn.exceptions import ConvergenceWarning
-    from sklearn.linear_model import LassoCV
-
-    if bootstraps < 1 or not 0 <= threshold < 1:
-        raise InputError(
-            f"bootstraps is {bootstraps} and threshold {threshold}; give at least 1 and a fraction in [0, 1)"
-        )
-    x, y, facts = _observations(features, target)
-    if reason := _undefined(y):
-        return _result(features, "stability-selection", np.full(x.shape[1], np.nan), facts, reason=reason)
-    draws = stream(seed, "stability-selection").integers(0, len(y), (bootstraps, len(y)))
-    kept = np.zeros(x.shape[1])
-    for rows in draws:
-        answer = y[rows]
-        if np.ptp(answer) == 0:
-            continue  # a resample of one value keeps no head
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", ConvergenceWarning)  # of penalties that are not chosen
-            fit = LassoCV(cv=5).fit(_standardised(x[rows]), _standardised(answer[:, None])[:, 0])
-        kept += fit.coef_ != 0
-    frequency = kept / bootstraps
-    chosen = np.flatnonzero(frequency > threshold)
-    facts["parents"] = [divmod(int(flat), features.n_heads) for flat in chosen]
-    settings = {"bootstraps": bootstraps, "threshold": threshold, "seed": seed}
-    return _result(features, "stability-selection", frequency, facts, settings=settings, unit="frequency")
 
 
 def _observations(

@@ -10,8 +10,8 @@ from torch import Tensor
 from assay.core.errors import InputError
 from assay.core.registry import Registry
 from assay.execution.ablation import ABLATIONS, Ablation
-from assay.execution.sites import Replacement, Setting, Site
-from assay.tasks import Task, check_read_once
+from assay.execution.replacements import Replacement, Setting, Site
+from assay.tasks import Task
 
 
 INTERVENTIONS: Registry[Ablation] = Registry("intervention", holds=Ablation)
@@ -32,7 +32,6 @@ class MeanAtRead(Ablation):
 
     def prepare_heads(self, setting: Setting) -> Replacement:
         reference = setting.reference
-        check_read_once(reference.positions, f"ablation {self.key!r}")
         used = setting.finite(reference)
         rows = torch.arange(reference.n, device=used.device)
         read = reference.positions.to(used.device)
@@ -133,7 +132,7 @@ class AttentionUniform(Ablation):
             distance = place[:, None] - place
             allowed = block.rule.allowed(distance)
             weights = allowed.double() / allowed.sum(1, keepdim=True)
-            mixed = torch.einsum("ts,bskd->btkd", weights, block.rule.clipped(site.values).double())
+            mixed = torch.einsum("ts,bskd->btkd", weights, site.values.double())
             return mixed.repeat_interleave(block.n_heads // block.n_kv_heads, dim=2)
 
         return replaced

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from jaxtyping import Float64
 
-from assay.core.errors import InputError, check_name, unknown_name
+from assay.core.errors import check_name, unknown_name
 from assay.core.registry import Registry
 from assay.discovery.heads.attribution import attribution_patching
 from assay.discovery.heads.direct import (
@@ -19,10 +19,8 @@ from assay.discovery.heads.direct import (
     head_outputs,
     margin_directions,
 )
-from assay.discovery.heads.effects import Heads
 from assay.discovery.heads.fisher import fisher_count
 from assay.discovery.heads.information import causation_entropy
-from assay.discovery.heads.llc import Langevin, learning_coefficients
 from assay.discovery.heads.scores import HeadScores
 from assay.discovery.heads.single_heads import activation_patching, drop_effect, mediation
 from assay.discovery.heads.weights import MATRICES, answer_norm, weight_scores
@@ -43,13 +41,9 @@ class HeadMethod:
         key: Registered name, unique.
         id: Published code with the quantity, e.g. `C2.activation_patching`; unique.
         summary: What it measures, one line.
-        family: A causal, B structural, C information, D behavioural, E representational.
-        criterion: Validity criterion it speaks to.
-        requires: Subset of {weights, forward, backward, pairs, wrong}.
         unit: Of the score under the default objective.
         signed: Whether its sign has a meaning, which then is the same for all: positive, where ablating the
             head lowers the margin. Else it is a size, and does not tell whether the head helps.
-        cost: Description of the passes under the default options; P prompts.
         reference: Where the definition comes from.
         version: Raised when the same input would give another number.
         compute: `(model, task, **options) -> HeadScores`.
@@ -58,12 +52,8 @@ class HeadMethod:
     key: str
     id: str
     summary: str
-    family: str
-    criterion: str
-    requires: frozenset[str]
     unit: str = ""
     signed: bool = True
-    cost: str
     reference: str
     version: int = 1
     compute: Score
@@ -150,11 +140,7 @@ head_method(
     key="activation-patching",
     id="C2.activation_patching",
     summary="share of the margin that a head's clean output restores in the corrupted run",
-    family="A",
-    criterion="I1 necessity",
-    requires=frozenset({"forward", "pairs"}),
     unit="fraction",
-    cost="2 P passes, and P per head from its block upwards",
     reference="Heimersheim and Nanda 2024, arXiv:2404.15255",
     version=2,
 )(activation_patching)
@@ -163,11 +149,7 @@ head_method(
     key="mediation",
     id="C5.mediation",
     summary="effect of corrupting the prompt that goes through a head",
-    family="A",
-    criterion="I1 necessity",
-    requires=frozenset({"forward", "pairs"}),
     unit="logits",
-    cost="2 P passes, and P tokens per head; with positions='all' P per head from its block upwards",
     reference="Pearl 2001, arXiv:1301.2300",
 )(mediation)
 
@@ -175,11 +157,7 @@ head_method(
     key="drop-effect",
     id="X.drop_effect",
     summary="margin lost when only this head is ablated",
-    family="A",
-    criterion="I1 necessity",
-    requires=frozenset({"forward"}),
     unit="logits",
-    cost="2 P passes, and P per head from its block upwards; more per draw of donors or noise",
     reference="mechanistic-validity framework",
 )(drop_effect)
 
@@ -191,11 +169,7 @@ head_method(
     key="dla",
     id="X.dla",
     summary="direct logit attribution: contribution of a head to the margin by its direct path to the logits",
-    family="D",
-    criterion="C2",
-    requires=frozenset({"forward", "wrong"}),
     unit="logits",
-    cost="P passes",
     reference="Elhage et al. 2021",
 )
 def _direct(
@@ -213,36 +187,22 @@ def _direct(
     return direct_attribution(model, outputs, directions, norm="none" if norm == "none" else "frozen")
 
 
-@head_method(
+head_method(
     key="attribution-patching",
     id="X.attribution_patching",
     summary="first-order estimate of the margin lost when a head is corrupted",
-    family="A",
-    criterion="I1 necessity",
-    requires=frozenset({"forward", "backward", "pairs"}),
     unit="logits",
-    cost="2 P passes and P backward",
     reference="Nanda 2023; Syed et al. 2023, arXiv:2310.10348",
     version=2,
-)
-def _attribution(
-    model: Model, task: Task, *, objective: Objectives = None, batch_size: int | None = None
-) -> HeadScores:
-    return attribution_patching(
-        model, task, objective=task.objective if objective is None else objective, batch_size=batch_size
-    )
+)(attribution_patching)
 
 
 @head_method(
     key="ocse",
     id="C7.ocse",
     summary="causation entropy: information in a head's direct effect about the margin beyond other heads",
-    family="C",
-    criterion="I4",
-    requires=frozenset({"forward", "wrong"}),
     unit="nats",
     signed=False,
-    cost="P passes",
     reference="Sun et al. 2015, doi:10.1137/140956166",
 )
 def _causation(
@@ -283,11 +243,7 @@ def _margins(
     key="activation-magnitude",
     id="X.activation_magnitude",
     summary="mean size of a head's output: a baseline without knowledge of the task",
-    family="E",
-    criterion="baseline",
-    requires=frozenset({"forward"}),
     signed=False,
-    cost="P passes",
     reference="mechanistic-validity framework, C36",
 )
 def _magnitude(model: Model, task: Task, *, batch_size: int | None = None) -> HeadScores:
@@ -297,51 +253,22 @@ def _magnitude(model: Model, task: Task, *, batch_size: int | None = None) -> He
 # ---- by weights -------------------------------------------------------------------------------------
 
 
-@head_method(
+head_method(
     key="llc",
     id="C10.llc",
-    summary="local learning coefficient of a head's weights, or a count of their active directions",
-    family="B",
-    criterion="C4 minimality",
-    requires=frozenset({"forward", "backward"}),
+    summary="active directions of a head's weights, on the scale of a learning coefficient",
     signed=False,
-    cost="20 passes and 20 backward; with estimator='sgld' 1,600 n backward per head",
     reference="Lau et al. 2023, arXiv:2308.12108; Wang et al. 2024, arXiv:2410.02984",
-)
-def _learning_coefficient(
-    model: Model,
-    task: Task,
-    *,
-    estimator: str = "fisher_count",
-    n: int = 20,
-    heads: Heads | None = None,
-    sampler: Langevin | None = None,
-    objective: str | Objective = "ce",
-    batch_size: int | None = None,
-) -> HeadScores:
-    if estimator == "sgld":
-        return learning_coefficients(
-            model, task, heads, n=n, sampler=sampler, objective=objective, batch_size=batch_size
-        )
-    check_name("estimator", estimator, ("fisher_count", "sgld"))
-    if heads is not None or sampler is not None:
-        raise InputError("heads= and sampler= belong to estimator='sgld'; give it too")
-    return fisher_count(model, task, n=n, objective=objective, batch_size=batch_size)
+)(fisher_count)
 
 
-@head_method(
+head_method(
     key="ov-norm",
     id="B.ov_norm",
     summary="how strongly a head's W_V W_O can write along the answer directions",
-    family="B",
-    criterion="C2",
-    requires=frozenset({"weights", "wrong"}),
     signed=False,
-    cost="none",
     reference="mechanistic-validity framework, F59",
-)
-def _ov_norm(model: Model, task: Task, *, max_pairs: int | None = 10) -> HeadScores:
-    return answer_norm(model, task, max_pairs=max_pairs)
+)(answer_norm)
 
 
 def _spectrum(quantity: str) -> Score:
@@ -362,11 +289,7 @@ for _quantity, _summary, _unit, _reference in (
         key=_quantity,
         id=f"B.{_quantity.replace('-', '_')}",
         summary=f"{_summary} of a head's W_V W_O",
-        family="B",
-        criterion="C2",
-        requires=frozenset({"weights"}),
         unit=_unit,
         signed=False,
-        cost="none",
         reference=_reference,
     )(_spectrum(_quantity))

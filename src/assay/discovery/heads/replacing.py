@@ -15,7 +15,7 @@ from assay.circuits.heads import check_heads
 from assay.core.errors import InputError
 from assay.execution.batches import choose_batch_size
 from assay.execution.forward import check_finite
-from assay.execution.sites import Replacement, Site
+from assay.execution.replacements import Replacement, Site
 from assay.models import Model, Trace
 from assay.tasks import Batch, Task, map_tensors
 
@@ -31,7 +31,7 @@ def run_with_heads_replaced(
     *,
     batch_size: int | None = None,
     check: bool = True,
-) -> Float[Tensor, "n *reads d_vocab"]:
+) -> Float[Tensor, "n d_vocab"]:
     """Logits at the read position with some heads replaced, all of them at once.
 
     Args:

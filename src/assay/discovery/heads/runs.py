@@ -17,10 +17,10 @@ from torch import Tensor
 from assay.core.errors import ShapeError
 from assay.discovery.heads.replacing import outside, replaced_outputs
 from assay.execution.batches import TOKENS_PER_PASS
-from assay.execution.sites import Replacement
+from assay.execution.replacements import Replacement
 from assay.models import Block, Model, Trace
 from assay.models.attention import PlacedAttention
-from assay.tasks import Batch, check_read_once
+from assay.tasks import Batch
 
 
 # Logits of some runs `[rows, d_vocab]` and which prompts they belong to `[rows]` -> one number per run.
@@ -45,7 +45,7 @@ def one_head_replaced(
     model: Model,
     base: Trace,
     values: Sequence[Float[Tensor, "rows pos width"]],
-    read: Int[Tensor, "n *reads"],
+    read: Int[Tensor, " n"],
     reading: Reading,
     *,
     heads: Sequence[tuple[int, int]] | None = None,
@@ -57,7 +57,7 @@ def one_head_replaced(
         base: The run to start from (`base_run`), n prompts.
         values: Per block, the replacement for the outputs of its heads before the output projection,
             `[n or 1, pos, n_heads d_head]`.
-        read: Position whose logits are read, per prompt, or several.
+        read: Position whose logits are read, per prompt.
         reading: From logits to one number per run.
         heads: (block, head) pairs; default: all, block by block.
 
@@ -165,7 +165,6 @@ class OneByOne:
     ) -> Float64[Tensor, "n heads"]:
         """The same at the read position only."""
         read = self.batch.positions
-        check_read_once(read, "replacing a head at the read position only (positions='last')")
         rows = torch.arange(len(read), device=read.device)
         last = [z[rows, read] for z in values]
         return one_head_replaced_at_read(self.model, base, last, read, self.reading, heads=self.heads)
@@ -290,7 +289,7 @@ class _Past:
             channels = block.channels(self.base.qkv[layer]).to(self.model.result_dtype)
             keys, values = channels[:, :, block.n_heads :].transpose(1, 2).chunk(2, 1)
             keys = self.attention.keys(layer, keys, range(block.n_kv_heads))
-            self._cached[layer] = keys, self.attention.values(layer, values)
+            self._cached[layer] = keys, values
         return self._cached[layer]
 
     def step(self, layer: int, stream: Float[Tensor, "rows d_model"], rows: Int[Tensor, " rows"]) -> Tensor:
@@ -305,7 +304,7 @@ class _Past:
         key = attention.keys(layer, key, range(block.n_kv_heads), everywhere=False)
         keys, values = keys[rows], values[rows]
         keys[index, :, self.read[rows]] = key.squeeze(2)
-        values[index, :, self.read[rows]] = attention.values(layer, value).squeeze(2)
+        values[index, :, self.read[rows]] = value.squeeze(2)
         mixed = attention.mix(
             layer,
             query,

@@ -23,7 +23,7 @@ from assay.discovery.heads.runs import OneByOne, base_run, bytes_of_base
 from assay.discovery.heads.scores import HeadScores, provenance_of
 from assay.execution import Ablation
 from assay.execution.batches import choose_batch_size
-from assay.execution.sites import Replacement, Setting
+from assay.execution.replacements import Replacement, Setting
 from assay.models import Model, Trace
 from assay.objectives import Loss, Objective, get_objective
 from assay.tasks import Batch, Task, map_tensors
@@ -52,7 +52,7 @@ def activation_patching(
         batch_size: Prompts per pass; default: by free memory. Results do not depend on it.
 
     Returns:
-        As `patching_scores`; see `circuit_effect` for a circuit's sum.
+        As `patching_scores`.
 
     Raises:
         InputError: For an unknown aggregate or impossible heads.

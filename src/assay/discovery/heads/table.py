@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float64, Int64
 
 from assay.circuits import Circuit, HeadCircuit
 from assay.circuits.naming import named_circuit
-from assay.circuits.slots import check_everywhere
+from assay.circuits.spans import check_everywhere
 from assay.core.errors import InputError, unknown_name
 from assay.core.record import library_version, record_id
 from assay.discovery.heads.columns import QUANTITIES, WHOLE, Columns
@@ -26,7 +26,7 @@ from assay.discovery.heads.shelf import Shelf
 from assay.execution.forward import check_circuit
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective, is_registered
-from assay.tasks import PairTask, check_read_once
+from assay.tasks import PairTask
 
 
 ROWS_AT_ONCE = 64  # prompts of one block of a table over all heads: what an interruption can cost
@@ -115,7 +115,6 @@ class MeasurementTable:
             )
         for prompts in (task, *([] if more is None else [more])):
             prompts.validate(model.n_vocab, model.n_positions)
-            check_read_once(prompts.positions, "a table of measurements")
         self.donors = donors
         self.heads = self.circuit.kept_heads()
         self._columns: dict[str, np.ndarray] = dict(measured or {})

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from assay.core.errors import InputError, ShapeError, UnsupportedModelError
 from assay.discovery.heads.scores import HeadScores, provenance_of
 from assay.models import Model
-from assay.tasks import Task, check_read_once
+from assay.tasks import Task
 
 
 _SMALLEST = 1e-12  # singular values below this share of the largest are rounding, not signal
@@ -315,7 +315,6 @@ def answer_norm(model: Model, task: Task, *, max_pairs: int | None = 10) -> Head
             f"ov-norm compares correct with wrong outputs, but task {task.name!r} has no wrong ones; give "
             "it wrong="
         )
-    check_read_once(task.positions, "ov-norm")
     pairs = answer_directions(model, task.answers[:, 0], task.wrong[:, 0], max_pairs=max_pairs)
     return ov_norm(model, pairs)
 
