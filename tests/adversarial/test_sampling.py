@@ -255,91 +255,7 @@ def test_a_jsonl_task_is_run_as_it_stands(tmp_path: Path, mini_tokenizer: Any) -
     assert len(sample.clean.distinct.first_index) == 1
 
 
-# ----------------------------------------------------------------------------------------------- enumeration
-
-
-def test_enumeration_takes_every_distinct_input_once_with_its_probability(years: PairTask) -> None:
-    grammar = years.grammar
-    assert grammar is not None
-    sample = sample_pairs(years, "all", enumerate=True)
-    assert sample.shape == (grammar.population, 4) == sample.weights.shape  # type: ignore[union-attr]
-    assert len(set(sample.clean.texts)) == sample.clean.n  # type: ignore[arg-type]
-    np.testing.assert_allclose(sample.weights.sum(), 1)  # type: ignore[union-attr]
-    share = {
-        century: np.mean([value == century for value in sample.clean.fields["century"]])
-        for century in ("16", "17")
-    }
-    found = dict.fromkeys(share, 0.0)
-    for weight, century in zip(sample.weights.sum(0), sample.corrupted.fields["century"], strict=True):  # type: ignore[union-attr]
-        found[century] += weight
-    assert found == pytest.approx(share)
-
-
-def test_enumeration_of_matched_pairs_weighs_them_by_their_probability(mini_tokenizer: Any) -> None:
-    task = load_task("ioi", mini_tokenizer, n=1, names=["Mary", "John", "Sarah"], corruption="s2_io_flip")
-    scenes = len(task.grammar.places) * len(task.grammar.objects)  # type: ignore[union-attr]
-    sample = sample_pairs(task, "matched", enumerate=True)
-    assert sample.shape == (6 * scenes,)
-    np.testing.assert_allclose(sample.weights, 1 / (6 * scenes))
-    assert sample.clean.fields["place"] == sample.corrupted.fields["place"]
-
-
-def test_enumerated_weights_are_the_frequencies_of_draws(mini_tokenizer: Any) -> None:
-    """`legacy_flip` is not uniform over its corrupted prompts."""
-    task = load_task(
-        "ioi",
-        mini_tokenizer,
-        n=1,
-        names=["Mary", "John", "Sarah", "James"],
-        places=["store", "garden"],
-        objects=["ring", "bone"],
-        corruption="legacy_flip",
-    )
-    exact = sample_pairs(task, "all", enumerate=True)
-    weights = dict(zip(exact.corrupted.texts, exact.weights.sum(0), strict=True))  # type: ignore[arg-type, union-attr]
-    assert len(set(np.round(list(weights.values()), 9))) > 1
-    drawn = sample_pairs(task, "iid", 6_000)
-    texts, counts = np.unique(np.array(drawn.corrupted.texts), return_counts=True)
-    expected = np.array([weights[text] for text in texts.tolist()])
-    assert len(texts) == len(weights)
-    # Each count is binomial; 5 standard deviations over about 200 cells.
-    assert (np.abs(counts / 6_000 - expected) < 5 * np.sqrt(expected / 6_000)).all()
-
-
-def test_enumeration_of_rows_counts_repetitions() -> None:
-    task = rows_task()
-    crossed = sample_pairs(task, "all", enumerate=True)
-    assert crossed.shape == (3, 3)
-    np.testing.assert_allclose(crossed.weights.sum(1), [0.5, 0.25, 0.25])  # type: ignore[union-attr]
-    matched = sample_pairs(task, "matched", enumerate=True)
-    np.testing.assert_allclose(matched.weights, [0.25] * 4)
-    assert matched.pairs is not None
-    assert matched.pairs.tolist() == [[i, i] for i in range(4)]
-
-
 # -------------------------------------------------------------------------------------------------- bad input
-
-
-def test_an_enumeration_that_is_too_large_says_how_many_prompts_exist(ioi: PairTask, years: PairTask) -> None:
-    names = len(ioi.grammar.names)  # type: ignore[union-attr]
-    scenes = len(ioi.grammar.places) * len(ioi.grammar.objects)  # type: ignore[union-attr]
-    clean, corrupted = names * (names - 1) * scenes, names * (names - 1) * (names - 2) * scenes
-    for protocol in ("all", "iid", "matched"):
-        with pytest.raises(InputError, match=f"ioi has {clean:,} distinct clean and {corrupted:,} distinct"):
-            sample_pairs(ioi, protocol, enumerate=True, max_pairs=1000)
-    population = years.grammar.population  # type: ignore[union-attr]
-    with pytest.raises(InputError, match=f"{population} distinct clean and 4 distinct corrupted"):
-        sample_pairs(years, "all", enumerate=True, max_pairs=4 * population - 1)
-    assert sample_pairs(years, "all", enumerate=True, max_pairs=4 * population).n_pairs == 4 * population
-    with pytest.raises(InputError, match="3 distinct clean and 3 corrupted inputs: 9 pairs"):
-        sample_pairs(rows_task(), "all", enumerate=True, max_pairs=8)
-
-
-def test_a_grammar_that_does_not_enumerate_says_so(mini_tokenizer: Any) -> None:
-    with pytest.raises(InputError, match="docstring cannot be enumerated; draw them"):
-        sample_pairs(load_task("docstring", mini_tokenizer, n=1), "all", enumerate=True)
-    with pytest.raises(InputError, match="remove enumerate"):
-        sample_pairs(rows_task(), "file", enumerate=True)
 
 
 def test_prompts_of_unequal_length_are_refused_in_a_product(mini_tokenizer: Any) -> None:
@@ -365,7 +281,7 @@ def test_rows_of_unequal_length_are_refused_in_a_product() -> None:
 
 @pytest.mark.parametrize(
     ("counts", "match"),
-    [((0, 5), "n_clean is 0; give a whole number of at least 1"), ((5, -2), "n_corrupted is -2")],
+    [((0, 5), "n_clean is 0; expected at least 1"), ((5, -2), "n_corrupted is -2")],
 )
 def test_counts_start_at_one(counts: tuple[int, int], match: str, ioi: PairTask) -> None:
     with pytest.raises(InputError, match=match):

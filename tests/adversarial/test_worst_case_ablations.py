@@ -190,7 +190,6 @@ def test_the_page_says_what_was_run(
         ({"ablation": "resample", "protocol": "inputs"}, "takes values from a second one"),
         ({"ablation": "resample-donor", "protocol": "matched"}, "pairs a prompt with its own corruption"),
         ({"ablation": "noise"}, "draws other values in every run"),
-        ({"ablation": "mean", "enumerate": True}, "takes a sample"),
     ],
 )
 def test_what_does_not_go_together_is_refused(
@@ -198,13 +197,6 @@ def test_what_does_not_go_together_is_refused(
 ) -> None:
     with pytest.raises(InputError, match=message):
         worst_case(half_of(mini), mini, ioi, n_clean=3, n_corrupted=3, **options)
-
-
-def test_spans_of_one_task_cannot_be_found_in_drawn_prompts(mini: Model, ioi: PairTask) -> None:
-    labels = torch.zeros(ioi.clean.shape, dtype=torch.long)
-    circuit = half_of(mini).everywhere(Spans.of(ioi, labels, causal=True))
-    with pytest.raises(InputError, match="belong to one task"):
-        worst_case(circuit, mini, ioi, n_clean=3, n_corrupted=3)
 
 
 def test_norms_by_target_run_pair_by_pair(ids_task: TaskMaker) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from assay.analyses.worst_case import WorstCase, search_worst, worst_case
+from assay.analyses.worst_case import WorstCase, worst_case
 from assay.analyses.worst_case.image_inputs import numbered, pictures_of
 from assay.analyses.worst_case.page import worst_case_page
 from assay.circuits import Circuit
@@ -191,15 +191,3 @@ def test_pictures_are_the_pixels_before_normalisation(model: Model, digits: Imag
     (stretched,) = pictures_of(torch.tensor([[[[-1.0, 3.0]]] * 3]).reshape(1, 3, 1, 2), [0], {})
     black_white = np.asarray(Image.open(io.BytesIO(base64.b64decode(stretched.partition(",")[2]))))
     assert black_white[0].tolist() == [[0, 0, 0], [255, 255, 255]]
-
-
-# -------------------------------------------------------------------------------------------------- search
-
-
-def test_a_search_combines_images_and_counterparts(model: Model, digits: ImageTask, circuit: Circuit) -> None:
-    found = search_worst(circuit, model, digits, budget=144, restarts=1, k=2)
-    table = worst_case(circuit, model, digits, "all").divergence
-    assert found.max == pytest.approx(table.max(), rel=1e-4)  # 12 x 12 pairs fit the budget
-    assert found.pictures is not None
-    with pytest.raises(InputError, match="the inputs of 'colour-digits' are given, or .* cannot be varied"):
-        search_worst(circuit, model, digits, ablation="zero", budget=10, restarts=1)

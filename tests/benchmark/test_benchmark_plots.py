@@ -17,14 +17,10 @@ from assay.analyses.benchmark import (
     Detected,
     DiscoveryBenchmark,
     Ranked,
-    TruthCell,
-    TruthTable,
     tables,
 )
 from assay.analyses.benchmark.plots import (
     plot_benchmark,
-    plot_truth,
-    served_objectives,
 )
 from assay.analyses.benchmark.results import Difference
 from assay.page.labels import place_labels
@@ -71,22 +67,6 @@ def benchmark() -> DiscoveryBenchmark:
         settings={"evaluate": "held-out", "objective": "logit_diff", "ablation": "resample", "n_edges": 1519},
         rows=rows,
     )
-
-
-@pytest.fixture
-def truth() -> TruthTable:
-    facts = {"n_edges": 50, "n_true": 5}
-    cells = [
-        TruthCell(
-            model="a", method="eap", objective="logit_diff", found=detected(0.9996), seconds=1.0, **facts
-        ),
-        TruthCell(model="a", method="eap", objective="kl", found=None, reason="zero gradient", **facts),
-        TruthCell(
-            model="a", method="exact", objective="logit_diff", found=detected(1.0), seconds=2.0, **facts
-        ),
-        TruthCell(model="a", method="exact", objective="kl", found=detected(0.4), seconds=2.0, **facts),
-    ]
-    return TruthTable(cells=tuple(cells), settings={"n": 4, "ablation": "resample"})
 
 
 def test_points_have_a_cost_and_levels_do_not(benchmark: DiscoveryBenchmark) -> None:
@@ -143,26 +123,6 @@ def test_a_picture_without_points_is_drawn_all_the_same(benchmark: DiscoveryBenc
     assert not plot_benchmark(empty).texts
 
 
-def test_the_map_of_truth_has_a_cell_for_everything(truth: TruthTable) -> None:
-    figure = plot_truth(truth).get_figure()
-    assert isinstance(figure, Figure)
-    panels = [[text.get_text() for text in ax.texts] for ax in figure.axes]
-    assert panels == [[".99+", "1"], ["·", ".40"]]
-    assert [ax.get_title(loc="left") for ax in figure.axes] == ["logit_diff", "kl"]
-    assert [text.get_text() for text in figure.axes[0].get_xticklabels()] == ["eap", "exact"]
-
-
-def test_an_objective_that_nobody_serves_has_no_panel(truth: TruthTable) -> None:
-    kept = [cell for cell in truth.cells if cell.method == "eap"]
-    assert served_objectives(TruthTable(cells=tuple(kept))) == ("logit_diff",)
-
-
-def test_one_panel_can_be_drawn_into_given_axes(truth: TruthTable) -> None:
-    ax = Figure().subplots()
-    assert plot_truth(truth, ax) is ax
-    assert len(ax.texts) == 2
-
-
 def test_the_quality_table_ranks_by_cpr_and_leaves_out_who_did_not_serve(
     benchmark: DiscoveryBenchmark,
 ) -> None:
@@ -197,38 +157,6 @@ def test_notes_say_who_is_missing_and_what_did_not_converge(benchmark: Discovery
         "ugs: not converged",
     ]
     assert "30 other examples" in tables.heading(benchmark)
-
-
-def test_truth_tables_count_and_name(truth: TruthTable) -> None:
-    methods = tables.truth_methods_table(truth)
-    assert tuple(methods.texts()[0][:5]) == ("eap", "logit_diff", "1 of 1", "100%", "100%")
-    assert methods.texts()[0][5] == "0.999"  # never rounded up to 1
-    assert tuple(methods.texts()[1][2:5]) == ("0 of 1", "0%", "0%")
-    models = tables.truth_models_table(truth)
-    assert models.texts() == [["a", "50", "5", "1", "exact (logit_diff)"]]
-    assert tables.misses(truth) == ["eap misses 0 of 1 models", "exact misses 0 of 1 models"]
-    hard = TruthTable(cells=tuple(cell for cell in truth.cells if cell.objective == "kl"))
-    assert tables.misses(hard) == ["exact misses 1 of 1 models: a (0.400)"]
-    assert tables.refusals(truth) == ["eap, kl (1 model): zero gradient"]
-
-
-def test_a_method_measured_on_fewer_models_says_so(truth: TruthTable) -> None:
-    facts = {"n_edges": 50, "n_true": 5, "objective": "kl"}
-    more = TruthCell(model="b", method="exact", found=detected(1.0), **facts)  # type: ignore[arg-type]
-    table = TruthTable(cells=(*truth.cells, more), settings=truth.settings)
-    served = {tuple(each[:2]): tuple(each[2:4]) for each in tables.truth_methods_table(table).texts()}
-    assert served["eap", "kl"] == ("0 of 1", "0%")
-    assert served["exact", "logit_diff"] == ("1 of 1", "100%")
-    assert served["exact", "kl"] == ("2 of 2", "50%")
-    assert tables.partly_measured(truth) == []
-    assert tables.partly_measured(table) == [
-        "eap (logit_diff, kl) was measured on 1 of the 2 models; its shares refer to those",
-        "exact (logit_diff) was measured on 1 of the 2 models; its shares refer to those",
-    ]
-    figure = plot_truth(table).get_figure()
-    assert isinstance(figure, Figure)
-    written = [[each.get_text() for each in ax.texts] for ax in figure.axes]
-    assert written == [[".99+", "1"], ["·", ".40", "1"]]  # nothing where nothing was measured
 
 
 def test_numbers_keep_few_digits() -> None:

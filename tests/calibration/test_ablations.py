@@ -71,7 +71,7 @@ def test_scores_near_zero_agree_without_passing(inner: str) -> None:
     assert 40 < wide.n_needed < 120
     assert wide.values["average"] == pytest.approx(0.31 if inner == "faithfulness" else 0.29)
     assert wide.judged is not None
-    assert "0.20 from 0" in wide.judged.because
+    assert "0.20 from 0" in wide.judged["because"]
 
 
 def test_an_open_verdict_says_how_many_prompts_would_settle_it() -> None:

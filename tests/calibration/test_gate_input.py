@@ -72,7 +72,6 @@ WRONG: list[tuple[str, str, Callable[[], Verdict]]] = [
     ("C12", "use", lambda: convergent_validity(SCORES, use="x")),
     ("C12 low is good", "llc_direction", lambda: convergent_validity(SCORES, llc_direction="x")),
     ("F59", "signed", lambda: inter_rater(SCORES, signed=("c",))),
-    ("M3b", "sequence", lambda: certified_stability(TABLE, sequence="x")),
     # Arrays that do not belong together.
     ("C11", "y_full", lambda: bootstrap_stability(SHORT, KEPT)),
     ("C11", "y_circuit", lambda: bootstrap_stability(FULL, SHORT)),

@@ -318,19 +318,6 @@ def test_below_twenty_prompts_skewed_effects_are_not_judged() -> None:
     assert certified_stability(head_effects(stream(0, "few"), 20, (3.0,) * 6)).status == "pass"
 
 
-def test_sequences_and_edits_count_heads_that_they_know_to_be_below() -> None:
-    effects = head_effects(stream(0, "below"), 80, (-1.0, -1.0, 0.05), sd=0.5)
-    found = certified_stability(effects, sequence="sign", deletion=0.9)
-    assert {name: each.status for name, each in found.sub_results.items()} == {
-        "anytime": "fail",
-        "edits": "none",  # about these prompts only
-    }
-    unknown = certified_stability(
-        head_effects(stream(0, "open"), 80, (0.02,) * 3, sd=0.5), sequence="clipped", smallest=0.0
-    )
-    assert unknown.sub_results["anytime"].status == "inconclusive"
-
-
 def test_a_smallest_effect_is_a_number_from_0() -> None:
     for wrong in (-0.1, math.nan, math.inf):
         with pytest.raises(InputError, match="smallest is"):
@@ -352,23 +339,6 @@ def test_contingent_heads_say_how_many_prompts_they_need() -> None:
     for label, needed in zip(found.details["labels"], needs, strict=True):
         assert (needed is not None) == (label == "contingent")
     assert any(needs)
-
-
-def test_sequences_certify_at_any_time_and_edits_have_a_radius() -> None:
-    effects = head_effects(stream(0, "any"), 80, (1.0, 1.0, -0.3), sd=0.5)
-    found = certified_stability(effects, sequence="sign", deletion=0.9)
-    counts = found.sub_results["anytime"].details["n_certify"]
-    assert counts[2] is None
-    assert all(5 < each < 80 for each in counts[:2])
-    clipped = certified_stability(effects, sequence="clipped", bounds=(-2.0, 2.0))
-    assert clipped.sub_results["anytime"].details["n_certify"][2] is None
-    edits = found.sub_results["edits"].details
-    assert edits["radius"][0] > 0
-    assert edits["radius"][2] is None
-    assert edits["largest_radius"] >= max(edits["radius"][:2])
-    # A fifth deleted certifies nothing against even one changed prompt.
-    few = certified_stability(effects, deletion=0.2).sub_results["edits"].details
-    assert few["largest_radius"] == 0
 
 
 def test_units_count_once() -> None:
@@ -400,7 +370,5 @@ def test_options_out_of_range_are_named() -> None:
     effects = np.ones((10, 2))
     with pytest.raises(InputError, match=r"fraction is 1\.5"):
         certified_stability(effects, fraction=1.5)
-    with pytest.raises(InputError, match="sequence is 'signs'"):
-        certified_stability(effects, sequence="signs")
     with pytest.raises(InputError, match="n_draws is 0"):
         certified_stability(effects, n_draws=0)

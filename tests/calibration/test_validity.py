@@ -101,7 +101,7 @@ def test_bands_that_do_not_differ_say_nothing_of_depth() -> None:
 
 
 def test_a_role_without_a_band_is_an_error() -> None:
-    with pytest.raises(InputError, match="have no band"):
+    with pytest.raises(InputError, match="has no role with a band"):
         nomological_validity(circuit({**NOMOLOGICAL[0]["circuit"], "bands": {"early": ["A"]}}))
 
 

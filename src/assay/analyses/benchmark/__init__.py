@@ -7,14 +7,7 @@ from assay.analyses.benchmark.discovery import benchmark_discovery
 from assay.analyses.benchmark.order import PUBLISHED_ORDER, OrderLink, examine_order
 from assay.analyses.benchmark.results import BenchmarkRow, Bounded, Difference, DiscoveryBenchmark, Ranked
 from assay.analyses.benchmark.targets import planted_task
-from assay.analyses.benchmark.truth import (
-    MethodTruth,
-    ModelTruth,
-    TruthCell,
-    TruthSummary,
-    TruthTable,
-    measure_truth,
-)
+from assay.analyses.benchmark.truth import measure_truth
 
 
 __all__ = [
@@ -26,13 +19,8 @@ __all__ = [
     "Detected",
     "Difference",
     "DiscoveryBenchmark",
-    "MethodTruth",
-    "ModelTruth",
     "OrderLink",
     "Ranked",
-    "TruthCell",
-    "TruthSummary",
-    "TruthTable",
     "benchmark_discovery",
     "choose_entries",
     "detect",

@@ -24,7 +24,7 @@ from assay.execution.batches import choose_batch_size
 from assay.metrics.curve import FRACTIONS, FaithfulnessCurve, faithfulness_curve
 from assay.models import Model
 from assay.objectives import Loss, Objective
-from assay.tasks import PairTask, Task, check_read_once, draw_task
+from assay.tasks import PairTask, Task, draw_task
 
 
 EVALUATIONS = ("held-out", "same")
@@ -107,7 +107,6 @@ def benchmark_discovery(
     """
     entries = choose_entries(methods, options)
     imported_scores = dict(imports or {})
-    check_read_once(task.positions, "benchmark_discovery")
     _check(model, entries, imported_scores, evaluate=evaluate, selection=selection, held_out=held_out)
     if evaluate == "same":
         seen, unseen = task, task

@@ -7,17 +7,13 @@ from assay.analyses.benchmark import (
     BenchmarkRow,
     Bounded,
     DiscoveryBenchmark,
-    TruthTable,
     examine_order,
 )
-from assay.analyses.benchmark.truth import GOOD
 from assay.page.blocks import Column, Table
 from assay.page.text import listed, plural
 
 
 MISSING = "–"
-NAMED = 3  # methods named where several are best
-LISTED = 8  # models named of those that a method misses, hardest first
 LEGEND = (
     "CPR and CMD with 95 % intervals over examples. As published, CPR uses signed scores and CMD |score|; "
     "CPR(|s|) and CMD(s) are the opposite. Passes: time of the discovery in plain forward passes over the "
@@ -97,90 +93,6 @@ def order_of(benchmark: DiscoveryBenchmark) -> Table:
         for link in examine_order(benchmark)
     ]
     return _table(("published", "difference", "measured"), rows, ("difference",))
-
-
-def truth_methods_table(table: TruthTable) -> Table:
-    """A row per method and objective: shares of models, the hardest model, the cost."""
-    columns = (
-        "method", "objective", "served", "≥.95", "≥.99", "median", "lowest", "hardest", "precision", "recall",
-        "seconds",
-    )  # fmt: skip
-    rows = [
-        (
-            each.method,
-            each.objective,
-            f"{each.served} of {each.of}",
-            f"{each.good:.0%}",
-            f"{each.nearly_perfect:.0%}",
-            share(each.median),
-            share(each.lowest),
-            (each.hardest if each.lowest < 1 else None) or MISSING,
-            share(each.average_precision),
-            share(each.recall),
-            significant(each.seconds) if each.served else MISSING,
-        )
-        for each in table.summary().methods
-    ]
-    words = ("method", "objective", "hardest")
-    return _table(columns, rows, [name for name in columns if name not in words])
-
-
-def truth_models_table(table: TruthTable) -> Table:
-    """A row per planted model: its size, the best AUROC of any method, and who reaches it."""
-    rows = []
-    for each in table.summary().models:
-        named = ", ".join(each.best[:NAMED])
-        more = f" and {len(each.best) - NAMED} more" if len(each.best) > NAMED else ""
-        rows.append((each.model, f"{each.n_edges:,}", str(each.n_true), share(each.auroc), named + more))
-    columns = ("model", "edges", "true", "AUROC", "best")
-    return _table(columns, rows, ("edges", "true", "AUROC"))
-
-
-def misses(table: TruthTable) -> list[str]:
-    """For each method, the models whose circuit it misses (AUROC below .95) under its best objective."""
-    sentences = []
-    for method in table.methods:
-        best: dict[str, float] = {}
-        for cell in table.cells:
-            if cell.method == method and cell.found is not None:
-                best[cell.model] = max(cell.auroc, best.get(cell.model, 0.0))
-        missed = sorted((value, model) for model, value in best.items() if value < GOOD)
-        if not best:
-            continue
-        named = ", ".join(f"{model} ({share(value)})" for value, model in missed[:LISTED])
-        more = f" and {len(missed) - LISTED} more" if len(missed) > LISTED else ""
-        end = f": {named}{more}" if missed else ""
-        sentences.append(f"{method} misses {len(missed)} of {len(best)} models{end}")
-    return sentences
-
-
-def partly_measured(table: TruthTable) -> list[str]:
-    """Methods that were measured on fewer models than the table has; their shares are of those."""
-    n = len(table.models)
-    methods: dict[tuple[str, int], list[str]] = {}
-    for each in table.summary().methods:
-        if each.of < n:
-            methods.setdefault((each.method, each.of), []).append(each.objective)
-    return [
-        (
-            f"{method} ({', '.join(objectives)}) was measured on {of} of the {n} models; its shares refer "
-            "to those"
-        )
-        for (method, of), objectives in methods.items()
-    ]
-
-
-def refusals(table: TruthTable) -> list[str]:
-    """Why cells are empty, each reason once, with the number of cells it explains."""
-    counted: dict[tuple[str, str, str], int] = {}
-    for cell in table.cells:
-        if cell.reason is not None:
-            key = (cell.method, cell.objective, cell.reason)
-            counted[key] = counted.get(key, 0) + 1
-    return [
-        f"{method}, {objective} ({count} model{'s' if count > 1 else ''}): {reason}"
-        for (method, objective, reason), count in counted.items()
-    ]
 
 
 def bare(known: Bounded) -> str:

@@ -7,10 +7,9 @@ from typing import Any
 import torch
 
 from assay.core.errors import InputError
-from assay.execution import run_model
 from assay.models import Model, load_model
 from assay.models.planted import Planted, planted_model
-from assay.tasks import COLOUR_DIGITS, ImageTask, PairTask, Task, digits_source, load_images, load_task
+from assay.tasks import COLOUR_DIGITS, PairTask, Task, digits_source, load_images, load_task
 from assay.tasks.digits import DigitsSource, digits_task
 
 
@@ -114,7 +113,7 @@ def _colour_digits(model: Any, digits: DigitsSource, *, n: int, seed: int) -> Ta
     )
 
 
-def planted_task(planted: Planted, n: int = 64, seed: int = 0) -> PairTask | ImageTask:
+def planted_task(planted: Planted, n: int = 64, seed: int = 0) -> PairTask:
     """Examples of a planted model as a task, under the ablation for which its circuit is known.
 
     Args:
@@ -123,7 +122,7 @@ def planted_task(planted: Planted, n: int = 64, seed: int = 0) -> PairTask | Ima
         seed: Root seed of the draw.
 
     Returns:
-        Prompts or images with their counterparts; objective `logit_diff`, ablation `resample`.
+        Prompts with their counterparts; objective `logit_diff`, ablation `resample`.
 
     Raises:
         InputError: If `n` is below 1.
@@ -137,31 +136,14 @@ def planted_task(planted: Planted, n: int = 64, seed: int = 0) -> PairTask | Ima
     if n < 1:
         raise InputError(f"n is {n}; a task needs at least one example")
     examples = planted.examples(n, seed=seed)
-    facts: dict[str, Any] = {
-        "name": f"{PLANTED}{planted.name}",
-        "objective": "logit_diff",
-        "ablation": ABLATION,
-        "config": {"planted": planted.name, "n": n, "seed": seed},
-        "fields": dict(examples.fields),
-    }
-    if planted.model.vision is not None:
-        task = ImageTask(
-            images=examples.clean,
-            corrupted=examples.corrupted,
-            labels=examples.labels,
-            domain="planted",
-            **facts,
-        )
-        # Against the likeliest other class, which for two classes is the other one.
-        return task.with_runner_up(run_model(planted.model, task))
-    if examples.answers is None:
-        raise InputError(f"{planted.name} draws prompts without answers; its examples need `answers` [n, 1]")
-    places = {"positions": examples.positions, "lengths": examples.lengths}
-    facts |= {name: value for name, value in places.items() if value is not None}
     return PairTask(
         clean=examples.clean,
         corrupted=examples.corrupted,
         answers=examples.answers,
         wrong=examples.wrong,
-        **facts,
+        name=f"{PLANTED}{planted.name}",
+        objective="logit_diff",
+        ablation=ABLATION,
+        config={"planted": planted.name, "n": n, "seed": seed},
+        fields=dict(examples.fields),
     )

@@ -24,8 +24,8 @@ from assay.discovery.heads.table import AnyCircuit
 from assay.models import Model
 from assay.objectives import Loss, Objective
 from assay.tasks import PairTask, is_task_file
+from assay.tasks.examples import different_examples, found_on
 from assay.tasks.load import draw_task, load_task
-from assay.tasks.seen import different_examples, found_on
 
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ prompts, so that a count of those which pass a test of their own is not binomial
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,13 +16,10 @@ from assay.analyses.calibration._tables import HALF, by_p, finite_heads, majorit
 from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream, left_open
 from assay.analyses.calibration.quantity import Quantity
 from assay.analyses.calibration.reasons import below
-from assay.analyses.calibration.samples import limits
 from assay.core.errors import InputError, ShapeError, check_least
 from assay.core.verdict import Verdict
 from assay.stats import (
     benjamini_hochberg,
-    certified_inclusion,
-    confidence_sequence,
     mean_above,
     mean_tests,
     partial_conjunction,
@@ -34,8 +31,6 @@ from assay.stats.skewed_mean import FEWEST_FOR_MEANS
 N_SUBSAMPLES = 20
 CERTIFIED, CONTINGENT = 0.95, 0.50  # published pass rates
 _TOO_MANY = 1e6  # root of a number of prompts beyond any practical sample
-_LIMITS = limits(HALF)
-_SHARE_CERTIFIED = Quantity(label="", value="share_certified", strict=False, least=0.0, most=1.0)
 
 
 @gate(
@@ -58,10 +53,6 @@ _SHARE_CERTIFIED = Quantity(label="", value="share_certified", strict=False, lea
         least=0.0,
         most=1.0,
     ),
-    parts={
-        "anytime": replace(_SHARE_CERTIFIED, label="certified whenever one looks"),
-        "edits": replace(_SHARE_CERTIFIED, label="certified against edited prompts"),
-    },
     reasons={
         "not_applicable": ("The circuit has no heads.", "Give a circuit with at least one head."),
         **below(FEWEST_FOR_MEANS, "the test of a mean does not hold for skewed effects"),
@@ -79,9 +70,6 @@ def certified_stability(
     fraction: float = 0.8,
     n_draws: int = N_SUBSAMPLES,
     subsamples: Int[np.ndarray, "n_draws size"] | None = None,
-    sequence: str | None = None,
-    bounds: tuple[float, float] = (-1.0, 1.0),
-    deletion: float | None = None,
     task: str = "",
     seed: int = SEED,
 ) -> Verdict:
@@ -102,10 +90,6 @@ def certified_stability(
         fraction: Of the prompts in a subsample, rounded down; half of them, in 200 draws, is sounder.
         n_draws: Subsamples.
         subsamples: Given ones instead, indices of units.
-        sequence: Also certify so that one may look after every prompt: `sign` bets on 1{effect > 0} against
-            1/2, `clipped` on the effect clipped to `bounds` against 0 and `smallest`.
-        bounds: Declared range of an effect, for `clipped`.
-        deletion: Also certify against edits of the sample, deleting each prompt with this probability.
         task: Names the random stream.
         seed: Its root.
 
@@ -121,9 +105,9 @@ def certified_stability(
 
     References:
         Benjamini and Heller (2008), doi:10.1111/j.1541-0420.2007.00984.x; Fisher (1935); Benjamini and
-        Hochberg (1995); Waudby-Smith and Ramdas (2024), arXiv:2010.09686.
+        Hochberg (1995).
     """
-    least = _checked(n_draws, fraction, sequence, smallest)
+    least = _checked(n_draws, fraction, smallest)
     data, finite = finite_heads(effects, unit_id)
     (x,) = data.vectors
     k = x.shape[1]
@@ -164,28 +148,20 @@ def certified_stability(
         "p_half_positive": halves.p_pass,
         "p_most_negligible": halves.p_fail,
     }
-    parts: dict[str, Verdict] = {}
-    if sequence is not None:
-        parts["anytime"] = _anytime(signed, finite, sequence, bounds, least)
-    if deletion is not None:
-        parts["edits"] = _edits(signed, finite, deletion, rng)
     verdict = Verdict(
         status=halves.status,
         published=HALF.published(published),
         n_needed=halves.n_needed if halves.status == "inconclusive" else None,
-        sub_results=parts,
         **vars(draft),
     )
     return verdict if data.n >= FEWEST_FOR_MEANS else left_open(verdict, "too_few", FEWEST_FOR_MEANS)
 
 
-def _checked(n_draws: int, fraction: float, sequence: str | None, smallest: float | None) -> float:
+def _checked(n_draws: int, fraction: float, smallest: float | None) -> float:
     """The smallest effect that counts, once all options are known to be possible."""
     check_least(1, n_draws=n_draws)
     if not 0 < fraction <= 1:
         raise InputError(f"fraction is {fraction}; expected a share of the prompts above 0 and at most 1")
-    if sequence not in (None, "sign", "clipped"):
-        raise InputError(f"sequence is {sequence!r}; choose 'sign' or 'clipped', or None")
     least = 0.0 if smallest is None else smallest
     if not 0 <= least < math.inf:
         raise InputError(f"smallest is {smallest}; give a mean effect of at least 0, or None")
@@ -247,12 +223,6 @@ def _single_heads(
         "t_p": [each.t.p_value for each in tests],
         "n_to_certify": _to_certify(signed, labels == "contingent"),
     }
-
-
-def _by_count(n_good: int, n_bad: int, k: int) -> str:
-    """`pass` where half of the heads are known to be good, `fail` where more than half are bad."""
-    half, most = majorities(k)
-    return "fail" if n_bad >= most else "pass" if n_good >= half else "inconclusive"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -348,71 +318,3 @@ def _to_certify(x: Float64[np.ndarray, "n k"], contingent: Bool[np.ndarray, " k"
         ratio = t * float(x[:, at].std(ddof=1)) / float(x[:, at].mean())
         needed[at] = math.ceil(ratio**2) if ratio < _TOO_MANY else None
     return needed
-
-
-def _anytime(
-    x: Float64[np.ndarray, "n k"],
-    finite: Bool[np.ndarray, " k"],
-    kind: str,
-    bounds: tuple[float, float],
-    smallest: float,
-) -> Verdict:
-    """Betting sequences in the order of the prompts, each wrong with probability 0.05 / (k - half + 1).
-
-    "At least half are positive" is then wrong with probability 0.05: of k - half + 1 heads that are not, one
-    would have to be certified.
-    """
-    k = x.shape[1]
-    half = majorities(k)[0]
-    level, negligible = (0.5, 0.5) if kind == "sign" else (0.0, smallest)
-    certified: list[int | None] = []
-    excluded: list[int | None] = []
-    for column, usable in zip(x.T, finite, strict=True):
-        values = (column > 0).astype(np.float64) if kind == "sign" else np.clip(column, *bounds)
-        found = confidence_sequence(
-            values,
-            bounds=(0.0, 1.0) if kind == "sign" else bounds,
-            failure=ALPHA / (k - half + 1),
-        )
-        below = np.flatnonzero(found.high < negligible)
-        excluded.append(int(below[0]) + 1 if usable and len(below) else None)
-        certified.append(found.n_certify(level) if usable and not len(below) else None)
-    n_certified, n_negligible = (k - each.count(None) for each in (certified, excluded))
-    return Verdict(
-        status=_by_count(n_certified, n_negligible, k),
-        published="none",
-        values={"share_certified": n_certified / k, "share_negligible": n_negligible / k},
-        thresholds=_LIMITS,
-        details={
-            "metric": "M3b.anytime",
-            "kind": kind,
-            "bounds": list(bounds),
-            "n_certify": certified,
-            "n_negligible": excluded,
-        },
-    )
-
-
-def _edits(
-    x: Float64[np.ndarray, "n k"], finite: Bool[np.ndarray, " k"], deletion: float, rng: np.random.Generator
-) -> Verdict:
-    """How many prompts may be changed before the sign of each head's effect could.
-
-    It is about these prompts, not about others like them, so it has no verdict.
-    """
-    found, opposite = (certified_inclusion(each, deletion=deletion, rng=rng) for each in (x, -x))
-    radii = [each.radius if usable else None for each, usable in zip(found, finite, strict=True)]
-    k, n_certified = len(radii), len(radii) - radii.count(None)
-    n_negative = sum(each.certified and bool(usable) for each, usable in zip(opposite, finite, strict=True))
-    return Verdict(
-        status="none",
-        published="none",
-        values={"share_certified": n_certified / k, "share_negative": n_negative / k},
-        thresholds={},
-        details={
-            "metric": "M3b.edits",
-            "deletion": deletion,
-            "radius": radii,
-            "largest_radius": found[0].largest_radius,
-        },
-    )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from assay.analyses.calibration.names import compared, named, sentence
-from assay.analyses.calibration.quantity import Quantity, deciding
+from assay.analyses.calibration.quantity import Judged, Quantity, deciding
 from assay.analyses.calibration.reasons import Explanation, explained
 from assay.core.errors import InputError, unknown_name
 from assay.core.registry import Registry
@@ -88,16 +88,14 @@ class Gate:
         parts = {name: self._worded_part(name, each) for name, each in verdict.sub_results.items()}
         judged = (self.number or Quantity(label=self.name)).of(verdict)
         if part := deciding(parts, self.decisive):
-            of_part = parts[part].judged
-            assert of_part is not None
             words = {name: getattr(judged, name) for name in ("status", "published", "reason")}
-            judged = replace(of_part, part=part, **words)
+            judged = replace(Judged.from_dict(parts[part].judged), part=part, **words)
         because, remedy = explained(verdict.reason, self.reasons)
         if judged.state == "inconclusive" and not verdict.reason:
             remedy = self.when_open
         meaning = self._meaning(judged.state, verdict.details)
         judged = replace(judged, sentence=meaning, because=because, remedy=remedy)
-        return replace(verdict, judged=judged, sub_results=parts)
+        return replace(verdict, judged=judged.to_dict(), sub_results=parts)
 
     def _worded_part(self, place: str, verdict: Verdict) -> Verdict:
         name = place.rpartition(".")[2].replace("_", " ") or "no task"
@@ -108,7 +106,9 @@ class Gate:
         inner = {
             each: self._worded_part(f"{place}.{each}", part) for each, part in verdict.sub_results.items()
         }
-        return replace(verdict, judged=replace(number.of(verdict), because=because), sub_results=inner)
+        return replace(
+            verdict, judged=replace(number.of(verdict), because=because).to_dict(), sub_results=inner
+        )
 
     def _meaning(self, state: str, details: Mapping[str, Any]) -> str:
         on_pass, on_fail = sentence(self.on_pass), sentence(self.on_fail)

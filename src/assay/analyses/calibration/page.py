@@ -8,10 +8,10 @@ from assay.analyses.calibration.battery import SCHEMA, CalibrationReport
 from assay.analyses.calibration.gate import GATES
 from assay.analyses.calibration.judges import JUDGES
 from assay.analyses.calibration.names import sentence
+from assay.analyses.calibration.quantity import Judged
 from assay.analyses.calibration.reasons import warning
 from assay.core.errors import InputError
 from assay.core.record import MACHINE
-from assay.core.verdict import Judged
 from assay.page.blocks import (
     Block,
     Details,

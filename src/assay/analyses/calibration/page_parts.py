@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from assay.analyses.calibration.page_tables import LISTED_PAIRS, LISTED_TASKS
+from assay.analyses.calibration.page_tables import LISTED_TASKS
 from assay.analyses.calibration.page_words import KINDS, judged_of, number_line
 from assay.analyses.calibration.reasons import warning
 from assay.analyses.calibration.strips import strip
@@ -12,6 +12,7 @@ from assay.page.text import Span
 
 
 Record = Mapping[str, Any]
+LISTED_PARTS = 24
 
 _PARTS = (
     Column(name="part"),
@@ -26,7 +27,7 @@ def parts(gate: Record) -> list[Table]:
     Parts of C14 that were not measured are named below the table.
     """
     every = gate["verdict"].get("sub_results") or {}
-    listed = LISTED_TASKS if gate["code"] in ("C17", "M93") else LISTED_PAIRS
+    listed = LISTED_TASKS if gate["code"] in ("C17", "M93") else LISTED_PARTS
     verdicts = [each for part in list(every.values())[:listed] for each in _with_its_parts(part)]
     absent = [each for each in every.values() if _unmeasured(gate, each)]
     rows = [_part(each) for each in verdicts if not _unmeasured(gate, each)]

@@ -6,8 +6,8 @@ from typing import Any
 
 from assay.analyses.calibration.names import sentence
 from assay.analyses.calibration.page_words import JUDGED, KINDS, judged_of
+from assay.analyses.calibration.quantity import Judged
 from assay.analyses.calibration.reasons import REASONS
-from assay.core.verdict import Judged
 from assay.page.text import listed, number, percent, precision, rounded, subject_of
 
 

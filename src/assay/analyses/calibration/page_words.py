@@ -12,8 +12,8 @@ from assay.analyses.calibration.names import (
     named,
     sentence,
 )
+from assay.analyses.calibration.quantity import Judged
 from assay.core.errors import InputError
-from assay.core.verdict import Judged
 from assay.page.blocks import STATUSES
 from assay.page.text import MINUS, number, rounded
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from assay.analyses.calibration.page_words import KINDS, judged_of, published_words
-from assay.core.verdict import Judged
+from assay.analyses.calibration.quantity import Judged
 from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of, clipped
 
 

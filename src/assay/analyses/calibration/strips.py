@@ -5,7 +5,8 @@ import math
 from dataclasses import dataclass
 
 from assay.analyses.calibration.page_words import picture_words
-from assay.core.verdict import Judged, Rule
+from assay.analyses.calibration.quantity import Judged
+from assay.core.verdict import Rule
 
 
 WIDTH = 260.0  # of a strip

@@ -16,7 +16,7 @@ from assay.analyses.worst_case.inputs import PairSample
 from assay.analyses.worst_case.pair_divergence import Divergence, Kernel, get_divergence
 from assay.analyses.worst_case.rerun import Rerun
 from assay.analyses.worst_case.result import WorstCase
-from assay.analyses.worst_case.sampling import MAX_PAIRS, grammar_of, sample_pairs, usual_protocol
+from assay.analyses.worst_case.sampling import grammar_of, sample_pairs, usual_protocol
 from assay.analyses.worst_case.sanity import check_known_runs
 from assay.circuits import Circuit
 from assay.circuits.naming import named_task
@@ -46,19 +46,15 @@ def worst_case(
     thresholds: Sequence[float] = (),
     reuse_clean: bool = False,
     independent: bool | None = None,
-    enumerate: bool = False,  # noqa: A002 - the name users know
-    max_pairs: int = MAX_PAIRS,
     directory: str | os.PathLike[str] | None = None,
     memory: int | None = None,
-    post_norm: str | None = None,
     progress: Progress | None = None,
 ) -> WorstCase:
     """How far a circuit departs from its model in the worst case, on which inputs, and what that proves.
 
     K(x, x~) = KL(M(x) || C(x, x~)) at the read position, for every pair of a sample: M the model, C the
     circuit with every edge outside it carrying what it carries in the model's run on x~. Under an ablation
-    that reads no second input, K belongs to a clean input alone. Where prompts are read at several positions,
-    K is the mean over the read positions of x.
+    that reads no second input, K belongs to a clean input alone.
 
     Args:
         circuit: Edges to keep, everywhere or at spans of positions.
@@ -84,12 +80,8 @@ def worst_case(
         reuse_clean: `all` only: corrupt the clean prompts of the sample, as the published runs did.
         independent: Whether a task's own rows are independent draws that the circuit was not found on; no
             certificate without that word. False withholds certificates from drawn prompts too.
-        enumerate: Run every distinct input once, with its probability, instead of a sample.
-        max_pairs: Most pairs an enumeration may have.
         directory: Keep finished blocks here; the same call then goes on where it was interrupted.
         memory: Bytes to spend on prepared inputs and on passes, half each. Default: 60 % of what is free.
-        post_norm: Treatment of norms behind branches; see `Model.treating`. `eap-ig` runs every
-            pair by itself.
         progress: Told of `attack`, pairs done, pairs in all.
 
     Returns:
@@ -116,7 +108,6 @@ def worst_case(
         >>> worst.divergence.shape, bool(worst.divergence.max() < 1e-6)
         ((4, 3), True)
     """
-    model = model.treating(post_norm)
     check_circuit(model, circuit)
     asked = (n_clean, n_corrupted)
     counted = asked != (None, None)
@@ -127,15 +118,15 @@ def worst_case(
         named = not is_task_file(task)
         # Of a named task only the grammar counts; a size equal to the sample's would be taken for its rows.
         rows = (1 if n_clean != 1 else 2) if named else None
-        if not named and protocol is None and (counted or enumerate):
+        if not named and protocol is None and counted:
             raise InputError(
                 f"{os.fspath(task)} is a file, whose own pairs are run unchanged. Give protocol='all' to "
-                "combine its prompts, or remove n_clean, n_corrupted and enumerate"
+                "combine its prompts, or remove n_clean and n_corrupted"
             )
         task = load_task(os.fspath(task), model, n=rows)
     if protocol is None:
         protocol = usual_protocol(task, ablation)
-        if protocol == "file" and (counted or enumerate):
+        if protocol == "file" and counted:
             protocol = "all"
     if protocol == "all" and grammar_of(task) is None:
         n_clean, n_corrupted = (task.n if count is None else count for count in asked)
@@ -149,8 +140,6 @@ def worst_case(
         seed=seed,
         reuse_clean=reuse_clean,
         independent=bool(independent),
-        enumerate=enumerate,
-        max_pairs=max_pairs,
         prefix=PREFIX,
     )
     if independent is False:
@@ -281,8 +270,7 @@ def notes_on(circuit: Circuit, sample: PairSample) -> dict[str, str]:
         exist, drawn = sample.population[name], getattr(sample, name).n
         if exist is not None and drawn > exist:
             notes[f"repeated_{name}_inputs"] = (
-                f"{drawn:,} {name} inputs were drawn and {exist:,} distinct ones exist; enumerate=True runs "
-                "each once with its exact weight"
+                f"{drawn:,} {name} inputs were drawn and {exist:,} distinct ones exist"
             )
     if sample.own_rows and sample.protocol == "all" and sample.paired and not sample.reuse_clean:
         notes["own_rows"] = (

@@ -1,17 +1,16 @@
 """Every pair of a sample through an evaluator, block by block, each block kept as soon as it is done."""
 
-import hashlib
 import itertools
 import json
 from collections.abc import Callable, Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from jaxtyping import Int64
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 
 from assay.analyses.worst_case.evaluation import NonFinitePairError, PairValues
 from assay.analyses.worst_case.inputs import PairSample, first_occurrences, shown
@@ -19,8 +18,8 @@ from assay.analyses.worst_case.pair_divergence import Divergence
 from assay.analyses.worst_case.row_by_row import ablation_of, evaluator_of
 from assay.circuits import Circuit, write_atomically
 from assay.core.errors import InputError, NonFiniteError, OutputError
-from assay.core.record import canonical_json, record_id
-from assay.core.untrusted import MALFORMED, parse_json
+from assay.core.record import canonical_json
+from assay.core.untrusted import parse_json
 from assay.models import Model
 
 
@@ -44,75 +43,45 @@ class FolderShelf:
     """
 
     def __init__(self, directory: Path, job: Mapping[str, Any]) -> None:
-        self.directory = directory
-        self.id = record_id("worst_case_blocks", job)
-        path = directory / "job.json"
+        self.directory, path = directory, directory / "job.json"
+        job = {"format": FORMAT, **json.loads(canonical_json(job))}
         try:
             directory.mkdir(parents=True, exist_ok=True)
-            earlier = parse_json(path.read_text(encoding="utf-8")) if path.exists() else None
+            earlier = parse_json(path.read_text(encoding="utf-8")) if path.exists() else job
         except OSError as error:
             raise OutputError(f"cannot use {directory} for blocks: {error.strerror}") from error
         except ValueError:
-            earlier = {}  # some other program's file
-        if earlier is None:
-            content = {"format": FORMAT, "id": self.id, "job": json.loads(canonical_json(job))}
-            write_atomically(path, json.dumps(content, indent=1).encode())
-        elif not isinstance(earlier, dict) or earlier.get("id") != self.id or earlier.get("format") != FORMAT:
+            earlier = None  # some other program's file
+        if not isinstance(earlier, dict) or earlier != job:
+            known = earlier if isinstance(earlier, dict) else {}
+            names = ", ".join(name for name in job if known.get(name) != job[name])
             raise InputError(
-                f"{directory} contains the blocks of another job ({_difference(earlier, job)}); give "
-                "another directory, or delete this one"
+                f"{directory} contains the blocks of another job (different: {names}); give another "
+                "directory, or delete this one"
             )
+        write_atomically(path, json.dumps(job, indent=1).encode())
 
     def path(self, number: int) -> Path:
-        return self.directory / f"block-{number:06d}.safetensors"
+        return self.directory / f"block-{number:06d}.npz"
 
     def read(self, number: int) -> PairValues | None:
-        """A finished block; None where there is none, or where its file is not what was written."""
-        path = self.path(number)
-        if not path.is_file():
-            return None
+        """A finished block; None where there is none, or where its file is damaged."""
         try:
-            with safe_open(path, framework="pt") as file:
-                header = parse_json((file.metadata() or {}).get("assay", "{}"))
-                arrays = {name: file.get_tensor(name).numpy() for name in PairValues._fields}
-        except (SafetensorError, OSError, *MALFORMED):
+            with np.load(BytesIO(self.path(number).read_bytes()), allow_pickle=False) as arrays:
+                return PairValues(**arrays)
+        except (OSError, EOFError, ValueError, TypeError, BadZipFile):
             return None
-        if not isinstance(header, dict):
-            return None
-        if header.get("job") != self.id or header.get("sha256") != _digest(arrays):
-            return None
-        return PairValues(**arrays)
 
     def write(self, number: int, values: PairValues, *, finished: int, total: int) -> None:
-        arrays = {name: np.ascontiguousarray(value) for name, value in values._asdict().items()}
-        tensors = {name: torch.from_numpy(value) for name, value in arrays.items()}
-        # One entry: safetensors writes several in no fixed order, and equal blocks are to be equal files.
-        header = json.dumps({"job": self.id, "sha256": _digest(arrays)})
+        content = BytesIO()
+        np.savez(content, **values._asdict())
         try:
-            write_atomically(self.path(number), save(tensors, {"assay": header}))
+            write_atomically(self.path(number), content.getvalue())
         except OutputError as error:
             raise OutputError(
                 f"{error}. {finished} of {total} blocks are saved in {self.directory}: free some space and "
                 "run the same command again to resume"
             ) from error
-
-
-def _difference(known: Any, job: Mapping[str, Any]) -> str:
-    """What tells two jobs apart, for a message."""
-    theirs = known.get("job") if isinstance(known, dict) else None
-    ours = json.loads(canonical_json(job))
-    if not isinstance(theirs, dict):
-        return "its job.json was not written by this library"
-    names = [name for name in ours if theirs.get(name) != ours[name]]
-    return f"different: {', '.join(names) or 'format'}"
-
-
-def _digest(arrays: Mapping[str, np.ndarray]) -> str:
-    digest = hashlib.sha256()
-    for name, array in sorted(arrays.items()):
-        digest.update(f"{name} {array.shape} {array.dtype}".encode())
-        digest.update(np.ascontiguousarray(array).tobytes())
-    return digest.hexdigest()
 
 
 class PairBlocks:

@@ -14,13 +14,11 @@ from assay.stats import (
     best_all_pairs_order,
     certificate,
     percentile_sample_size,
-    weighted_quantiles,
 )
-from assay.stats.percentile_bounds import order_of, share
+from assay.stats.certificates import order_of
 
 
 CERTIFIED = (0.95, 0.99, 0.999)  # percentiles of the default certificates
-EXACT = "exact"
 NOT_CERTIFIED = "this sample does not support a certificate: "  # before the reason
 _OF_ROWS = ("ustat", "published")  # methods for a task's own rows, crossed
 
@@ -43,16 +41,16 @@ def not_certified(sample: PairSample) -> str | None:
             "its corrupted inputs were made from its clean ones (reuse_clean), so the two sides are not "
             "independent; sample again without reuse_clean"
         )
-    if not sample.independent and not sample.enumerated:
+    if not sample.independent:
         own = "inputs" if sample.protocol == "inputs" else "all" if sample.ablation == DONOR else "file"
         return (
             "its inputs are rows of the task that were not declared independent, that were drawn more than "
             f"once, or that the circuit was discovered on; run the rows unchanged (protocol {own!r}) with "
             "independent=True if they are independent and new to the circuit"
         )
-    if sample.own_rows and not sample.enumerated and not len(counted_rows(sample)):
+    if sample.own_rows and not len(counted_rows(sample)):
         return "each of its inputs equals its counterpart, so nothing is ablated"
-    if sample.reference is not None and "baseline" not in sample.streams and not sample.enumerated:
+    if sample.reference is not None and "baseline" not in sample.streams:
         return (
             f"the values of {sample.ablation!r} ablation were measured on the inputs that were run, so the "
             "divergence of each input depends on all others; a task with a grammar draws others for them"
@@ -72,7 +70,7 @@ def sample_certificate(
     """The certificate of `assay.stats.certificate` that fits the sample.
 
     Notes:
-        A population that was enumerated needs none: its percentile is returned, with failure 0. Of a task's
+        Of a task's
         own n rows, crossed in order, corrupted input i is the counterpart of clean input i; the n (n - 1)
         values off the diagonal are then a U-statistic of degree 2 of n independent rows, which is as good as
         floor(n / 2) independent values (Hoeffding 1963, section 5b). Copies of a row count once, rows equal
@@ -84,39 +82,19 @@ def sample_certificate(
     reason = not_certified(sample)
     if reason is not None:
         raise InputError(NOT_CERTIFIED + reason)
-    if sample.weights is not None:
-        if method not in (None, EXACT):
-            raise InputError(
-                f"every distinct pair was run, so the percentile is exact; remove method {method!r}"
-            )
-        if epsilon is not None:
-            raise InputError("every distinct pair was run, so the percentile is exact; remove epsilon")
-        share(percentile, "percentile")
-        share(delta, "delta")
-        return Certificate(
-            bound=float(weighted_quantiles(values, sample.weights, [percentile])[0]),
-            percentile=percentile,
-            failure=0.0,
-            delta=delta,
-            n=values.size,
-            n_values=values.size,
-            order=None,
-            method=EXACT,
-            rigorous=True,
-        )
     if sample.own_rows:
         rows = counted_rows(sample)
         values = values[rows] if sample.pairs is not None else values[np.ix_(rows, rows)]
     if sample.paired and method != "published":
         if method not in (None, *_OF_ROWS):
-            if method not in ("disjoint", "asymptotic", "order-statistic"):
+            if method != "order-statistic":
                 raise unknown_name("certificate method", method, _OF_ROWS)
             raise InputError(
                 f"method {method!r} needs clean and corrupted inputs that are independent of each other, "
                 "but the task's own rows are not; choose 'ustat'"
             )
         return _of_rows(values, percentile, delta, epsilon)
-    return certificate(values, percentile, delta=delta, epsilon=epsilon, method=method, seed=sample.seed)
+    return certificate(values, percentile, delta=delta, epsilon=epsilon, method=method)
 
 
 def _of_rows(

@@ -71,7 +71,6 @@ class _PreparedSide:
 class _PositionGroup:
     """All inputs of one read position."""
 
-    runner: PairRunner
     clean: _PreparedSide
     corrupted: _PreparedSide
     keep_all: bool = False
@@ -191,27 +190,24 @@ class PairEvaluator:
                 first = np.unique(row, return_index=True)[1]
                 tokens = side.tokens[torch.from_numpy(first), : position + 1].clone()
                 sides.append((tokens, torch.from_numpy(at[first] == position)))
-            prefix = _shared_prefix(torch.cat([tokens[here] for tokens, here in sides]))
             clean, corrupted = (
                 _PreparedSide(tokens, clean=clean, example=int(here.nonzero()[0]))
                 for clean, (tokens, here) in zip((True, False), sides, strict=True)
             )
-            group = _PositionGroup(runner=self.runner.with_prefix(prefix), clean=clean, corrupted=corrupted)
+            group = _PositionGroup(clean=clean, corrupted=corrupted)
             for each in (clean, corrupted):
-                each.nbytes = self._prepare(group, each, np.array([each.example])).nbytes
+                each.nbytes = self._prepare(each, np.array([each.example])).nbytes
             group.keep_all = self._fits(group)
             self._groups[position] = group
         return self._groups[position]
 
-    def _prepare(
-        self, group: _PositionGroup, side: _PreparedSide, rows: Int64[np.ndarray, " n"]
-    ) -> PreparedInputs:
-        prepare = group.runner.prepare_clean if side.clean else group.runner.prepare_corrupted
+    def _prepare(self, side: _PreparedSide, rows: Int64[np.ndarray, " n"]) -> PreparedInputs:
         length = side.tokens.shape[1]
-        fits = self.memory // 2 // group.runner.bytes_to_prepare(length, clean=side.clean)
-        size = max(1, min(TOKENS_PER_PASS // length, fits))
-        blocks = (prepare(side.tokens[part]) for part in torch.from_numpy(rows).split(size))
-        return PreparedInputs.concatenate(blocks, len(rows))
+        fits = self.memory // 2 // self.runner.bytes_to_prepare(length)
+        parts = torch.from_numpy(rows).split(max(1, min(TOKENS_PER_PASS // length, fits)))
+        return PreparedInputs.concatenate(
+            self.runner.prepare(side.tokens[part], clean=side.clean) for part in parts
+        )
 
     def _prepared(
         self, group: _PositionGroup, side: _PreparedSide, rows: Int64[np.ndarray, " n"]
@@ -219,7 +215,7 @@ class PairEvaluator:
         """Prepared inputs: out of all of them where they fit in memory, else made and kept for a while."""
         if group.keep_all:
             if side.whole is None:
-                side.whole = self._prepare(group, side, np.arange(len(side.tokens)))
+                side.whole = self._prepare(side, np.arange(len(side.tokens)))
             return side.whole.rows(torch.from_numpy(rows))
         key = rows.tobytes()
         if key not in side.recent:
@@ -228,7 +224,7 @@ class PairEvaluator:
                 sum(each.n for each in side.recent.values()) + len(rows) > self._inputs_kept(side)
             ):
                 side.recent.popitem(last=False)
-            side.recent[key] = self._prepare(group, side, rows)
+            side.recent[key] = self._prepare(side, rows)
         side.recent.move_to_end(key)
         return side.recent[key]
 
@@ -246,8 +242,8 @@ class PairEvaluator:
     # ---- running pairs ----------------------------------------------------------------------------
 
     def _pairs_per_pass(self, group: _PositionGroup) -> int:
-        length = group.clean.tokens.shape[1] - len(group.runner.prefix)
-        free = max(1, self.memory // 2 // group.runner.bytes_per_pair(length))
+        length = group.clean.tokens.shape[1]
+        free = max(1, self.memory // 2 // self.runner.bytes_per_pair(length))
         asked = TOKENS_PER_PASS // length if self.model.device.type == "cpu" else 2**16 // length
         return max(1, min(free, asked))
 
@@ -294,7 +290,7 @@ class PairEvaluator:
         values = PairValues(np.empty(shape), anchor, np.empty(shape, dtype=np.bool_))
         for block in self._blocks(group, *shape):
             left, right = clean.rows(block[0]), corrupted.rows(block[1])
-            logits = group.runner.product(left, right)
+            logits = self.runner.product(left, right)
             answers = self._answers(rows[block[0].numpy()])
             place = np.ix_(*(part.numpy() for part in block))
             values.divergence[place] = table_divergences(self.divergence, left.logits, logits, **answers)
@@ -317,7 +313,7 @@ class PairEvaluator:
         clean = self._prepared(group, group.clean, clean_rows)
         corrupted = self._prepared(group, group.corrupted, corrupted_rows)
         left, right = (torch.from_numpy(back.ravel()) for back in (back_clean, back_corrupted))
-        logits = group.runner.pairs(clean, corrupted, left, right)
+        logits = self.runner.pairs(clean, corrupted, left, right)
         model = clean.logits[left]
         answers = self._answers(rows)
         values = PairValues(
@@ -389,10 +385,3 @@ def _distinct_rows(side: PromptSet) -> Int64[np.ndarray, " n"]:
     # Answers are facts of the prompt; rows that differ in them alone are kept apart.
     _, inverse = np.unique(torch.cat([rows, *ids], 1).numpy(), axis=0, return_inverse=True)
     return np.asarray(inverse.ravel(), dtype=np.int64)
-
-
-def _shared_prefix(tokens: Tensor) -> Tensor:
-    """Tokens that all rows begin with; at least the last one is left over."""
-    same = (tokens == tokens[0]).all(0)
-    n = int(same.long().cumprod(0).sum())
-    return tokens[0, : min(n, tokens.shape[1] - 1)].clone()

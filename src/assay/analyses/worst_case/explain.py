@@ -9,11 +9,10 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from assay.analyses.worst_case.inputs import no_answers
 from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import InputError, NonFiniteError, ShapeError
 from assay.core.record import Record, same
-from assay.discovery.edges.masks import PairLoss, loss_over_reads
+from assay.discovery.edges.masked_runs import PairLoss
 from assay.execution import Ablation, get_ablation
 from assay.execution.batches import free_memory
 from assay.execution.forward import check_circuit
@@ -223,7 +222,7 @@ def explain(
     clean: Int[Tensor, "pairs pos"] | Float[Tensor, "pairs 3 h w"],
     corrupted: Int[Tensor, "pairs pos"] | Float[Tensor, "pairs 3 h w"],
     *,
-    positions: Int[Tensor, "pairs *reads"] | None = None,
+    positions: Int[Tensor, " pairs"] | None = None,
     ablation: str | Ablation = "resample",
     weights: Float[Tensor, " pairs"] | None = None,
     divergence: str | PairLoss = "kl",
@@ -295,7 +294,7 @@ def explain(
         share = shares[rows].to(model.device)
 
         def values(mask: Tensor, pairs: Any = pairs, rows: Tensor = rows) -> Tensor:
-            result = loss_over_reads(loss, pairs, runner.logits(pairs, mask))
+            result = loss(pairs.model_logits.double(), runner.logits(pairs, mask).double())
             _check_finite(result, rows)
             return result
 
@@ -340,9 +339,8 @@ def _prepared(
     if model.vision is None:
         read = torch.full((len(clean),), clean.shape[1] - 1) if positions is None else positions
         lengths = read.reshape(len(read), -1).amax(1) + 1
-        task = PairTask(
-            clean=clean, corrupted=clean, answers=no_answers(read), positions=read, lengths=lengths
-        )
+        no_answers = torch.zeros((len(read), 1), dtype=torch.long)  # which the run does not read
+        task = PairTask(clean=clean, corrupted=clean, answers=no_answers, positions=read, lengths=lengths)
     else:
         task = ImageTask(images=clean, corrupted=corrupted)
     task = model.bind(task)

@@ -15,7 +15,7 @@ from assay.analyses.worst_case.rows import pair_ids
 from assay.core.errors import check_name
 from assay.core.random import stream
 from assay.core.record import Record, plain
-from assay.stats import benjamini_hochberg, cell_table, cell_tests, spearman_test, weighted_quantiles
+from assay.stats import benjamini_hochberg, cell_table, cell_tests, spearman_test
 from assay.stats.cells import SPARSE
 from assay.stats.summary import PERCENTILES
 
@@ -40,8 +40,7 @@ class FieldTable(Record):
         percentiles: Shares of `quantiles`; 1 is the maximum.
         n: `[R, C]` pairs per cell.
         mean: `[R, C]`; NaN for an empty cell.
-        quantiles: `[P, R, C]`, type 7, of an enumerated population those of the distribution; NaN for an
-            empty cell.
+        quantiles: `[P, R, C]`, type 7; NaN for an empty cell.
     """
 
     rows_field: str
@@ -128,7 +127,6 @@ def _table(
         labels.spread(sample),
         None if others is None else others.spread(sample),
         quantiles=shares,
-        weights=sample.weights,
     )
     return FieldTable(
         rows_field=labels.field,
@@ -154,7 +152,7 @@ def field_tests(
     Returns:
         Records by ascending p-value, then descending share of exceeding pairs.
     """
-    exceeds = _exceeds(values, sample)
+    exceeds = np.asarray(values > np.quantile(values, POOLED))
     records: list[dict[str, Any]] = []
     for labels, aliases in _tested(sample):
         tests = _tests(exceeds, sample, labels, None, seed)
@@ -251,22 +249,12 @@ def _group_means(
 ) -> tuple[Float64[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
     """Mean divergence over the pairs of each group of inputs of one side, and which groups have pairs."""
     if sample.pairs is None:
-        mass = [None, None] if sample.weights is None else side_weights(sample.weights)
-        group, own = groups, mass[axis]
-        of_pairs = np.average(values, axis=1 - axis, weights=mass[1 - axis])
+        group, of_pairs = groups, values.mean(axis=1 - axis)
     else:
-        group, own, of_pairs = groups[sample.pairs[:, axis]], sample.weights, values
-    own = np.ones(len(group)) if own is None else own
-    total = np.bincount(group, weights=own, minlength=n)
-    sums = np.bincount(group, weights=own * of_pairs, minlength=n)
+        group, of_pairs = groups[sample.pairs[:, axis]], values
+    total = np.bincount(group, minlength=n)
+    sums = np.bincount(group, weights=of_pairs, minlength=n)
     return np.divide(sums, total, out=np.full(n, np.nan), where=total > 0), total > 0
-
-
-def side_weights(weights: Float64[np.ndarray, "..."]) -> list[Float64[np.ndarray, " inputs"]]:
-    """Weights: probabilities of each side's inputs for an enumerated cross, else those of the pairs."""
-    if weights.ndim == 1:
-        return [weights]
-    return [weights.sum(axis=1), weights.sum(axis=0)]
 
 
 def _number(value: Any) -> float:
@@ -290,7 +278,7 @@ def heatmaps(
     Pairs of fields that the sample lacks, or that take one value or more than 200, are left out.
     """
     known = known_fields(sample)
-    exceeds = _exceeds(values, sample)
+    exceeds = np.asarray(values > np.quantile(values, POOLED))
     records = []
     for names in fields:
         if not set(names) <= set(known):
@@ -319,12 +307,6 @@ def heatmaps(
     return records
 
 
-def _exceeds(values: Float64[np.ndarray, "..."], sample: PairSample) -> Bool[np.ndarray, "..."]:
-    if sample.weights is None:
-        return np.asarray(values > np.quantile(values, POOLED))
-    return np.asarray(values > weighted_quantiles(values, sample.weights, [POOLED]))
-
-
 def _tests(
     exceeds: Bool[np.ndarray, "..."],
     sample: PairSample,
@@ -349,7 +331,6 @@ def _tests(
         labels.spread(sample),
         None if others is None else others.spread(sample),
         inputs=inputs,
-        weights=None if sample.weights is None else side_weights(sample.weights),
         seed=seed,
     )
 

@@ -3,13 +3,13 @@
 import hashlib
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, overload
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int, Int64
+from jaxtyping import Float, Int, Int64
 from torch import Tensor
 from torch.nn import functional
 
@@ -28,7 +28,7 @@ from assay.tasks import (
     Tokens,
     encode_prompts,
 )
-from assay.tasks.checks import NO_POSITION, NO_TOKEN
+from assay.tasks.encoding import NO_TOKEN
 
 
 _OTHER = "corrupted."  # prefix of a task's fields that belong to the corrupted prompt
@@ -122,7 +122,7 @@ class PromptSet:
         return PromptSet(
             tokens=stacked([part.tokens for part in parts], pad_id),
             lengths=torch.cat([part.lengths for part in parts]),
-            positions=stacked([part.positions for part in parts], NO_POSITION),
+            positions=torch.cat([part.positions for part in parts]),
             answers=stacked([part.answers for part in parts], NO_TOKEN),
             wrong=stacked([part.wrong for part in parts], NO_TOKEN),
             texts=tuple(itertools.chain(*texts)) if len(texts) == len(parts) else None,
@@ -145,7 +145,7 @@ class PromptSet:
 
 
 _IDENTITY = {
-    **same("protocol", "n_pairs", "independent", "paired", "reuse_clean", "own_rows", "enumerated"),
+    **same("protocol", "n_pairs", "independent", "paired", "reuse_clean", "own_rows"),
     **same("population", "seed", "streams", "data_hash", "task"),
     "n_clean": "clean.n",
     "n_corrupted": "corrupted.n",
@@ -168,8 +168,6 @@ class PairSample:
             the two sides are then not independent of each other.
         reuse_clean: Whether the corrupted inputs were made from the clean ones of the same sample.
         own_rows: Whether the pairs or inputs are rows of the task, rather than draws of its grammar.
-        weights: Probability of each pair, of the shape of the divergences, where every distinct input was
-            enumerated; None for a sample.
         population: Number of distinct inputs that exist on each side, `clean` and `corrupted`; None where
             they are not counted.
         seed: Root seed of all random draws.
@@ -190,7 +188,6 @@ class PairSample:
     paired: bool = False
     reuse_clean: bool = False
     own_rows: bool = False
-    weights: Float64[np.ndarray, "..."] | None = None
     population: Mapping[str, int | None]
     seed: int = 0
     streams: Mapping[str, str]
@@ -210,11 +207,6 @@ class PairSample:
         """Number of pairs, repetitions counted."""
         return int(np.prod(self.shape))
 
-    @property
-    def enumerated(self) -> bool:
-        """Whether these are all pairs that exist, with their probabilities, rather than a sample."""
-        return self.weights is not None
-
     @cached_property
     def data_hash(self) -> str:
         """SHA-256 over every number that the divergences depend on, 64 hex digits."""
@@ -226,9 +218,8 @@ class PairSample:
                     digest.update(array.contiguous().numpy().astype("<i8").tobytes())
         if self.clean.images is not None:
             digest.update(self.clean.images.contiguous().numpy().tobytes())
-        for name, kind, extra in (("pairs", "<i8", self.pairs), ("weights", "<f8", self.weights)):
-            if extra is not None:
-                digest.update(f"{name}{extra.shape}".encode() + extra.astype(kind).tobytes())
+        if self.pairs is not None:
+            digest.update(f"pairs{self.pairs.shape}".encode() + self.pairs.astype("<i8").tobytes())
         return digest.hexdigest()
 
     def describe(self) -> dict[str, Any]:
@@ -250,26 +241,12 @@ def stacked(tables: Sequence[Tensor], fill: int) -> Tensor: ...
 @overload
 def stacked(tables: Sequence[Tensor | None], fill: int) -> Tensor | None: ...
 def stacked(tables: Sequence[Tensor | None], fill: int) -> Tensor | None:
-    """Tables of several widths as one, filled on the right; None where one is missing.
-
-    A table of one read per input has no axis of reads; beside one that has, it gets it, second.
-    """
+    """Tables of several widths as one, filled on the right; None where one is missing."""
     known = [table for table in tables if table is not None]
     if len(known) < len(tables):
         return None
-    most = max(table.ndim for table in known)
-    known = [table if table.ndim == most else table[:, None] for table in known]
-    widths = [max(sizes) for sizes in zip(*(table.shape for table in known), strict=True)]
-    return torch.cat(
-        [
-            functional.pad(
-                table,
-                [each for axis in range(most - 1, 0, -1) for each in (0, widths[axis] - table.shape[axis])],
-                value=fill,
-            )
-            for table in known
-        ]
-    )
+    width = max(table.shape[1] for table in known)
+    return torch.cat([functional.pad(table, (0, width - table.shape[1]), value=fill) for table in known])
 
 
 def _distinct(*columns: Tensor) -> DistinctInputs:
@@ -288,28 +265,15 @@ def first_occurrences(values: Int64[np.ndarray, "n ..."]) -> DistinctInputs:
     )
 
 
-def prompt_set(
-    prompts: Sequence[Prompt], tokens: Tokens, *, keep: bool = True, of: Sequence[Prompt] | None = None
-) -> PromptSet:
+def prompt_set(prompts: Sequence[Prompt], tokens: Tokens, *, keep: bool = True) -> PromptSet:
     """Prompts of a grammar as the inputs of one side.
 
     Args:
         prompts: The prompts.
         tokens: The tokenizer.
         keep: Whether they stay with their ids.
-        of: Of corrupted prompts the clean ones they were made from. Where the answers of these stand behind
-            them, to be read token by token, they stand behind the corrupted ones too.
     """
-    source = encode_prompts(of, tokens) if of is not None and tokens.answer_tokens == "each" else None
-    if source is not None and source.positions.ndim == 2:
-        encoded = replace(
-            encode_prompts(prompts, tokens, behind=source.forced),
-            positions=source.positions,
-            answers=None,
-            wrong=None,
-        )
-    else:
-        encoded = encode_prompts(prompts, tokens)
+    encoded = encode_prompts(prompts, tokens)
     return PromptSet(
         tokens=encoded.ids,
         lengths=encoded.lengths,
@@ -391,16 +355,11 @@ def task_of(clean: PromptSet, corrupted: PromptSet) -> Task:
     return PairTask(
         clean=tokens[0],
         corrupted=tokens[1],
-        answers=no_answers(clean.positions) if clean.answers is None else clean.answers,
+        answers=torch.zeros((clean.n, 1), dtype=torch.long) if clean.answers is None else clean.answers,
         lengths=clean.lengths,
         positions=clean.positions,
         slots=clean.slots,
     )
-
-
-def no_answers(positions: Int[Tensor, "n *reads"]) -> Int[Tensor, "n *reads 1"]:
-    """Answers for a task of prompts that have none, whose runs do not read them."""
-    return torch.where(positions >= 0, 0, NO_TOKEN)[..., None]
 
 
 def shown(side: PromptSet, row: int, tokenizer: Any) -> str:

@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 from assay.analyses.worst_case.page_fields import field_blocks
-from assay.analyses.worst_case.page_pairs import extra_sections, worst_pairs
+from assay.analyses.worst_case.page_pairs import missing_edges, searched_pairs, worst_pairs
 from assay.analyses.worst_case.page_words import (
     METHODS,
     Percentile,
@@ -46,7 +46,9 @@ def worst_case_page(document: Document) -> Page:
         document: What `WorstCase.to_dict` gave.
     """
     circuit, unit = document["circuit"], unit_of(document)
-    of = kind(document)
+    of, search, explanation = kind(document), document.get("search"), document.get("explanation")
+    extras = [searched_pairs(search, document, unit)] if search else []
+    extras += [missing_edges(explanation, unit)] if explanation else []
     read = ", at the position that predicts the answer" if of == "prompt" else ""
     return Page(
         kind="worst case",
@@ -65,7 +67,7 @@ def worst_case_page(document: Document) -> Page:
                 blocks=field_blocks(document.get("fields") or {}, unit, noun(document), of),
             ),
             Section(title=f"The worst {noun(document)}", blocks=worst_pairs(document, unit)),
-            *extra_sections(document, unit),
+            *extras,
         ],
         facts=list(_facts(document)),
         records=[folded_record("Provenance", document.get("provenance") or {})],

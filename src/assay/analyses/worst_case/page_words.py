@@ -16,10 +16,7 @@ PROMPT_LIMIT = 300  # characters of a prompt in a sentence
 METHODS = {
     "order-statistic": "order statistic of independent pairs",
     "ustat": "all pairs, as a U-statistic",
-    "disjoint": "one pair per input",
-    "asymptotic": "normal approximation",
     "published": "as published",
-    "exact": "all pairs there are",
 }
 DIVERGENCES = {
     "kl": "KL divergence of the model’s {over} distribution from the circuit’s",
@@ -205,8 +202,6 @@ def _bracketed(text: str) -> str:
 
 def guarantee(document: Document) -> str:
     """The strongest sound certificate, and the lowest percentile for which there is none."""
-    if document.get("enumerated"):
-        return "These are all possible pairs, so the percentiles are exact."
     shares = sorted({each["percentile"] for each in document["certificates"] if each["rigorous"]})
     certificates = [sound_certificate(document, share) for share in shares]
     if not certificates:
@@ -268,10 +263,6 @@ def protocol_sentence(document: Document) -> str:
     clean, corrupted, pairs = (count(document, what) for what in ("clean", "corrupted", "pairs"))
     of = kind(document)
     drawn = {what: _bracketed(draws(document, what)) for what in ("clean", "corrupted", "pairs")}
-    if document.get("enumerated"):
-        if document.get("own_rows"):
-            return f"All {pairs} distinct pairs of the given rows were run, each weighted by its frequency."
-        return f"All {pairs} pairs that the task’s grammar allows were run, each weighted by its probability."
     return {
         "inputs": f"{clean} distinct {of}s{drawn['clean']} were run, each by itself: the ablation reads no "
         f"second {of}.",

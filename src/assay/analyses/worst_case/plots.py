@@ -46,10 +46,7 @@ def marks(document: Document) -> list[Percentile]:
 
 
 def plot_histogram(document: Document, ax: "Axes | None" = None) -> "Axes":
-    """Draw the divergences of circuit and empty circuit, pairs on a logarithmic axis: the tail is the news.
-
-    Pairs of an enumerated population count by their probability.
-    """
+    """Draw the divergences of circuit and empty circuit, pairs on a logarithmic axis: the tail is news."""
     from matplotlib.ticker import NullFormatter
 
     ax = axes_of(ax, 7.6, 3.0)
@@ -74,7 +71,7 @@ def plot_histogram(document: Document, ax: "Axes | None" = None) -> "Axes":
     ax.yaxis.set_minor_formatter(NullFormatter())
     ax.set_xlabel(f"divergence from the model, {unit_of(document)}")
     what = noun(document)
-    ax.set_ylabel(f"{what} per bin, by probability" if document.get("enumerated") else f"{what} per bin")
+    ax.set_ylabel(f"{what} per bin")
     return ax
 
 

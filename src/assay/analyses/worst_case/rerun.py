@@ -11,8 +11,7 @@ from torch import Tensor
 
 from assay.analyses.worst_case.inputs import PairSample, PromptSet, task_of
 from assay.analyses.worst_case.pair_divergence import Divergence, Kernel, get_divergence
-from assay.analyses.worst_case.reads import counted_reads, mean_by_pair, read_divergences
-from assay.analyses.worst_case.row_by_row import ablation_of
+from assay.analyses.worst_case.row_by_row import ablation_of, pair_divergences
 from assay.analyses.worst_case.rows import RankedPairs
 from assay.circuits import Circuit
 from assay.core.errors import InconsistentRunError
@@ -25,23 +24,11 @@ _HALF = 8  # units in the last place that divergences of number types below floa
 
 
 class Logits(NamedTuple):
-    """Logits of the same pairs in three runs, each `[k, d_vocab]`, or `[k, reads, d_vocab]`."""
+    """Logits of the same pairs in three runs, each `[k, d_vocab]`."""
 
-    model: Float[Tensor, "k *reads d_vocab"]
-    circuit: Float[Tensor, "k *reads d_vocab"]
-    corrupted: Float[Tensor, "k *reads d_vocab"]  # of the empty circuit, where no second input is read
-
-
-class ConfirmedRuns(NamedTuple):
-    """Runs of ranked pairs whose divergences are the stored ones.
-
-    Attributes:
-        logits: Of the three runs.
-        by_read: Divergences at each read, NaN where a read does not count; one column for pairs read once.
-    """
-
-    logits: Logits
-    by_read: Float64[np.ndarray, "k reads"]
+    model: Float[Tensor, "k d_vocab"]
+    circuit: Float[Tensor, "k d_vocab"]
+    corrupted: Float[Tensor, "k d_vocab"]  # of the empty circuit, where no second input is read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,9 +59,7 @@ class Rerun:
             self.model, self.circuit, clean, corrupted, ablation=ablation_of(self.sample), exact=exact
         )
 
-    def confirmed(
-        self, ranking: RankedPairs, stored: Float64[np.ndarray, " k"], *, exact: bool
-    ) -> ConfirmedRuns:
+    def confirmed(self, ranking: RankedPairs, stored: Float64[np.ndarray, " k"], *, exact: bool) -> Logits:
         """The logits of ranked pairs, if their divergences are the stored ones.
 
         Raises:
@@ -82,8 +67,7 @@ class Rerun:
         """
         logits = self.logits(ranking.clean_index, ranking.corrupted_index, exact)
         kind, clean = get_divergence(self.divergence), self.sample.clean.subset(ranking.clean_index)
-        by_read = read_divergences(kind, logits.model, logits.circuit, clean)
-        again = mean_by_pair(by_read, counted_reads(kind, clean))
+        again = pair_divergences(kind, logits.model, logits.circuit, clean)
         # Number types below float32 allow some units in the last place.
         eps = torch.finfo(self.model.dtype).eps
         allowed = max(RERUN_ABSOLUTE, _HALF * eps) + max(RERUN_RELATIVE, 2 * eps) * np.abs(stored)
@@ -97,7 +81,7 @@ class Rerun:
                 f"{again[at]:.6g} when run again. One of the two does not belong to this circuit, so use "
                 "neither"
             )
-        return ConfirmedRuns(logits, by_read)
+        return logits
 
 
 def rerun(

@@ -35,7 +35,7 @@ FINDINGS = ("search", "explanation")  # are reported beside the pairs and enter 
 
 _DISTRIBUTION = {
     **same("protocol", "independent", "reuse_clean", "own_rows", of="sample"),
-    **same("enumerated", "n_pairs", "seed", of="sample"),
+    **same("n_pairs", "seed", of="sample"),
     "n_clean": "sample.clean.n",
     "n_corrupted": "sample.corrupted.n",
     "unit": "unit",
@@ -118,13 +118,12 @@ class WorstCase(Plotted, PairStatistics, Record):
         return record_id("worst_case", self.facts["provenance"])
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row per pair: clean and corrupted index, divergence, empty, argmax_differs, weight if any."""
+        """One row per pair: clean and corrupted index, divergence, empty, argmax_differs."""
         import pandas as pd
 
         pairs = self.sample.pairs
         if pairs is None:
             pairs = np.stack(np.unravel_index(np.arange(self.divergence.size), self.divergence.shape), axis=1)
-        weights = self.sample.weights
         return pd.DataFrame(
             {
                 "clean": pairs[:, 0],
@@ -133,7 +132,6 @@ class WorstCase(Plotted, PairStatistics, Record):
                 "empty": self.empty.ravel(),
                 "argmax_differs": self.argmax_differs.ravel(),
             }
-            | ({} if weights is None else {"weight": weights.ravel()})
         )
 
     def worst(
@@ -174,8 +172,7 @@ class WorstCase(Plotted, PairStatistics, Record):
             self.divergence,
             self.empty,
             self.sample,
-            runs.logits,
-            runs.by_read,
+            runs,
             centred=logits == "centered",
         )
 
@@ -223,7 +220,7 @@ class WorstCase(Plotted, PairStatistics, Record):
         """Circuit and empty circuit in the same bins."""
         largest = max(float(self.divergence.max()), float(self.empty.max()))
         own = self.histogram(maximum=largest)
-        anchor = histogram(self.empty, maximum=largest, weights=self.sample.weights)
+        anchor = histogram(self.empty, maximum=largest)
         return {"edges": own.edges, "counts": own.counts, "anchor_counts": anchor.counts}
 
     def _usual_certificates(self) -> list[dict[str, Any]]:
@@ -233,7 +230,7 @@ class WorstCase(Plotted, PairStatistics, Record):
         self, percentiles: Sequence[float] = CERTIFIED, *, delta: float = 0.95, epsilon: float | None = None
     ) -> list[dict[str, Any]]:
         """Records of `certificate`; for crossed inputs the published bound beside the sound one."""
-        crossed = self.sample.pairs is None and not self.sample.enumerated
+        crossed = self.sample.pairs is None
         methods = (None, "published") if crossed else (None,)
         return [
             self.certificate(share, delta=delta, epsilon=epsilon, method=method).to_dict()
@@ -272,10 +269,10 @@ class WorstCase(Plotted, PairStatistics, Record):
         }
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write `path` (`.safetensors`: divergences, indices, token ids) and a JSON document beside it.
+        """Write `path` (`.safetensors`): divergences, indices, token ids, and the document.
 
         Raises:
-            OutputError: If either cannot be written.
+            OutputError: If it cannot be written.
         """
         record = {
             "document": self.to_dict(),
@@ -291,12 +288,12 @@ class WorstCase(Plotted, PairStatistics, Record):
         """Read what `save` wrote.
 
         Args:
-            path: The `.safetensors` file; its JSON document lies beside it.
+            path: The `.safetensors` file.
             model: Give model and circuit to run the worst pairs again.
             circuit: The circuit; its hash must be the stored one.
 
         Raises:
-            FileFormatError: If a file is missing, truncated, tampered with or too new.
+            FileFormatError: If the file is missing, truncated, tampered with or too new.
             GraphMismatchError: If model or circuit are not those of the result.
         """
         if (model is None) != (circuit is None):

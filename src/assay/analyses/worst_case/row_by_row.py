@@ -1,8 +1,8 @@
 """Divergences pair by pair, for what has no parts that pairs could share.
 
 Two inputs share nothing where cut edges carry zeros or means, where a circuit keeps its edges at spans of
-positions, or where what a target reads is normalised target by target. Images are run in this way too, and
-prompts that are read at several positions. Such pairs are runs of one circuit.
+positions, or where what a target reads is normalised target by target. Images are run in this way too. Such
+pairs are runs of one circuit.
 """
 
 from collections.abc import Iterator
@@ -10,13 +10,12 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
-from jaxtyping import Int, Int64
+from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
 from assay.analyses.worst_case.evaluation import PairEvaluator, PairValues, check_finite_pairs
 from assay.analyses.worst_case.inputs import PairSample, PromptSet, task_of
-from assay.analyses.worst_case.pair_divergence import Divergence, Kernel, get_divergence
-from assay.analyses.worst_case.reads import likeliest_differs, pair_divergences
+from assay.analyses.worst_case.pair_divergence import Divergence, Kernel, get_divergence, table_divergences
 from assay.circuits import Circuit
 from assay.core.errors import InputError
 from assay.execution import Ablation, PairRunner, get_ablation, run_circuit, run_model
@@ -57,11 +56,33 @@ def ablation_of(sample: PairSample) -> Ablation:
     return _MEASURED[sample]
 
 
-def shares_inputs(model: Model, circuit: Circuit, ablation: str, positions: Int[Tensor, "n *reads"]) -> bool:
+def shares_inputs(model: Model, circuit: Circuit, ablation: str) -> bool:
     """Whether pairs are sums of a part of the clean and a part of the corrupted input; see `PairRunner`."""
     summed = model.vision is None and all(block.target_norm is None for block in model.blocks)
-    whole = circuit.spans is None and positions.ndim == 1
-    return edge_ablation(ablation).key == "resample" and whole and summed
+    return edge_ablation(ablation).key == "resample" and circuit.spans is None and summed
+
+
+def pair_divergences(
+    divergence: Divergence,
+    model: Float[Tensor, "pairs d_vocab"],
+    circuit: Float[Tensor, "pairs d_vocab"],
+    clean: PromptSet,
+) -> Float64[np.ndarray, " pairs"]:
+    """Divergences of some pairs, row by row.
+
+    Args:
+        divergence: Which one.
+        model: Logits of the model on each clean input.
+        circuit: Logits of a circuit on each pair.
+        clean: The clean inputs, a row per pair.
+
+    Raises:
+        InputError: If the divergence needs tokens that are not there.
+        ShapeError: If a divergence of the caller's returns another shape than one number per pair.
+        InconsistentRunError: If a KL is negative beyond rounding.
+    """
+    known = {"answers": clean.answers, "wrong": clean.wrong} if divergence.needs_answers else {}
+    return table_divergences(divergence, model, circuit[:, None], **known)[:, 0]
 
 
 class RowEvaluator:
@@ -112,8 +133,7 @@ class RowEvaluator:
 
     def _portions(self, *index: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
         images = self.clean.images
-        logits = self.model.n_vocab * self.clean.positions[0].numel()
-        size = max(1, HELD // max(logits, 0 if images is None else images[0].numel()))
+        size = max(1, HELD // max(self.model.n_vocab, 0 if images is None else images[0].numel()))
         for start in range(0, len(index[0]), size):
             yield tuple(each[start : start + size] for each in index)
 
@@ -127,7 +147,7 @@ class RowEvaluator:
         else:
             empty = self._circuit_logits(self.empty, task)
         found, anchor = (pair_divergences(self.divergence, model, each, clean) for each in (kept, empty))
-        values = PairValues(found, anchor, likeliest_differs(model, kept, clean))
+        values = PairValues(found, anchor, (kept.argmax(-1) != model.argmax(-1)).numpy())
         check_finite_pairs(values, clean_index, corrupted_index)
         return values
 
@@ -168,6 +188,6 @@ def evaluator_of(
         runner: A runner of the same model and circuit, to share its weights.
     """
     sides = model, circuit, clean, corrupted
-    if shares_inputs(model, circuit, ablation, clean.positions):
+    if shares_inputs(model, circuit, ablation):
         return PairEvaluator(*sides, divergence=divergence, memory=memory, runner=runner)
     return RowEvaluator(*sides, ablation=carried, divergence=get_divergence(divergence), memory=memory)

@@ -51,19 +51,6 @@ class Answer(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairRead(Record):
-    """One of several read positions of a pair.
-
-    Attributes:
-        position: Number of the token whose logits are read.
-        divergence: Of circuit from model there.
-    """
-
-    position: int
-    divergence: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class WorstPair(Record):
     """One pair of large divergence.
 
@@ -72,7 +59,7 @@ class WorstPair(Record):
         clean_index: Row of the clean input (the first that has these tokens).
         corrupted_index: Row of the corrupted input, likewise.
         multiplicity: Pairs of the sample with the same two inputs; 1 where duplicates are listed apart.
-        divergence: Of circuit from model on this pair; the mean over its reads.
+        divergence: Of circuit from model on this pair.
         empty: Of the empty circuit, i.e. of the model's output on the corrupted input.
         clean: Clean input as text; ids where there is none.
         corrupted: Corrupted input.
@@ -81,13 +68,11 @@ class WorstPair(Record):
         corrupted_tokens: Tokens of the corrupted input.
         clean_fields: Fields of the clean input.
         corrupted_fields: Fields of the corrupted input.
-        model: Top tokens of the model on the clean input. Of several reads, this and what follows belong to
-            the one of largest divergence.
+        model: Top tokens of the model on the clean input.
         circuit: Top tokens of the circuit on the pair.
         corrupted_model: Top tokens of the model on the corrupted input; where the ablation reads none, of
             the empty circuit.
         answer: The right answer; None for inputs without answers.
-        reads: Where the pair is read, the largest divergence first; empty for pairs that are read once.
     """
 
     record_layout = {
@@ -96,7 +81,6 @@ class WorstPair(Record):
         "corrupted": {"text": "corrupted", "tokens": "corrupted_tokens", "fields": "corrupted_fields"},
         **same("differs", "answer"),
         "top": {**same("model", "circuit"), "corrupted": "corrupted_model"},
-        **same("**several_reads"),
     }
 
     rank: int
@@ -115,12 +99,6 @@ class WorstPair(Record):
     circuit: tuple[TopToken, ...]
     corrupted_model: tuple[TopToken, ...]
     answer: Answer | None = None
-    reads: tuple[PairRead, ...] = ()
-
-    @property
-    def several_reads(self) -> dict[str, tuple[PairRead, ...]]:
-        """`reads` as an entry of documents, where there are several."""
-        return {"reads": self.reads} if self.reads else {}
 
     @property
     def differs(self) -> tuple[bool, ...]:
@@ -233,16 +211,10 @@ def rank_inputs(
     if sample.pairs is None:
         rows = distinct.first_index
         kept = values[rows] if axis == 0 else values[:, rows].T
-        weights = None
-        if sample.weights is not None:
-            weights = sample.weights.sum(axis=axis)
-        means, largest = np.average(kept, axis=1, weights=weights), kept.max(axis=1)
+        means, largest = kept.mean(axis=1), kept.max(axis=1)
     else:
         unit = distinct.inverse[sample.pairs[:, axis]]
-        weight = np.ones(len(unit)) if sample.weights is None else sample.weights
-        means = np.bincount(unit, weights=weight * values, minlength=n) / np.bincount(
-            unit, weights=weight, minlength=n
-        )
+        means = np.bincount(unit, weights=values, minlength=n) / np.bincount(unit, minlength=n)
         largest = np.full(n, -np.inf)
         np.maximum.at(largest, unit, values)
     order = np.argsort(-means, kind="stable")[:k]
@@ -262,8 +234,7 @@ def describe_pairs(
     values: Float64[np.ndarray, "..."],
     empty: Float64[np.ndarray, "..."],
     sample: PairSample,
-    logits: Sequence[Float[Tensor, "k *reads d_vocab"]],
-    by_read: Float64[np.ndarray, "k reads"],
+    logits: Sequence[Float[Tensor, "k d_vocab"]],
     *,
     centred: bool,
 ) -> tuple[WorstPair, ...]:
@@ -275,7 +246,6 @@ def describe_pairs(
         empty: Those of the empty circuit.
         sample: The inputs.
         logits: Of model, circuit and model on the corrupted input, for the ranked pairs.
-        by_read: Divergence of each of them at each of its reads, NaN where a read does not count.
         centred: Subtract the mean over the vocabulary from the logits.
     """
     tables = [each.double() for each in logits]
@@ -290,9 +260,7 @@ def describe_pairs(
             strict=True,
         )
     ):
-        reads = _reads(sample.clean.positions[clean], by_read[row])
-        worst = int(np.nanargmax(by_read[row])) if reads else ()
-        runs = {name: table[row][worst] for name, table in zip(RUNS, tables, strict=True)}
+        runs = {name: table[row] for name, table in zip(RUNS, tables, strict=True)}
         tops = [_top(run, sample.tokenizer) for run in runs.values()]
         pairs_shown.append(
             WorstPair(
@@ -311,8 +279,7 @@ def describe_pairs(
                 model=tops[0],
                 circuit=tops[1],
                 corrupted_model=tops[2],
-                answer=_answer(sample.clean, (clean, worst), runs, sample.tokenizer),
-                reads=reads,
+                answer=_answer(sample.clean, clean, runs, sample.tokenizer),
             )
         )
     return tuple(pairs_shown)
@@ -366,26 +333,10 @@ def _top(logits: Tensor, tokenizer: Any) -> tuple[TopToken, ...]:
     )
 
 
-def _reads(positions: Tensor, values: Float64[np.ndarray, " reads"]) -> tuple[PairRead, ...]:
-    """The reads of a pair, the largest divergence first; empty where it has one."""
-    if positions.ndim == 0:
-        return ()
-    order = np.argsort(-values, kind="stable")  # NaN, of reads that do not count, is last
-    return tuple(
-        PairRead(position=int(positions[place]), divergence=float(values[place]))
-        for place in order.tolist()
-        if not np.isnan(values[place])
-    )
-
-
-def _answer(
-    inputs: PromptSet, read: tuple[int, int | tuple[()]], runs: dict[str, Tensor], tokenizer: Any
-) -> Answer | None:
-    """The right answer at one read: the number of the input, and of the read where there are several."""
+def _answer(inputs: PromptSet, row: int, runs: dict[str, Tensor], tokenizer: Any) -> Answer | None:
     if inputs.answers is None:
         return None
-    row, place = read
-    ids = inputs.answers[row][place]
+    ids = inputs.answers[row]
     ids = ids[ids >= 0]
     if not len(ids):
         return None

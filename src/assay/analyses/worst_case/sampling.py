@@ -11,31 +11,25 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64
 
 from assay.analyses.worst_case.image_inputs import no_counterparts
 from assay.analyses.worst_case.inputs import (
     PairSample,
     PromptSet,
-    first_occurrences,
     names_of,
     prompt_set,
     shown,
     sides_of,
-    stacked,
 )
 from assay.analyses.worst_case.row_by_row import DONOR, edge_ablation
-from assay.analyses.worst_case.support import distinct_matched, distinct_product
-from assay.core.errors import InputError, TokenizationError, check_name
+from assay.core.errors import InputError, TokenizationError, check_least, check_name
 from assay.core.random import stream
-from assay.tasks import Grammar, ImageTask, PairTask, Prompt, Task, check_read_once
-from assay.tasks.checks import NO_POSITION
+from assay.tasks import Grammar, ImageTask, PairTask, Prompt, Task
 
 
 INPUTS = "inputs"  # of ablations that read no second input
 PROTOCOLS = ("all", "matched", "iid", "file", INPUTS)
 N_BASELINE = 200  # prompts that ablated values are measured over
-MAX_PAIRS = 1_000_000  # pairs that an enumeration runs unless told otherwise
 KEPT_PROMPTS = 100_000  # of larger samples only ids, texts and fields are kept
 PIECE = 10_000  # prompts drawn and encoded at a time
 
@@ -50,8 +44,6 @@ def sample_pairs(
     seed: int = 0,
     reuse_clean: bool = False,
     independent: bool = True,
-    enumerate: bool = False,  # noqa: A002 - the name users know
-    max_pairs: int = MAX_PAIRS,
     prefix: str = "",
 ) -> PairSample:
     """Draw clean and corrupted inputs of a task and pair them.
@@ -70,8 +62,6 @@ def sample_pairs(
         reuse_clean: `all` only: corrupt the clean prompts of the sample instead of fresh ones, as the
             published runs did. Such a sample supports no certificate.
         independent: Whether rows of a task without a grammar are independent draws of what they stand for.
-        enumerate: Take every distinct input once, with its probability, instead of drawing.
-        max_pairs: Most pairs that an enumeration may have.
         prefix: Put before the names of the streams; samples under different prefixes are independent.
 
     Returns:
@@ -79,24 +69,19 @@ def sample_pairs(
         order, not a draw.
 
     Raises:
-        InputError: If a count is below 1, the prompts of `all` or the two of a pair differ in length, or an
-            enumeration is impossible or too large; distinct prompts are counted in the message.
+        InputError: If a count is below 1, or the prompts of `all` or the two of a pair differ in length.
         UnknownNameError: If there is no such protocol.
 
     References:
         uit de Bos and Garriga-Alonso (2024), arXiv:2407.15166, section 3.
     """
     check_name("protocol", protocol, PROTOCOLS)
-    for name, count in (("n_clean", n_clean), ("n_corrupted", n_corrupted), ("max_pairs", max_pairs)):
-        _check_count(name, count)
-    if reuse_clean and (protocol != "all" or enumerate):
-        other = "an enumeration" if enumerate else f"protocol {protocol!r}"
-        raise InputError(f"reuse_clean belongs to protocol 'all'; {other} does not use it")
-    check_ablation(ablation, protocol, enumerate=enumerate)
+    check_least(1, n_clean=n_clean, n_corrupted=n_corrupted)
+    if reuse_clean and protocol != "all":
+        raise InputError(f"reuse_clean belongs to protocol 'all'; protocol {protocol!r} does not use it")
+    check_ablation(ablation, protocol)
     draw = _PairDraw(task, protocol, n_clean, n_corrupted, seed, prefix, ablation)
-    if enumerate:
-        sample = draw.enumerated(max_pairs)
-    elif protocol == "file" or (protocol == INPUTS and draw.grammar is None):
+    if protocol == "file" or (protocol == INPUTS and draw.grammar is None):
         sample = draw.rows(independent=independent)
     elif protocol == "all" and n_clean == n_corrupted == task.n and not reuse_clean:
         sample = draw.rows(independent=independent, paired=True)
@@ -248,14 +233,14 @@ class _PairDraw:
             sides[0].append(self.encoded(prompts, keep=self.n_clean <= KEPT_PROMPTS))
             if counterparts:
                 changed = corrupt(prompts, changes)
-                sides[1].append(self.encoded(changed, keep=self.n_clean <= KEPT_PROMPTS, of=prompts))
+                sides[1].append(self.encoded(changed, keep=self.n_clean <= KEPT_PROMPTS))
         if not counterparts:
             rng = self.stream("corrupted:clean")
             total = self.n_clean if self.protocol == "iid" else self.n_corrupted
             for count in _pieces(total):
                 prompts = grammar.draw(count, rng)
                 changed = corrupt(prompts, changes)
-                sides[1].append(self.encoded(changed, keep=total <= KEPT_PROMPTS, of=prompts))
+                sides[1].append(self.encoded(changed, keep=total <= KEPT_PROMPTS))
         clean, corrupted = (PromptSet.concatenate(parts, pad_id=grammar.tokens.pad_id) for parts in sides)
         return self.sample(
             clean,
@@ -272,67 +257,10 @@ class _PairDraw:
                 f"{self.n_corrupted}; make the two equal"
             )
 
-    def enumerated(self, max_pairs: int) -> PairSample:
-        """Every distinct input, or pair of inputs, with its probability."""
-        if self.protocol == "file":
-            raise InputError("protocol 'file' already runs every pair of the task; remove enumerate")
-        if self.grammar is None:
-            return self._enumerated_rows(max_pairs)
-        if self.protocol == "matched":
-            product = distinct_matched(self.grammar, max_pairs)
-            sides = self.encoded(product.clean), self.encoded(product.corrupted, of=product.clean)
-            return self.sample(*sides, weights=product.clean_weights)
-        product = distinct_product(self.grammar, max_pairs)
-        clean = self.encoded(product.clean)
-        check_read_once(
-            clean.positions, "an enumeration of all combinations, which tells prompts by their text,"
-        )
-        corrupted = self.encoded(product.corrupted)
-        return self._crossed(clean, corrupted, product.clean_weights, product.corrupted_weights)
-
-    def _enumerated_rows(self, max_pairs: int) -> PairSample:
-        clean, corrupted = self.sides["clean"], self.sides["corrupted"]
-        n = self.task.n
-        if self.protocol == "matched":
-            both = np.stack([clean.distinct.inverse, corrupted.distinct.inverse], axis=1)
-            rows, inverse = first_occurrences(both)
-            _check_size(len(rows), max_pairs, f"{len(rows):,} distinct pairs")
-            sides = clean.subset(rows), corrupted.subset(rows)
-            return self.sample(*sides, own_rows=True, weights=np.bincount(inverse) / n)
-        kept = [
-            (side.subset(side.distinct.first_index), side.distinct.inverse) for side in (clean, corrupted)
-        ]
-        sizes = [side.n for side, _ in kept]
-        _check_size(
-            sizes[0] * sizes[1], max_pairs, f"{sizes[0]:,} distinct clean and {sizes[1]:,} corrupted inputs"
-        )
-        weights = [np.bincount(inverse, minlength=side.n) / n for side, inverse in kept]
-        return self._crossed(kept[0][0], kept[1][0], *weights, own_rows=True)
-
-    def _crossed(
-        self,
-        clean: PromptSet,
-        corrupted: PromptSet,
-        clean_weights: Float64[np.ndarray, " n_clean"],
-        corrupted_weights: Float64[np.ndarray, " n_corrupted"],
-        **facts: Any,
-    ) -> PairSample:
-        """Every combination of two enumerated sides: the population of `all` and of `iid` alike."""
-        return self.sample(
-            clean,
-            corrupted,
-            pairs=None,
-            weights=np.outer(clean_weights, corrupted_weights),
-            **facts,
-        )
-
-    def encoded(
-        self, prompts: Sequence[Prompt], *, keep: bool = True, of: Sequence[Prompt] | None = None
-    ) -> PromptSet:
+    def encoded(self, prompts: Sequence[Prompt], *, keep: bool = True) -> PromptSet:
         """Prompts of the grammar as token ids; see `prompt_set`."""
         assert self.grammar is not None
-        of = None if self.ablation == DONOR else of  # a donor's own answer stands behind it
-        return prompt_set(prompts, self.grammar.tokens, keep=keep, of=of)
+        return prompt_set(prompts, self.grammar.tokens, keep=keep)
 
 
 def _drawn_from(task: Task) -> dict[str, Any]:
@@ -346,12 +274,7 @@ def _unchanged(prompts: Sequence[Prompt], rng: np.random.Generator) -> Sequence[
     return prompts
 
 
-def check_ablation(
-    ablation: str,
-    protocol: str,
-    *,
-    enumerate: bool,  # noqa: A002 - the name users know
-) -> None:
+def check_ablation(ablation: str, protocol: str) -> None:
     """Refuse a protocol whose second inputs an ablation has no use for, and the other way about."""
     paired = edge_ablation(ablation).paired
     if not paired and protocol != INPUTS:
@@ -369,8 +292,6 @@ def check_ablation(
             f"{DONOR!r} ablation takes values from another clean input, but protocol {protocol!r} pairs a "
             "prompt with its own corruption; use 'all' or 'iid'"
         )
-    if enumerate and ablation != "resample":
-        raise InputError(f"enumerate counts pairs under resample ablation; {ablation!r} takes a sample")
 
 
 def _pieces(total: int) -> Iterator[int]:
@@ -379,29 +300,16 @@ def _pieces(total: int) -> Iterator[int]:
         yield min(PIECE, total - start)
 
 
-def _check_count(name: str, count: object) -> None:
-    if isinstance(count, bool) or not isinstance(count, int | np.integer) or count < 1:
-        raise InputError(f"{name} is {count!r}; give a whole number of at least 1")
-
-
-def _check_size(n_pairs: int, max_pairs: int, what: str) -> None:
-    if n_pairs > max_pairs:
-        raise InputError(
-            f"there are {what}: {n_pairs:,} pairs, more than max_pairs = {max_pairs:,}; raise max_pairs, or "
-            "sample instead of enumerating"
-        )
-
-
 def check_lengths(sample: PairSample) -> None:
     """All inputs of a product, or the two of each pair, have one length and are read at one position."""
     clean, corrupted = sample.clean, sample.corrupted
     if sample.pairs is not None:
         rows = torch.from_numpy(sample.pairs)
         for name in ("lengths", "positions"):
-            both = stacked([getattr(clean, name), getattr(corrupted, name)], NO_POSITION)
+            both = torch.cat([getattr(clean, name), getattr(corrupted, name)])
             left, right = both[: clean.n][rows[:, 0]], both[clean.n :][rows[:, 1]]
             if not torch.equal(left, right):
-                pair = int((left != right).reshape(len(left), -1).any(1).nonzero()[0])
+                pair = int((left != right).nonzero()[0])
                 first, second = sample.pairs[pair].tolist()
                 raise TokenizationError(
                     f"pair {pair}: clean prompt {shown(clean, first, sample.tokenizer)} has {name} "
@@ -411,8 +319,8 @@ def check_lengths(sample: PairSample) -> None:
                 )
         return
     for name, what in (("lengths", "tokens"), ("positions", "as read position")):
-        values = stacked([getattr(clean, name), getattr(corrupted, name)], NO_POSITION)
-        lengths = torch.unique(values, dim=0).tolist()
+        values = torch.cat([getattr(clean, name), getattr(corrupted, name)])
+        lengths = torch.unique(values).tolist()
         if len(lengths) > 1:
             examples = []
             for value in lengths[:4]:

@@ -46,7 +46,7 @@ def check_known_runs(model: Model, circuit: Circuit, sample: PairSample) -> None
     if not len(pairs):
         return
     clean, corrupted = sample.clean.subset(pairs[:, 0]), sample.corrupted.subset(pairs[:, 1])
-    if not shares_inputs(model, circuit, sample.ablation, sample.clean.positions):
+    if not shares_inputs(model, circuit, sample.ablation):
         _check_rows(model, circuit, sample, clean, corrupted)
         return
     engine, dense = PairRunner(model, circuit), SoftRunner(model)
@@ -61,7 +61,7 @@ def check_known_runs(model: Model, circuit: Circuit, sample: PairSample) -> None
         kept, all_, none = (
             _dense_logits(dense, prepared, mask.to(model.device)) for mask in (circuit.mask, full, empty)
         )
-        found = engine.pairs(engine.prepare_clean(x), engine.prepare_corrupted(other), one, one)
+        found = engine.pairs(engine.prepare(x, clean=True), engine.prepare(other, clean=False), one, one)
         runs = {
             "full circuit": (all_, _model_logits(model, x), known, "the model's"),
             "empty circuit": (none, _model_logits(model, other), known, "the model's on the corrupted input"),

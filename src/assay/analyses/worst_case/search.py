@@ -1,4 +1,4 @@
-"""Looking for the worst pairs: climbs over the grammar, then a matrix search over the inputs they met.
+"""Looking for the worst pairs: climbs over the grammar, one slot of one prompt at a time.
 
 What a search finds bounds the maximum from below and can be read. It says nothing about percentiles, and no
 certificate is made of it.
@@ -6,23 +6,18 @@ certificate is made of it.
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64
+from jaxtyping import Float, Float64
 
-from assay.analyses.worst_case.ascent import Ascent, Climbs, grammar_ascent, n_tokens, prompt_key
 from assay.analyses.worst_case.attack import PREFIX, run_sample
-from assay.analyses.worst_case.evaluation import PairEvaluator
-from assay.analyses.worst_case.first_order import FirstOrder
-from assay.analyses.worst_case.inputs import PairSample, PromptSet, names_of, prompt_set
-from assay.analyses.worst_case.matrix import MatrixSearch, matrix_search
+from assay.analyses.worst_case.inputs import PairSample, names_of, prompt_set
 from assay.analyses.worst_case.pair_divergence import Divergence, Kernel, get_divergence
 from assay.analyses.worst_case.row_by_row import (
     DONOR,
-    RowEvaluator,
     ablation_of,
     edge_ablation,
     evaluator_of,
@@ -32,23 +27,250 @@ from assay.analyses.worst_case.rows import WorstPair
 from assay.analyses.worst_case.sampling import INPUTS, grammar_of, sample_pairs
 from assay.circuits import Circuit
 from assay.circuits.naming import named_task
-from assay.circuits.slots import check_everywhere
-from assay.core.errors import InputError, check_least
+from assay.circuits.spans import check_everywhere
+from assay.core.errors import InputError, NonFiniteError, check_least, check_name
 from assay.core.random import stream
 from assay.core.record import HIDDEN, Record
 from assay.execution import PairRunner
 from assay.execution.forward import check_circuit
 from assay.models import Model
-from assay.tasks import Prompt, Task, check_read_once
+from assay.tasks import Grammar, Prompt, Task
 
+
+Pair = tuple[Prompt, Prompt]  # clean, corrupted
+EvaluatePrompts = Callable[[Sequence[Prompt], Sequence[Prompt]], Float[np.ndarray, " pairs"]]
 
 BUDGET = 20_000
 RESTARTS = 16
-CLIMBING = 0.7  # share of the budget that the climbs may use
+SIDES = ("clean", "corrupted")
+SECONDS = ("corrupted", "clean", "same")  # what the second prompt of a pair is
+LARGE_SLOT = 128  # of a slot with more fillers
+TRIED = 16  # so many are evaluated
+DRAWS = 100  # attempts to draw two prompts of one length
 NOTE = (
     "found by search, not drawn: the maximum over the grammar is at least this large; neither percentiles "
     "nor certificates follow from these pairs"
 )
+
+
+# ---------------------------------------------------------------------------------------------------- climbs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ascent(Record):
+    """One climb.
+
+    Attributes:
+        clean: Clean prompt at its end.
+        corrupted: Corrupted prompt at its end.
+        value: Divergence there.
+        start: Divergence of the random pair it began with.
+        sweeps: Passes over the slots, the last of which changed nothing unless the climb was cut short.
+        finished: Whether no single slot leads further up, as far as its fillers were evaluated.
+    """
+
+    clean: Prompt = field(metadata=HIDDEN)
+    corrupted: Prompt = field(metadata=HIDDEN)
+    value: float
+    start: float
+    sweeps: int
+    finished: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Climbs:
+    """Several climbs with everything they evaluated.
+
+    Attributes:
+        ascents: In the order of their restarts.
+        pairs: Every pair evaluated, once, in order of evaluation.
+        values: Their divergences.
+    """
+
+    ascents: tuple[Ascent, ...]
+    pairs: tuple[Pair, ...]
+    values: Float64[np.ndarray, " n_evaluations"]
+
+
+def grammar_ascent(
+    evaluate_prompts: EvaluatePrompts,
+    grammar: Grammar,
+    *,
+    restarts: int = RESTARTS,
+    budget: int | None = None,
+    seed: int = 0,
+    large: int = LARGE_SLOT,
+    tried: int = TRIED,
+    second: str = "corrupted",
+) -> Climbs:
+    """Look for pairs of large divergence among all that a grammar can produce, by coordinate ascent.
+
+    From a random pair: take every slot of either prompt in random order, evaluate all its fillers in one
+    batch, keep the best; stop when a sweep over the slots changes nothing. Every prompt on the way is one
+    that the grammar can draw, on its own side.
+
+    Args:
+        evaluate_prompts: `(clean prompts, corrupted prompts) -> [pairs]`, row by row.
+        grammar: What the prompts are drawn from; it must describe its slots.
+        restarts: Random pairs to begin with.
+        budget: Most evaluations over all restarts, shared out among those still to come. Default: no limit.
+        seed: Root seed; restart r draws from the stream `ascent:r`.
+        large: Most fillers of a slot that are all evaluated.
+        tried: Fillers evaluated of a larger one, drawn at random.
+        second: What the second prompt of a pair is: `corrupted`; another `clean` one; or the `same`, of which
+            then only the slots of the clean prompt are varied.
+
+    Raises:
+        InputError: If a count is below 1, the grammar describes no slots, or its prompts agree in no length.
+        UnknownNameError: If `second` is another word.
+        NonFiniteError: If a divergence is NaN or infinite.
+
+    Notes:
+        A pair met again costs nothing. Of equal fillers the first is kept, and only a larger divergence leads
+        on, so climbs end.
+    """
+    check_name("second prompt of a pair", second, SECONDS)
+    check_least(1, restarts=restarts, large=large, tried=tried)
+    check_least(restarts, budget=restarts if budget is None else budget)
+    evaluated = _Evaluated(evaluate_prompts)
+    climbs = []
+    for restart in range(restarts):
+        if budget is not None:
+            evaluated.limit = evaluated.n + (budget - evaluated.n) // (restarts - restart)
+        climb = _Climb(grammar, evaluated, stream(seed, f"ascent:{restart}"), large, tried, second)
+        climbs.append(climb.run())
+    return Climbs(
+        ascents=tuple(climbs),
+        pairs=tuple(evaluated.pairs.values()),
+        values=np.array(list(evaluated.values.values())),
+    )
+
+
+def n_tokens(prompt: Prompt, grammar: Grammar) -> int:
+    """Tokens of a prompt, a beginning-of-sequence token not counted."""
+    return len(grammar.tokens.ids(prompt.text) if prompt.ids is None else prompt.ids)
+
+
+@dataclass
+class _Evaluated:
+    """Values of pairs, each evaluated once, until a limit is reached."""
+
+    evaluate: EvaluatePrompts
+    limit: int | None = None
+    pairs: dict[object, Pair] = field(default_factory=dict)
+    values: dict[object, float] = field(default_factory=dict)
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+    @property
+    def exhausted(self) -> bool:
+        return self.limit is not None and self.n >= self.limit
+
+    def of(self, pairs: Sequence[Pair]) -> Float64[np.ndarray, " pairs"]:
+        """Divergences; -infinity for pairs beyond the limit."""
+        keys = [tuple((prompt.text, prompt.ids) for prompt in pair) for pair in pairs]
+        new = {key: pair for key, pair in zip(keys, pairs, strict=True) if key not in self.values}
+        if self.limit is not None:
+            new = dict(list(new.items())[: max(0, self.limit - self.n)])
+        if new:
+            clean, corrupted = zip(*new.values(), strict=True)
+            values = np.asarray(self.evaluate(clean, corrupted), dtype=np.float64)
+            for (key, pair), value in zip(new.items(), values.tolist(), strict=True):
+                if not np.isfinite(value):
+                    raise NonFiniteError(
+                        f"the divergence of clean {pair[0]} and corrupted {pair[1]} is {value}"
+                    )
+                self.pairs[key], self.values[key] = pair, value
+        return np.array([self.values.get(key, -np.inf) for key in keys])
+
+
+@dataclass
+class _Climb:
+    """One restart on its way up."""
+
+    grammar: Grammar
+    known: _Evaluated
+    draws: np.random.Generator
+    large: int
+    tried: int
+    second: str
+
+    @property
+    def sides(self) -> tuple[str, ...]:
+        """Sides whose slots are varied."""
+        return SIDES[:1] if self.second == "same" else SIDES
+
+    def run(self) -> Ascent:
+        pair = self.random_pair()
+        value = start = float(self.known.of([pair])[0])
+        sweeps, moved = 0, True
+        while moved and not self.known.exhausted:
+            moved, sweeps = False, sweeps + 1
+            for side, slot in self.shuffled_slots(pair):
+                options = self.options(pair, side, slot)
+                if not options:
+                    continue
+                found = self.known.of(options)
+                best = int(found.argmax())
+                if found[best] > value:
+                    pair, value, moved = options[best], float(found[best]), True
+        clean, corrupted = pair
+        return Ascent(
+            clean=clean, corrupted=corrupted, value=value, start=start, sweeps=sweeps, finished=not moved
+        )
+
+    def random_pair(self) -> Pair:
+        """Two independent prompts of one length, or one that stands on both sides."""
+        grammar, draws = self.grammar, self.draws
+        lengths = set()
+        for _ in range(DRAWS):
+            clean, other = grammar.draw(2, draws)
+            if self.second == "corrupted":
+                other = grammar.corrupt([other], draws)[0]
+            pair = (clean, clean if self.second == "same" else other)
+            if not any(self.slots(pair, side) for side in self.sides):
+                raise InputError(f"the grammar of {grammar.key} has no slots to vary")
+            lengths_of_pair = [n_tokens(prompt, grammar) for prompt in pair]
+            if lengths_of_pair[0] == lengths_of_pair[1]:
+                return pair
+            lengths.update(lengths_of_pair)
+        raise InputError(
+            f"{DRAWS} draws of {grammar.key} gave no clean and corrupted prompt of equal length (token "
+            f"counts {', '.join(map(str, sorted(lengths)))}); choose one template"
+        )
+
+    def slots(self, pair: Pair, side: str) -> tuple[str, ...]:
+        values = dict(pair[SIDES.index(side)].values)
+        return self.grammar.slots(values, corrupted=self.corrupts(side))
+
+    def corrupts(self, side: str) -> bool:
+        """Whether prompts of a side obey the rules of corrupted ones."""
+        return side == "corrupted" and self.second == "corrupted"
+
+    def shuffled_slots(self, pair: Pair) -> list[tuple[str, str]]:
+        named = [(side, slot) for side in self.sides for slot in self.slots(pair, side)]
+        return [named[i] for i in self.draws.permutation(len(named))]
+
+    def options(self, pair: Pair, side: str, slot: str) -> list[Pair]:
+        """The pairs with another filler in one slot; some of a large slot."""
+        if slot not in self.slots(pair, side):  # two names that were apart now stand together
+            return []
+        values = dict(pair[SIDES.index(side)].values)
+        found = [
+            self.grammar.render(each)
+            for each in self.grammar.variants(values, slot, corrupted=self.corrupts(side))
+        ]
+        if len(found) > self.large:
+            chosen = self.draws.choice(len(found), size=self.tried, replace=False)
+            found = [found[int(i)] for i in np.sort(chosen)]
+        if self.second == "same":
+            return [(each, each) for each in found]
+        return [(each, pair[1]) if side == "clean" else (pair[0], each) for each in found]
+
+
+# ------------------------------------------------------------------------------------------------ the search
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -59,16 +281,12 @@ class SearchResult(Record):
         worst: Worst first, with texts and the likeliest tokens of model and circuit; run once more by the
             one-pair engine. Under an ablation without a second input, both sides are the same prompt.
         n_evaluations: Pairs evaluated in all.
-        ascents: Where each climb began and ended; empty for a task without a grammar.
-        climbing_evaluations: Pairs that the climbs evaluated.
-        matrix_shape: Clean and corrupted inputs that the matrix search combined; 0 and 0 without a second
-            input.
+        ascents: Where each climb began and ended.
         unit: Of the divergences.
         seed: Root seed of all random draws.
         budget: Most evaluations allowed.
         seconds: Time taken.
         sampled: Largest divergence of a sample beside which the search was made; None without one.
-        pictures: The images of the worst pairs, by side and row, as PNG data URIs; None for prompts.
     """
 
     derived = ("max", "largest", "largest_from", "pairs", "note")
@@ -76,14 +294,11 @@ class SearchResult(Record):
     worst: tuple[WorstPair, ...] = field(metadata=HIDDEN)
     n_evaluations: int
     ascents: tuple[Ascent, ...]
-    climbing_evaluations: int
-    matrix_shape: tuple[int, int]
     unit: str = field(metadata=HIDDEN)
     seed: int
     budget: int
     seconds: float
     sampled: float | None = None
-    pictures: Mapping[str, Mapping[str, str]] | None = None
 
     @property
     def max(self) -> float:
@@ -148,22 +363,17 @@ def search_worst(
     seed: int = 0,
     divergence: str | Divergence | Kernel = "kl",
 ) -> SearchResult:
-    """Look for the pairs on which a circuit departs furthest from its model.
+    """Look for the pairs of a grammar on which a circuit departs furthest from its model.
 
-    `restarts` climbs over the grammar from random pairs (`grammar_ascent`), then one `matrix_search` over the
-    inputs that stood in the worst pairs met. A task without a grammar, and images, get the matrix search
-    alone, over their own rows. So do prompts that are read at several positions, over what their grammar
-    draws: the answer behind a corrupted prompt is that of the clean prompt it was made from, which a climb
-    would leave behind. Under an ablation that reads no second input the climbs go over single clean prompts,
-    and there is nothing to combine.
+    `restarts` climbs over the grammar from random pairs (`grammar_ascent`). Under an ablation that reads no
+    second input the climbs go over single clean prompts.
 
     Args:
         circuit: Edges to keep.
         model: The model.
-        task: A task, the key of a registered one, or a JSONL file; for an image classifier images, or what
-            `assay.load_images` takes.
+        task: A task with a grammar, or the key of a registered one.
         ablation: What cut edges carry, as for `worst_case`; means are those of `worst_case` with this seed.
-        budget: Most pairs to evaluate; at least 4 per restart. The climbs use at most 70 % of it.
+        budget: Most pairs to evaluate; at least 4 per restart.
         restarts: Climbs.
         k: Pairs to return.
         seed: Root seed; the draws share no stream with those of a certificate.
@@ -173,15 +383,14 @@ def search_worst(
         The pairs, readable. The largest is a lower bound on the maximum over the grammar.
 
     Raises:
-        InputError: If a count is out of range, prompts differ in length, or single inputs that are given are
-            to be searched: `worst_case` runs them all.
+        InputError: If a count is out of range, prompts differ in length, or the task has no grammar whose
+            slots could be varied: `worst_case` runs all pairs of inputs that are given.
         GraphMismatchError: If the circuit belongs to another graph.
         NonFiniteError: NaN or infinite logits, with the pair.
 
     Notes:
-        In slots of more than 128 fillers the 16 of largest first-order change of KL are evaluated, whatever
-        the divergence. The published repository follows gradients through convex combinations of
-        embeddings; the result is not a prompt, so that is not offered.
+        The published repository follows gradients through convex combinations of embeddings; the result is
+        not a prompt, so that is not offered.
 
     References:
         uit de Bos and Garriga-Alonso (2024), arXiv:2407.15166.
@@ -200,185 +409,66 @@ def search_worst(
     check_everywhere(circuit.spans, "search_worst", "circuit.anywhere()")
     if not isinstance(task, Task):
         task = named_task(os.fspath(task), model)
-    search = _PairSearch(model, circuit, model.bind(task), get_divergence(divergence), seed, ablation)
-    climbs = search.climb(budget, restarts)
-    done = 0 if climbs is None else climbs.n_evaluations
-    table = search.gather(climbs, budget - done)
-    result = search.combine(table, budget - done)
-    n_known = 0 if table.start is None else table.start.n_evaluations
-    worst, pictures = search.describe(table, result, k)
+    task = model.bind(task)
+    grammar = grammar_of(task)
+    if grammar is None or not grammar.slots(grammar.choose(np.random.default_rng(seed))):
+        raise InputError(
+            f"a search varies the words of a grammar, but {task.name!r} has none to vary; worst_case runs "
+            "every combination of the inputs that are given: protocol='all' (--protocol all)"
+        )
+    single = not edge_ablation(ablation).paired
+    reference, carried = None, edge_ablation(ablation)
+    if single:  # what cut edges carry is measured as by `worst_case`; the one input here is not run
+        one = sample_pairs(task, INPUTS, 1, ablation=ablation, seed=seed, prefix=PREFIX)
+        reference, carried = one.reference, ablation_of(one)
+    measured = get_divergence(divergence)
+    runner = PairRunner(model, circuit) if shares_inputs(model, circuit, ablation) else None
+
+    def evaluate(clean: Sequence[Prompt], corrupted: Sequence[Prompt]) -> Float64[np.ndarray, " pairs"]:
+        sides = [prompt_set(prompts, grammar.tokens) for prompts in (clean, corrupted)]
+        rows = np.arange(len(clean))
+        evaluator = evaluator_of(
+            model, circuit, *sides, ablation=ablation, carried=carried, divergence=measured, runner=runner
+        )
+        return evaluator.pairs(rows, rows).divergence
+
+    climbs = grammar_ascent(
+        evaluate,
+        grammar,
+        restarts=restarts,
+        budget=budget,
+        seed=seed,
+        second="same" if single else "clean" if ablation == DONOR else "corrupted",
+    )
+    sample = _worst_sample(climbs, grammar, k)
+    found = PairSample(
+        protocol=INPUTS if single else "file",
+        clean=prompt_set([clean for clean, _ in sample], grammar.tokens),
+        corrupted=prompt_set([corrupted for _, corrupted in sample], grammar.tokens),
+        pairs=np.stack([np.arange(len(sample))] * 2, axis=1),
+        independent=False,
+        own_rows=True,
+        population={"clean": None, "corrupted": None},
+        seed=seed,
+        streams={},
+        tokenizer=names_of(task),
+        task=task.describe(),
+        ablation=ablation,
+        reference=reference,
+    )
     return SearchResult(
-        worst=worst,
-        pictures=pictures,
-        n_evaluations=done + result.n_evaluations - n_known,
-        ascents=() if climbs is None else climbs.ascents,
-        climbing_evaluations=done,
-        matrix_shape=(0, 0) if search.single else result.shape,
-        unit=search.divergence.unit,
+        worst=run_sample(circuit, model, found, divergence=measured).worst(len(sample)),
+        n_evaluations=len(climbs.pairs),
+        ascents=climbs.ascents,
+        unit=measured.unit,
         seed=seed,
         budget=budget,
         seconds=round(time.perf_counter() - began, 1),
     )
 
 
-def reads_several(task: Task, seed: int = 0) -> bool:
-    """Whether prompts of a task are read at several positions, or some of 100 that its grammar draws."""
-    grammar = grammar_of(task)
-    if grammar is None or task.positions.ndim == 2 or grammar.tokens.answer_tokens != "each":
-        return task.positions.ndim == 2
-    drawn = grammar.draw(100, stream(seed, "search:reads"))
-    return prompt_set(drawn, grammar.tokens, keep=False).positions.ndim == 2
-
-
-class _PairSearch:
-    """The model and circuit of a search, its inputs as the stages need them."""
-
-    def __init__(
-        self,
-        model: Model,
-        circuit: Circuit,
-        task: Task,
-        divergence: Divergence,
-        seed: int,
-        ablation: str,
-    ) -> None:
-        self.model, self.circuit, self.task = model, circuit, task
-        self.divergence, self.seed, self.ablation = divergence, seed, ablation
-        self.single = not edge_ablation(ablation).paired
-        several = reads_several(task, seed)
-        grammar = None if several else grammar_of(task)
-        example = None if grammar is None else grammar.choose(np.random.default_rng(seed))
-        self.grammar = grammar if example is not None and grammar and grammar.slots(example) else None
-        if self.single and self.grammar is None:
-            raise InputError(
-                f"under {ablation!r} ablation a search varies the words of single prompts, but the inputs of "
-                f"{task.name!r} are given, or read at several positions, and cannot be varied; worst_case "
-                "runs all of them"
-            )
-        self.reference, self.carried = None, edge_ablation(ablation)
-        if self.single:  # what cut edges carry is measured as by `worst_case`; the one input here is not run
-            one = sample_pairs(task, INPUTS, 1, ablation=ablation, seed=seed, prefix=PREFIX)
-            self.reference, self.carried = one.reference, ablation_of(one)
-        shared = not several and shares_inputs(model, circuit, ablation, task.positions)
-        self.runner = PairRunner(model, circuit) if shared else None
-
-    def evaluator(self, clean: PromptSet, corrupted: PromptSet) -> PairEvaluator | RowEvaluator:
-        if self.grammar is not None:
-            check_read_once(clean.positions, "a climb over a grammar")
-        return evaluator_of(
-            self.model,
-            self.circuit,
-            clean,
-            corrupted,
-            ablation=self.ablation,
-            carried=self.carried,
-            divergence=self.divergence,
-            runner=self.runner,
-        )
-
-    def climb(self, budget: int, restarts: int) -> Climbs | None:
-        """Climbs over the grammar; None without one."""
-        if self.grammar is None:
-            return None
-        grammar = self.grammar
-
-        def evaluate(clean: Sequence[Prompt], corrupted: Sequence[Prompt]) -> Float64[np.ndarray, " pairs"]:
-            sides = [prompt_set(prompts, grammar.tokens) for prompts in (clean, corrupted)]
-            rows = np.arange(len(clean))
-            return self.evaluator(*sides).pairs(rows, rows).divergence
-
-        return grammar_ascent(
-            evaluate,
-            grammar,
-            restarts=restarts,
-            budget=int(CLIMBING * budget),
-            seed=self.seed,
-            rank_fillers=FirstOrder(self.model, self.circuit, grammar, self.carried),
-            second="same" if self.single else "clean" if self.ablation == DONOR else "corrupted",
-        )
-
-    def gather(self, climbs: Climbs | None, budget: int) -> "_InputTable":
-        """The inputs to combine, as many as the budget supports, those of the worst pairs first."""
-        # Eight evaluations per input of either side: twice what the effects need.
-        most = max(1, budget // 8)
-        if climbs is None:
-            n = self.task.n if grammar_of(self.task) is None else most
-            sample = sample_pairs(
-                self.task, "all", n, n, ablation=self.ablation, seed=self.seed, prefix="search:"
-            )
-            sides = [
-                side.subset(side.distinct.first_index[:most]) for side in (sample.clean, sample.corrupted)
-            ]
-            return _InputTable(clean=sides[0], corrupted=sides[1], start=None)
-        assert self.grammar is not None
-        order = np.argsort(-climbs.values, kind="stable")
-        length = n_tokens(climbs.pairs[order[0]][0], self.grammar)
-        rows: tuple[dict[object, int], ...] = ({}, {})
-        prompts: tuple[list[Prompt], ...] = ([], [])
-        known = []
-        for at in order.tolist():
-            keys = tuple(map(prompt_key, climbs.pairs[at]))
-            for key, prompt, row, kept in zip(keys, climbs.pairs[at], rows, prompts, strict=True):
-                if key not in row and len(kept) < most and n_tokens(prompt, self.grammar) == length:
-                    row[key] = len(kept)
-                    kept.append(prompt)
-            if keys[0] in rows[0] and keys[1] in rows[1]:
-                known.append((rows[0][keys[0]], rows[1][keys[1]], at))
-        places = np.array(known, dtype=np.int64)
-        return _InputTable(
-            clean=prompt_set(prompts[0], self.grammar.tokens),
-            corrupted=prompt_set(prompts[1], self.grammar.tokens),
-            start=MatrixSearch(
-                shape=(len(prompts[0]), len(prompts[1])),
-                pairs=places[:, :2],
-                values=climbs.values[places[:, 2]],
-                seed=self.seed,
-            ),
-        )
-
-    def combine(self, table: "_InputTable", budget: int) -> MatrixSearch:
-        """Matrix search over the inputs; what the climbs know of them is known from the start."""
-        if self.single:
-            assert table.start is not None
-            return table.start
-        evaluator = self.evaluator(table.clean, table.corrupted)
-
-        def evaluate(
-            rows: Int64[np.ndarray, " pairs"], columns: Int64[np.ndarray, " pairs"]
-        ) -> Float64[np.ndarray, " pairs"]:
-            return evaluator.pairs(rows, columns).divergence
-
-        sizes = table.clean.n, table.corrupted.n
-        return matrix_search(evaluate, *sizes, budget, start=table.start, seed=self.seed)
-
-    def describe(
-        self, table: "_InputTable", found: MatrixSearch, k: int
-    ) -> tuple[tuple[WorstPair, ...], Mapping[str, Mapping[str, str]] | None]:
-        """The k worst pairs, run once more, and their images."""
-        best = found.best(k)
-        sample = PairSample(
-            protocol=INPUTS if self.single else "file",
-            clean=table.clean.subset([pair.clean_index for pair in best]),
-            corrupted=table.corrupted.subset([pair.corrupted_index for pair in best]),
-            pairs=np.stack([np.arange(len(best))] * 2, axis=1),
-            independent=False,
-            own_rows=True,
-            population={"clean": None, "corrupted": None},
-            seed=self.seed,
-            streams={},
-            tokenizer=names_of(self.task),
-            task=self.task.describe(),
-            ablation=self.ablation,
-            reference=self.reference,
-        )
-        result = run_sample(self.circuit, self.model, sample, divergence=self.divergence)
-        return result.worst(len(best)), result.pictures
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _InputTable:
-    """Inputs whose combinations are searched, and what is known of them."""
-
-    clean: PromptSet
-    corrupted: PromptSet
-    start: MatrixSearch | None
+def _worst_sample(climbs: Climbs, grammar: Grammar, k: int) -> list[Pair]:
+    """The k worst pairs met, all of the length of the worst."""
+    order = np.argsort(-climbs.values, kind="stable").tolist()
+    length = n_tokens(climbs.pairs[order[0]][0], grammar)
+    return [climbs.pairs[at] for at in order if n_tokens(climbs.pairs[at][0], grammar) == length][:k]

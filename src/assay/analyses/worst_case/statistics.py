@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from assay.analyses.worst_case.bounds import CERTIFIED, counted_rows, not_certified, sample_certificate
-from assay.analyses.worst_case.exact import compare_distributions, describe_distribution
 from assay.analyses.worst_case.fields import (
     FieldTable,
     field_tests,
@@ -22,7 +21,15 @@ from assay.analyses.worst_case.inputs import PairSample
 from assay.analyses.worst_case.rows import WorstInputs, count_pairs, rank_inputs
 from assay.core.errors import InputError, check_least
 from assay.core.record import Record
-from assay.stats import Certificate, Histogram, Summary, histogram, maximum_exceedance
+from assay.stats import (
+    Certificate,
+    Histogram,
+    Summary,
+    compare_with_anchor,
+    histogram,
+    maximum_exceedance,
+    summarize,
+)
 
 
 SHOWN_INPUTS = 5
@@ -67,9 +74,8 @@ class PairStatistics:
 
     @cached_property
     def statistics(self) -> Summary:
-        """Everything that describes the sample; exact for an enumerated population."""
-        summary = describe_distribution(self.divergence, self.sample.weights, thresholds=self.thresholds)
-        return summary.resolved(self.n_distinct_pairs)
+        """Everything that describes the sample."""
+        return summarize(self.divergence, thresholds=self.thresholds).resolved(self.n_distinct_pairs)
 
     @cached_property
     def n_distinct_pairs(self) -> int:
@@ -96,34 +102,28 @@ class PairStatistics:
     @property
     def share_argmax_differs(self) -> float:
         """Share of pairs on which circuit and model disagree about the likeliest token."""
-        return self._share(self.argmax_differs)
+        return float(self.argmax_differs.mean())
 
     def share_above(self, threshold: float) -> float:
         """Share of pairs whose divergence exceeds a threshold."""
-        return self._share(self.divergence > threshold)
-
-    def _share(self, condition: Bool[np.ndarray, "..."]) -> float:
-        weights = self.sample.weights
-        return float(condition.mean() if weights is None else weights[condition].sum())
+        return float((self.divergence > threshold).mean())
 
     @cached_property
     def anchor(self) -> Anchor:
         """The empty circuit on the same pairs, and how the circuit compares with it."""
-        empty = describe_distribution(self.empty, self.sample.weights).resolved(self.n_distinct_pairs)
-        compared = compare_distributions(self.divergence, self.empty, self.sample.weights)
+        empty = summarize(self.empty).resolved(self.n_distinct_pairs)
+        compared = compare_with_anchor(self.divergence, self.empty)
         return Anchor(absolute=empty.absolute, **vars(compared))
 
     def histogram(self, *, n_bins: int = 100, maximum: float | None = None) -> Histogram:
         """Counts of divergences in equal bins on [0, maximum], the last bin closed.
-
-        The pairs of an enumerated population count by their probability.
 
         Args:
             n_bins: Number of bins; there is one where the maximum is 0.
             maximum: Right end; give the largest value over several results to compare them. Default: this
                 result's own.
         """
-        return histogram(self.divergence, n_bins=n_bins, maximum=maximum, weights=self.sample.weights)
+        return histogram(self.divergence, n_bins=n_bins, maximum=maximum)
 
     # ---- guarantees -------------------------------------------------------------------------------
 
@@ -142,11 +142,11 @@ class PairStatistics:
             epsilon: The paper's form: the order statistic this far above the percentile, whatever its
                 confidence. Default: the smallest order statistic whose confidence reaches `delta`.
             delta: Confidence, in (0, 1).
-            method: For protocol `all`: `ustat` (default, rigorous), `disjoint`, `asymptotic` or `published`.
+            method: For protocol `all`: `ustat` (default, rigorous) or `published`.
 
         Returns:
             See `assay.stats.Certificate`; `bound` is None, with the number of inputs needed, where the sample
-            is too small for any bound. For an enumerated population the percentile itself, failure 0.
+            is too small for any bound.
 
         Raises:
             InputError: An argument out of range, or a sample that supports no certificate (`reuse_clean`, or
@@ -183,8 +183,6 @@ class PairStatistics:
         reason = not_certified(self.sample)
         if reason is not None:
             raise InputError(f"this sample bounds nothing beyond itself: {reason}")
-        if self.sample.enumerated:
-            return 0.0
         n = len(counted_rows(self.sample)) if self.sample.own_rows else min(self.divergence.shape)
         return maximum_exceedance(max(n // 2, 1) if self.sample.paired else n, delta=delta)
 
@@ -216,7 +214,7 @@ class PairStatistics:
 
         Returns:
             Count, mean and percentiles per cell, cells in ascending order of the values; `.values` is the
-            percentile asked for as a matrix. Pairs of an enumerated population count by their probability.
+            percentile asked for as a matrix.
 
         Raises:
             UnknownNameError: If there is no such field.
