@@ -106,9 +106,6 @@ def test_ids_images_and_counts_come_along(data: CorrectnessData) -> None:
     assert data.id_embedding is not None
     np.testing.assert_allclose(data.images.reshape(797, -1) / 255, data.embedding, atol=1 / 255)
     assert data.id_embedding.shape == (500, 100)
-    assert data.n_id is not None
-    assert (data.n_id == 500).all()
-    assert data.describe()["reliability"] > 0.9
 
 
 def test_progress_counts_models(monkeypatch: pytest.MonkeyPatch) -> None:

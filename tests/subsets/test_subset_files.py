@@ -1,4 +1,4 @@
-"""Files of answers as programs write them: separators, encodings, limits, a file per model, sample logs."""
+"""Files of answers as programs write them: separators, limits, a file per model, sample logs."""
 
 import gzip
 import json
@@ -72,8 +72,6 @@ def test_a_first_line_that_is_not_the_header_is_read_or_named(
     tmp_path: Path, expected: CorrectnessData
 ) -> None:
     path = tmp_path / "t.csv"
-    path.write_text("sep=;\n" + "\n".join(LINES).replace(",", ";"))  # as Excel writes it
-    assert read_data(path).hash == expected.hash
     for start, end in (("\n\n", "\n"), ("", "\r"), ("\r\n", ",\r\n")):
         path.write_bytes((start + end.join(LINES)).encode())
         assert read_data(path).hash == expected.hash
@@ -84,15 +82,14 @@ def test_a_first_line_that_is_not_the_header_is_read_or_named(
         read_data(path)
 
 
-@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_other_encodings_are_read_or_the_line_is_named(
-    tmp_path: Path, expected: CorrectnessData, encoding: str
+def test_a_mark_of_utf_8_is_read_and_a_line_of_another_encoding_is_named(
+    tmp_path: Path, expected: CorrectnessData
 ) -> None:
     path = tmp_path / "t.csv"
-    path.write_text("\n".join(LINES), encoding=encoding)
+    path.write_text("\n".join(LINES), encoding="utf-8-sig")
     assert read_data(path).hash == expected.hash
     path.write_bytes("\n".join(LINES).replace("b,", "é,").encode("latin-1"))
-    with pytest.raises(FileFormatError, match=r"line 3 of .*t.csv is not UTF-8 \(byte 0xe9\). Save"):
+    with pytest.raises(FileFormatError, match=r"line 3 of .*t.csv is not UTF-8 \(byte 0xe9\)"):
         read_data(path)
 
 
@@ -150,8 +147,8 @@ def test_a_decimal_comma_goes_with_a_semicolon(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (["a,b,a", "1,2,3"], "two columns of .* are named 'a'"),
-        (["a,,c", "1,2,3"], "column 2 of .* has no name"),
+        (["a,b,a", "1,2,3"], "column 3 of .* is named 'a'; give it a name of its own"),
+        (["a,,c", "1,2,3"], "column 2 of .* is named ''"),
         ([], "t.csv is empty"),
     ],
 )
@@ -202,20 +199,19 @@ def test_an_option_without_effect_and_a_missing_file_are_named(
         read_data(tmp_path / source, **options)
 
 
-def test_files_of_models_without_names_of_examples_must_agree(tmp_path: Path) -> None:
+def test_files_of_models_are_named_by_their_paths_and_name_their_examples(tmp_path: Path) -> None:
     folder = tmp_path / "v1.0"
     (folder / "deep").mkdir(parents=True)
     for name, row in zip(["a", "b", "deep/c.1", "d"], CORRECT, strict=True):
-        pd.DataFrame({"question": list("pqr"), "correct": row}).to_csv(folder / f"{name}.csv", index=False)
+        pd.DataFrame({"example_id": list("pqr"), "correct": row}).to_csv(folder / f"{name}.csv", index=False)
     rated = write(tmp_path / "rated.csv", ["model,y", "a,.9", "b,.8", "d,.6", "deep/c.1,.7"])
     data = read_data(folder, id_accuracy=str(rated))
     assert data.model_ids.tolist() == ["a", "b", "d", "deep/c.1"]
     assert data.correct.tolist() == CORRECT[[0, 1, 3, 2]].tolist()
-    pd.DataFrame({"question": list("qpr"), "correct": [1, 0, 1]}).to_csv(folder / "b.csv", index=False)
-    with pytest.raises(AlignmentError, match="b has 3 rows, a has 3, and no column names the examples"):
-        read_data(folder, id_accuracy=str(rated))
-    pd.DataFrame({"correct": [1, 0]}).to_csv(folder / "b.csv", index=False)
-    with pytest.raises(AlignmentError, match="b has 2 rows, a has 3"):
+    pd.DataFrame({"correct": [1, 0, 1]}).to_csv(folder / "b.csv", index=False)
+    with pytest.raises(
+        AlignmentError, match="b.csv has no column 'example_id' of names of examples.*--columns example=NAME"
+    ):
         read_data(folder, id_accuracy=str(rated))
 
 
@@ -298,7 +294,7 @@ def test_a_metric_that_a_task_lacks_is_chosen_per_task(logs: Path) -> None:
 
 def test_two_rows_a_sample_need_a_choice(logs: Path) -> None:
     edit(logs, lambda rows: [{k: v for k, v in row.items() if k != "filter"} for row in rows])
-    with pytest.raises(InputError, match="has 6 rows for 3 samples, and no field 'filter'.*--filter first"):
+    with pytest.raises(InputError, match="has 6 rows for 3 samples .*--filter first"):
         read_logs(logs)
     first, last = (read_logs(logs, log_filter=each) for each in ("first", "last"))
     assert first.correct.tolist() == CORRECT.tolist()
@@ -310,7 +306,7 @@ def test_one_filter_of_a_task_is_read_of_all_models(logs: Path) -> None:
     edit(logs, lambda rows: rows[::-1], models="b")  # the filter where nothing is right comes first
     assert read_logs(logs).correct.tolist() == CORRECT.tolist()
     edit(logs, lambda rows: [row for row in rows if row["filter"] == "strict"], models="b")
-    with pytest.raises(InputError, match="no sample of the filter 'none', which is read of the other models"):
+    with pytest.raises(InputError, match="has 0 rows for 0 samples of the filter 'none'"):
         read_logs(logs)
 
 
@@ -336,11 +332,4 @@ def test_logs_that_cannot_be_compared_are_refused(
 ) -> None:
     edit(logs, change, models="b")
     with pytest.raises(error, match=message):
-        read_logs(logs)
-
-
-def test_models_with_results_and_no_samples_are_named(logs: Path) -> None:
-    (logs / "e").mkdir()
-    (logs / "e" / "results_2026-01-02T03-04-05.678.json").write_text("{}")
-    with pytest.raises(InputError, match="e has results without samples"):
         read_logs(logs)

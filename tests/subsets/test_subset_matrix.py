@@ -1,4 +1,4 @@
-"""Answers as bits, as scores and on a device: by hand, and what NumPy computes."""
+"""Answers as bits and as scores: by hand, and what NumPy computes."""
 
 import numpy as np
 import pytest
@@ -7,28 +7,24 @@ from hypothesis import strategies as st
 
 from assay.analyses.subsets import matrix
 from assay.analyses.subsets.matrix import EXACT_WEIGHTS, Answers, whole_weights
-from assay.core.errors import InputError
 
 
 HAND = np.array([[1, 0, 1], [0, 0, 1], [1, 1, 1]], dtype=np.uint8)
-DEVICES = (None, "cpu:0")  # the second is held as on any device of PyTorch
 
 
 def random_matrix(n_models, n_examples, seed=0, share=0.6):
     return (np.random.default_rng(seed).random((n_models, n_examples)) < share).astype(np.uint8)
 
 
-@pytest.mark.parametrize("device", DEVICES)
-def test_three_models_by_hand(device):
-    answers = Answers.of(HAND, device=device)
+def test_three_models_by_hand():
+    answers = Answers.of(HAND)
     assert (answers.n_models, answers.n_examples) == (3, 3)
     assert answers.weigh(np.array([[1.0, 2.0, 4.0], [1.0, 0.0, -1.0]])).tolist() == [[5, 4, 7], [0, -1, 0]]
     assert answers.count(np.array([0, 2])).tolist() == [2, 1, 2]
     assert answers.count(np.array([], dtype=np.int64)).tolist() == [0, 0, 0]
-    assert Answers.of(HAND, np.array([2, 0]), device).columns(np.array([2, 1])).tolist() == [[1, 1], [1, 0]]
+    assert Answers.of(HAND, np.array([2, 0])).columns(np.array([2, 1])).tolist() == [[1, 1], [1, 0]]
 
 
-@pytest.mark.parametrize("device", DEVICES)
 @settings(max_examples=40)
 @given(
     shape=st.tuples(st.integers(1, 41), st.integers(1, 150)),
@@ -37,7 +33,7 @@ def test_three_models_by_hand(device):
     fast=st.booleans(),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_answers_compute_what_numpy_does(device, shape, k, small, fast, seed):
+def test_answers_compute_what_numpy_does(shape, k, small, fast, seed):
     """In large blocks and small ones; by tables of sums, as bytes and as float32."""
     generator = np.random.default_rng(seed)
     correct = random_matrix(*shape, seed, generator.random())
@@ -46,9 +42,9 @@ def test_answers_compute_what_numpy_does(device, shape, k, small, fast, seed):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(matrix, "bytes_are_fast", lambda: fast)
         if small:
-            for name, size in (("_COLUMNS", 7), ("_ENTRIES", 100), ("_DEVICE_ENTRIES", 100)):
+            for name, size in (("_COLUMNS", 7), ("_ENTRIES", 100)):
                 patch.setattr(matrix, name, size)
-        answers = Answers.of(correct, models, device)
+        answers = Answers.of(correct, models)
         weights = np.stack([whole_weights(each)[0] for each in generator.normal(size=(k, len(models)))])
         np.testing.assert_array_equal(answers.weigh(weights), weights @ correct[models])
         np.testing.assert_array_equal(answers.count(examples), correct[models][:, examples].sum(axis=1))
@@ -69,26 +65,6 @@ def test_scores_are_summed_one_product_at_a_time():
     np.testing.assert_array_equal(answers.columns(np.array([7, 3])).numpy(), scores[5:25][:, [7, 3]])
 
 
-@pytest.mark.gpu
-@settings(deadline=None, max_examples=60)
-@given(st.integers(1, 300), st.integers(1, 40), st.integers(0, 2**32 - 1))
-def test_a_gpu_gives_what_the_cpu_gives(n_models, k, seed):
-    import torch
-
-    correct = random_matrix(n_models, 3000, seed)
-    weights = np.random.default_rng(seed).normal(size=(k, n_models))
-    whole = np.stack([whole_weights(each)[0] for each in weights])
-    here, there = Answers.of(correct), Answers.of(correct, device="cuda")
-    tf32 = torch.backends.cuda.matmul.allow_tf32
-    try:
-        for rounded in (False, True):  # exact either way
-            torch.backends.cuda.matmul.allow_tf32 = rounded
-            np.testing.assert_array_equal(there.weigh(whole), here.weigh(whole))
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = tf32
-    np.testing.assert_array_equal(there.count(np.arange(0, 3000, 7)), here.count(np.arange(0, 3000, 7)))
-
-
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300))
 def test_whole_weights_are_summed_exactly_and_lie_near_the_given_ones(weights):
     weights = np.array(weights)
@@ -107,10 +83,3 @@ def test_whole_weights_are_summed_exactly_and_lie_near_the_given_ones(weights):
 def test_weights_of_zero_and_below_any_scale_are_zero(size):
     whole, scale = whole_weights(np.full(3, size))
     assert (whole.tolist(), scale) == ([0, 0, 0], 1)
-
-
-def test_a_device_that_cannot_be_used_is_refused():
-    with pytest.raises(InputError, match="PyTorch cannot use device 'nowhere' here"):
-        Answers.of(HAND, device="nowhere")
-    with pytest.raises(InputError, match="scores are computed with on the CPU"):
-        Answers.of(HAND.astype(np.float32), device="cuda")

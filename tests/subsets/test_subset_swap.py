@@ -36,10 +36,10 @@ HAND = np.array([[1, 0, 1, 0, 0], [1, 0, 0, 1, 0], [0, 1, 0, 1, 0], [0, 1, 0, 1,
 ALL = {"train": np.arange(4), "validation": np.arange(4)}
 
 
-def solve(correct, id_accuracy, size, *, train, validation, device=None, **options) -> Found:
-    held_out = Answers.of(correct, validation, device)
+def solve(correct, id_accuracy, size, *, train, validation, **options) -> Found:
+    held_out = Answers.of(correct, validation)
     task = (size, id_accuracy[train], id_accuracy[validation])
-    return swap(Answers.of(correct, train, device), [task], validation=held_out, **options)[0]
+    return swap(Answers.of(correct, train), [task], validation=held_out, **options)[0]
 
 
 # ------------------------------------------------------------------------------------------------ literal
@@ -172,14 +172,14 @@ def problems(draw):
 
 
 @settings(max_examples=80)
-@given(problem=problems(), stratified=st.booleans(), device=st.sampled_from([None, "cpu:0"]))
-def test_the_solver_equals_its_literal_version(problem, stratified, device):
+@given(problem=problems(), stratified=st.booleans())
+def test_the_solver_equals_its_literal_version(problem, stratified):
     correct, y, size, allowed = (problem[name] for name in ("correct", "id_accuracy", "size", "allowed"))
     train, validation = problem["train"], problem["validation"]
     strata = problem["strata"] if stratified else None
     assume(strata is None or len(np.unique(strata[allowed])) <= size)
     options = {"strata": strata, "allowed": allowed}
-    found = solve(correct, y, size, train=train, validation=validation, device=device, **options)
+    found = solve(correct, y, size, train=train, validation=validation, **options)
     score = marginal_scores(Answers.of(correct, train), y[train])
     expected, r = literal_swap(
         correct[train], y[train], size, score, correct[validation], y[validation], **options
@@ -359,11 +359,8 @@ def test_planted_subsets_are_found_as_well_as_by_the_prototype(split):
         r = line_correlation(data["y"][test], data["X"][test][:, found.indices].mean(axis=1))
         assert r <= expected["test"] + 0.02
         assert found.r_validation == pytest.approx(expected["val"], abs=0.02)
-    # Alone, and wherever answers are held, each is the same to the bit.
-    options = {"train": train, "validation": validation}
-    for device in (None, "cpu:0"):
-        alone = solve(data["X"], data["y"], sizes[1], device=device, **options)
-        assert alone.to_dict() == together[1].to_dict()
+    alone = solve(data["X"], data["y"], sizes[1], train=train, validation=validation)
+    assert alone.to_dict() == together[1].to_dict()
 
 
 # ---------------------------------------------------------------------------------------------- properties
@@ -445,9 +442,9 @@ def test_the_trace_counts_and_inputs_are_not_changed(small):
 @pytest.mark.parametrize(
     ("size", "options", "message"),
     [
-        (0, {}, "size is 0; choose between 1 and 5, the number of examples"),
-        (3, {"allowed": np.array([1, 1, 0, 0, 0], bool)}, "between 1 and 2, the number of allowed examples"),
-        (2, {"strata": np.array([0, 1, 2, 2, 2])}, "strata has 3 values: some strata would get no example"),
+        (0, {}, "size is 0; choose between 1 and 5"),
+        (3, {"allowed": np.array([1, 1, 0, 0, 0], bool)}, "between 1 and 2, the examples that are allowed"),
+        (2, {"strata": np.array([0, 1, 2, 2, 2])}, "there are 3 strata; merge some"),
     ],
 )
 def test_constraints_that_cannot_be_met_are_named(size, options, message):

@@ -32,12 +32,6 @@ def predicted() -> pd.DataFrame:
     return rows
 
 
-def scored() -> pd.DataFrame:
-    rows = predicted()
-    rows["p_1"] = 0.3 + 0.4 * rows.pop("prediction")
-    return rows.assign(p_0=1 - rows["p_1"])
-
-
 def write_files(path: Path) -> None:
     path.mkdir()
     for name, row in WIDE.iterrows():
@@ -60,7 +54,7 @@ SHAPES: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
     "turned.parquet": (lambda path: WIDE.T.to_parquet(path), {"orientation": "transposed"}),
     "long.csv": (lambda path: long().to_csv(path, index=False), {}),
     "predicted.csv": (lambda path: predicted().to_csv(path, index=False), {}),
-    "scored.jsonl": (lambda path: scored().to_json(path, orient="records", lines=True), {}),
+    "long.jsonl": (lambda path: long().to_json(path, orient="records", lines=True), {}),
     "files": (write_files, {}),
 }
 
@@ -85,11 +79,9 @@ def test_accuracies_runs_families_and_facts_are_columns_and_rows() -> None:
     assert one.groups is not None
     assert one.groups.tolist() == list("pqrs")
     turned = frame.T.assign(label=["cat", "dog", "cat", "", "", ""])
-    turned["light"] = ["day", "night", "day", "", "", ""]
-    other = CorrectnessData.from_frame(turned, orientation="transposed", groups="run", facts=["light"])
+    other = CorrectnessData.from_frame(turned, orientation="transposed", groups="run")
     assert one.hash == other.hash
     assert other.label_names == ("cat", "dog")
-    assert other.meta["light"].tolist() == ["day", "night", "day"]
     known = pd.DataFrame({"label": [2, 0, 1], "hour": [3, 1, 2]}, index=["é", "007", "x"])
     third = CorrectnessData.from_frame(frame, groups="run", examples=known)
     assert third.labels is not None
@@ -111,7 +103,7 @@ def test_classes_in_cells_are_compared_with_the_true_ones() -> None:
     labelled = cells.T.assign(label=truth)
     options: dict[str, Any] = {"id_accuracy": ACCURACY, "cells": "prediction"}
     one = CorrectnessData.from_frame(labelled, orientation="transposed", **options)
-    known = pd.DataFrame({"truth": truth}, index=EXAMPLES)
+    known = pd.DataFrame({"label": truth}, index=EXAMPLES)
     other = CorrectnessData.from_frame(cells, examples=known, **options)
     assert one.hash == other.hash == CorrectnessData.from_frame(WIDE, id_accuracy=ACCURACY).hash
     with pytest.raises(InputError, match="no prediction is right: .* such as 'emu'"):
@@ -151,7 +143,7 @@ def test_losses_are_mapped_by_their_ends_and_so_are_accuracies() -> None:
     np.testing.assert_allclose(data.id_accuracy, [0.9, 0.8, 0.7, 0.6])
     assert data.scores
     with pytest.raises(
-        InputError, match="model 'a' on example 'x' is 5.0; expected a score from 4.* --scores"
+        InputError, match="model 'a' on example 'x' is 5.0; expected a score from 4.*--scores"
     ):
         CorrectnessData.from_frame(losses, id_accuracy=accuracy, scores=(4, 0))
     zero_one = CorrectnessData.from_frame(WIDE.astype(float), id_accuracy=ACCURACY, cells="score")
@@ -171,8 +163,6 @@ def test_rows_in_distribution_give_accuracies() -> None:
     data = CorrectnessData.from_frame(rows, id_domains=["photo"], ood_domains=["sketch"])
     assert data.correct.tolist() == CORRECT.tolist()
     assert data.id_accuracy.tolist() == [1, 1, 0.5, 0]
-    assert data.n_id is not None
-    assert data.n_id.tolist() == [2] * 4
     others = CorrectnessData.from_frame(rows, ood_domains=["sketch"])
     np.testing.assert_allclose(others.id_accuracy, [2 / 3, 2 / 3, 1 / 3, 0])
     usual = CorrectnessData.from_frame(
@@ -180,7 +170,7 @@ def test_rows_in_distribution_give_accuracies() -> None:
     )
     assert usual.hash == others.hash
     for options, message in (
-        ({}, "holds 'art'; .*which of art, photo, sketch are in and out"),
+        ({}, "does not hold 'id' and 'ood'; say which of art, photo, sketch are in and out"),
         ({"ood_domains": ["sketc"]}, "did you mean 'sketch'"),
         ({"id_domains": ["art"], "ood_domains": ["art"]}, "both in and out of distribution"),
     ):
@@ -212,7 +202,7 @@ def test_missing_answers_are_counted_and_left_out() -> None:
     data = CorrectnessData.from_frame(more, id_accuracy=[*accuracy, 0.4], missing="drop-models")
     assert data.model_ids.tolist() == list("bcdf")
     assert data.id_accuracy.tolist() == [0.6, 0.7, 0.8, 0.4]
-    with pytest.raises(InputError, match="leaves nothing"):
+    with pytest.raises(InputError, match="drop-models keeps 0 of 5 models"):
         CorrectnessData.from_frame(cells.assign(z=np.nan), id_accuracy=accuracy, missing="drop-models")
 
 
@@ -237,7 +227,6 @@ def test_missing_answers_are_counted_and_left_out() -> None:
         (lambda f: f, {"missing": "drop"}, "unknown rule for missing answers 'drop'"),
         (lambda f: f, {"id_domains": ["id"]}, "only a long table with a column 'domain'"),
         (lambda f: f, {"groups": "run"}, "unknown column of the table 'run'"),
-        (lambda f: f, {"facts": ["hour"]}, "unknown column of facts 'hour'"),
         (lambda f: f.rename(index={"b": "a"}), {}, "model_ids holds 'a' more than once.*read as wide"),
         (lambda f: f.rename(columns={"x": "é"}), {}, "two columns of the table are named 'é'"),
         (lambda f: pd.concat([long(f), long(f).tail(1)]), {}, "model 'd' has two rows for example 'é'"),

@@ -22,16 +22,18 @@ from assay.analyses.subsets import verdict as module
 from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import AOTIL, line_correlation
 from assay.analyses.subsets.overlap import selection_consistency
-from assay.analyses.subsets.permutation import SequentialPermutation, permute_accuracy, reached
 from assay.analyses.subsets.problem import Problem, Settings
 from assay.analyses.subsets.selection import oodselect
 from assay.analyses.subsets.splits import folds, split_models
 from assay.analyses.subsets.verdict import (
     CrossFit,
+    SequentialPermutation,
     SubsetVerdict,
     combine,
     cross_fit,
     judge,
+    permute_accuracy,
+    reached,
     unit_jackknife,
 )
 from assay.core.errors import InputError
@@ -295,13 +297,13 @@ def test_the_jackknife_equals_leaving_out_each_unit():
 
 @pytest.mark.usefixtures("unchecked")  # some thousand selections; the types are checked by the tests above
 class TestJudge:
-    def test_a_planted_subset_is_supported_and_ends_the_reruns_early(self, planted):
-        for verdict in judged(planted, 20, 40, n_permutations=59):
-            assert verdict.supported
-            assert verdict.aotil
-            assert verdict.reasons == ()
-            assert verdict.n_permutations == len(verdict.null) == 22
-            assert verdict.p_value == 1 / 23
+    def test_a_planted_subset_is_supported_and_ends_the_reruns_early(self, planted, monkeypatch):
+        permute, begun = module.permute_accuracy, []
+        monkeypatch.setattr(module, "permute_accuracy", lambda *given: begun.append(1) or permute(*given))
+        for verdict in judged(planted, 20, 40, n_permutations=59, workers=8):
+            assert len(begun) == 27 * 5  # idle threads begin no wave that the early end would waste
+            assert (verdict.supported, verdict.aotil, verdict.reasons) == (True, True, ())
+            assert (verdict.n_permutations, len(verdict.null), verdict.p_value) == (22, 22, 1 / 23)
             assert any("stopped after 22 of 59" in note for note in verdict.notes)
             assert verdict.low < verdict.r < verdict.high < 0
             assert verdict.r <= AOTIL
@@ -309,14 +311,14 @@ class TestJudge:
 
     def test_its_numbers_are_those_of_the_cross_fit_and_its_reruns(self, null):
         """Of waves and of one by one, where they end inside a wave, for any number of workers."""
-        verdicts = judged(null, 10, 40, seed=3, workers=3)
+        verdicts = judged(null, 10, 40, settings={"seed": 3}, workers=3)
         n, test = verdicts[0].n_permutations, SequentialPermutation.of(99)
         assert 0 < n < 99
         assert n % 9
-        fit, units, reruns = cross_fit(problem(null), [10, 40]), null.units("family"), []
+        fit, units, reruns = cross_fit(problem(null, seed=3), [10, 40]), null.units("family"), []
         for place in range(n):
             y = permute_accuracy(null.id_accuracy, stream(3, f"permutation {place}"), units)
-            reruns.append(cross_fit(problem(replace(null, id_accuracy=y)), [10, 40]).r)
+            reruns.append(cross_fit(problem(replace(null, id_accuracy=y), seed=3), [10, 40]).r)
         same, anywhere = reached(fit.r, np.array(reruns))
         for column, verdict in enumerate(verdicts):
             assert (verdict.r, verdict.low, verdict.high) == (
@@ -353,7 +355,7 @@ class TestJudge:
         keep.write_bytes(altered[0] + b"[[0.9], [0.9]]\n" + altered[2])  # what is kept is not computed again
         assert judged(planted, 20, n_permutations=20, keep=keep)[0].null[:2] == (0.9, 0.9)
         with pytest.raises(InputError, match="holds the reruns of another verdict"):
-            judged(planted, 20, n_permutations=20, keep=keep, seed=1)
+            judged(planted, 20, n_permutations=20, keep=keep, settings={"seed": 1})
 
     def test_an_interrupt_does_not_wait_for_what_is_under_way(self):
         over, finished = threading.Event(), []
@@ -376,7 +378,6 @@ class TestJudge:
         (verdict,) = judged(data, 10, n_permutations=1)
         assert not math.isnan(verdict.r)
         assert "2 families" in verdict.reasons[0]
-        assert any("2 families have models in more than one part" in note for note in verdict.notes)
 
     def test_unknown_units_leave_it_open_but_measured(self, planted):
         (verdict,) = judged(replace(planted, families=None), 30, n_permutations=19)
@@ -403,10 +404,7 @@ class TestJudge:
             size=20, sizes=(20, 40), kind="group", unit_kind="family", n_units=10, r=-0.2, p_value=0.0504
         )
         reason = module._outcome(replace(chance, n_permutations=12), 99, 4)
-        assert reason.startswith(
-            "p = 0.0504, corrected for 2 sizes, above 0.05: 4 of 12 selections (stopped there"
-        )
-        assert "(0.04 for this one alone)" in module._outcome(replace(chance, p_unadjusted=0.04), 99, 4)
+        assert reason.startswith("p = 0.0504, corrected for 2 sizes, above 0.05: 4 of 12 selections")
 
     def test_the_interval_of_the_subset_itself_is_told_and_decides_nothing(self, planted):
         subset, case = oodselect(planted, size=20), problem(planted)
@@ -424,7 +422,6 @@ class TestJudge:
         (verdict,) = judged(data, 8, split="random", n_permutations=3)
         # A constant fold is useless to validate and to test on.
         assert sum(map(math.isnan, verdict.fold_correlations)) >= 2
-        assert any("R is undefined in" in note for note in verdict.notes)
         data = replace(data, correct=np.ones_like(correct), id_accuracy=rng(4).uniform(0.5, 0.9, 60))
         (verdict,) = judged(data, 5, split="random", n_permutations=19)
         assert math.isnan(verdict.r)

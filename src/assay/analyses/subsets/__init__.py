@@ -2,50 +2,35 @@
 
 from assay.analyses.subsets.baselines import distance_scores
 from assay.analyses.subsets.coherence import (
-    ExampleHoldout,
-    ModelsNeeded,
-    class_shares,
-    example_holdout,
     models_needed,
     prevalence_shift,
     replicate_examples,
 )
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.describe import Clip, chat, describe_subset, text_proposer
 from assay.analyses.subsets.digits import digits_data
-from assay.analyses.subsets.line import Correlation, Line, correlate, fit_line, line_correlation, probit
+from assay.analyses.subsets.line import Correlation, correlate, fit_line, line_correlation, probit
 from assay.analyses.subsets.overlap import selection_consistency
 from assay.analyses.subsets.path import SelectionPath, selection_path
-from assay.analyses.subsets.permutation import permute_accuracy
 from assay.analyses.subsets.problem import Problem, Settings
 from assay.analyses.subsets.selection import Evaluation, Subset, load_subset, oodselect
 from assay.analyses.subsets.splits import ModelSplit, split_models
-from assay.analyses.subsets.verdict import CrossFit, SubsetVerdict, cross_fit
+from assay.analyses.subsets.verdict import SubsetVerdict, cross_fit, permute_accuracy
 
 
 __all__ = [
-    "Clip",
     "CorrectnessData",
     "Correlation",
-    "CrossFit",
     "Evaluation",
-    "ExampleHoldout",
-    "Line",
     "ModelSplit",
-    "ModelsNeeded",
     "Problem",
     "SelectionPath",
     "Settings",
     "Subset",
     "SubsetVerdict",
-    "chat",
-    "class_shares",
     "correlate",
     "cross_fit",
-    "describe_subset",
     "digits_data",
     "distance_scores",
-    "example_holdout",
     "fit_line",
     "line_correlation",
     "load_subset",
@@ -58,5 +43,4 @@ __all__ = [
     "selection_consistency",
     "selection_path",
     "split_models",
-    "text_proposer",
 ]

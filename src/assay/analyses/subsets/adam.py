@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 from assay.analyses.subsets.line import EPS, Accuracies, line_correlation, probit
 from assay.analyses.subsets.matrix import Answers
 from assay.analyses.subsets.swap import Found, Pool, unit_probit
-from assay.core.errors import InputError, check_least, check_name
+from assay.core.errors import check_least, check_name
 from assay.core.random import stream
 
 
@@ -50,30 +50,15 @@ class AdamParameters:
     anneal_epochs: int
 
     @classmethod
-    def drawn(cls, rng: np.random.Generator, fixed: Mapping[str, float | int]) -> "AdamParameters":
-        """One draw from the published ranges: rates log-uniform, weight and integers uniform.
-
-        What is `fixed` changes nothing in what is drawn for the rest.
-
-        Raises:
-            InputError: For an unknown name or a value out of range.
-        """
-        parameters = cls(
+    def drawn(cls, rng: np.random.Generator) -> "AdamParameters":
+        """One draw from the published ranges: rates log-uniform, weight and integers uniform."""
+        return cls(
             learning_rate=10.0 ** rng.uniform(-2, 2),
             minimum_rate=10.0 ** rng.uniform(-3, 0),
             period=int(rng.integers(10, 200, endpoint=True)),
             penalty_weight=float(rng.uniform(0.1, 100)),
             anneal_epochs=int(rng.integers(10, 1000, endpoint=True)),
         )
-        for name, value in fixed.items():
-            check_name("parameter of solver='adam'", name, cls.__dataclass_fields__)
-            kind, least = (int, 1) if name in ("period", "anneal_epochs") else (float, 0)
-            if not least <= value < math.inf or value != kind(value):
-                needed = "a whole number of at least 1" if least else "a finite number of at least 0"
-                raise InputError(f"parameters[{name!r}] is {value}; expected {needed}")
-            changed: dict[str, Any] = {name: kind(value)}
-            parameters = replace(parameters, **changed)
-        return parameters
 
     def rate_at(self, epoch: int) -> float:
         """Learning rate, eta_min + (lr - eta_min)(1 + cos(pi e / T_max)) / 2, for every e >= 0."""
@@ -112,14 +97,10 @@ class Relaxation:
         """Loss, R_ridge and the gradient of the loss by w, for each row of w."""
         import torch
 
-        def like(values: np.ndarray) -> torch.Tensor:
-            """Small float64 values where w is, in its precision."""
-            return torch.from_numpy(values).to(w.dtype).to(w.device)
-
         soft = torch.sigmoid(w)
-        mass = soft.sum(dim=1, dtype=torch.float64).cpu().numpy()
+        mass = soft.sum(dim=1, dtype=torch.float64).numpy()
         total = mass[:, None] + RIDGE
-        accuracy = (self.train @ soft.T).T.cpu().double().numpy() / total
+        accuracy = (self.train @ soft.T).T.double().numpy() / total
         r, q = ridge_correlation(accuracy, self.z_train)
         # dR/ds_j = sum_i q_i (X_ij - a_i) / (sum_k s_k + 1e-6), q_i = dR/da_i.
         q = q / total
@@ -128,21 +109,21 @@ class Relaxation:
             cost, slope = np.logaddexp(0, -excess), -scipy.special.expit(-excess)
         else:
             cost, slope = excess**2, 2 * excess
-        gradient = like(q) @ self.train
-        gradient -= like(np.sum(q * accuracy, axis=1, keepdims=True))
-        gradient += like((weights * slope)[:, None])
+        parts = (q, np.sum(q * accuracy, axis=1, keepdims=True), (weights * slope)[:, None])
+        pull, level, push = (torch.from_numpy(each).to(w.dtype) for each in parts)
+        gradient = (pull @ self.train).sub_(level).add_(push)
         return r + weights * cost, r, gradient.mul_(soft).mul_(1 - soft)
 
-    def members(self, w: "torch.Tensor") -> "torch.Tensor":
+    def members(self, w: "torch.Tensor") -> Bool[np.ndarray, "trials n"]:
         """Per row of w, the hard set: the largest, within each stratum; of equal ones the lower index."""
+        return np.stack([self.pool.lowest(-row) for row in w.numpy()])
+
+    def score(self, members: Bool[np.ndarray, "trials n"]) -> PerTrial:
+        """R_ridge of each hard set on the validation models."""
         import torch
 
-        return torch.from_numpy(np.stack([self.pool.lowest(-row) for row in w.cpu().numpy()])).to(w.device)
-
-    def score(self, members: "torch.Tensor") -> PerTrial:
-        """R_ridge of each hard set on the validation models."""
         # Counts are whole: exact in any order.
-        counts = (self.validation @ members.to(self.validation).T).T.cpu().double().numpy()
+        counts = (self.validation @ torch.from_numpy(members).to(self.validation).T).T.double().numpy()
         return ridge_correlation(counts / (self.pool.size + RIDGE), self.z_validation)[0]
 
 
@@ -153,9 +134,7 @@ def ridge_probit(id_accuracy: Accuracies) -> Accuracies:
     return np.asarray(v / math.sqrt(np.mean(v * v) + RIDGE))
 
 
-def ridge_correlation(
-    accuracy: Float64[np.ndarray, "trials models"], z: Accuracies
-) -> tuple[PerTrial, Float64[np.ndarray, "trials models"]]:
+def ridge_correlation(accuracy: np.ndarray, z: Accuracies) -> tuple[PerTrial, np.ndarray]:
     """R_ridge = cov(u, v) / sqrt((var u + 1e-6)(var v + 1e-6)) and its derivative by each model's accuracy.
 
     u and v are the probits of the two accuracies, variances those of the population: 0 where models do not
@@ -189,11 +168,7 @@ class Descent:
 
 
 def descend(
-    problem: Relaxation,
-    logits: "torch.Tensor",
-    parameters: Sequence[AdamParameters],
-    epochs: int,
-    patience: int,
+    problem: Relaxation, logits: Any, parameters: Sequence[AdamParameters], epochs: int, patience: int
 ) -> list[Descent]:
     """Descends every row of `logits` with its own parameters; a row stops by itself.
 
@@ -208,7 +183,7 @@ def descend(
 
     rows, alive, w = [Descent() for _ in parameters], np.arange(len(parameters)), logits.clone()
     first, second, scores = torch.zeros_like(w), torch.zeros_like(w), np.full(len(rows), np.nan)
-    members = torch.zeros_like(w, dtype=torch.bool)
+    members = np.zeros(w.shape, dtype=bool)
     for epoch in range(epochs):
         weights = np.array([parameters[row].weight_at(epoch) for row in alive.tolist()])
         rates = np.array([parameters[row].rate_at(epoch) for row in alive.tolist()])
@@ -216,13 +191,13 @@ def descend(
         # Kingma and Ba (2015), algorithm 1, in place; the gradient is used up.
         first.mul_(_BETAS[0]).add_(gradient, alpha=1 - _BETAS[0])
         second.mul_(_BETAS[1]).addcmul_(gradient, gradient, value=1 - _BETAS[1])
-        scale = torch.from_numpy(rates / (1 - _BETAS[0] ** (epoch + 1))).to(w.dtype).to(w.device)
+        scale = torch.from_numpy(rates / (1 - _BETAS[0] ** (epoch + 1))).to(w.dtype)
         root = torch.sqrt(second, out=gradient).div_(math.sqrt(1 - _BETAS[1] ** (epoch + 1))).add_(_ADAM_EPS)
         w.sub_(torch.div(first, root, out=root).mul_(scale[:, None]))
         before, members = members, problem.members(w)
-        changed = (members != before).any(dim=1).cpu().numpy() | (epoch == 0)
+        changed = (members != before).any(axis=1) | (epoch == 0)
         if changed.any():
-            scores[changed] = problem.score(members[torch.from_numpy(changed).to(w.device)])
+            scores[changed] = problem.score(members[changed])
         going = np.ones(len(alive), dtype=bool)
         for at, row in enumerate(map(rows.__getitem__, alive)):
             row.train.append(float(r[at]))
@@ -231,28 +206,27 @@ def descend(
                 row.best_epoch = epoch
             going[at] = epoch - row.best_epoch < patience and epoch + 1 < epochs
             if not going[at]:
-                row.logits = w[at].clone().cpu().numpy()
+                row.logits = w[at].clone().numpy()
         if not going.any():
             break
         if not going.all():
-            rest = torch.from_numpy(np.flatnonzero(going)).to(w.device)
-            alive, scores = alive[going], scores[going]
-            w, first, second, members = w[rest], first[rest], second[rest], members[rest]
+            alive, scores, members = alive[going], scores[going], members[going]
+            w, first, second = (each[torch.from_numpy(going)] for each in (w, first, second))
     return rows
 
 
 def adam(
     train: Answers,
-    id_train: Accuracies,
     size: int,
+    id_train: Accuracies,
+    id_validation: Float64[np.ndarray, " v"],
     *,
     validation: Answers,
-    id_validation: Float64[np.ndarray, " v"],
     trials: int = 20,
     epochs: int = 3000,
     patience: int = 500,
     penalty: str = "softplus",
-    parameters: Mapping[str, float | int] | None = None,
+    parameters: Mapping[str, Any] | None = None,
     seed: int = 0,
     strata: Int64[np.ndarray, " n"] | None = None,
     allowed: Bool[np.ndarray, " n"] | None = None,
@@ -265,11 +239,11 @@ def adam(
     wins.
 
     Args:
-        train: Answers of the training models; all restarts descend and are judged where they are held.
-        id_train: Their in-distribution accuracy, in [0, 1].
+        train: Answers of the training models.
         size: Examples to select.
+        id_train: In-distribution accuracy of the training models, in [0, 1].
+        id_validation: The same of the validation models.
         validation: Answers of the validation models.
-        id_validation: Their in-distribution accuracy.
         trials: Restarts.
         epochs: Most epochs of each.
         patience: Epochs without a new validation minimum after which a trial stops.
@@ -292,8 +266,7 @@ def adam(
     Notes:
         Each epoch costs two products of the matrix with as many vectors as trials are running, in float32:
         32 times the memory of the bits.
-        Probits, rates and correlations, of the length of the models or trials, are computed on the CPU in
-        float64. A GPU sums in another order, which a long descent can make visible in the set.
+        Probits, rates and correlations are computed in float64.
 
         The authors search by TPE, one trial after the other, the first ten of them at random.
 
@@ -304,24 +277,24 @@ def adam(
 
     check_least(1, trials=trials, epochs=epochs, patience=patience)
     check_name("penalty", penalty, PENALTIES)
+    for name in parameters or {}:
+        check_name("parameter of solver='adam'", name, AdamParameters.__dataclass_fields__)
     columns = np.flatnonzero(Pool(train.n_examples, size, strata, allowed).allowed)
     pool = Pool(len(columns), size, None if strata is None else strata[columns])
     for name, accuracies in (("id_train", id_train), ("id_validation", id_validation)):
         unit_probit(accuracies, name)  # refused where they are all the same
-    (x, z), (held_out, z_held_out) = (
-        (side.columns(columns), ridge_probit(y))
-        for side, y in ((train, id_train), (validation, id_validation))
-    )
-    problem = Relaxation(x, z, held_out, z_held_out, pool, penalty)
+    sides = ((train.columns(columns), id_train), (validation.columns(columns), id_validation))
+    held_in, held_out = ((x, ridge_probit(y)) for x, y in sides)
+    problem = Relaxation(*held_in, *held_out, pool, penalty)
     generators = [stream(seed, f"subset-adam-{trial}") for trial in range(trials)]
-    settings = [AdamParameters.drawn(rng, parameters or {}) for rng in generators]
+    settings = [replace(AdamParameters.drawn(rng), **(parameters or {})) for rng in generators]
     starts = [rng.standard_normal(len(columns)) for rng in generators]
     step = max(1, _LARGEST_BLOCK // len(columns))
     descents: list[Descent] = []
     for at in range(0, trials, step):
         w = torch.from_numpy(np.stack(starts[at : at + step])).to(problem.train)
         descents += descend(problem, w, settings[at : at + step], epochs, patience)
-    logits = descents[int(np.argmin([each.validation[-1] for each in descents]))].logits
+    logits = min(descents, key=lambda each: each.validation[-1]).logits
     places = np.flatnonzero(pool.lowest(-logits))
     order = places[np.argsort(-logits[places], kind="stable")]
     members = columns[order]
@@ -331,15 +304,9 @@ def adam(
         r_train=line_correlation(id_train, train.count(members) / size),
         r_validation=line_correlation(id_validation, validation.count(members) / size),
         trace=tuple(
-            {
-                "trial": trial,
-                **asdict(used),
-                "epochs": len(each.validation),
-                "best_epoch": each.best_epoch,
-                "train": each.train[-1],
-                "validation": each.validation[-1],
-                "best_validation": each.validation[each.best_epoch],
-            }
+            {"trial": trial, **asdict(used), "epochs": len(each.validation), "best_epoch": each.best_epoch}
+            | {"train": each.train[-1], "validation": each.validation[-1]}
+            | {"best_validation": each.validation[each.best_epoch]}
             for trial, (used, each) in enumerate(zip(settings, descents, strict=True))
         ),
     )

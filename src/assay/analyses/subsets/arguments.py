@@ -5,26 +5,23 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Float32, Float64, Int64, Shaped
+from jaxtyping import Float64, Shaped
 
 from assay.analyses.subsets.line import MIN_MODELS, checked_shares
 from assay.core.errors import InputError, ShapeError
 
 
+Facts = dict[str, Any]
 Named = Shaped[np.ndarray, " _"]  # a value of each model or example, in their order
 
 _BLOCK = 1 << 22  # entries looked at at a time
 
 
-def checked(
-    correct: Any, id_accuracy: Any, facts: Mapping[str, Any], *, scores: bool, for_selection: bool
-) -> dict[str, Any]:
+def checked(correct: Any, id_accuracy: Any, facts: Facts, *, scores: bool, for_selection: bool) -> Facts:
     """The attributes of `CorrectnessData`, of the arguments of `CorrectnessData.of`."""
     matrix, least = np.asarray(correct), MIN_MODELS if for_selection else 1
     if matrix.ndim != 2 or matrix.dtype.kind not in "biuf":
-        raise ShapeError(
-            f"correct holds {matrix.dtype} of shape {matrix.shape}; expected 0 and 1, models by examples"
-        )
+        raise ShapeError(f"correct is {matrix.dtype} {matrix.shape}; expected 0 and 1, models by examples")
     n_models, n = matrix.shape
     if n_models < least or not n:
         raise InputError(f"correct holds {n_models} models and {n} examples; expected at least {least} and 1")
@@ -41,13 +38,12 @@ def checked(
         "id_accuracy": _accuracies(_by_name(id_accuracy, "id_accuracy", models), models, for_selection),
         "model_ids": models,
         "example_ids": examples,
-        "n_id": _counts(facts.get("n_id"), models),
         **{name: None if names is None else _texts(names, name) for name, names in by_model.items()},
         **_classes(labels, facts.get("label_names")),
         "meta": _columns(facts.get("meta", {}), examples),
         "embedding": _rows(facts.get("embedding"), "embedding", n),
         "id_embedding": _rows(facts.get("id_embedding"), "id_embedding", None),
-        "images": _images(facts.get("images"), n),
+        "images": _rows(facts.get("images"), "images", n, "uint8"),
         "source": dict(facts.get("source", {})),
     }
 
@@ -83,21 +79,14 @@ def _by_name(values: Any, argument: str, names: Named, of: str = "model") -> Nam
     if isinstance(values, Mapping):
         values = pd.Series(values, dtype=object).infer_objects()
     if isinstance(values, pd.Series) and not values.index.equals(pd.RangeIndex(len(values))):
-        values = values.set_axis(values.index.map(str))
-        if (twice := values.index[values.index.duplicated()]).size:
-            raise InputError(f"{argument} names {of} {twice[0]!r} more than once")
+        values = values.set_axis(checked_ids(values.index, f"the names of {argument}", len(values)))
         if missing := [name for name in names.tolist() if name not in values.index]:
-            raise InputError(
-                f"{argument} lacks {of} {missing[0]!r} ({len(missing)} are missing); name all {of}s"
-            )
+            raise InputError(f"{argument} lacks {of} {missing[0]!r} ({len(missing)} are missing)")
         values = values.loc[names.tolist()]
     array = np.asarray(values)
     if array.shape != names.shape:
         raise ShapeError(f"{argument} has shape {array.shape}; expected one value per {of} ({len(names)})")
     return array
-
-
-# ------------------------------------------------------------------------------------------- by argument
 
 
 def bad_answer(model: object, example: object, answer: object, n: int, expected: str) -> InputError:
@@ -109,9 +98,7 @@ def bad_answer(model: object, example: object, answer: object, n: int, expected:
     )
 
 
-def _answers(
-    matrix: Shaped[np.ndarray, "m n"], models: Named, examples: Named, *, scores: bool
-) -> np.ndarray:
+def _answers(matrix: np.ndarray, models: Named, examples: Named, *, scores: bool) -> np.ndarray:
     """The matrix as uint8 of 0 and 1, or as float32 scores."""
     height = max(1, _BLOCK // matrix.shape[1])
     expected = "a score from 0 to 1" if scores else "0 (wrong) or 1 (right); scores need scores=True"
@@ -121,46 +108,28 @@ def _answers(
         if len(bad := np.argwhere(~valid)):
             row, column = bad[0]
             raise bad_answer(models[start + row], examples[column], block[row, column], len(bad), expected)
-    return matrix.astype(np.float32 if scores else np.uint8)
+    return matrix.astype(np.float32 if scores else np.uint8, copy=False)
 
 
 def _accuracies(values: np.ndarray | None, models: Named, needed: bool) -> Float64[np.ndarray, " m"]:
     """In-distribution accuracies in [0, 1]; NaN for all where they are not needed."""
     if values is None and needed:
-        raise InputError(
-            "id_accuracy is missing; give the in-distribution accuracy of each model: values, a column "
-            "'id_accuracy' of a table, a file (--id-accuracy), or rows whose column 'domain' is 'id'"
-        )
-    try:
-        y = np.full(len(models), np.nan) if values is None else values.astype(np.float64)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"id_accuracy is not numeric ({error}); give shares from 0 to 1") from None
-    return y if not needed and np.isnan(y).all() else checked_shares(y, "id_accuracy", models.tolist())
-
-
-def _counts(values: Any, models: Named) -> Int64[np.ndarray, " m"] | None:
-    """In-distribution examples behind each accuracy."""
-    if values is None:
-        return None
-    if np.ndim(values) == 0 and not isinstance(values, Mapping):
-        values = np.full(len(models), values)
-    counts = np.asarray(_by_name(values, "n_id", models)).astype(np.float64)
-    if not ((counts >= 1) & (counts == np.floor(counts))).all():
-        raise InputError("n_id must hold counts of at least 1")
-    return counts.astype(np.int64)
+        given = "values, a column 'id_accuracy', --id-accuracy, or rows whose column 'domain' is 'id'"
+        raise InputError(f"id_accuracy is missing; give the in-distribution accuracy of each model: {given}")
+    y = np.full(len(models), np.nan) if values is None else pd.to_numeric(values, errors="coerce")
+    unknown = not needed and np.isnan(y).all()
+    return y.astype(np.float64) if unknown else checked_shares(y, "id_accuracy", models.tolist())
 
 
 def _classes(labels: np.ndarray | None, names: Any) -> dict[str, Any]:
     """Classes as codes, and their names."""
     listed = None if names is None else tuple(map(str, names))
     if labels is not None and labels.dtype.kind not in "iub":
-        if names is not None:
-            raise InputError("label_names needs integer labels, but the labels are names already")
         classes, labels = np.unique(labels.astype(str), return_inverse=True)
         listed = tuple(classes.tolist())
     if labels is not None and (labels.min() < 0 or labels.max() >= len(listed or range(labels.max() + 1))):
-        known = "" if listed is None else f" to {len(listed) - 1}, the classes of label_names"
-        raise InputError(f"labels runs from {labels.min()} to {labels.max()}; classes count from 0{known}")
+        known = listed or "0, 1, ..."
+        raise InputError(f"labels runs from {labels.min()} to {labels.max()}; classes are {known}")
     return {"labels": None if labels is None else labels.astype(np.int64), "label_names": listed}
 
 
@@ -176,20 +145,14 @@ def _columns(meta: Mapping[Any, Any] | pd.DataFrame, examples: Named) -> pd.Data
     return pd.DataFrame(columns, index=examples)
 
 
-def _rows(values: Any, name: str, n: int | None) -> Float32[np.ndarray, "n d"] | None:
-    """Finite rows of an embedding."""
-    rows = None if values is None else np.asarray(values, dtype=np.float32)
-    if rows is not None and (rows.ndim != 2 or n not in (None, len(rows)) or not np.isfinite(rows).all()):
-        raise ShapeError(f"{name} has shape {rows.shape}; expected a row of finite numbers per example")
-    return rows
-
-
-def _images(values: Any, n: int) -> np.ndarray | None:
-    """Images of 8 bits per channel, grey or RGB."""
-    images = None if values is None else np.asarray(values)
-    if images is not None and (
-        images.dtype != np.uint8 or len(images) != n or images.shape[3:] not in ((), (3,))
-    ):
-        wanted = f"uint8 [{n}, height, width] or [..., 3]"
-        raise ShapeError(f"images are {images.dtype} {images.shape}; expected {wanted}")
-    return images
+def _rows(values: Any, name: str, n: int | None, dtype: str = "float32") -> np.ndarray | None:
+    """A row per example, of finite numbers or of pixels of 8 bits."""
+    if values is None:
+        return None
+    rows = np.asarray(values)
+    fits = rows.dtype == np.uint8 if dtype == "uint8" else np.isfinite(rows).all()
+    if n not in (None, len(rows)) or not fits:
+        raise ShapeError(
+            f"{name} are {rows.dtype} of shape {rows.shape}; expected finite {dtype}, a row per example"
+        )
+    return rows.astype(dtype)

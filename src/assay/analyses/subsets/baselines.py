@@ -20,7 +20,6 @@ from assay.stats import spearman_matrix
 DRAWS = 100
 _PERCENTILES = (0.025, 0.975)
 _EQUAL_DIGITS = 12  # distances that agree to these are equal: the rest is rounding of the products
-_ENTRIES = 1 << 22  # similarities held at a time
 _R, _RHO = ("r", "low", "high"), ("spearman", "spearman_low", "spearman_high")
 
 
@@ -70,26 +69,24 @@ def baseline_values(problem: Problem) -> Iterator[tuple[str, np.ndarray]]:
     """By baseline, a number per example; the lowest are chosen."""
     data, models = problem.data, problem.split.train
     yield "hard", data.example_accuracy(models)
-    yield "marginal", marginal_scores(problem.train, data.id_accuracy[models])
+    yield "marginal", marginal_scores(problem.answers["train"], data.id_accuracy[models])
     if data.embedding is not None and data.id_embedding is not None:
         yield "distance", -distance_scores(data.embedding, data.id_embedding).round(_EQUAL_DIGITS)
 
 
-def _random(
-    problem: Problem, pools: dict[int, Pool], draws: int
-) -> dict[int, Float64[np.ndarray, "draws m"]]:
+def _random(problem: Problem, pools: dict[int, Pool], draws: int) -> dict[int, np.ndarray]:
     """Accuracies of the test models on random subsets of each size."""
-    ends, places = sorted(pools), problem.pool
-    counts = np.empty((draws, len(ends), problem.test.n_models))  # whole numbers, or sums of scores
+    ends, places, test = sorted(pools), problem.pool, problem.answers["test"]
+    counts = np.empty((draws, len(ends), test.n_models))  # whole numbers, or sums of scores
     for draw in range(draws):
         order = places[stream(problem.settings.seed, f"random-subset/{draw}").permutation(len(places))]
         if problem.settings.strata is not None:  # a larger size need not contain a smaller one
             rank = np.empty(problem.data.n_examples, dtype=np.int64)
             rank[order] = np.arange(len(order))
-            counts[draw] = [problem.test.count(np.flatnonzero(pools[size].lowest(rank))) for size in ends]
+            counts[draw] = [test.count(np.flatnonzero(pools[size].lowest(rank))) for size in ends]
         else:  # every example of an order is counted once
             steps = zip([0, *ends[:-1]], ends, strict=True)
-            counts[draw] = np.cumsum([problem.test.count(order[start:end]) for start, end in steps], axis=0)
+            counts[draw] = np.cumsum([test.count(order[start:end]) for start, end in steps], axis=0)
     return {size: counts[:, place] / size for place, size in enumerate(ends)}
 
 
@@ -121,33 +118,17 @@ def distance_scores(
         after the other is sorting.
 
     Raises:
-        InputError: Rows that are zero or not finite, or no in-distribution example.
-        ShapeError: Embeddings of different widths.
-
-    Notes:
-        Takes O(n n_id d) and holds 4 million similarities at a time.
+        InputError: Rows that are zero, which have no direction.
+        ShapeError: Embeddings of different widths, or no in-distribution example.
     """
-    if embedding.ndim != 2 or id_embedding.ndim != 2 or embedding.shape[1] != id_embedding.shape[1]:
+    from sklearn.neighbors import NearestNeighbors
+
+    if embedding.ndim != 2 or embedding.shape[1:] != id_embedding.shape[1:] or not len(id_embedding):
         raise ShapeError(
-            f"embedding has shape {embedding.shape}, id_embedding {id_embedding.shape}; expected rows of "
-            "equal width, from one encoder"
+            f"embedding is {embedding.shape}, id_embedding {id_embedding.shape}; give equal widths"
         )
-    if not len(id_embedding):
-        raise InputError("id_embedding is empty; a distance needs at least one in-distribution example")
-    ood, known = _directions(embedding, "embedding"), _directions(id_embedding, "id_embedding")
-    parts = np.array_split(ood, -(-len(ood) * len(known) // _ENTRIES))
-    similarity = np.concatenate([(part @ known.T).max(axis=1) for part in parts])
-    return np.asarray(np.clip(1 - similarity, 0.0, 2.0))
-
-
-def _directions(rows: Float[np.ndarray, "n d"], name: str) -> Float64[np.ndarray, "n d"]:
-    """Rows of unit length."""
-    rows = rows.astype(np.float64)
-    lengths = np.sqrt((rows * rows).sum(axis=1))
-    bad = np.flatnonzero(~((lengths > 0) & np.isfinite(lengths)))
-    if len(bad):
-        raise InputError(
-            f"{name}[{bad[0]}] has length {lengths[bad[0]]} ({len(bad)} such rows), but a direction needs "
-            "finite numbers that are not all 0. Drop these examples or embed them again"
-        )
-    return np.asarray(rows / lengths[:, None])
+    for name, rows in (("embedding", embedding), ("id_embedding", id_embedding)):
+        if len(zero := np.flatnonzero(~rows.any(axis=1))):
+            raise InputError(f"{name}[{zero[0]}] is zero, so it has no direction; drop such examples")
+    known = NearestNeighbors(n_neighbors=1, metric="cosine").fit(id_embedding.astype(np.float64))
+    return np.asarray(known.kneighbors(embedding.astype(np.float64))[0][:, 0])

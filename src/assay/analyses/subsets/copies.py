@@ -11,10 +11,11 @@ examples, so the work grows with the number of models, not of pairs.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import scipy
-from jaxtyping import Float64, Int64, Num
+from jaxtyping import Int64, Num
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
@@ -59,17 +60,11 @@ def copies_note(copies: Units) -> str | None:
     several = counts[counts > 1]
     if not len(several):
         return None
-    return (
-        f"{several.sum()} models are copies of {len(several)}: {len(counts)} units. Their answers differ far "
-        "less than those of separately trained models, so copies count as one, whatever names or groups say"
-    )
+    alike = "Copies, whose answers hardly differ, count as one, whatever names or groups say"
+    return f"{several.sum()} models are copies of {len(several)}: {len(counts)} units. {alike}"
 
 
-def find_copies(
-    answers: Num[np.ndarray, "m k"],
-    labels: Int64[np.ndarray, " k"] | None = None,
-    id_accuracy: Float64[np.ndarray, " m"] | None = None,
-) -> Units:
+def find_copies(answers: Num[np.ndarray, "m k"], labels: Any = None, id_accuracy: Any = None) -> Units:
     """Unit of each model, codes in the order of the models: copies of a model share one.
 
     Args:
@@ -162,11 +157,8 @@ class _Distinct:
         """Whether two models differ far less than models of their accuracies, wherever they differ."""
         differs = (self.x[a].astype(np.float64) - self.x[b]) ** 2
         found, expected = float(differs.sum()), self.expected(a, b)
-        if (
-            expected < _FEWEST
-            or found > _LIKE * expected
-            or scipy.special.pdtr(found, expected / 2) > _CHANCE
-        ):
+        by_chance = scipy.special.pdtr(found, expected / 2) > _CHANCE
+        if expected < _FEWEST or found > _LIKE * expected or by_chance:
             return False
         if found <= _SURE * expected:
             return True

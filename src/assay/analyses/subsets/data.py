@@ -5,23 +5,22 @@ import functools
 import hashlib
 import io
 import json
-import math
 import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import scipy
 from jaxtyping import Float32, Float64, Int64, Shaped, UInt8
 
 from assay.analyses.subsets.arguments import checked
-from assay.analyses.subsets.copies import MOST_EXAMPLES, Units, copies_note, find_copies, joined, unit_codes
-from assay.analyses.subsets.line import probit
+from assay.analyses.subsets.copies import MOST_EXAMPLES, copies_note, find_copies, joined, unit_codes
+from assay.analyses.subsets.line import Places, Units
+from assay.analyses.subsets.tables import read_as, read_frame
 from assay.circuits import write_atomically
 from assay.core.errors import FileFormatError, InputError, check_name
 from assay.core.random import stream
@@ -30,27 +29,12 @@ from assay.core.untrusted import load_npz, malformed, parse_json
 
 
 PerModel = Any  # a sequence in the order of the models, or a mapping or series of pandas from their names
-Places = Int64[np.ndarray, " _"]  # of some models or examples, counted from 0
 ORIGIN = ("kind", "name", "file", "domain")  # of a source
 # The arrays of an archive, beside `meta_NAME`; `X` may be `X_bits` with `shape`.
-ARRAYS = {
-    "X": "correct",
-    "y": "id_accuracy",
-    "n_id": "n_id",
-    "model_id": "model_ids",
-    "group": "groups",
-    "family": "families",
-    "example_id": "example_ids",
-    "label": "labels",
-    "label_name": "label_names",
-    "embedding": "embedding",
-    "id_embedding": "id_embedding",
-    "images": "images",
-    "source": "source",
-}
+ARRAYS = {"X": "correct", "y": "id_accuracy", "group": "groups", "family": "families", "label": "labels"}
+ARRAYS |= {"model_id": "model_ids", "example_id": "example_ids", "label_name": "label_names"}
+ARRAYS |= {name: name for name in ("embedding", "id_embedding", "images", "source")}
 _META = "meta_"
-_DENSE_SAVED = 64_000_000  # entries of the largest matrix that is written as bytes
-_BLOCK = 1 << 26  # entries hashed at a time
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -63,7 +47,6 @@ class CorrectnessData:
             all where it is not known.
         model_ids: `[M]`: unique names of the models.
         example_ids: `[N]`: unique names of the examples; selections carry them.
-        n_id: `[M]`: in-distribution examples behind each accuracy; None where not known.
         groups: `[M]`: training run of each model; None where not known.
         families: `[M]`: architecture family of each model; None where not known.
         labels: `[N]`: class of each example; None where not known.
@@ -79,7 +62,6 @@ class CorrectnessData:
     id_accuracy: Float64[np.ndarray, " m"]
     model_ids: Shaped[np.ndarray, " m"]
     example_ids: Shaped[np.ndarray, " n"]
-    n_id: Int64[np.ndarray, " m"] | None = None
     groups: Shaped[np.ndarray, " m"] | None = None
     families: Shaped[np.ndarray, " m"] | None = None
     labels: Int64[np.ndarray, " n"] | None = None
@@ -107,14 +89,14 @@ class CorrectnessData:
 
         Args:
             correct: 0 and 1 (or booleans), models by examples; or a frame, as `from_frame` reads it; or data,
-                of which what is given here replaces its own.
+                of which what is given here replaces its own. An array of uint8 is not copied.
             id_accuracy: Accuracies as shares, not per cent.
             scores: `correct` holds scores from 0, the worse end, to 1 instead of 0 and 1; an accuracy on
                 examples is then their mean, and `id_accuracy` the mean score in distribution.
             for_selection: At least 4 models, with accuracies in distribution. False for models that are only
                 evaluated on a subset.
             **facts: Further attributes: `model_ids` (default: `model_0`, ...), `example_ids` (default:
-                `row_0`, ...), `n_id` (for all, or per model), `groups` (checkpoints of one training run share
+                `row_0`, ...), `groups` (checkpoints of one training run share
                 it), `families` (runs lie inside them), `labels` (counted from 0, or names), `label_names`,
                 `meta`, `embedding`, `id_embedding`, `images`, `source`.
 
@@ -136,9 +118,8 @@ class CorrectnessData:
             facts |= {} if id_accuracy is None else {"id_accuracy": id_accuracy}
             if not facts:
                 return correct
-            own = {name: getattr(correct, name) for name in known if getattr(correct, name) is not None}
-            if "labels" in facts:
-                own.pop("label_names", None)  # of other labels
+            dropped = {"label_names"} if "labels" in facts else set()  # of other labels
+            own = {name: getattr(correct, name) for name in known - dropped}
             own["meta"] = {name: column.to_numpy() for name, column in correct.meta.items()}
             scores, facts = correct.scores, own | facts
             correct, id_accuracy = facts.pop("correct"), facts.pop("id_accuracy")
@@ -146,37 +127,28 @@ class CorrectnessData:
         if data.groups is not None and data.families is not None:
             several = pd.Series(data.families).groupby(data.groups).nunique()
             if (torn := several.index[several > 1]).size:
-                raise InputError(
-                    f"group {torn[0]!r} lies in {several[torn[0]]} families; runs lie inside one"
-                )
+                raise InputError(f"group {torn[0]!r} lies in {several[torn[0]]} families, not inside one")
         return data
 
     def __repr__(self) -> str:
-        units = {"training runs": self.groups, "families": self.families}
-        known = ", ".join(f"{len(set(each))} {of}" for of, each in units.items() if each is not None)
-        known = f" ({known})" if known else ""
-        return f"CorrectnessData({self.n_models} models{known}, {self.n_examples} examples)"
+        return f"CorrectnessData({self.n_models} models, {self.n_examples} examples)"
 
     # ----------------------------------------------------------------------------------- made elsewhere
 
     @classmethod
-    def from_frame(cls, frame: pd.DataFrame, **options: Any) -> "CorrectnessData":
+    def from_frame(
+        cls, frame: pd.DataFrame, *, for_selection: bool = True, **options: Any
+    ) -> "CorrectnessData":
         """Read a pandas frame of answers.
 
         Args:
             frame: A row per model and example, per model, or per example.
+            for_selection: As of `of`.
             **options: As of `tables.read_frame`, and what `of` knows beside.
         """
-        from assay.analyses.subsets.tables import read_frame
-
-        return read_frame(frame, **options)
-
-    @classmethod
-    def from_predictions(cls, folder: str | os.PathLike[str], **options: Any) -> "CorrectnessData":
-        """Read the prediction CSVs of OODSelect's authors; see `read_predictions` for the options."""
-        from assay.analyses.subsets.predictions import read_predictions
-
-        return cls.of(**read_predictions(folder, **options))
+        arguments = read_frame(frame, **options)
+        with read_as(arguments["source"]["orientation"]):
+            return cls.of(**arguments, for_selection=for_selection)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], *, for_selection: bool = True) -> "CorrectnessData":
@@ -185,7 +157,7 @@ class CorrectnessData:
         Args:
             path: An `.npz` file without pickles: `X` (models by examples, 0 and 1; or float32, scores between
                 them) or `X_bits` with `shape` (bit b of `X_bits[r, j]` is X[8 r + b, j]); `y`; optional
-                `n_id`, `model_id`, `group`, `family`, `example_id`, `label`, `label_name`, `meta_NAME`,
+                `model_id`, `group`, `family`, `example_id`, `label`, `label_name`, `meta_NAME`,
                 `embedding`, `id_embedding`, `images`, `source` (JSON).
             for_selection: As of `of`.
 
@@ -205,7 +177,7 @@ class CorrectnessData:
             raise type(error)(f"{path}: {error}") from error
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write an archive that `load` reads back unchanged; a large matrix of 0 and 1 as bits.
+        """Write an archive that `load` reads back unchanged.
 
         Args:
             path: Ends in `.npz`.
@@ -214,27 +186,17 @@ class CorrectnessData:
             The path.
 
         Raises:
-            InputError: If the suffix is another one.
             OutputError: If the file cannot be written.
         """
-        path = Path(path)
-        if path.suffix != ".npz":
-            raise InputError(f"{path} ends in {path.suffix!r}; a correctness archive ends in .npz")
-        arrays: dict[str, np.ndarray] = {
-            key: np.asarray(value)
-            for key, name in ARRAYS.items()
-            if key != "source" and (value := getattr(self, name)) is not None
-        }
-        if not self.scores and self.correct.size > _DENSE_SAVED:
-            arrays["X_bits"] = np.packbits(arrays.pop("X"), axis=0, bitorder="little")
-            arrays["shape"] = np.array(self.correct.shape)
+        buffer = io.BytesIO()
+        arrays: dict[str, Any] = {key: getattr(self, name) for key, name in ARRAYS.items()}
         for name, column in self.meta.items():
             numbers = pd.api.types.is_numeric_dtype(column)
             arrays[f"{_META}{name}"] = column.to_numpy() if numbers else column.to_numpy(dtype=str)
-        arrays["source"] = np.array(json.dumps(plain(self.source)))
-        buffer = io.BytesIO()
-        np.savez_compressed(buffer, allow_pickle=False, **cast("dict[str, Any]", arrays))
-        return write_atomically(path, buffer.getvalue())
+        arrays["source"] = json.dumps(plain(self.source))
+        known = {key: np.asarray(value) for key, value in arrays.items() if value is not None}
+        np.savez_compressed(buffer, allow_pickle=False, **known)
+        return write_atomically(Path(path), buffer.getvalue())
 
     # ----------------------------------------------------------------------------------------- what it is
 
@@ -264,6 +226,12 @@ class CorrectnessData:
         return list(self.example_ids) != [f"row_{place}" for place in range(self.n_examples)]
 
     @property
+    def classes(self) -> np.ndarray | None:
+        """Class `[N]` of each example, by name where classes have names; None where not known."""
+        named = self.labels is not None and self.label_names is not None
+        return np.array(self.label_names)[self.labels] if named else self.labels
+
+    @property
     def origin(self) -> dict[str, Any]:
         """What of `source` identifies the data, besides `hash`; how they were read does not."""
         return {name: self.source[name] for name in ORIGIN if name in self.source}
@@ -282,9 +250,8 @@ class CorrectnessData:
         Raises:
             InputError: If the units of that kind are not known.
         """
-        kind = kind or self.unit_kind
-        names = {"family": self.families, "group": self.groups, "model": self.model_ids}[kind]
-        if names is None:
+        known = {"family": self.families, "group": self.groups, "model": self.model_ids}
+        if (names := known[kind or self.unit_kind]) is None:
             raise InputError(f"the {kind} of each model is unknown; give it to `CorrectnessData.of`")
         return joined(unit_codes(names), self.copies)
 
@@ -306,13 +273,8 @@ class CorrectnessData:
         units = [None if each is None else unit_codes(each).tolist() for each in (self.groups, self.families)]
         for each in (*units, self.example_ids.tolist()):
             digest.update(repr(each).encode())
-        if self.scores:
-            digest.update(self.correct.tobytes())
-        else:
-            wide = max(1, _BLOCK // self.n_models)
-            for start in range(0, self.n_examples, wide):
-                block = self.correct[:, start : start + wide]
-                digest.update(np.ascontiguousarray(np.packbits(block, axis=0, bitorder="little").T).tobytes())
+        bits = self.correct if self.scores else np.packbits(self.correct, axis=0, bitorder="little").T
+        digest.update(bits.tobytes())
         return digest.hexdigest()[:16]
 
     # ----------------------------------------------------------------------------------------- numbers
@@ -327,31 +289,26 @@ class CorrectnessData:
         chosen = self.correct if examples is None else self.correct[:, np.asarray(examples)]
         if not chosen.size:
             raise InputError("the selection is empty, so its accuracy is undefined")
-        return np.asarray(chosen.sum(axis=1, dtype=self._sums) / chosen.shape[1])
+        # Right answers are counted exactly, scores summed in double precision.
+        return np.asarray(chosen.sum(axis=1, dtype=np.float64) / chosen.shape[1])
 
     def example_accuracy(self, models: Places | None = None) -> Float64[np.ndarray, " n"]:
         """Share of some models (default: all) that gets each example right, or the mean of their scores."""
         rows = self.correct if models is None else self.correct[models]
-        return np.asarray(rows.sum(axis=0, dtype=self._sums) / len(rows))
-
-    @property
-    def _sums(self) -> type:
-        """What entries are summed in: right answers exactly, scores in double precision."""
-        return np.float64 if self.scores else np.int64
+        return np.asarray(rows.sum(axis=0, dtype=np.float64) / len(rows))
 
     def take(self, *, models: Places | None = None, examples: Places | None = None) -> "CorrectnessData":
         """The data of some models and examples, in the order of their places."""
-        changes: dict[str, Any] = {}
-        of_models = ("id_accuracy", "model_ids", "n_id", "groups", "families")
+        of_models = ("correct", "id_accuracy", "model_ids", "groups", "families")
         of_examples = ("example_ids", "labels", "embedding", "images")
+        changes: dict[str, Any] = {"correct": self.correct, "meta": self.meta}
         for places, names in ((models, of_models), (examples, of_examples)):
             for name in names if places is not None else ():
                 values = getattr(self, name)
                 changes[name] = None if values is None else values[places]
-        matrix = self.correct if models is None else self.correct[models]
         if examples is not None:
-            matrix, changes["meta"] = matrix[:, examples], self.meta.iloc[examples]
-        return dataclasses.replace(self, correct=matrix, **changes)
+            changes |= {"correct": changes["correct"][:, examples], "meta": self.meta.iloc[examples]}
+        return dataclasses.replace(self, **changes)
 
     def describe(self) -> pd.Series:
         """How the answers were read and what the matrix is made of, by name; None where it is not known."""
@@ -375,32 +332,17 @@ class CorrectnessData:
                 "accuracy on the examples": _ends(self.accuracy()),
                 "examples all right": int(np.count_nonzero(right == 1)),
                 "examples all wrong": int(np.count_nonzero(right == 0)),
-                "reliability": reliability(self.id_accuracy, self.n_id),
                 "notes": "; ".join(filter(None, notes)),
             },
             dtype=object,
         )
 
 
-def reliability(id_accuracy: Float64[np.ndarray, " m"], n_id: Int64[np.ndarray, " m"] | None) -> float:
-    """Share of the variance of probit in-distribution accuracies that is not sampling noise.
-
-    1 - mean(v_i) / var(probit(y)), v_i = y_i (1 - y_i) / (n_id phi(probit(y_i))^2) with the `n_id` examples
-    behind each accuracy; NaN where they are not known, or all accuracies are equal.
-    """
-    z = probit(id_accuracy)
-    spread = float(z.var())
-    if n_id is None or spread == 0:
-        return math.nan
-    noise = id_accuracy * (1 - id_accuracy) / (n_id * scipy.stats.norm.pdf(z) ** 2)
-    return float(1 - noise.mean() / spread)
-
-
 def _some(names: Sequence[Any]) -> str:
     return f"{len(names):,}: {', '.join(map(str, names[:3]))}{', ...' if len(names) > 3 else ''}"
 
 
-def _ends(shares: Float64[np.ndarray, " m"]) -> str:
+def _ends(shares: np.ndarray) -> str:
     return f"{shares.min():.1%} to {shares.max():.1%}"
 
 
@@ -422,25 +364,20 @@ def _odd_names(names: list[str]) -> str | None:
 
 def _arguments(arrays: dict[str, np.ndarray], path: Path) -> dict[str, Any]:
     """The arguments of `CorrectnessData.of` that the arrays of an archive are."""
-    known = (*ARRAYS, "X_bits", "shape")
-    if odd := [key for key in arrays if key not in known and not key.startswith(_META)]:
-        raise FileFormatError(
-            f"{path} holds an unknown array {odd[0]!r}; known: {', '.join(known)}, meta_NAME"
-        )
+    for key in arrays:
+        if not key.startswith(_META) and key not in (*ARRAYS, "X_bits", "shape", "n_id"):
+            raise FileFormatError(f"{path} holds an unknown array {key!r}")
     if "X_bits" in arrays and "shape" in arrays:
         bits, shape = arrays["X_bits"], tuple(arrays["shape"].tolist())
         if len(bits) != -(-shape[0] // 8):
             raise ValueError(f"X_bits has shape {bits.shape}, shape is {shape}")
         arrays["X"] = np.unpackbits(bits, axis=0, count=shape[0], bitorder="little").reshape(shape)
-    if missing := [key for key in ("X", "y") if key not in arrays]:
-        raise FileFormatError(
-            f"{path} lacks the array {missing[0]!r}; an archive holds X (or X_bits, shape) and y"
-        )
+    for key in ("X", "y"):
+        if key not in arrays:
+            raise FileFormatError(f"{path} lacks the array {key!r}; an archive holds X (or X_bits) and y")
     arguments: dict[str, Any] = {name: arrays[key] for key, name in ARRAYS.items() if key in arrays}
     arguments["meta"] = {key.removeprefix(_META): arrays[key] for key in arrays if key.startswith(_META)}
     matrix = arguments["correct"]
     arguments["scores"] = matrix.dtype == np.float32 and not ((matrix == 0) | (matrix == 1)).all()
-    if "n_id" in arrays and not arrays["n_id"].any():
-        del arguments["n_id"]  # a zoo writes 0 for an unknown number
     source = json.dumps({"kind": "archive", "file": path.name})
     return arguments | {"source": dict(parse_json(str(arrays.get("source", source))))}

@@ -15,13 +15,13 @@ holds.
 import functools
 import importlib
 import warnings
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
 from assay.analyses.subsets.data import CorrectnessData
+from assay.analyses.subsets.line import Places, Progress
 from assay.core.errors import InputError
 from assay.core.random import stream
 
@@ -92,9 +92,7 @@ KINDS: dict[str, tuple[str, dict[str, tuple[Any, ...]]]] = {
 FAMILIES = tuple(KINDS)
 
 
-def digits_data(
-    *, n_models: int = 320, seed: int = 0, progress: Callable[[str, int, int], None] | None = None
-) -> CorrectnessData:
+def digits_data(*, n_models: int = 320, seed: int = 0, progress: Progress | None = None) -> CorrectnessData:
     """Train the demonstration's models and ask each about every out-of-distribution digit.
 
     500 images are for training, 500 for the in-distribution accuracy, the other 797 are out of distribution.
@@ -127,32 +125,25 @@ def digits_data(
         if progress is not None:
             progress("train", number + 1, n_models)
     names, right, accuracies = zip(*runs, strict=True)
-    marks, pixels = images.marks[images.outside], images.pixels(images.outside)
+    outside, pixels = images.outside, images.pixels(images.outside)
+    marks = images.marks[outside]
     return CorrectnessData.of(
         np.stack(right),
         np.array(accuracies),
         model_ids=names,
         groups=names,
         families=[FAMILIES[number % len(FAMILIES)] for number in range(n_models)],
-        example_ids=[f"digit-{place:04d}" for place in images.outside],
-        n_id=N_ID,
-        labels=images.digits[images.outside],
+        example_ids=[f"digit-{place:04d}" for place in outside],
+        labels=images.digits[outside],
         label_names=range(10),
         meta={
-            "cue": np.array(CUES)[images.cue[images.outside]],
+            "cue": np.array(CUES)[images.cue[outside]],
             "mark": np.where(marks < 0, "none", marks.astype(str)),
         },
         embedding=pixels,
         id_embedding=images.pixels(images.within),
         images=np.rint(255 * pixels).astype(np.uint8).reshape(-1, SIDE, SIDE),
-        source={
-            "kind": "digits",
-            "n_models": n_models,
-            "seed": seed,
-            "misled_digits": list(images.misled),
-            "erased_share": [0.0, 1.0],
-            "agreement": AGREEMENT,
-        },
+        source={"kind": "digits", "n_models": n_models, "seed": seed, "misled_digits": images.misled},
     )
 
 
@@ -188,29 +179,19 @@ class _Images(NamedTuple):
         marks[outside] = np.select([cue == AGREES, cue == MISLEADS], [digits, other], default=-1)[outside]
         return cls(bare, digits, marks, cue.astype(np.int64), train, within, outside, misled)
 
-    def pixels(
-        self, places: Int64[np.ndarray, " k"], marks: Int64[np.ndarray, " k"] | None = None
-    ) -> Float64[np.ndarray, "k d"]:
+    def pixels(self, places: Places, marks: Places | None = None) -> Float64[np.ndarray, "k d"]:
         """Images as models see them, as shares of the brightest; with other marks than their own if given."""
         marks = self.marks[places] if marks is None else marks
         pixels, rows = self.bare[places], np.flatnonzero(marks >= 0)
         pixels[rows[:, None], strokes()[marks[rows]]] += MARK
-        shares: np.ndarray = np.clip(pixels, 0, BRIGHTEST) / BRIGHTEST
-        return shares
+        return np.asarray(np.clip(pixels, 0, BRIGHTEST) / BRIGHTEST)
 
 
 @functools.cache
 def strokes() -> Int64[np.ndarray, "10 stroke"]:
     """Pixels of the stroke of each digit, spread evenly round the frame."""
-    last = SIDE - 1
-    sides = ((0, 0, 0, 1), (0, last, 1, 0), (last, last, 0, -1), (last, 0, -1, 0))  # corner and direction
-    ring = np.array(
-        [
-            (row + down * step) * SIDE + column + right * step
-            for row, column, down, right in sides
-            for step in range(last)
-        ]
-    )
+    pixels = np.arange(SIDE * SIDE).reshape(SIDE, SIDE)
+    ring = np.concatenate([pixels[0, :-1], pixels[:-1, -1], pixels[-1, :0:-1], pixels[:0:-1, 0]])
     starts = np.rint(np.arange(10) * len(ring) / 10).astype(np.int64)
     return np.asarray(ring[(starts[:, None] + np.arange(STROKE)) % len(ring)])
 
@@ -239,8 +220,6 @@ def _train(images: _Images, number: int, n_models: int, seed: int) -> tuple[str,
     with warnings.catch_warnings(), threadpool_limits(limits=1):  # images this small gain by one thread
         warnings.simplefilter("ignore", ConvergenceWarning)  # few steps are part of the recipes
         model.fit(images.pixels(rows, marks), images.digits[rows])
-        outside, within = (
-            model.predict(images.pixels(places)) == images.digits[places]
-            for places in (images.outside, images.within)
-        )
+        parts = (images.outside, images.within)
+        outside, within = (model.predict(images.pixels(each)) == images.digits[each] for each in parts)
     return f"{family.lower().replace(' ', '-')}-{place:02d}", outside.astype(np.uint8), float(within.mean())

@@ -4,8 +4,7 @@ import csv
 import gzip
 import io
 import re
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,14 @@ import pandas as pd
 
 from assay.analyses.subsets import predictions
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.tables import CELLS, ROLES
+from assay.analyses.subsets.tables import ROLES
 from assay.core.errors import AlignmentError, FileFormatError, InputError, check_name
 from assay.core.machine import free_memory
 from assay.core.parquet import read_parquet_file
 from assay.core.untrusted import malformed, parse_json
 
 
+Answered = tuple[pd.DataFrame, dict[str, Any]]  # a table, and arguments of `read_frame`
 EACH_MODEL = "model"  # of groups or families: every model is one of its own
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".jsonl")
 _MOST = 2_000_000_000  # bytes of a decoded table
@@ -38,7 +38,7 @@ _METRICS = ("acc", "exact_match", "pass@1", "f1")  # of lm-eval, in this order
 def read_table(path: Path, *, texts: Sequence[str] = (), n_names: int = 0) -> pd.DataFrame:
     """A text file with a header, whatever separates its cells; a Parquet file; or an object of JSON per line.
 
-    Empty cells behind the last column are left out, as is a first line `sep=;`.
+    Empty cells behind the last column are left out.
 
     Args:
         path: Ends in one of `SUFFIXES`.
@@ -57,7 +57,15 @@ def read_table(path: Path, *, texts: Sequence[str] = (), n_names: int = 0) -> pd
             if path.suffix == ".parquet":
                 frame: pd.DataFrame = read_parquet_file(path, extra="parquet", most=most).to_pandas()
                 return frame
-            text = _text(path, most)
+            with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+                content = file.read(most + 1)
+            if len(content) > most:
+                raise FileFormatError(f"{path} holds more than {most / 1e9:.1f} GB; split it, or free memory")
+            try:
+                text = content.decode("utf-8-sig")
+            except UnicodeDecodeError as error:
+                line, byte = content.count(b"\n", 0, error.start) + 1, content[error.start]
+                raise FileFormatError(f"line {line} of {path} is not UTF-8 (byte {byte:#x})") from error
             if path.suffix == ".jsonl":
                 return pd.DataFrame([parse_json(line) for line in text.split("\n") if line.strip()])
             return _csv_table(path, text, texts, n_names)
@@ -65,28 +73,8 @@ def read_table(path: Path, *, texts: Sequence[str] = (), n_names: int = 0) -> pd
         raise FileFormatError(f"cannot read {path}: {error}") from error
 
 
-def _text(path: Path, most: int) -> str:
-    """The text of a file, unpacked."""
-    with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
-        content = file.read(most + 1)
-    if len(content) > most:
-        raise FileFormatError(
-            f"{path} holds more than {most / 1e9:.1f} GB; split it over several files, or free memory"
-        )
-    if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        return content.decode("utf-16")
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise FileFormatError(
-            f"line {line} of {path} is not UTF-8 (byte {content[error.start]:#x}). Save the file as UTF-8"
-        ) from None
-
-
 def _csv_table(path: Path, text: str, texts: Sequence[str], n_names: int) -> pd.DataFrame:
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    text = re.sub(r"\Asep=.(?=\n)", "", text)  # a first line of Excel's
     sample = text.split("\n", _SAMPLE)[:_SAMPLE]
     plain = [re.sub('"[^"]*"', "", line) for line in sample if line.strip()]
     if not plain:
@@ -105,14 +93,14 @@ def _csv_table(path: Path, text: str, texts: Sequence[str], n_names: int) -> pd.
                 f"line {lines.line_num} of {path} has {len(values)} values, the header {len(header)}. Name "
                 "every column in the first line, and remove lines before it"
             )
-    if empty := [place for place, name in enumerate(header) if place and not name.strip()]:
-        raise FileFormatError(f"column {empty[0] + 1} of {path} has no name; name it, or remove it")
-    if twice := [name for name, n in Counter(header).items() if n > 1]:
-        raise FileFormatError(f"two columns of {path} are named {twice[0]!r}; names must be unique")
-    usual = {*ROLES["model"], *ROLES["example"]}
-    first = max(n_names, 1 if not usual & set(header) else 0)
-    names = {*texts, *header[:first], *usual, *ROLES["group"], *ROLES["family"]}
-    named = [name for name in header if name in names]
+    for place, name in enumerate(header):
+        if (place and not name.strip()) or name in header[:place]:
+            raise FileFormatError(
+                f"column {place + 1} of {path} is named {name!r}; give it a name of its own"
+            )
+    usual = [ROLES[role] for role in ("model", "example", "group", "family")]
+    first = max(n_names, 0 if {*usual[:2]} & {*header} else 1)
+    named = [name for name in header if name in (*texts, *header[:first], *usual)]
     frame = pd.read_csv(
         io.BytesIO(text.encode()),
         sep=separator,
@@ -137,7 +125,7 @@ def read_answers(
     columns: Mapping[str, str] | None = None,
     texts: Sequence[str] = (),
     log_filter: str | None = None,
-) -> tuple[pd.DataFrame, dict[str, Any]]:
+) -> Answered:
     """One table of a file, of a folder with a file per model, or of sample logs of lm-eval.
 
     Args:
@@ -158,53 +146,31 @@ def read_answers(
     root = source.parent if source.is_file() else source
     files = [source] if source.is_file() else sorted(each for each in source.rglob("*") if each.is_file())
     if logs := [file for file in files if _LOG.fullmatch(file.name)]:
-        if results := {f.parent for f in files if f.name.startswith("results_")} - {f.parent for f in logs}:
-            raise InputError(
-                f"{min(results)} has results without samples. Evaluate again with --log_samples, or remove it"
-            )
         return _lm_eval(logs, root, columns.get("correct") or columns.get("score"), log_filter)
     if log_filter is not None:
         raise InputError("log_filter (--filter) is for sample logs of lm-eval; remove it")
     if source.is_file():
         return read_table(source, texts=texts), {}
-    tables = [file for file in files if file.name.endswith(SUFFIXES)]
-    if not tables:
-        raise FileFormatError(
-            f"{source} holds no answers. Pass tables ({', '.join(SUFFIXES)}), one per model, sample logs of "
-            "lm-eval (samples_*.jsonl), or prediction files of OODSelect (global_step_K_predictions.csv)"
-        )
-    return _file_per_model(tables, root, columns, texts), {"source": {"kind": "a file per model"}}
-
-
-def _file_per_model(
-    files: Sequence[Path], root: Path, columns: Mapping[str, str], texts: Sequence[str]
-) -> pd.DataFrame:
-    """One table of all; models are named by their paths, rows without names are matched by place."""
-    ending = re.compile("|".join(map(re.escape, SUFFIXES)) + "$")
-    parts = {
-        ending.sub("", file.relative_to(root).as_posix()): read_table(file, texts=texts) for file in files
-    }
-    model, example = ([columns[role]] if role in columns else ROLES[role] for role in ("model", "example"))
-    said = {n for role in ("model", *CELLS) for n in (columns.get(role), *ROLES[role])}
-    by_place = any(not set(example) & set(part) for part in parts.values())
-    (place, first), *_ = parts.items()
-    for name, part in parts.items():
-        facts = [n for n in first if n in part and n not in said and not str(n).startswith("p_")]
-        if by_place and (len(part) != len(first) or not part[facts].equals(first[facts])):
+    model, example = (columns.get(role, ROLES[role]) for role in ("model", "example"))
+    parts = []
+    for file in [file for file in files if file.name.endswith(SUFFIXES)]:
+        part = read_table(file, texts=texts)
+        if example not in part:
             raise AlignmentError(
-                f"{name} has {len(part)} rows, {place} has {len(first)}, and no column names the examples. "
-                "Name one (columns={'example': NAME}, --columns example=NAME), or give every model the same "
-                "rows, equal in all columns but the answers"
+                f"{file} has no column {example!r} of names of examples, which each file of a model needs: "
+                "columns={'example': NAME}, --columns example=NAME"
             )
-    if by_place:
-        parts = {n: part.assign(**{example[0]: part.index.map("row_{}".format)}) for n, part in parts.items()}
-    named = {n: part if set(model) & set(part) else part.assign(**{model[0]: n}) for n, part in parts.items()}
-    return pd.concat(named.values(), ignore_index=True)
+        name = re.sub(r"\.(csv|tsv|parquet|jsonl)(\.gz)?$", "", file.relative_to(root).as_posix())
+        parts.append(part if model in part else part.assign(**{model: name}))
+    if not parts:
+        raise FileFormatError(
+            f"{source} holds no answers. Pass tables ({', '.join(SUFFIXES)}), one per model, logs of lm-eval "
+            "(samples_*.jsonl), or prediction files (global_step_K_predictions.csv)"
+        )
+    return pd.concat(parts, ignore_index=True), {"source": {"kind": "a file per model"}}
 
 
-def _lm_eval(
-    files: Sequence[Path], root: Path, metric: str | None, log_filter: str | None
-) -> tuple[pd.DataFrame, dict[str, Any]]:
+def _lm_eval(files: list[Path], root: Path, metric: str | None, log_filter: str | None) -> Answered:
     """What `lm_eval --log_samples` wrote: a folder per model, a file per task, a line per sample.
 
     The newest file of a model and task counts, and of each task one metric and one filter, the first of its
@@ -223,11 +189,6 @@ def _lm_eval(
     for (model, task), samples in logs.items():
         usual, file, name = firsts[task].get("filter"), newest[model, task], read[task]
         kept = samples if log_filter else [sample for sample in samples if sample.get("filter") == usual]
-        if not kept:
-            raise InputError(
-                f"{file} has no sample of the filter {usual!r}, which is read of the other models. Choose "
-                "log_filter='first' or 'last' (--filter first)"
-            )
         part = pd.DataFrame(
             [(model, f"{task}/{s['doc_id']}", task, s.get(name), str(s.get("doc_hash"))) for s in kept],
             columns=["model", "example_id", "domain", "value", "hash"],
@@ -235,18 +196,15 @@ def _lm_eval(
         with malformed(file, f"a log with a number as {name!r} of each sample (--columns correct=METRIC)"):
             part["value"] = part["value"].astype(np.float64)
         parts.append(part.drop_duplicates("example_id", keep="last" if log_filter == "last" else "first"))
-        if log_filter is None and len(parts[-1]) < len(kept):
-            raise InputError(
-                f"{file} has {len(kept)} rows for {len(parts[-1])} samples, and no field 'filter' to tell "
-                "them apart. Choose log_filter='first' or 'last' (--filter first)"
-            )
+        if not kept or (log_filter is None and len(parts[-1]) < len(kept)):
+            counts = f"{len(kept)} rows for {len(parts[-1])} samples"
+            raise InputError(f"{file} has {counts} of the filter {usual!r}; choose --filter first or last")
     table = pd.concat(parts, ignore_index=True)
     known = table.groupby("example_id")[["hash", "model"]].transform("first")
     if len(other := table[table["hash"] != known["hash"]]):
         raise AlignmentError(
             f"sample {other['example_id'].iloc[0]!r} of {other['model'].iloc[0]!r} is not that of "
-            f"{known['model'][other.index[0]]!r} (doc_hash differs). Use one version of the task "
-            "for all models"
+            f"{known['model'][other.index[0]]!r} (doc_hash differs); use one version of the task"
         )
     kind = "correct" if table["value"].dropna().isin((0, 1)).all() else "score"
     notes = [f"{task}: metric {name}" for task, name in read.items()]
@@ -282,8 +240,7 @@ def _metrics(asked: str | None, firsts: Mapping[str, Mapping[str, Any]]) -> dict
             others = ", ".join(each for each, names in there.items() if name in names) or "none"
             raise InputError(
                 f"the task {task!r} has no metric {name!r}; it has {', '.join(metrics) or 'none'}. Tasks "
-                f"with it: {others}. Choose per task: columns={{'correct': 'TASK:METRIC,...'}}, "
-                "--columns correct=TASK:METRIC,..."
+                f"with it: {others}. Choose per task: --columns correct=TASK:METRIC,..."
             )
     return read
 
@@ -296,7 +253,6 @@ def read_data(
     *,
     groups: str | None = None,
     families: str | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
     for_selection: bool = True,
     **options: Any,
 ) -> CorrectnessData:
@@ -308,7 +264,6 @@ def read_data(
         groups: Training run of each model: a column of a table, a file whose first columns are model and run,
             or `model` if each is one of its own.
         families: Family of each model, likewise.
-        progress: Called while prediction CSVs are read.
         for_selection: As of `CorrectnessData.of`.
         **options: None where not given. Of a table: `id_accuracy`, a column, or a file whose first columns
             are model and accuracy; `examples`, a file of what is known of the examples, their names first;
@@ -322,8 +277,7 @@ def read_data(
     """
     if not source.exists():
         raise FileFormatError(
-            f"{source} does not exist. Pass a correctness archive, a table, or a folder of prediction CSVs, "
-            "tables or sample logs"
+            f"{source} does not exist. Pass a correctness archive, a table, or a folder of them"
         )
     units = {name: unit for name, unit in (("groups", groups), ("families", families)) if unit is not None}
     given = {name: value for name, value in options.items() if value is not None}
@@ -339,9 +293,7 @@ def read_data(
     elif kind == "prediction CSVs":
         if "ood_env" not in given:
             raise InputError(f"{source} holds prediction CSVs; give --ood-env, the one to select from")
-        for name in {"id_envs", "ood_env"} & set(given):
-            given[name] = [*map(_environment, given[name])]
-        data = CorrectnessData.from_predictions(source, progress=progress, **given)
+        data = CorrectnessData.of(**predictions.read_predictions(source, **given))
     else:
         given |= {"id_domains": given.pop("id_envs", None), "ood_domains": given.pop("ood_env", None)}
         told = {"columns": given.get("columns"), "log_filter": given.pop("log_filter", None)}
@@ -362,18 +314,11 @@ def read_data(
     return CorrectnessData.of(data, **facts, for_selection=for_selection)
 
 
-def _environment(text: str) -> int:
-    if not text.strip().isdigit():
-        raise InputError(f"{text!r} is not the number of an environment; prediction CSVs count them from 0")
-    return int(text)
-
-
 def _by_model(path: Path, option: str, n_names: int = 1) -> pd.Series:
     """The second column of a file by the first, the models."""
     if not path.is_file():
         raise InputError(
-            f"--{option} is {str(path)!r}, neither a file nor a column of the table. Pass a CSV file with a "
-            "header and a line per model: MODEL,VALUE"
+            f"--{option} is {str(path)!r}, neither a file nor a column. Pass a CSV file of lines MODEL,VALUE"
         )
     frame = read_table(path, n_names=n_names)
     if frame.shape[1] < 2:

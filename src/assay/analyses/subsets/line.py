@@ -1,7 +1,7 @@
 """Accuracy on the line: the correlation over models of in- and out-of-distribution accuracy in probits."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from assay.stats import fisher_z_interval, spearman
 Accuracies = Float64[np.ndarray, " m"]  # a number per model: its accuracy, as a share or in probits
 Units = Int64[np.ndarray, " m"]  # per model, the code of its training run or family
 Places = Int64[np.ndarray, " _"]  # of some models or examples, counted from 0
+Progress = Callable[[str, int, int], None]  # stage, done, total
 
 EPS = 1e-6  # accuracies are clipped to [EPS, 1 - EPS] before the probit
 LEVEL = 0.05  # the largest p-value that supports a subset
@@ -28,10 +29,6 @@ RELIABLE_UNITS = 8
 DEGENERATE = 1e-18  # centred sum of squares at or below which a side is constant
 _ROUNDING = 1e-12  # of a replicate's sum of squares, relative to that of all models
 _CERTAIN = 1 - 1e-9  # |R| of a replicate beyond which atanh says nothing
-_NUMBERS = (
-    "r", "low", "high", "fisher_low", "fisher_high", "spearman", "spearman_low", "spearman_high", "n_eff"
-)  # fmt: skip
-UNRATED = "the models have no accuracies in distribution"
 
 
 def probit(p: Real[np.ndarray, "*shape"] | float | int, *, eps: float = EPS) -> Any:
@@ -128,10 +125,8 @@ def line_correlation(id_accuracy: Accuracies, accuracy: Accuracies) -> float:
     return float(line_correlations(id_accuracy, accuracy[None])[0])
 
 
-def line_correlations(
-    id_accuracy: Accuracies, accuracy: Float64[np.ndarray, "k m"]
-) -> Float64[np.ndarray, " k"]:
-    """`line_correlation` with each row of `accuracy`."""
+def line_correlations(id_accuracy: Accuracies, accuracy: np.ndarray) -> Float64[np.ndarray, " k"]:
+    """`line_correlation` with each row of `accuracy`, `[k, m]`."""
     x, y = probit(id_accuracy), probit(accuracy)
     x = x - x.mean()
     y = y - y.mean(axis=1, keepdims=True)
@@ -173,37 +168,39 @@ def correlate(
     x = x if unknown else checked_shares(x, "id_accuracy")
     units = np.arange(len(x)) if units is None else units
     if not x.shape == y.shape == units.shape:
-        raise ShapeError(
-            f"id_accuracy has shape {x.shape}, accuracy {y.shape} and units {units.shape}; give vectors "
-            "over the same models"
-        )
+        raise ShapeError(f"got {x.shape}, {y.shape} and {units.shape}; give vectors over the same models")
     names, r = np.unique(units), math.nan if unknown else line_correlation(x, y)
-    n_units, n_degenerate = len(names), n_resamples
-    numbers = dict.fromkeys(_NUMBERS, math.nan)
-    same = UNRATED if unknown else "all models have the same accuracy"
-    caution: str | None = f"{same}, so the correlation is undefined"
+    n_units, finite, low, high, n_eff = len(names), np.empty(0), math.nan, math.nan, math.nan
     if not math.isnan(r):
         draws = names[stream(seed, "cluster-bootstrap").integers(0, n_units, (n_resamples, n_units))]
         replicates = cluster_replicates(x, y, draws, units)
         finite = replicates[np.isfinite(replicates)]
-        rho, n_degenerate = spearman(x, y), n_resamples - len(finite)
-        fisher = fisher_z_interval(r, len(x), level=level)
-        ranks = fisher_z_interval(rho, len(x), level=level, kind="spearman")
-        numbers |= {"r": r, "fisher_low": fisher.low, "fisher_high": fisher.high}
-        numbers |= {"spearman": rho, "spearman_low": ranks.low, "spearman_high": ranks.high}
-        if n_units > 1 and len(finite) > 1:
-            numbers["low"], numbers["high"] = np.quantile(finite, [(1 - level) / 2, (1 + level) / 2]).tolist()
-            spread = float(np.arctanh(np.clip(finite, -_CERTAIN, _CERTAIN)).var(ddof=1))
-            numbers["n_eff"] = min(float(len(x)), 3 + 1 / spread if spread > 0 else math.inf)
-        word = "unit" if n_units == 1 else "units"
-        few = f"{n_units} independent {word}: with fewer than {RELIABLE_UNITS} the interval is unreliable"
-        caution = few if n_units < RELIABLE_UNITS else None
+    if n_units > 1 and len(finite) > 1:
+        low, high = np.quantile(finite, [(1 - level) / 2, (1 + level) / 2]).tolist()
+        spread = float(np.arctanh(np.clip(finite, -_CERTAIN, _CERTAIN)).var(ddof=1))
+        n_eff = min(float(len(x)), 3 + 1 / spread if spread > 0 else math.inf)
+    rho = math.nan if math.isnan(r) else spearman(x, y)
+    fisher = fisher_z_interval(r, len(x), level=level)
+    ranks = fisher_z_interval(rho, len(x), level=level, kind="spearman")
+    caution = None
+    if math.isnan(r):
+        caution = "accuracies in distribution are unknown" if unknown else "all models have the same accuracy"
+    elif n_units < RELIABLE_UNITS:
+        caution = f"{n_units} independent units: with fewer than {RELIABLE_UNITS} the interval is unreliable"
     return Correlation(
-        **numbers,
+        r=r,
+        low=low,
+        high=high,
         level=level,
+        fisher_low=fisher.low,
+        fisher_high=fisher.high,
+        spearman=rho,
+        spearman_low=ranks.low,
+        spearman_high=ranks.high,
         n=len(x),
         n_units=n_units,
-        n_degenerate=n_degenerate,
+        n_eff=n_eff,
+        n_degenerate=n_resamples - len(finite),
         frac_clipped=float(np.mean((y == 0) | (y == 1))) if len(y) else math.nan,
         degenerate=math.isnan(r),
         caution=caution,
@@ -211,17 +208,14 @@ def correlate(
 
 
 def cluster_replicates(
-    id_accuracy: Accuracies,
-    accuracy: Accuracies,
-    draws: Int64[np.ndarray, "n_resamples n_drawn"],
-    units: Units,
+    id_accuracy: Accuracies, accuracy: Accuracies, draws: np.ndarray, units: Units
 ) -> Float64[np.ndarray, " n_resamples"]:
     """Correlation over the models of drawn units, for each row of draws; NaN where a side is constant.
 
     Args:
         id_accuracy: In-distribution accuracy per model.
         accuracy: Out-of-distribution accuracy per model.
-        draws: Units drawn with replacement: codes that occur in `units`.
+        draws: Units drawn with replacement, `[n_resamples, n_drawn]`: codes that occur in `units`.
         units: Unit of each model.
     """
     names = np.unique(units)
@@ -247,23 +241,16 @@ class UnitSums:
         # Squares below these are rounding, beside those of all models.
         self.floors = tuple(max(DEGENERATE, _ROUNDING * float(side @ side)) for side in (x, y))
 
-    def correlations(
-        self, weights: Real[np.ndarray, "k units"], among: Any = slice(None), *, at_least: int = 1
-    ) -> tuple[Float64[np.ndarray, " k"], Float64[np.ndarray, " k"]]:
-        """Models and correlation, for each row of weights of the units (`among` them, some); NaN where a side
-        is constant or models are fewer than `at_least`.
+    def correlations(self, weights: np.ndarray, among: Any = slice(None)) -> tuple[np.ndarray, np.ndarray]:
+        """Models and correlation, for each row of weights `[k, units]` of the units (`among` them, some); NaN
+        where a side is constant.
         """
-        sums = self.sums[:, among] @ weights.T
-        return sums[0], np.where(sums[0] >= at_least, of_sums(sums, self.floors), math.nan)
-
-
-def of_sums(sums: Any, floors: Sequence[Any]) -> Any:
-    """Correlation from n and the sums of x, y, their squares and products; NaN below a floor of a square."""
-    n, (sx, sy, sxx, syy, sxy) = np.maximum(sums[0], 1), sums[1:]
-    sxx, syy, sxy = sxx - sx * sx / n, syy - sy * sy / n, sxy - sx * sy / n
-    defined, r = (sxx >= floors[0]) & (syy >= floors[1]), np.full(sxx.shape, np.nan)
-    np.divide(sxy, np.sqrt(sxx * syy, where=defined, out=np.ones_like(sxx)), out=r, where=defined)
-    return np.clip(r, -1.0, 1.0)
+        n, sx, sy, sxx, syy, sxy = self.sums[:, among] @ weights.T
+        each = np.maximum(n, 1)
+        sxx, syy, sxy = sxx - sx * sx / each, syy - sy * sy / each, sxy - sx * sy / each
+        defined, r = (sxx >= self.floors[0]) & (syy >= self.floors[1]), np.full(n.shape, np.nan)
+        np.divide(sxy, np.sqrt(sxx * syy, where=defined, out=np.ones_like(sxx)), out=r, where=defined)
+        return n, np.clip(r, -1.0, 1.0)
 
 
 def checked_shares(values: Any, name: str, models: Sequence[str] = ()) -> Accuracies:

@@ -2,17 +2,14 @@
 
 Right and wrong answers are held as bits, 32 times smaller than float32. Weights of a product are whole
 numbers whose absolute values sum to at most 2**24 (`whole_weights`): every partial sum is exact in
-float32, so a product has the same bits whichever way it is computed, on any number of threads and on any
-device.
+float32, so a product has the same bits whichever way it is computed and on any number of threads.
 """
 
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
 import numpy as np
-from jaxtyping import Float32, Float64, Int64, Num, UInt8
-
-from assay.core.errors import InputError
+from jaxtyping import Float32, Float64, Int8, Int64, Num, UInt8
 
 
 if TYPE_CHECKING:
@@ -26,7 +23,6 @@ Places = Int64[np.ndarray, " _"]
 EXACT_WEIGHTS = 2**24  # whole weights whose absolute values sum to at most this are summed exactly in float32
 _SMALLEST_WEIGHTS = 1e-290  # sums below this have no finite scale and count as zero
 _ENTRIES = 2**19  # numbers of four bytes that a product on the CPU makes at a time: 2 MB
-_DEVICE_ENTRIES = 2**24  # numbers that a product on a device makes at a time
 _COLUMNS = 16384  # examples per block of a product by table: index, gathered values and sums stay in cache
 _FEW_PRODUCTS = 6  # below this many products at a time, tables of sums cost less than numbers made from bits
 _BITS_OF_BYTE = ((np.arange(256)[:, None] >> np.arange(8)) & 1).astype(np.float64)  # [byte, bit], LSB first
@@ -44,25 +40,15 @@ class Answers(ABC):
     n_examples: int
 
     @staticmethod
-    def of(
-        correct: Binary | Float32[np.ndarray, "m n"], models: Places | None = None, device: str | None = None
-    ) -> "Answers":
+    def of(correct: Binary | Float32[np.ndarray, "m n"], models: Places | None = None) -> "Answers":
         """The answers of some models.
 
         Args:
             correct: 0 and 1 as uint8, or scores in [0, 1] as float32.
             models: Rows, in the order wanted. Default: all.
-            device: Torch device. Default: the CPU.
-
-        Raises:
-            InputError: For a device that PyTorch cannot use, or scores on any but the CPU.
         """
         rows = np.arange(len(correct)) if models is None else models
-        if correct.dtype == np.uint8:
-            return _Bits(correct, rows) if device in (None, "cpu") else _OnDevice(correct, rows, device)
-        if device not in (None, "cpu"):
-            raise InputError(f"device is {device!r}, but scores are computed with on the CPU; remove it")
-        return _Scores(correct, rows)
+        return _Bits(correct, rows) if correct.dtype == np.uint8 else _Scores(correct, rows)
 
     @abstractmethod
     def weigh(self, weights: Weights) -> Products:
@@ -74,7 +60,7 @@ class Answers(ABC):
 
     @abstractmethod
     def columns(self, examples: Places) -> "torch.Tensor":
-        """The columns of some examples as float32 `[m, k]`, where the answers are held."""
+        """The columns of some examples as float32 `[m, k]`."""
 
 
 class _Bits(Answers):
@@ -102,9 +88,9 @@ class _Bits(Answers):
         if large and len(weights) < _FEW_PRODUCTS:
             return np.stack([self._weigh_by_table(each) for each in weights])
         small = large and bytes_are_fast()
-        parts = _digits(weights) if small else [weights]
-        padded = np.zeros((len(parts) * len(weights), width), np.int8 if small else np.float32)
-        padded[:, : self.n_models] = np.concatenate(parts)
+        parts = _digits(weights) if small else weights[None].astype(np.float32)
+        padded = np.zeros((len(parts) * len(weights), width), parts.dtype)
+        padded[:, : self.n_models] = parts.reshape(len(padded), -1)
         products = np.empty((len(weights), self.n_examples), dtype=np.float32)
         step = max(1, _ENTRIES // width)
         for start in range(0, self.n_examples, step):
@@ -161,7 +147,7 @@ class _Bits(Answers):
         import torch
 
         answers = self._unpacked(examples)[:, : self.n_models].T
-        # In order of models, as wherever answers are held: products sum otherwise, with other bits.
+        # In order of models: products sum otherwise, with other bits.
         return torch.from_numpy(answers.astype(np.float32, order="C"))
 
 
@@ -169,24 +155,20 @@ def bytes_are_fast() -> bool:
     """Whether this processor multiplies bytes four at a time (VNNI); without, float32 is faster."""
     import torch
 
-    supported = getattr(torch.cpu, "_is_vnni_supported", None)
-    return bool(supported and supported()) and torch.backends.mkldnn.is_available()
+    return torch.cpu._is_vnni_supported() and torch.backends.mkldnn.is_available()
 
 
-def _bytes_product(weights: np.ndarray, answers: UInt8[np.ndarray, "n m"]) -> np.ndarray:
+def _bytes_product(weights: np.ndarray, answers: np.ndarray) -> np.ndarray:
     import torch
 
     return torch._int_mm(torch.from_numpy(weights), torch.from_numpy(answers.view(np.int8)).T).numpy()
 
 
-def _digits(whole: Weights) -> list[np.ndarray]:
-    """Whole numbers as digits to the base 256 in [-128, 127], the lowest first: four up to 2**24."""
-    rest = whole.astype(np.int64)
-    digits: list[np.ndarray] = []
-    while rest.any() or not digits:
-        digits.append((rest + 128) % 256 - 128)
-        rest = (rest - digits[-1]) // 256
-    return digits
+def _digits(whole: Weights) -> Int8[np.ndarray, "digits k m"]:
+    """Whole numbers up to 2**24 as digits to the base 256 in [-128, 127], the lowest first, none in vain."""
+    shifted = (whole.astype(np.int64) + 0x80808080).astype("<u4")
+    digits = (shifted.view(np.uint8).reshape(*whole.shape, 4) ^ 0x80).view(np.int8).transpose(2, 0, 1)
+    return digits[: max(1, 4 - int(np.argmax(digits[::-1].any(axis=(1, 2)))))]
 
 
 class _Scores(Answers):
@@ -206,47 +188,6 @@ class _Scores(Answers):
         import torch
 
         return torch.from_numpy(np.ascontiguousarray(self._rows[examples].T))
-
-
-class _OnDevice(Answers):
-    """Int8 with examples as rows, multiplied in chunks as float64, which no device rounds further (TF32)."""
-
-    def __init__(self, correct: Binary, rows: Places, device: str):
-        import torch
-
-        self.n_models, self.n_examples = len(rows), correct.shape[1]
-        try:
-            self._rows = torch.empty((self.n_examples, self.n_models), dtype=torch.int8, device=device)
-        except (RuntimeError, AssertionError) as error:  # an unknown name, no driver, or no memory
-            reason = str(error).splitlines()[0]
-            raise InputError(f"PyTorch cannot use device {device!r} here: {reason}") from error
-        self._step = max(1, _DEVICE_ENTRIES // self.n_models)
-        for start in range(0, self.n_examples, self._step):
-            part = np.ascontiguousarray(correct[rows, start : start + self._step].T).view(np.int8)
-            self._rows[start : start + self._step] = torch.from_numpy(part)
-
-    def weigh(self, weights: Weights) -> Products:
-        import torch
-
-        # Apple's devices have no float64, and do not round float32.
-        wide = torch.float32 if self._rows.device.type == "mps" else torch.float64
-        held = torch.from_numpy(weights.astype(np.float32)).to(self._rows.device, wide)
-        products = [(held @ rows.to(wide).T).float() for rows in self._rows.split(self._step)]
-        return np.asarray(torch.cat(products, dim=1).cpu().numpy())
-
-    def count(self, examples: Places) -> Int64[np.ndarray, " m"]:
-        import torch
-
-        total = torch.zeros(self.n_models, dtype=torch.int64, device=self._rows.device)
-        for places in torch.from_numpy(examples).to(total.device).split(self._step):
-            total += self._rows[places].sum(dim=0, dtype=torch.int64)
-        return np.asarray(total.cpu().numpy())
-
-    def columns(self, examples: Places) -> "torch.Tensor":
-        import torch
-
-        places = torch.from_numpy(examples).to(self._rows.device)
-        return self._rows[places].T.to(torch.float32).contiguous()
 
 
 def whole_weights(weights: Float64[np.ndarray, " m"]) -> tuple[Float64[np.ndarray, " m"], float]:

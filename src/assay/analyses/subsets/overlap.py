@@ -28,8 +28,7 @@ def positions(places: Any, n: int) -> Places:
     whole = checked.ndim == 1 and len(checked) > 0 and checked.dtype.kind in "iu"
     if not whole or len(distinct) < len(checked) or distinct[0] < 0 or distinct[-1] >= n:
         raise InputError(
-            f"a selection is {checked.dtype} of shape {checked.shape}; expected places in [0, {n - 1}], at "
-            "least one, each once (np.flatnonzero converts a mask)"
+            f"a selection is {checked.dtype} {checked.shape}; expected places in [0, {n - 1}], each once"
         )
     return checked.astype(np.int64)
 

@@ -1,30 +1,22 @@
 """Subsets of several sizes: which to show first, how they overlap, other subsets, and what a page shows."""
 
-import functools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from assay.analyses.subsets import coherence
 from assay.analyses.subsets.baselines import baselines
-from assay.analyses.subsets.coherence import (
-    class_names,
-    example_correlations,
-    facts_of,
-    models_needed,
-    prevalence_shift,
-    replicate_examples,
-)
 from assay.analyses.subsets.data import PerModel
-from assay.analyses.subsets.line import AOTIL, LEVEL, Places, fit_line
+from assay.analyses.subsets.line import AOTIL, LEVEL, Places, Progress, fit_line
 from assay.analyses.subsets.overlap import selection_consistency
 from assay.analyses.subsets.problem import Correct, Problem, checked_sizes, default_sizes, make_problem
 from assay.analyses.subsets.selection import Subset, subsets_of
 from assay.analyses.subsets.splits import PARTS
-from assay.analyses.subsets.verdict import Progress, SubsetVerdict
+from assay.analyses.subsets.verdict import SubsetVerdict
 from assay.core.errors import InputError, check_name
 from assay.core.plotted import Plotted
 from assay.core.random import stream
@@ -74,9 +66,6 @@ class SelectionPath(Plotted, Record):
     def __iter__(self) -> Iterator[Subset]:
         return iter(self.subsets)
 
-    def __len__(self) -> int:
-        return len(self.subsets)
-
     def __repr__(self) -> str:
         correlations = ", ".join(f"{each.size}: {each.correlation['test'].r:.2f}" for each in self.subsets)
         return f"SelectionPath(R over test models by size {correlations})"
@@ -103,20 +92,18 @@ class SelectionPath(Plotted, Record):
         Where none is supported, the lowest cross-fitted R of all; where none is judged, the largest with
         validation R at most -0.3, else the lowest.
         """
-        judged = [each for each in self.subsets if each.known_verdict is not None]
-        tested = [each for each in judged if not math.isnan(each.verdict.r)]
-        if tested:
-            supported = [each for each in tested if each.verdict.supported]
-            return min(supported or tested, key=lambda each: each.verdict.r)
-        by_validation = np.array([each.correlation["validation"].r for each in self.subsets])
-        lowest = int(np.argmin(np.where(np.isnan(by_validation), 2, by_validation)))
-        return self.largest_aotil() or self.subsets[lowest]
+        judged = [each for each in self if each.known_verdict and not math.isnan(each.verdict.r)]
+        if judged:
+            supported = [each for each in judged if each.verdict.supported]
+            return min(supported or judged, key=lambda each: each.verdict.r)
+        lowest = min(self, key=lambda each: np.nan_to_num(each.correlation["validation"].r, nan=2))
+        return self.largest_aotil() or lowest
 
     @property
     def largest_supported(self) -> Subset | None:
         """The largest subset whose verdict is known to be supported; None where there is none."""
-        known = (each for each in reversed(self.subsets) if each.known_verdict is not None)
-        return next((each for each in known if each.verdict.supported), None)
+        supported = [each for each in self if each.known_verdict and each.verdict.supported]
+        return supported[-1] if supported else None
 
     def largest_aotil(self, rule: str = "val") -> Subset | None:
         """The largest subset on which accuracy is on the inverse line, R <= -0.3; None where there is none.
@@ -136,12 +123,11 @@ class SelectionPath(Plotted, Record):
                 return subset
         return None
 
-    @functools.cached_property
+    @property
     def consistency(self) -> pd.DataFrame:
         """Overlap of the subsets over sizes, between random (0) and nested (1); no sign that one is real."""
         pool = self.problem.pool
-        sets = [np.searchsorted(pool, each.indices) for each in self.subsets]
-        return selection_consistency(sets, len(pool))
+        return selection_consistency([np.searchsorted(pool, each.indices) for each in self], len(pool))
 
     def table(self) -> pd.DataFrame:
         """R over the test models by size, as Table A.3 of the paper; see `size_table`."""
@@ -159,59 +145,52 @@ class SelectionPath(Plotted, Record):
 
     # -------------------------------------------------------------------------------------------- files
 
-    @functools.cached_property
+    @property
     def provenance(self) -> dict[str, Any]:
         """How it came to be."""
-        made = self.subsets[0].provenance
-        return {name: made[name] for name in ("library", "data", "split", "sweep", "settings")}
+        return {name: each for name, each in self.subsets[0].provenance.items() if name != "size"}
 
     @property
     def id(self) -> str:
         """Hash of the provenance."""
         return record_id(self.record_kind, self.provenance)
 
-    @property
-    def document(self) -> Mapping[str, Any]:
-        """What its page shows, the verdicts included; see `assay.save_report`."""
-        _ = self.verdicts
-        return self.to_dict()
-
     def _largest(self) -> dict[str, int | None]:
         largest = {rule: self.largest_aotil(rule) for rule in RULES}
         return {rule: None if each is None else each.size for rule, each in largest.items()}
 
-    def _baseline_rows(self) -> list[dict[str, Any]]:
-        return [{str(key): each for key, each in row.items()} for row in self.baselines.to_dict("records")]
+    def _baseline_rows(self) -> list[dict[Any, Any]]:
+        return self.baselines.to_dict("records")
 
     def _contents(self) -> dict[str, Any]:
         """What the page shows of the headline beyond its record; what the data do not tell is empty."""
         subset = self.headline
-        data, pool, split = subset.require_data("a page"), subset.pool, subset.split
+        data, split, seed = subset.require_data("a page"), subset.split, subset.settings.seed
         kind = "group" if data.groups is not None else data.unit_kind  # as the verdict counts them
         units, runs = data.units(kind), data.units("model" if data.groups is None else "group")
+        parts = {name: split.part(name) for name in PARTS}
         part_of = np.full(data.n_models, "unused", dtype=object)
-        for name in PARTS:
-            part_of[split.part(name)] = name
+        for name, places in parts.items():
+            part_of[places] = name
         y, right = data.id_accuracy, {"all": data.accuracy(), "chosen": data.accuracy(subset.indices)}
-        outside = np.setdiff1d(pool, subset.indices)
-        rng = stream(subset.settings.seed, "examples of a report")
+        outside, rng = np.setdiff1d(self.problem.pool, subset.indices), stream(seed, "examples of a report")
         others = np.sort(rng.choice(outside, min(SHOWN, len(outside)), replace=False)).astype(np.int64)
+        single = coherence.replicate_examples(subset)
+        sides = {"chosen": single[single["chosen"]], "others": single[~single["chosen"]]}
         return {
-            "data": {
-                "n_models": data.n_models,
-                "n_examples": data.n_examples,
-                "unit_kind": data.unit_kind,
-            },
+            "data": {name: getattr(data, name) for name in ("n_models", "n_examples", "unit_kind")},
             "description": {name: each for name, each in data.describe().dropna().items() if each != ""},
             "split": {
                 "unit_kind": kind,
-                "n_models": {name: len(split.part(name)) for name in PARTS},
-                "n_units": {name: len(np.unique(units[split.part(name)])) for name in PARTS},
+                "n_models": {name: len(places) for name, places in parts.items()},
+                "n_units": {name: len(np.unique(units[places])) for name, places in parts.items()},
             },
-            "consistency": self.consistency.to_numpy() if len(self) > 1 else None,
-            "prevalence": [] if facts_of(subset).empty else prevalence_shift(subset).to_dict("records"),
-            "replication": _replication(replicate_examples(subset)),
-            "models_needed": models_needed(y, right["all"], groups=runs, seed=subset.settings.seed),
+            "consistency": self.consistency.to_numpy() if len(self.subsets) > 1 else None,
+            "prevalence": []
+            if coherence.facts_of(subset).empty
+            else coherence.prevalence_shift(subset).to_dict("records"),
+            "replication": {name: _replication(rows) for name, rows in sides.items()},
+            "models_needed": coherence.models_needed(y, right["all"], groups=runs, seed=seed),
             "models": {"model": data.model_ids, "part": part_of, "id_accuracy": y} | right,
             "lines": {name: fit_line(y[split.test], each[split.test]) for name, each in right.items()},
             "examples": {
@@ -221,39 +200,31 @@ class SelectionPath(Plotted, Record):
         }
 
 
-def _replication(table: pd.DataFrame) -> dict[str, dict[str, float]]:
-    """Shares of single examples that go against better models, of the chosen and of all others."""
-    sides = {}
-    for name, rows in (("chosen", table[table["chosen"]]), ("others", table[~table["chosen"]])):
-        r, tested = rows["r"].dropna(), rows["q_value"].notna().any()
-        sides[name] = {
-            "negative": float((r < 0).mean()) if len(r) else math.nan,
-            "discovered": float((rows["q_value"] <= LEVEL).mean()) if tested else math.nan,
-        }
-    return sides
+def _replication(rows: pd.DataFrame) -> dict[str, float]:
+    """Shares of single examples that go against better models, and that do so significantly."""
+    r, tested = rows["r"].dropna(), rows["q_value"].notna().any()
+    return {
+        "negative": float((r < 0).mean()) if len(r) else math.nan,
+        "discovered": float((rows["q_value"] <= LEVEL).mean()) if tested else math.nan,
+    }
 
 
-def _described(subset: Subset, places: Places) -> list[dict[str, Any]]:
+def _described(subset: Subset, places: Places) -> list[dict[Any, Any]]:
     """Single examples with what is known of them, and a picture where there is one."""
     data, test = subset.require_data("a page"), subset.split.test
     answers, meta = data.correct[test][:, places], data.meta.iloc[places, :FACTS]
-    r, right = example_correlations(answers, data.id_accuracy[test]), answers.mean(axis=0, dtype=np.float64)
-    labels = None if data.labels is None else class_names(subset)[places]
-    return [
-        {
-            "id": str(data.example_ids[index]),
-            "label": None if labels is None else str(labels[row]),
-            "facts": ", ".join(f"{name} {_fact(meta[name].iloc[row])}" for name in meta),
-            "right": right[row],
-            "r": r[row],
-            "image": None if data.images is None else thumbnail(data.images[index]),
-        }
-        for row, index in enumerate(places.tolist())
+    table = pd.DataFrame({"id": data.example_ids[places]})
+    table["label"] = None if data.classes is None else data.classes[places].astype(str)
+    table["facts"] = [
+        ", ".join(
+            f"{name} {f'{each:.4g}' if isinstance(each, float) else each}" for name, each in row.items()
+        )
+        for row in meta.to_dict("records")
     ]
-
-
-def _fact(value: object) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    table["right"] = answers.mean(axis=0, dtype=np.float64)
+    table["r"] = coherence.example_correlations(answers, data.id_accuracy[test])
+    table["image"] = None if data.images is None else [*map(thumbnail, data.images[places])]
+    return table.to_dict("records")
 
 
 def size_table(subsets: Sequence[Subset], baselines: pd.DataFrame) -> pd.DataFrame:
@@ -271,24 +242,18 @@ def size_table(subsets: Sequence[Subset], baselines: pd.DataFrame) -> pd.DataFra
     for subset in subsets:
         test, verdict = subset.correlation["test"], subset.known_verdict
         others = baselines[(baselines["size"] == subset.size) & (baselines["kind"] != "all")]
-        kinds = {"ours": (test.r, test.spearman)}
-        kinds |= {row["kind"]: (row["r"], row["spearman"]) for row in others.to_dict("records")}
+        kinds = {"ours": {"r": test.r, "spearman": test.spearman}}
+        kinds |= {row["kind"]: row for row in others.to_dict("records")}
         row: dict[str, Any] = {"n": subset.size, "n_models": test.n}
-        for place, statistic in enumerate(("pearson", "spearman")):
-            for kind, pair in kinds.items():
-                interval = fisher_z_interval(pair[place], test.n, kind=statistic)
-                row[f"{statistic}_{kind}"] = pair[place]
+        for statistic, key in (("pearson", "r"), ("spearman", "spearman")):
+            for kind, each in kinds.items():
+                interval = fisher_z_interval(each[key], test.n, kind=statistic)
+                row[f"{statistic}_{kind}"] = each[key]
                 row[f"{statistic}_{kind}_hw"] = (interval.high - interval.low) / 2
         if verdict is not None:
             row |= {"cross_fitted": verdict.r, "p_value": verdict.p_value, "status": verdict.status}
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-def path_of(problem: Problem, subsets: tuple[Subset, ...]) -> SelectionPath:
-    """Subsets of a problem with their baselines."""
-    others = baselines(problem, [each.size for each in subsets])
-    return SelectionPath(subsets=subsets, problem=problem, baselines=others)
 
 
 def selection_path(
@@ -313,4 +278,5 @@ def selection_path(
     """
     problem = correct if isinstance(correct, Problem) else make_problem(correct, id_accuracy, **settings)
     ascending = default_sizes(problem) if sizes is None else checked_sizes(sizes, problem)
-    return path_of(problem, subsets_of(problem, ascending, progress))
+    subsets = subsets_of(problem, ascending, progress)
+    return SelectionPath(subsets=subsets, problem=problem, baselines=baselines(problem, ascending))

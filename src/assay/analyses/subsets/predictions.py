@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,9 @@ NAME = re.compile(r"global_step_(\d+)_predictions\.csv")
 def read_predictions(
     folder: str | os.PathLike[str],
     *,
-    ood_env: int | Sequence[int],
-    id_envs: Sequence[int] | None = None,
+    ood_env: int | Sequence[int | str],
+    id_envs: Sequence[int | str] | None = None,
     checkpoints: str = "last",
-    progress: Callable[[str, int, int], None] | None = None,
 ) -> dict[str, Any]:
     """Read the prediction CSVs of OODSelect's authors: one per checkpoint, `domain,label,p_0,...,p_{C-1}`.
 
@@ -36,7 +35,6 @@ def read_predictions(
         ood_env: Environment that no model was trained on, or several, in the order of the examples.
         id_envs: Environments whose held-out part gives y. Default: all others in the first file.
         checkpoints: `last` (one row per run, its highest step) or `all`.
-        progress: Called with `read`, the files done and all files.
 
     Returns:
         Arguments of `CorrectnessData.of`: models in the order of their sorted paths, named by path and step;
@@ -52,7 +50,7 @@ def read_predictions(
         count those shuffled rows.
     """
     check_name("choice of checkpoints", checkpoints, ("last", "all"))
-    outside = [ood_env] if isinstance(ood_env, int) else list(ood_env)
+    outside = [str(each) for each in ([ood_env] if isinstance(ood_env, int) else ood_env)]
     files = sorted(file for file in Path(folder).rglob("global_step_*") if NAME.fullmatch(file.name))
     if not files:
         raise InputError(f"{folder} has no file global_step_K_predictions.csv, at any depth")
@@ -63,43 +61,38 @@ def read_predictions(
         last = {runs[file]: file for file in sorted(files, key=steps.__getitem__)}
         files = [file for file in files if last[runs[file]] == file]
         if len(files) == 1:
-            raise InputError(
-                f"all files in {files[0].parent} count as checkpoints of one run. Give each run a folder, or "
-                "choose checkpoints='all' (--checkpoints all)"
-            )
+            one = f"all files in {files[0].parent} count as checkpoints of one run"
+            raise InputError(f"{one}. Give each run a folder, or --checkpoints all")
     chosen, rated = [], []
+    inside = None if id_envs is None else [str(each) for each in id_envs]
     for file in files:
         with malformed(file, "a table of predictions"):
             table = _read(file)
         numbers, held_out = table["environment"], table["part"] == "out"
-        id_envs = sorted(set(numbers) - set(outside)) if id_envs is None else list(id_envs)
-        lacking = set(id_envs) - set(numbers[held_out]) | set(outside) - set(numbers)
-        if lacking or not id_envs or not outside or set(id_envs) & set(outside):
+        inside = sorted(set(numbers) - set(outside)) if inside is None else inside
+        lacking = set(inside) - set(numbers[held_out]) | set(outside) - set(numbers)
+        if lacking or not inside or not outside or set(inside) & set(outside):
+            there = ", ".join(sorted(set(table["domain"])))
             raise InputError(
-                f"{file}: id_envs is {[*map(int, id_envs)]}, ood_env is {outside}, and the file has "
-                f"{', '.join(sorted(set(table['domain'])))}. Name different environments that all have rows, "
-                "those in distribution held-out ones (env<number>_out)"
+                f"{file}: id_envs is {inside}, ood_env is {outside}, and the file has {there}. Name "
+                "different environments that all have rows, those in distribution held-out ones (_out)"
             )
-        rated.append(table.loc[numbers.isin(id_envs) & held_out, "right"])
+        rated.append(table.loc[numbers.isin(inside) & held_out, "right"])
         chosen.append(pd.concat([table[numbers == each] for each in outside], ignore_index=True))
-        _check_rows(chosen[-1], file, chosen[0], files[0])
-        if progress is not None:
-            progress("read", len(chosen), len(files))
+        rows, first = (each[["label", "domain"]] for each in (chosen[-1], chosen[0]))
+        if not rows.equals(first):
+            raise AlignmentError(
+                f"{file} has {len(rows)} rows out of distribution, {files[0]} has {len(first)}, or labels or "
+                "domains differ. Rows have no id: every file must hold the same examples in the same order"
+            )
     return {
         "correct": np.stack([rows["right"] for rows in chosen]),
         "id_accuracy": [float(rows.mean()) for rows in rated],
         "groups": [runs[file] for file in files],
         "model_ids": ["/".join([*file.parent.relative_to(root).parts, str(steps[file])]) for file in files],
-        "n_id": [*map(len, rated)],
         "labels": chosen[0]["label"].to_numpy(),
         "meta": {"domain": chosen[0]["domain"].to_numpy()},
-        "source": {
-            "kind": "predictions",
-            "n_files": len(files),
-            "id_envs": [*map(int, id_envs or ())],
-            "ood_env": outside,
-            "checkpoints": checkpoints,
-        },
+        "source": {"kind": "predictions", "id_envs": inside, "ood_env": outside, "checkpoints": checkpoints},
     }
 
 
@@ -107,39 +100,16 @@ def _read(file: Path) -> pd.DataFrame:
     """One file: domain, environment and part (`in` or `out`), label, and whether the answer is right."""
     frame = pd.read_csv(file, index_col=False)
     n = max(2, sum(re.fullmatch(r"p_\d+", str(name)) is not None for name in frame))
-    wanted = ["label", *(f"p_{place}" for place in range(n))]
-    if missing := [name for name in ("domain", *wanted) if name not in frame]:
-        has = ", ".join(map(str, frame.columns[:20]))
-        raise FileFormatError(
-            f"{file} lacks the column {missing[0]!r} of domain, label, p_0, ...; it has {has}"
-        )
+    wanted = ["domain", "label", *(f"p_{place}" for place in range(n))]
     parts = frame["domain"].astype(str).str.extract(r"^env(?P<environment>\d+)_(?P<part>in|out)$")
-    values = frame[wanted].apply(pd.to_numeric, errors="coerce").to_numpy(dtype=np.float64)
+    values = frame[wanted[1:]].apply(pd.to_numeric, errors="coerce").to_numpy(dtype=np.float64)
     label, p = values[:, 0], values[:, 1:]
-    bad = parts["part"].isna() | ~np.isin(label, np.arange(n)) | np.isnan(p).any(axis=1)
-    if bad.any() or frame.empty:
-        row = (
-            f", row {bad.argmax() + 1}: {frame.iloc[bad.argmax()].to_dict()}" if bad.any() else " has no rows"
-        )
+    bad = np.flatnonzero(parts["part"].isna() | ~np.isin(label, np.arange(n)) | np.isnan(p).any(axis=1))
+    if len(bad) or frame.empty:
+        row = f", row {bad[0] + 1}: {frame.iloc[bad[0]].to_dict()}" if len(bad) else " has no rows"
         raise FileFormatError(
-            f"{file}{row} ({bad.sum()} such rows). Expected a domain env<number>_in or env<number>_out, a "
+            f"{file}{row} ({len(bad)} such rows). Expected a domain env<number>_in or env<number>_out, a "
             f"label from 0 to {n - 1}, and numbers as scores"
         )
     right = (p.argmax(axis=1) == label).astype(np.uint8)
-    facts = {"domain": frame["domain"], "label": label.astype(np.int64), "right": right}
-    return parts.astype({"environment": np.int64}).assign(**facts)
-
-
-def _check_rows(rows: pd.DataFrame, file: Path, first: pd.DataFrame, first_file: Path) -> None:
-    """Raises unless two files hold the same examples in the same order, as far as their rows tell."""
-    why = "Rows have no id, so every file must hold the same examples in the same order"
-    n, known = len(rows), len(first)
-    if n != known:
-        raise AlignmentError(f"{file} has {n} rows out of distribution, {first_file} has {known}. {why}")
-    for name in ("label", "domain"):
-        if len(odd := np.flatnonzero(rows[name] != first[name])):
-            here, there = rows[name][odd[0]], first[name][odd[0]]
-            raise AlignmentError(
-                f"row {odd[0] + 1} out of distribution of {file} has the {name} {here}, in {first_file} "
-                f"it is {there} ({len(odd)} rows differ). {why}"
-            )
+    return parts.assign(domain=frame["domain"], label=label.astype(np.int64), right=right)

@@ -3,7 +3,7 @@
 import functools
 import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,22 +12,14 @@ from jaxtyping import Bool, Float64, Int64
 
 from assay.analyses.subsets.adam import adam
 from assay.analyses.subsets.data import CorrectnessData, PerModel
-from assay.analyses.subsets.line import (
-    UNRATED,
-    Accuracies,
-    Correlation,
-    Places,
-    correlate,
-    line_correlation,
-)
+from assay.analyses.subsets.line import Accuracies, Correlation, Places, correlate, line_correlation
 from assay.analyses.subsets.matrix import Answers
-from assay.analyses.subsets.splits import ModelSplit, interval_unit_kind, split_models
+from assay.analyses.subsets.splits import PARTS, ModelSplit, interval_unit_kind, split_models
 from assay.analyses.subsets.swap import Found, Pool, swap
-from assay.core.errors import InputError, ShapeError, check_name
-from assay.core.record import HIDDEN, Record
+from assay.core.errors import InputError, ShapeError, check_least, check_name
+from assay.core.record import Record
 
 
-SOLVERS = ("swap", "adam")
 OPTIONS: Mapping[str, tuple[str, ...]] = {
     "swap": (),
     "adam": ("trials", "epochs", "patience", "penalty", "parameters"),
@@ -47,7 +39,6 @@ class Settings(Record):
         strata: Stratum of each example, codes from 0: each keeps its share; None for no quotas.
         strata_name: What the strata are: a column, or `given`.
         allowed: Examples that may be selected; None for all.
-        device: Torch device that holds the answers; the CPU if None. No result of `swap` depends on it.
         options: Of the solver alone: `trials`, `epochs`, `patience`, `penalty`, `parameters` of `adam`.
     """
 
@@ -56,7 +47,6 @@ class Settings(Record):
     strata: Int64[np.ndarray, " n"] | None = None
     strata_name: str | None = None
     allowed: Bool[np.ndarray, " n"] | None = None
-    device: str | None = field(default=None, metadata=HIDDEN)
     options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -74,49 +64,33 @@ class Settings(Record):
             data: What is selected from.
             strata: `label`, a column of the data's `meta`, or a stratum per example.
             allowed: A mask over the examples, or their places.
-            settings: `solver`, `seed` and `device`, as the attributes; all others are options of the solver.
+            settings: `solver` and `seed`, as the attributes; all others are options of the solver.
 
         Raises:
             InputError: For an unknown name, or strata that miss a value.
             ShapeError: For an array that does not fit the data.
         """
-        own = {name: settings.pop(name) for name in ("solver", "seed", "device") if name in settings}
-        chosen = cls(**own, options=settings)
-        check_name("solver", chosen.solver, SOLVERS)
+        solver, seed = settings.pop("solver", cls.solver), settings.pop("seed", cls.seed)
+        check_name("solver", solver, OPTIONS)
         for option in settings:
-            check_name(f"option of the solver {chosen.solver!r}", option, OPTIONS[chosen.solver])
-        if chosen.seed < 0:
-            raise InputError(f"seed is {chosen.seed}; expected 0 or more")
-        column, n, codes, mask = strata, data.n_examples, None, None
-        if isinstance(strata, str):
+            check_name(f"option of the solver {solver!r}", option, OPTIONS[solver])
+        check_least(0, seed=seed)
+        name, n, codes, mask = None, data.n_examples, None, None
+        if strata is not None:
+            name = strata if isinstance(strata, str) else "given"
             columns: dict[str, Any] = {str(each): data.meta[each] for each in data.meta}
             columns |= {} if data.labels is None else {"label": data.labels}
-            check_name("column to stratify by", strata, columns)
-            column = columns[strata]
-        if column is not None:
+            if isinstance(strata, str):
+                check_name("column to stratify by", strata, columns)
+            column = columns[strata] if isinstance(strata, str) else strata
             codes = pd.factorize(pd.Series(np.asarray(column)), sort=True)[0].astype(np.int64)
             if len(codes) != n or codes.min() < 0:
-                raise ShapeError(
-                    f"strata has {len(codes)} values, {int((codes < 0).sum())} of them missing; expected one "
-                    f"stratum for each of {n} examples"
-                )
+                missing = int((codes < 0).sum())
+                raise ShapeError(f"strata has {len(codes)} values, {missing} of them missing; expected {n}")
         if allowed is not None:
             mask = np.zeros(n, dtype=bool)
-            try:
-                mask[np.asarray(allowed)] = True
-            except IndexError as error:
-                raise ShapeError(
-                    f"allowed does not fit the data ({error}); expected a mask over the {n} examples, or "
-                    "their places"
-                ) from error
-        name = strata if strata is None or isinstance(strata, str) else "given"
-        return replace(chosen, strata=codes, strata_name=name, allowed=mask)
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What decides the selection: for `adam` also a device, whose sums round differently."""
-        elsewhere = self.solver == "adam" and self.device not in (None, "cpu")
-        return self.to_dict() | ({"device": str(self.device).partition(":")[0]} if elsewhere else {})
+            mask[np.asarray(allowed)] = True
+        return cls(solver=solver, seed=seed, strata=codes, strata_name=name, allowed=mask, options=settings)
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,19 +108,9 @@ class Problem:
     settings: Settings = field(default_factory=Settings)
 
     @functools.cached_property
-    def train(self) -> Answers:
-        """Answers of the training models."""
-        return Answers.of(self.data.correct, self.split.train, self.settings.device)
-
-    @functools.cached_property
-    def validation(self) -> Answers:
-        """Answers of the validation models."""
-        return Answers.of(self.data.correct, self.split.validation, self.settings.device)
-
-    @functools.cached_property
-    def test(self) -> Answers:
-        """Answers of the test models, which no solver reads."""
-        return Answers.of(self.data.correct, self.split.test, self.settings.device)
+    def answers(self) -> dict[str, Answers]:
+        """Answers of the models of each part; no solver reads those of `test`."""
+        return {part: Answers.of(self.data.correct, self.split.part(part)) for part in PARTS}
 
     @property
     def pool(self) -> Places:
@@ -159,15 +123,12 @@ class Problem:
         settings, split = self.settings, self.split
         sides = [(y[split.train], y[split.validation]) for y in accuracies]
         common: dict[str, Any] = {"strata": settings.strata, "allowed": settings.allowed}
-        common |= {"validation": self.validation, **settings.options}
+        common |= {"validation": self.answers["validation"], **settings.options}
         if settings.solver == "swap":
-            found = swap(self.train, [(size, *side) for side in sides for size in sizes], **common)
+            found = swap(self.answers["train"], [(size, *side) for side in sides for size in sizes], **common)
         else:
-            found = [
-                adam(self.train, train, size, id_validation=validation, seed=settings.seed, **common)
-                for train, validation in sides
-                for size in sizes
-            ]
+            common |= {"seed": settings.seed}
+            found = [adam(self.answers["train"], size, *side, **common) for side in sides for size in sizes]
         return [found[start : start + len(sizes)] for start in range(0, len(found), len(sizes))]
 
     def select_all(self, sizes: Sequence[int], accuracies: Sequence[Accuracies]) -> list[list[Places]]:
@@ -176,7 +137,7 @@ class Problem:
 
     def accuracy(self, examples: Places) -> Float64[np.ndarray, " n"]:
         """Accuracy of the test models on examples."""
-        return np.asarray(self.test.count(examples), dtype=np.float64) / len(examples)
+        return np.asarray(self.answers["test"].count(examples), dtype=np.float64) / len(examples)
 
     def tested(self, sets: Sequence[Places], id_accuracy: Accuracies) -> list[float]:
         """R of the test models on each of some sets, under in-distribution accuracies of all models."""
@@ -204,7 +165,7 @@ def make_problem(
     """Data, split and settings from the arguments of `oodselect`, all but the size."""
     data = CorrectnessData.of(correct, id_accuracy, groups=groups, families=families)
     if data.unrated:
-        raise InputError(f"{UNRATED}, which a selection needs; give id_accuracy")
+        raise InputError("a selection needs the accuracies of the models in distribution; give id_accuracy")
     chosen = Settings.of(data, **settings)
     return Problem(data, split_models(data, split, seed=chosen.seed, compat=compat), chosen)
 
@@ -226,10 +187,7 @@ def checked_sizes(sizes: Sequence[Any] | np.ndarray, problem: Problem) -> tuple[
     Raises:
         InputError: For no size, one given twice, or one that is not a whole number that can be selected.
     """
-    try:
-        checked = tuple(sorted(operator.index(size) for size in sizes))
-    except TypeError:
-        raise InputError(f"sizes are {list(sizes)}; expected whole numbers of examples") from None
+    checked = tuple(sorted(map(operator.index, sizes)))
     if not checked or len(set(checked)) < len(checked):
         raise InputError(f"sizes are {list(checked)}; give at least one, each once")
     for size in checked:

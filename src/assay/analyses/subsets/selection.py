@@ -13,10 +13,10 @@ import pandas as pd
 from jaxtyping import Float64, Int64
 
 from assay.analyses.subsets.data import CorrectnessData, PerModel
-from assay.analyses.subsets.line import Correlation, Places, correlate
+from assay.analyses.subsets.line import Correlation, Places, Progress, correlate
 from assay.analyses.subsets.problem import Correct, Problem, Settings, checked_sizes, make_problem
 from assay.analyses.subsets.splits import PARTS, ModelSplit, interval_unit_kind
-from assay.analyses.subsets.verdict import Progress, SubsetVerdict, judge
+from assay.analyses.subsets.verdict import SubsetVerdict, judge
 from assay.circuits import write_atomically
 from assay.core.errors import FileFormatError, InputError, check_name, writing
 from assay.core.plotted import Plotted
@@ -26,7 +26,6 @@ from assay.stats import bounded_mean, clopper_pearson
 
 
 LEAST_MATCHED = 0.5  # share of a subset that must be among the examples of other models
-_FIRST_SCHEMA = "assay-selection/1"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -123,8 +122,7 @@ class Subset(Plotted, Record):
     together: tuple["Subset", ...] = field(default=(), metadata=HIDDEN, repr=False)
 
     def __repr__(self) -> str:
-        test = self.correlation["test"]
-        return f"Subset({self.size} examples, R {test.r:.2f} over {test.n} test models)"
+        return f"Subset({self.size} examples, R {self.correlation['test'].r:.2f} over test models)"
 
     @property
     def size(self) -> int:
@@ -134,25 +132,13 @@ class Subset(Plotted, Record):
     @property
     def provenance(self) -> dict[str, Any]:
         """How it came to be; its hash is the identity of the subset."""
-        return {
-            "library": self.library,
-            "data": dict(self.facts),
-            "split": self.split.to_dict(),
-            "size": self.size,
-            "sweep": list(self.sweep),
-            "settings": self.settings.identity,
-        }
+        made = {"library": self.library, "data": dict(self.facts), "split": self.split.to_dict()}
+        return made | {"size": self.size, "sweep": list(self.sweep), "settings": self.settings.to_dict()}
 
     @functools.cached_property
     def problem(self) -> Problem:
         """The problem that the subset solves."""
         return Problem(self.require_data("a selection"), self.split, self.settings)
-
-    @property
-    def pool(self) -> Places:
-        """Examples that could have been selected, ascending: what the subset is compared with."""
-        allowed = self.settings.allowed
-        return np.arange(self.facts["n_examples"]) if allowed is None else np.flatnonzero(allowed)
 
     def require_data(self, what: str) -> CorrectnessData:
         """The data.
@@ -161,8 +147,9 @@ class Subset(Plotted, Record):
             InputError: After loading without data, with how to give them.
         """
         if self.data is None:
-            needed = f"{what} needs the data that the subset was selected on"
-            raise InputError(f"{needed}; give them to `assay.load_subset(path, data)`")
+            raise InputError(
+                f"{what} needs the data that the subset was selected on; see `assay.load_subset`"
+            )
         return self.data
 
     def to_frame(self) -> pd.DataFrame:
@@ -198,14 +185,6 @@ class Subset(Plotted, Record):
             for each in (subset, self) if subset.size == self.size else (subset,):
                 object.__setattr__(each, "known_verdict", verdict)
         return self.verdict
-
-    @property
-    def document(self) -> Mapping[str, Any]:
-        """What its page shows, the verdict included; see `assay.save_report`."""
-        from assay.analyses.subsets.path import path_of
-
-        _ = self.verdict
-        return path_of(self.problem, (self,)).to_dict()
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the subset as JSON: example ids, correlations, how it was made, and its verdict if known.
@@ -271,29 +250,27 @@ class Subset(Plotted, Record):
 
     def _columns_in(self, data: CorrectnessData, order: str | None) -> Places:
         """Places of the subset among the examples of other models."""
-        if self.answers and self.answers != _answers(data):
+        if self.answers and self.answers != (given := _answers(data)):
             raise InputError(
-                f"the subset was selected from {self.answers} answers, but these are {_answers(data)}; give "
-                "the same kind (cells=, --cells)"
+                f"the subset was selected from {self.answers} answers, these are {given} (--cells)"
             )
         if order is not None:
             check_name("order of the examples", order, ("data",))
-            if data.n_examples != self.facts["n_examples"]:
+            if data.n_examples != (n := self.facts["n_examples"]):
                 raise InputError(
-                    f"order='data' (--order data) means the {self.facts['n_examples']} examples that the "
-                    f"subset was selected from, but the models answered {data.n_examples}"
+                    f"order='data' means the {n} examples of the selection, not {data.n_examples}"
                 )
             return self.indices
         if not (data.has_ids and self.has_ids):
+            which = "of the subset" if data.has_ids else "given"
             raise InputError(
-                f"the examples {'of the subset' if data.has_ids else 'given'} have no names of their own. "
-                "Give example_ids= or a table that names them, here and for the selection, or order='data' "
-                "(--order data) if these are the original examples in the original order"
+                f"the examples {which} have no names of their own. Name them, here and for the selection, or "
+                "give order='data' (--order data) if these are the original examples in their order"
             )
         places = pd.Index(data.example_ids).get_indexer(pd.Index(self.example_ids))
-        if (matched := int((places >= 0).sum())) < LEAST_MATCHED * self.size:
+        if (places >= 0).mean() < LEAST_MATCHED:
             raise InputError(
-                f"{self.size - matched} of the {self.size} examples of the subset are missing from the "
+                f"{(places < 0).sum()} of the {self.size} examples of the subset are missing from the "
                 f"{data.n_examples} given, e.g. {self.example_ids[int(np.argmin(places))]!r}; first given: "
                 f"{data.example_ids[0]!s:.80}. Give the same example ids"
             )
@@ -318,27 +295,26 @@ def subsets_of(
     if progress is not None:
         progress("select", 0, len(sizes))
     facts = {name: getattr(data, name) for name in ("hash", "n_models", "n_examples")}
-    common: dict[str, Any] = {
-        "has_ids": data.has_ids,
-        "full": {part: problem.correlate(None, part) for part in PARTS},
-        "library": library_version(),
-        "facts": facts | {"interval_units": interval_unit_kind(data, problem.split), "source": data.origin},
-        "model_ids": _model_names(data),
-        "split": problem.split,
-        "settings": problem.settings,
-        "sweep": tuple(sizes),
-        "answers": _answers(data),
-        "data": data,
-    }
+    facts |= {"interval_units": interval_unit_kind(data, problem.split), "source": data.origin}
+    full = {part: problem.correlate(None, part) for part in PARTS}
     subsets = []
     for found in problem.solve(sizes, [data.id_accuracy])[0]:
         subset = Subset(
-            **common,
             indices=found.indices,
             scores=found.scores,
             example_ids=tuple(data.example_ids[found.indices].tolist()),
+            has_ids=data.has_ids,
             correlation={part: problem.correlate(found.indices, part) for part in PARTS},
+            full=full,
             trace=tuple(found.trace),
+            library=library_version(),
+            facts=facts,
+            model_ids=_model_names(data),
+            split=problem.split,
+            settings=problem.settings,
+            sweep=tuple(sizes),
+            answers=_answers(data),
+            data=data,
         )
         subsets.append(replace(subset, id=record_id("subset", subset.provenance)))
     for subset in subsets:
@@ -371,7 +347,6 @@ def oodselect(
         families: Architecture family of each model, likewise.
         strata: Keep the share of each stratum: `label`, a column of the data's `meta`, or one per example.
         allowed: Examples that may be selected: a mask, or their places.
-        device: Torch device that holds the answers, e.g. `cuda`.
 
     Returns:
         The selection: `indices` (most harmful first), `correlation["test"]`, `verdict`, `evaluate`, `save`.
@@ -394,9 +369,7 @@ def oodselect(
     """
     problem = make_problem(correct, id_accuracy, **settings)
     if size is None:
-        raise InputError(
-            f"size is missing: give the number of examples to select ({problem.data.n_examples})"
-        )
+        raise InputError(f"size is missing: choose some of the {problem.data.n_examples} examples")
     return subsets_of(problem, checked_sizes([size], problem))[0]
 
 
@@ -422,55 +395,21 @@ def load_subset(path: str | os.PathLike[str], data: CorrectnessData | None = Non
 def read_subset(document: Any, path: object, data: CorrectnessData | None = None) -> Subset:
     """A subset from what `Subset.to_dict` gave, as `load_subset`; `path` is what errors call it."""
     try:
-        if isinstance(document, dict) and document.get("schema") == _FIRST_SCHEMA:
-            document = _of_first_schema(document)
         subset = Subset.from_dict(document)
-        n = subset.facts["n_examples"]
-        distinct = len(np.unique(subset.indices)) == len(subset.indices) == len(subset.example_ids)
-        if not distinct or not subset.size or subset.indices.min() < 0 or subset.indices.max() >= n:
+        n, indices = subset.facts["n_examples"], subset.indices
+        one_set = 0 < len(np.unique(indices)) == len(indices) == len(subset.example_ids)
+        if not one_set or indices.min() < 0 or indices.max() >= n:
             raise FileFormatError(f"indices and example ids do not describe one set of the {n} examples")
-        for part in PARTS:
-            _ = subset.correlation[part], subset.full[part]
+        _ = [(subset.correlation[part], subset.full[part]) for part in PARTS]
     except MALFORMED as error:
         what = f"{error} is missing" if isinstance(error, KeyError) else error
         raise FileFormatError(f"{path} is not a complete subset: {what}") from error
     if data is None:
         return subset
-    if data.hash != subset.facts["hash"]:
+    named = data.example_ids[indices].tolist() if data.hash == subset.facts["hash"] else []
+    if named != list(subset.example_ids):
         raise InputError(
-            f"{path} was selected on other data (hash {subset.facts['hash']}, these have {data.hash}); "
-            "evaluate other models with `Subset.evaluate`"
+            f"{path} was selected on other data (hash {subset.facts['hash']}, these have {data.hash}), or is "
+            "altered; evaluate other models with `Subset.evaluate`"
         )
-    if data.example_ids[subset.indices].tolist() != list(subset.example_ids):
-        raise FileFormatError(f"{path}: indices and example ids name different examples; select them anew")
     return replace(subset, data=data)
-
-
-def _of_first_schema(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A file of the first version, whose settings were in its provenance and its arrays apart.
-
-    What this version cannot select by (another objective, clip or path, examples that were to be included)
-    becomes an option of the solver, which a further selection refuses by name.
-    """
-    provenance, arrays, cells = document["provenance"], document["arrays"], document.get("cells") or {}
-    earlier, n = provenance["settings"], provenance["data"]["n_examples"]
-    usual = {"objective": "r", "clip": "eps", "eps": 1e-6, "must_include": None}
-    other = {name: earlier[name] for name, value in usual.items() if earlier.get(name) not in (None, value)}
-    other |= {"path": provenance["path"]} if provenance["path"] != "independent" else {}
-    allowed = arrays.get("allowed")
-    if allowed is not None:
-        allowed = np.isin(np.arange(n), allowed).tolist()
-    settings = {name: earlier[name] for name in ("solver", "seed", "strata_name")}
-    settings |= {"strata": arrays.get("strata"), "allowed": allowed, "options": earlier["options"] | other}
-    rows = [f"row_{place}" for place in document["indices"]]
-    same = ("kind", "id", "indices", "scores", "example_ids", "correlation", "full", "trace", "verdict")
-    parts = {name: document[name] for name in same}
-    parts |= {name: provenance[name] for name in ("library", "split", "sweep")}
-    return parts | {
-        "schema": Subset.record_schema,
-        "has_ids": cells.get("named", rows != document["example_ids"]),
-        "facts": provenance["data"],
-        "model_ids": document.get("model_ids") or [],
-        "settings": settings,
-        "answers": {"bits": "right and wrong", "scores": "scores"}.get(cells.get("kind", ""), ""),
-    }

@@ -54,8 +54,7 @@ class ModelSplit(Record):
 
     def part(self, name: str) -> Int64[np.ndarray, " n"]:
         """Places of the models of `train`, `validation` or `test`."""
-        places: Int64[np.ndarray, " n"] = getattr(self, name)
-        return places
+        return np.asarray(getattr(self, name))
 
     def straddling(self, units: Units) -> int:
         """How many units have models in more than one part."""
@@ -96,18 +95,12 @@ def split_models(
         AssayWarning: With fewer than 20 models.
     """
     if data.n_models < FEW_MODELS:
-        warnings.warn(
-            f"{data.n_models} models: with fewer than {FEW_MODELS} a correlation over models is unreliable",
-            AssayWarning,
-            stacklevel=3,
-        )
+        few = f"{data.n_models} models: with fewer than {FEW_MODELS} a correlation over models is unreliable"
+        warnings.warn(few, AssayWarning, stacklevel=3)
     if isinstance(split, ModelSplit):
         models, counts = np.unique(np.concatenate([split.part(name) for name in PARTS]), return_counts=True)
         if len(odd := models[(counts > 1) | (models < 0) | (models >= data.n_models)]):
-            raise InputError(
-                f"split names model {odd[0]} more than once or beyond the {data.n_models} models, which are "
-                "counted from 0"
-            )
+            raise InputError(f"split names model {odd[0]} twice or beyond the {data.n_models} models")
         return _checked(split)
     if split is None:
         units_known = data.families is not None and data.groups is None
@@ -119,10 +112,7 @@ def split_models(
         return _checked(_random(data.n_models, seed, compat=compat))
     names = data.families if split == "family" else data.groups
     if split == "family" and names is None:
-        raise InputError(
-            "split='family' (--split family) needs families= (--families), one name per model; give them, or "
-            "split='group' (--split group)"
-        )
+        raise InputError("split='family' (--split family) needs families= (--families), one name per model")
     units = joined(np.arange(data.n_models) if names is None else unit_codes(names), data.copies)
     counts = np.bincount(units)
     order = np.random.default_rng(seed).permutation(len(counts))
@@ -135,7 +125,7 @@ def split_models(
         raise InputError(
             f"split={split!r} (--split {split}) leaves too few {word} or models in a part ({parts} of "
             f"{len(counts)}; each needs at least {MIN_UNITS} with {MIN_MODELS} models). Give more of them, "
-            "or choose another split" + (f". {note}" if note else "")
+            f"or choose another split. {note or ''}".rstrip(". ")
         )
     return ModelSplit.by_code(part_of[units], kind=split, seed=seed)
 
@@ -145,10 +135,9 @@ def _random(n_models: int, seed: int, *, compat: bool) -> ModelSplit:
     n_validation = math.ceil(0.25 * (n_models - n_test))
     rng = stream(seed, "model-split")
 
+    # The legacy generator, seeded anew for each permutation, is what the authors' code draws from.
     def permuted(n: int) -> np.ndarray:
-        # The legacy generator, seeded anew for each permutation, is what the authors' code draws from.
-        order = (np.random.RandomState(COMPAT_SEED) if compat else rng).permutation(n)
-        return np.asarray(order, dtype=np.int64)
+        return np.asarray((np.random.RandomState(COMPAT_SEED) if compat else rng).permutation(n), np.int64)
 
     test, rest = np.split(permuted(n_models), [n_test])
     validation, train = np.split(rest[permuted(len(rest))], [n_validation])
@@ -194,8 +183,7 @@ def _checked(split: ModelSplit, copies: Units | None = None) -> ModelSplit:
         places = split.part(name)
         n = len(places if copies is None else np.unique(copies[places]))
         if n < MIN_MODELS:
-            needed = f"each part needs at least {MIN_MODELS}. Give more models, or another split"
-            raise InputError(f"the {name} part holds {n} models; {needed}")
+            raise InputError(f"the {name} part holds {n} models; each part needs at least {MIN_MODELS}")
     return split
 
 
@@ -210,19 +198,15 @@ def folds(units: Units, k: int = 5, *, seed: int = 0, copies: Units | None = Non
         InputError: If there are fewer units than folds, fewer than 3 folds, or fewer than 4 models in a fold,
             each unit of `copies` counted once.
     """
-    names, counts = np.unique(units, return_counts=True)
-    if k < len(PARTS):
-        raise InputError(f"{k} folds cannot train, validate and test; expected at least {len(PARTS)}")
-    if len(names) < k:
-        raise InputError(f"{len(names)} units cannot fill {k} folds; each fold needs at least one unit")
-    fold_of = np.empty(len(names), dtype=np.int64)
-    sizes = np.zeros(k, dtype=np.int64)
+    names, of_model, counts = np.unique(units, return_inverse=True, return_counts=True)
+    if not len(PARTS) <= k <= len(names):
+        raise InputError(f"{k} folds of {len(names)} units; expected at least {len(PARTS)}, each with a unit")
+    fold_of, sizes = np.empty(len(names), dtype=np.int64), np.zeros(k, dtype=np.int64)
     order = stream(seed, "model-folds").permutation(len(names))
     for place in order[np.argsort(-counts[order], kind="stable")]:
         fold_of[place] = int(np.argmin(sizes))
         sizes[fold_of[place]] += counts[place]
-    of_model = fold_of[np.searchsorted(names, units)]
-    places = np.arange(k)[:, None]
+    of_model, places = fold_of[of_model], np.arange(k)[:, None]
     # Test is the fold itself, validation the next one.
     codes = 2 * (of_model == places) + (of_model == (places + 1) % k)
     return [_checked(ModelSplit.by_code(each, kind="fold", seed=seed), copies) for each in codes]

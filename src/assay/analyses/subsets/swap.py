@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float32, Float64, Int64, Num, Real
+from jaxtyping import Bool, Float64, Int64, Real
 
 from assay.analyses.subsets.line import DEGENERATE, EPS, Accuracies, Places, probit
 from assay.analyses.subsets.matrix import Answers, whole_weights
@@ -34,6 +34,8 @@ _RECOUNTED = 1 / 64  # share of the examples from which counting a set costs les
 
 # Size, in-distribution accuracy of the training models, and of the validation models.
 Task = tuple[int, Float64[np.ndarray, " m"], Float64[np.ndarray, " v"]]
+Codes = Int64[np.ndarray, " n"]  # stratum of each example
+Mask = Bool[np.ndarray, " n"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,6 +58,8 @@ class Found(Record):
     r_validation: float
     trace: tuple[dict[str, Any], ...] = ()
 
+
+Solve = Generator[np.ndarray, np.ndarray, Found]  # yields weights, is sent products, returns the set
 
 # ------------------------------------------------------------------------------- what may be selected
 
@@ -92,33 +96,23 @@ class Pool:
         InputError: If no selection meets all of them.
     """
 
-    def __init__(
-        self,
-        n_examples: int,
-        size: int,
-        strata: Int64[np.ndarray, " n"] | None = None,
-        allowed: Bool[np.ndarray, " n"] | None = None,
-    ):
+    def __init__(self, n_examples: int, size: int, strata: Codes | None = None, allowed: Mask | None = None):
         self.size = size
         self.allowed = np.ones(n_examples, dtype=bool) if allowed is None else allowed
         self.strata = np.zeros(n_examples, dtype=np.int64) if strata is None else strata
         n_allowed, n_strata = int(self.allowed.sum()), len(np.unique(self.strata[self.allowed]))
         if not 1 <= size <= n_allowed:
             raise InputError(
-                f"size is {size}; choose between 1 and {n_allowed}, the number of "
-                f"{'examples' if allowed is None else 'allowed examples'}"
+                f"size is {size}; choose between 1 and {n_allowed}, the examples that are allowed"
             )
         if n_strata > size:
-            raise InputError(
-                f"size is {size}, but strata has {n_strata} values: some strata would get no example. "
-                "Merge values, or choose a larger size"
-            )
+            raise InputError(f"size is {size}, but there are {n_strata} strata; merge some, or select more")
         quota = stratum_quota(self.strata[self.allowed], size)
         self.quota = np.pad(quota, (0, int(self.strata.max()) + 1 - len(quota)))
         # A sort by this many bits of index below a whole gradient is the stable sort by gradient.
         self._bits = n_examples.bit_length()
 
-    def lowest(self, scores: Real[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
+    def lowest(self, scores: Real[np.ndarray, " n"]) -> Mask:
         """The selection of lowest scores, by quota; ties to the lower index."""
         inside = np.zeros(len(self.allowed), dtype=bool)
         places = np.flatnonzero(self.allowed)
@@ -133,9 +127,7 @@ class Pool:
         inside[order[rank < self.quota[stratum]]] = True
         return inside
 
-    def pairs(
-        self, gradient: Float32[np.ndarray, " n"], inside: Bool[np.ndarray, " n"], block: int
-    ) -> tuple[Places, Places]:
+    def pairs(self, gradient: np.ndarray, inside: Mask, block: int) -> tuple[Places, Places]:
         """At most `block` exchanges that lower the linearised objective, the largest gain first.
 
         The members of largest and the outsiders of smallest gradient, paired by rank, inside strata; ties go
@@ -189,9 +181,7 @@ def centred(t: Accuracies, z: Accuracies, ridge: float = 0.0) -> tuple[float, Ac
     return (float(u @ z) / norm, u, norm) if norm else (0.0, u, 1.0)
 
 
-def line_gradient(
-    accuracy: Accuracies, z: Accuracies, ridge: float, clip: float
-) -> tuple[float, Float64[np.ndarray, " m"]]:
+def line_gradient(accuracy: Accuracies, z: Accuracies, ridge: float, clip: float) -> tuple[float, Accuracies]:
     """F_rho and q_i = (z_i - F u_i / d) / d * sqrt(2 pi) exp(t_i^2 / 2), with d = sqrt(u.u + rho).
 
     The derivative of F_rho with respect to the weight of example j is sum_i q_i (X_ij - a_i) / S.
@@ -225,10 +215,7 @@ def unit_probit(id_accuracy: Accuracies, name: str) -> Accuracies:
     z = z - z.mean()
     squares = float(z @ z)
     if not squares > DEGENERATE:
-        raise InputError(
-            f"{name}: all accuracies are equal. A correlation over models needs at least two different "
-            "accuracies"
-        )
+        raise InputError(f"{name}: all accuracies are equal; a correlation over models needs different ones")
     return np.asarray(z / np.sqrt(squares))
 
 
@@ -261,8 +248,8 @@ def swap(
     tasks: Sequence[Task],
     *,
     validation: Answers,
-    strata: Int64[np.ndarray, " n"] | None = None,
-    allowed: Bool[np.ndarray, " n"] | None = None,
+    strata: Codes | None = None,
+    allowed: Mask | None = None,
 ) -> list[Found]:
     """For each task the S examples on which the correlation of out- with in-distribution accuracy is lowest.
 
@@ -321,9 +308,7 @@ class _Side:
         self.answers, self.size, self.z = answers, size, unit_probit(id_accuracy, name)
         self.counts: np.ndarray = np.zeros(answers.n_models)
 
-    def after(
-        self, leaving: Places, entering: Places, inside: Bool[np.ndarray, " n"]
-    ) -> Num[np.ndarray, " m"]:
+    def after(self, leaving: Places, entering: Places, inside: Mask) -> np.ndarray:
         """Counts once members are exchanged for outsiders."""
         if len(leaving) <= _RECOUNTED * len(inside):
             return np.asarray(self.counts + (self.answers.count(entering) - self.answers.count(leaving)))
@@ -332,24 +317,13 @@ class _Side:
         return self.answers.count(np.flatnonzero(members))
 
     def r(self, counts: np.ndarray | None = None) -> float:
-        """R as it is reported, without ridge; NaN where undefined."""
+        """R as it is reported, without ridge; infinite where undefined, which is never better."""
         t = probit((self.counts if counts is None else counts) / self.size)
         value, u, _ = centred(t, self.z)
-        return value if float(u @ u) > DEGENERATE else math.nan
-
-    def judged(self) -> float:
-        """R by which sets are compared: an undefined one is never better."""
-        r = self.r()
-        return math.inf if math.isnan(r) else r
+        return value if float(u @ u) > DEGENERATE else math.inf
 
 
-def _defined(judged: float) -> float:
-    return math.nan if math.isinf(judged) else judged
-
-
-def _solve(
-    training: _Side, held_out: _Side, pool: Pool, scores: Float64[np.ndarray, " n"]
-) -> Generator[np.ndarray, np.ndarray, Found]:
+def _solve(training: _Side, held_out: _Side, pool: Pool, scores: np.ndarray) -> Solve:
     """One task: yields whole weights of the training models, is sent `weights @ X`, returns its set."""
     size, clip = pool.size, max(EPS, FLOOR / pool.size)
     inside = pool.lowest(scores)
@@ -360,10 +334,10 @@ def _solve(
     # A start without spread sets no unit; then it is that of models one standard deviation apart.
     spread = spread if spread > DEGENERATE else float(len(t))
     # The set of lowest validation R, with what is needed to order its members.
-    best = held_out.judged(), inside.copy(), training.counts, KAPPAS[0] * spread
+    best = held_out.r(), inside.copy(), training.counts, KAPPAS[0] * spread
     trace: list[dict[str, Any]] = []
     for kappa in KAPPAS:
-        ridge, block, lowest = kappa * spread, max(1, size // 2), held_out.judged()
+        ridge, block, lowest = kappa * spread, max(1, size // 2), held_out.r()
         iterations = accepted = stale = 0
         while block and iterations < MAX_ITERATIONS and stale < PATIENCE:
             value, weights = line_gradient(training.counts / size, training.z, ridge, clip)
@@ -385,25 +359,26 @@ def _solve(
             held_out.counts = held_out.after(leaving, entering, inside)
             training.counts = counts
             inside[leaving], inside[entering] = False, True
-            now = held_out.judged()
+            now = held_out.r()
             stale = 0 if now < lowest else stale + 1
             lowest = min(now, lowest)
             if now < best[0]:
                 best = now, inside.copy(), counts, ridge
         stage = {"kappa": kappa, "iterations": iterations, "accepted": accepted, "block": block}
-        r = {"r_train": training.r(), "r_validation": held_out.r(), "best_r_validation": _defined(best[0])}
-        trace.append(stage | r)
-    judged, inside, counts, ridge = best
+        r = {"r_train": training.r(), "r_validation": held_out.r(), "best_r_validation": best[0]}
+        trace.append(stage | {name: each if each < math.inf else math.nan for name, each in r.items()})
+    r_validation, inside, counts, ridge = best
     accuracy = counts / size
     _, weights = line_gradient(accuracy, training.z, ridge, clip)
     whole, scale = whole_weights(weights)
     gradient = yield whole
+    reported = [each if each < math.inf else math.nan for each in (training.r(counts), r_validation)]
     members = np.flatnonzero(inside)
     members = members[np.argsort(gradient[members], kind="stable")]
     return Found(
         indices=members,
         scores=(gradient[members].astype(np.float64) / scale - float(weights @ accuracy)) / size,
-        r_train=training.r(counts),
-        r_validation=_defined(judged),
+        r_train=reported[0],
+        r_validation=reported[1],
         trace=tuple(trace),
     )
