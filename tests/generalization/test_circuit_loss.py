@@ -9,14 +9,13 @@ from torch import Tensor, nn
 
 import assay
 from assay.analyses.generalization import output_depth_bias
-from assay.analyses.generalization.circuit_loss import CircuitLoss, CircuitSettings, depth_loss
+from assay.analyses.generalization.circuit_loss import CircuitLoss, depth_loss, live_scores
 from assay.analyses.generalization.dependency import LayerSets
-from assay.analyses.generalization.live_scores import VARIANTS, live_scores
-from assay.core.errors import FileFormatError, InputError, NonFiniteError, UnknownNameError
+from assay.core.errors import InputError, NonFiniteError, UnknownNameError
 from assay.models import Model
 
 
-def tiny_vit(dropout: float = 0.0, n_layers: int = 2, dtype: torch.dtype = torch.float64) -> nn.Module:
+def tiny_vit() -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
     with torch.random.fork_rng(devices=[]):
@@ -24,17 +23,16 @@ def tiny_vit(dropout: float = 0.0, n_layers: int = 2, dtype: torch.dtype = torch
         module = ViTForImageClassification(
             ViTConfig(
                 hidden_size=24,
-                num_hidden_layers=n_layers,
+                num_hidden_layers=2,
                 num_attention_heads=3,
                 intermediate_size=40,
                 image_size=16,
                 patch_size=8,
                 num_labels=5,
-                hidden_dropout_prob=dropout,
                 initializer_range=0.3,
             )
         )
-    return module.to(dtype).eval()
+    return module.double().eval()
 
 
 @pytest.fixture
@@ -46,9 +44,6 @@ def model() -> Model:
 def images() -> Tensor:
     generator = torch.Generator().manual_seed(0)
     return torch.randn(6, 3, 16, 16, generator=generator, dtype=torch.float64)
-
-
-LABELS = torch.tensor([0, 1, 2, 3, 4, 0])
 
 
 # ---------------------------------------------------------------------------------------- reference data
@@ -142,21 +137,6 @@ def test_scores_and_their_gradients_equal_the_slow_definition(
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-14)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_dropout_and_training_mode_do_not_enter_the_scores(variant: str, images: Tensor) -> None:
-    module = tiny_vit(dropout=0.5)
-    expected = live_scores(assay.load_model(module), images, variant=variant).values
-    module.train()
-    module.vit.layers[0].eval()
-    found = live_scores(assay.load_model(module), images, variant=variant).values
-    assert torch.equal(found, expected)
-    assert module.training
-    assert module.vit.layers[1].mlp.training
-    assert not module.vit.layers[0].mlp.training
-    hooks = [len(each._forward_hooks) + len(each._forward_pre_hooks) for each in module.modules()]
-    assert sum(hooks) == 0
-
-
 def test_parameters_that_do_not_learn_get_no_gradient(images: Tensor) -> None:
     module = tiny_vit()
     module.requires_grad_(False)
@@ -187,21 +167,20 @@ def test_log_and_ratio_by_hand() -> None:
 def test_a_model_with_a_zero_classifier_is_left_alone(images: Tensor) -> None:
     module = tiny_vit()
     nn.init.zeros_(module.classifier.weight)
-    loss = CircuitLoss(CircuitSettings())
-    term = loss(module, images, LABELS, module(images).logits)
-    assert term.item() == 0
-    term.backward()
+    value, readings = CircuitLoss().on(module)(images)
+    assert (value.item(), readings) == (0, {"deep": 0, "shallow": 0})
+    value.backward()
     assert all(p.grad is None or not p.grad.any() for p in module.parameters())
 
 
 def test_descending_the_loss_raises_the_depth_bias(images: Tensor) -> None:
     module = tiny_vit()
-    loss = CircuitLoss(CircuitSettings(weight=1.0))
+    loss = CircuitLoss(weight=1.0).on(module)
     optimiser = torch.optim.SGD(module.parameters(), lr=0.002)
     values = []
     for _ in range(15):
         optimiser.zero_grad()
-        value = loss(module, images, LABELS, torch.zeros(6, 5, dtype=torch.float64))
+        value = loss(images).value
         value.backward()
         optimiser.step()
         values.append(value.item())
@@ -209,70 +188,54 @@ def test_descending_the_loss_raises_the_depth_bias(images: Tensor) -> None:
 
 
 def test_weight_zero_measures_and_trains_nothing(images: Tensor) -> None:
-    module = tiny_vit()
-    loss = CircuitLoss(CircuitSettings(weight=0))
-    term = loss(module, images, LABELS, torch.zeros(6, 5))
-    assert term.item() == 0
-    assert not term.requires_grad
-    assert loss.readings()["deep"] > 0
+    value, readings = CircuitLoss(weight=0).on(tiny_vit())(images)
+    assert value.item() == 0
+    assert not value.requires_grad
+    assert readings["deep"] > 0
 
 
 # ------------------------------------------------------------------------------------------------ settings
 
 
-def test_explicit_sets_and_the_share_of_blocks() -> None:
-    assert CircuitSettings().sets(12) == LayerSets((1, 3), (10, 12))
-    assert CircuitSettings(shallow=(0, 3), deep=(9, 11)).sets(12) == LayerSets((1, 4), (10, 12))
-    settings = CircuitSettings(weight=0.05, shallow=(0, 0), deep=(1, 1))
-    assert CircuitSettings.from_dict(settings.to_dict()) == settings
-    with pytest.raises(InputError, match=r"deep blocks end at 11, but the model has 4 blocks: 0 to 3"):
-        CircuitSettings(shallow=(0, 3), deep=(9, 11)).sets(4)
+def test_settings_come_back_and_the_published_blocks_have_a_name() -> None:
+    settings = CircuitLoss(weight=0.05, sets="reference")
+    assert CircuitLoss.from_dict(settings.to_dict()) == settings
+    assert settings.rule.layers(12) == LayerSets((1, 4), (10, 12))
+    assert CircuitLoss().rule.layers(12) == LayerSets((1, 3), (10, 12))
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"weight": -0.1}, r"weight \(lambda\) of the circuit loss is -0.1; give 0 or more"),
+        ({"weight": -0.1}, r"weight \(lambda\) of the circuit loss is -0.1 .* a weight of 0 or more"),
         ({"weight": math.inf}, r"weight \(lambda\) of the circuit loss is inf"),
-        ({"steps": 1}, r"steps \(m\) is 1; give 2 or more"),
+        ({"steps": 1}, r"steps \(m\) 1; give .* 2 steps or more"),
         ({"ratio": 0.6}, r"fraction of the blocks in \(0, 0.5\]"),
-        ({"shallow": (0, 1)}, "give both sets or neither"),
-        ({"shallow": (0, 3), "deep": (3, 5)}, "0 to 3 and deep blocks 3 to 5 overlap"),
-        ({"shallow": (3, 5), "deep": (0, 1)}, "wrong order"),
-        ({"shallow": (2, 1), "deep": (3, 5)}, "shallow is 2 to 1"),
     ],
 )
 def test_settings_out_of_range_are_refused(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        CircuitSettings(**wrong)
+        CircuitLoss(**wrong)
 
 
-def test_unknown_names_list_the_near_ones(model: Model, images: Tensor) -> None:
+def test_unknown_names_list_the_near_ones() -> None:
     with pytest.raises(UnknownNameError, match="eap_ig_detach_g"):
-        CircuitSettings(variant="eap_ig_detach")
+        CircuitLoss(variant="eap_ig_detach")
     with pytest.raises(UnknownNameError, match="log"):
-        CircuitSettings(loss="lag")
-    with pytest.raises(FileFormatError, match="weight"):
-        CircuitSettings.from_dict({"wight": 0.1})
-    with pytest.raises(UnknownNameError, match="ratio"):
-        depth_loss(model.graph, torch.ones(model.graph.n_sources), LayerSets((1, 1), (2, 2)), loss="ratios")
+        CircuitLoss(loss="lag")
 
 
-def test_a_batch_of_one_too_few_points_are_refused(model: Model, images: Tensor) -> None:
-    with pytest.raises(InputError, match=r"a batch of 1 image equals its mean.* batches of 2 or more"):
-        live_scores(model, images[:1])
-    with pytest.raises(InputError, match=r"steps \(m\) is 1"):
-        live_scores(model, images, steps=1)
-
-
-def test_a_language_model_is_refused() -> None:
+def test_models_and_batches_without_scores_are_refused(images: Tensor) -> None:
+    module = tiny_vit()
+    term = CircuitLoss().on(module)
+    with pytest.raises(InputError, match=r"a batch of 1 image equals its mean.* use 2 or more"):
+        term(images[:1])
+    module.vit.layers[1].train()
+    with pytest.raises(InputError, match=r"in training mode.* call module.eval\(\) first"):
+        term(images)
     with pytest.raises(InputError, match="mini is a language model"):
         live_scores(assay.load_model("mini"), torch.zeros(2, 3, 8, 8))
-
-
-def test_broken_weights_are_refused_before_the_first_step(images: Tensor) -> None:
-    module = tiny_vit()
     with torch.no_grad():
         module.classifier.bias[0] = math.nan
     with pytest.raises(NonFiniteError, match="classifier.bias"):
-        CircuitLoss(CircuitSettings())(module, images, LABELS, torch.zeros(6, 5))
+        CircuitLoss().on(module)

@@ -17,7 +17,7 @@ from assay.analyses.generalization import (
 )
 from assay.analyses.generalization.dependency import DepthRule
 from assay.circuits import EdgeScores
-from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError, ShapeError, UnknownNameError
+from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError, UnknownNameError
 from assay.graph import Graph, build_graph
 
 
@@ -83,16 +83,6 @@ def test_the_matrix_equals_an_edge_by_edge_sum(key: str) -> None:
     np.testing.assert_allclose(dependency_matrix(scores).numpy(), literal_matrix(scores), rtol=1e-12)
 
 
-@pytest.mark.parametrize("key", GRAPHS)
-def test_layers_write_only_to_later_layers_and_heads_to_their_own_mlp(key: str) -> None:
-    matrix = dependency_matrix(random_scores(GRAPHS[key]))
-    assert float(matrix.tril(-1).abs().sum()) == 0
-    assert bool((matrix[:, 0] == 0).all())
-    assert bool((matrix[-1] == 0).all())
-    own = matrix.diagonal()[1:-1]
-    assert bool((own > 0).all()) == (key in ("vit", "grouped"))
-
-
 def test_sublayers_add_up_to_blocks() -> None:
     scores = random_scores(GRAPHS["vit"])
     fine = dependency_matrix(scores, granularity="sublayer")
@@ -106,13 +96,6 @@ def test_sublayers_add_up_to_blocks() -> None:
     # heads of block 0 are layer 1 and feed its MLP, layer 2
     assert fine[1, 2] > 0
     assert float(fine.diagonal().sum()) == 0
-
-
-def test_scores_keep_their_values() -> None:
-    scores = random_scores(GRAPHS["vit"])
-    before = scores.values.clone()
-    dependency_matrix(scores)
-    assert torch.equal(scores.values, before)
 
 
 # --------------------------------------------------------------------------------------- depth bias
@@ -173,14 +156,6 @@ def test_a_case_worked_by_hand() -> None:
     assert dependency_depth_bias(scores, targets="global") == pytest.approx(math.log(9 / 16))
 
 
-@pytest.mark.parametrize("key", GRAPHS)
-@pytest.mark.parametrize("targets", ["output", "deep", "global"])
-def test_scores_and_their_matrix_have_one_bias(key: str, targets: str) -> None:
-    scores = random_scores(GRAPHS[key])
-    expected = dependency_depth_bias(torch.from_numpy(literal_matrix(scores)), targets=targets, ratio=0.34)
-    assert dependency_depth_bias(scores, targets=targets, ratio=0.34) == pytest.approx(expected, rel=1e-12)
-
-
 @given(st.integers(0, 1000), st.floats(1e-3, 1e3), st.sampled_from(["output", "deep", "global"]))
 def test_scale_and_signs_change_nothing(seed: int, scale: float, targets: str) -> None:
     scores = random_scores(GRAPHS["vit"], seed)
@@ -189,25 +164,11 @@ def test_scale_and_signs_change_nothing(seed: int, scale: float, targets: str) -
     assert dependency_depth_bias(scaled, targets=targets) == pytest.approx(expected, abs=1e-8)
 
 
-@given(st.integers(0, 1000))
-def test_stronger_deep_edges_raise_the_bias(seed: int) -> None:
-    scores = random_scores(GRAPHS["vit"], seed)
-    raised = scores.values.clone()
-    raised[-4:] *= 2  # the last block writes twice as much
-    assert dependency_depth_bias(EdgeScores(scores.graph, raised)) == pytest.approx(
-        dependency_depth_bias(scores) + math.log(2), abs=1e-9
-    )
-
-
 @pytest.mark.parametrize("include_input", [False, True])
 def test_the_output_alone_needs_only_the_edges_into_the_logits(include_input: bool) -> None:
     scores = golden_scores("6x4")
     short = output_depth_bias(scores.graph, scores.values[:, -1], include_input=include_input)
-    slow = dependency_depth_bias(dependency_matrix(scores), include_input=include_input)
-    assert short == pytest.approx(slow, rel=1e-12)
-    alone = torch.zeros_like(scores.values)
-    alone[:, -1] = scores.values[:, -1]
-    assert dependency_depth_bias(EdgeScores(scores.graph, alone), include_input=include_input) == short
+    assert short == dependency_depth_bias(scores, include_input=include_input)
 
 
 def test_no_deep_edge_is_the_floor_and_no_edge_is_undefined() -> None:
@@ -236,16 +197,11 @@ def test_ratios_outside_the_range_are_refused(ratio: float) -> None:
         DepthRule(ratio=ratio).layers(12)
 
 
-def test_one_block_has_no_two_sides() -> None:
-    with pytest.raises(InputError, match="1 block.* two separate sets of 1; use a model with 2"):
+def test_models_that_a_rule_does_not_fit_are_refused() -> None:
+    with pytest.raises(InputError, match="a model of 1 block has no two sides"):
         DepthRule().layers(1)
-
-
-def test_reference_sets_are_for_twelve_blocks() -> None:
-    with pytest.raises(InputError, match="12 blocks and ratios"):
+    with pytest.raises(InputError, match="exist for 12 blocks, not for 6; use sets='symmetric'"):
         DepthRule(sets="reference").layers(6)
-    with pytest.raises(InputError, match="use sets='symmetric'"):
-        DepthRule(ratio=0.25, sets="reference").layers(12)
 
 
 def test_unknown_choices_list_the_known_ones() -> None:
@@ -262,14 +218,13 @@ def test_unknown_choices_list_the_known_ones() -> None:
 
 @pytest.mark.usefixtures("unchecked")
 def test_what_is_no_matrix_is_refused() -> None:
-    with pytest.raises(ShapeError, match=r"has shape \(3, 4\)"):
-        dependency_depth_bias(torch.ones(3, 4))
-    with pytest.raises(NonFiniteError, match="NaN or infinite"):
-        dependency_depth_bias(torch.full((4, 4), math.nan))
-    with pytest.raises(InputError, match="negative entries"):
-        dependency_depth_bias(-torch.ones(4, 4))
-    graph = build_graph(2, 1)
-    with pytest.raises(ShapeError, match="has 5 sources"):
-        output_depth_bias(graph, torch.ones(4))
+    for wrong in (
+        torch.ones(3, 4),
+        torch.full((4, 4), math.nan),
+        torch.full((4, 4), math.inf),
+        -torch.eye(4),
+    ):
+        with pytest.raises(InputError, match="expected a square dependency matrix of finite sums"):
+            dependency_depth_bias(wrong)
     with pytest.raises(NonFiniteError, match="score of m0->logits is inf"):
-        output_depth_bias(graph, torch.tensor([0.0, 0.0, math.inf, 0.0, 0.0]))
+        output_depth_bias(build_graph(2, 1), torch.tensor([0.0, 0.0, math.inf, 0.0, 0.0]))

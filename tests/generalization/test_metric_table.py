@@ -47,8 +47,8 @@ def drawn(shown: Inspection, seed: int) -> np.ndarray:
 
 
 def case(target: Inspection, known: Inspection | None, **more: object) -> Case:
-    v = None if known is None else drawn(known, 2)
-    return Case(target, known, Weights(target=drawn(target, 1), known=v, **more))
+    v = {} if known is None else {"known": drawn(known, 2)}
+    return Case(target, known, Weights(target=drawn(target, 1), **v, **more))
 
 
 @pytest.fixture
@@ -154,11 +154,10 @@ def test_one_sharpness_batch_has_a_value_and_no_interval() -> None:
     found = one("sharpness", case(planted(0.4), planted(0.7, n_batches=1)))
     assert math.isfinite(found.rows[0, 0])
     assert np.isnan(found.rows[1:]).all()
-    assert "one batch has no interval" in found.reason
 
 
 @pytest.mark.parametrize(("key", "of"), [("rankme", baselines.rankme), ("alpha-req", baselines.alpha_req)])
-def test_spectra_arelinearised_around_their_value(key: str, of, shown: Case) -> None:
+def test_spectra_are_linearised_around_their_value(key: str, of, shown: Case) -> None:
     (value, draws), features = value_and_draws(key, shown), features_of(0.4)
     assert value == pytest.approx(of(features), rel=1e-9)
     groups, n = image_groups(60, 0), shown.target.n
@@ -172,7 +171,7 @@ def test_spectra_arelinearised_around_their_value(key: str, of, shown: Case) -> 
     assert 0 < draws.std() < abs(value)
 
 
-def testlinearised_replicates_have_the_spread_of_a_mean() -> None:
+def test_linearised_replicates_have_the_spread_of_a_mean() -> None:
     counts = draw_counts(200, 400, np.random.default_rng(4))
     x = np.random.default_rng(5).normal(size=200)
     values = [x.mean(), *(np.delete(x, group).mean() for group in image_groups(200, 0))]
@@ -202,9 +201,9 @@ def test_agreement_line_looks_at_all_models_together() -> None:
     labels = everyone[0].known.labels
     known, new = (np.stack([each[place].predictions for each in everyone]) for place in (1, 0))
     found = estimate(METRICS["agreement-line"], [each[:2] for each in everyone], everyone[0].weights)
-    np.testing.assert_allclose(found.rows[0], baselines.agreement_on_the_line(known, labels, new))
+    np.testing.assert_allclose(found.rows[0], baselines.agreement_line(known, labels, new)[0])
     rows, kept = rows_of(everyone[0].counts[7]), rows_of(everyone[0].known_counts[7])
-    again = baselines.agreement_on_the_line(known[:, kept], labels[kept], new[:, rows])
+    again = baselines.agreement_line(known[:, kept], labels[kept], new[:, rows])[0]
     np.testing.assert_allclose(found.rows[8], again)
 
 

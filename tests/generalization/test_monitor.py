@@ -62,13 +62,6 @@ def calibrated(model: Model, reference: EdgeScores) -> Monitor:
     return monitor
 
 
-def test_options_that_a_record_cannot_give_back_are_refused(model: Model, reference: EdgeScores) -> None:
-    record = {**reference.provenance, "options": {"start": {"scores": {}, "values": "0" * 16}}}
-    other = EdgeScores(reference.graph, reference.values, provenance=record)
-    with pytest.raises(InputError, match="used start= of eap-ig-inputs, which its record does not contain"):
-        Monitor(model, other)
-
-
 def test_a_reading_is_one_discovery_with_the_settings_of_the_reference(
     model: Model, reference: EdgeScores
 ) -> None:
@@ -86,7 +79,6 @@ def test_a_reading_is_one_discovery_with_the_settings_of_the_reference(
     assert reading.baselines["atc"] == baselines.atc(known_logits, known.labels, logits)
     assert (reading.n, reading.domain, reading.data_hash) == (N, "neon", batch.data_hash)
     assert reading.alarm is None
-    assert reading.alarms == {}
 
 
 def test_a_batch_costs_one_discovery_and_one_forward_pass(model: Model, reference: EdgeScores) -> None:
@@ -126,20 +118,17 @@ def test_the_threshold_decides_where_there_is_one(model: Model, reference: EdgeS
     assert Monitor(model, reference, low).observe(images("neon", 500)).alarm is True
     above = Monitor(model, reference, threshold=shift * 1.01)
     assert above.observe(images("neon", 500)).alarm is False
-    assert above.rule == "threshold"
-    assert math.isnan(above.guarantee.rate)
-    assert "is unknown" in above.guarantee.statement
+    assert above.rules.rule == "threshold"
+    assert "is unknown" in above.rules.guarantee
 
 
 def test_calibration_makes_the_rate_of_a_threshold_known(model: Model, reference: EdgeScores) -> None:
     monitor = Monitor(model, reference, threshold=0.0)
     known = monitor.calibrate(images("flat", 1000, 4 * N), batch_size=N)
     assert len(known.shifts) == 4
-    found = monitor.guarantee
-    assert found.rate == 1.0  # every shift is above 0: what sampling alone does
-    assert found.interval is not None
-    assert found.interval.high == 1.0
-    assert monitor.observe(images("flat", 2000)).alarms.keys() == {"threshold", "sequential"}
+    # Every shift is above 0: what sampling alone does.
+    assert "4 of 4 batches of 12 images in distribution exceed the threshold" in monitor.rules.guarantee
+    assert "interval 0.4 to 1." in monitor.rules.guarantee
 
 
 def test_known_batches_are_disjoint_and_as_many_as_asked(model: Model, reference: EdgeScores) -> None:
@@ -157,17 +146,15 @@ def test_a_shifted_domain_raises_both_alarms_and_a_known_one_does_not(calibrated
     assert quiet.p_value is not None
     assert quiet.alarm is (quiet.p_value <= 0.2)
     found = [calibrated.observe(images("neon", 4000 + N * place)) for place in range(12)]
-    assert sum(each.alarms["conformal"] for each in found) >= 8
+    assert sum(bool(each.alarm) for each in found) >= 8
     for each in found:
-        assert each.alarm is each.alarms["conformal"]
         assert each.p_value is not None
         assert each.alarm is (each.p_value <= 0.2 + 1e-12)
-    last = found[-1]
-    assert last.alarms["sequential"] is True
-    assert last.e_value is not None
-    assert last.e_value > 5
-    assert calibrated.rule == "conformal"
-    assert "at most 0.2" in calibrated.guarantee.statement
+    assert calibrated.rules.sequential.alarm(0.2)
+    assert found[-1].e_value is not None
+    assert found[-1].e_value > 5
+    assert calibrated.rules.rule == "conformal"
+    assert "at most 0.2" in calibrated.rules.guarantee
 
 
 def test_outputs_are_compared_with_those_on_known_images_class_by_class(
@@ -192,26 +179,29 @@ def test_outputs_are_compared_with_those_on_known_images_class_by_class(
     assert reading.output_shift == pytest.approx(literal(batch))
     assert reading.output_p_value == conformal_p_value(found.output_shifts, reading.output_shift)
     assert reading.page == "monitor.html"
-    again = Monitor(model, reference, outputs=p, alpha=0.4)
-    assert again.observe(batch).output_shift == pytest.approx(reading.output_shift)
 
 
 def test_either_statistic_raises_the_alarm_at_half_the_rate_and_the_reading_says_which() -> None:
     known = tuple(float(each) for each in range(9))
     calibration = Calibration(shifts=known, output_shifts=tuple(each / 10 for each in known), n=N)
-    rules = AlarmRules(asked=None, threshold=None, alpha=0.2, seed=0).calibrated(calibration)
-    assert {name: test.alpha for name, test in rules.tests.items()} == {CIRCUIT: 0.1, OUTPUTS: 0.1}
-    quiet = rules.verdict(7.5, 0.35)
-    assert (quiet.alarm, quiet.decided_by, quiet.value, quiet.limit) == (False, CIRCUIT, 7.5, 8.0)
-    outputs = rules.verdict(0.5, 0.85)
-    assert (outputs.alarm, outputs.decided_by, outputs.value, outputs.limit) == (True, OUTPUTS, 0.85, 0.8)
-    assert (outputs.p_value, outputs.output_p_value) == (0.9, 0.1)
-    assert rules.verdict(9.0, 0.0).decided_by == CIRCUIT
+    rules = AlarmRules(alpha=0.2).calibrated(calibration)
+    assert {name: level for name, (_, level) in rules.tests.items()} == {CIRCUIT: 0.1, OUTPUTS: 0.1}
+    assert rules.limits == {CIRCUIT: 8.0, OUTPUTS: 0.8}
+
+    def decision(rules: AlarmRules, *shifts: float) -> tuple[object, ...]:
+        found = rules.verdict(*shifts)
+        return tuple(found[name] for name in ("alarm", "decided_by", "value", "limit"))
+
+    assert decision(rules, 7.5, 0.35) == (False, CIRCUIT, 7.5, 8.0)
+    assert decision(rules, 0.5, 0.85) == (True, OUTPUTS, 0.85, 0.8)
+    verdict = rules.verdict(0.5, 0.85)
+    assert (verdict["p_value"], verdict["output_p_value"]) == (0.9, 0.1)
+    assert decision(rules, 9.0, 0.0) == (True, CIRCUIT, 9.0, 8.0)
     few = replace(rules, alpha=0.1)  # nine batches serve one test at 0.1, not two at 0.05
     assert list(few.tests) == [CIRCUIT]
-    assert "19 known batches" in few.guarantee.statement
-    assert few.verdict(9.0, 0.0).alarm is True
-    assert "at most 0.2" in rules.guarantee.statement
+    assert "19 known batches" in few.guarantee
+    assert decision(few, 9.0, 0.0)[0] is True
+    assert "at most 0.2" in rules.guarantee
 
 
 def test_batches_of_another_size_are_judged_by_known_ones_of_that_size(
@@ -236,8 +226,8 @@ def test_batches_of_another_size_are_judged_by_known_ones_of_that_size(
 
 
 def test_the_e_value_is_that_of_the_test_on_the_shifts(calibrated: Monitor) -> None:
-    assert calibrated.calibration is not None
-    test = SequentialTest.start(calibrated.calibration.shifts)
+    assert calibrated.rules.calibration is not None
+    test = SequentialTest.start(calibrated.rules.calibration.shifts)
     for index in range(3):
         reading = calibrated.observe(images("sketch", 100 * index))
         test = test.observe(reading.shift, 1 - stream(0, f"monitor/tie/{index}").random())
@@ -249,7 +239,7 @@ def test_the_sequential_rule_needs_no_known_batches(model: Model, reference: Edg
     reading = monitor.observe(images("flat", 700))
     assert reading.alarm is False
     assert reading.e_value is not None
-    assert monitor.guarantee.over == "ever"
+    assert "over all batches together" in monitor.rules.guarantee
 
 
 # ------------------------------------------------------------------------------------------------- the log
@@ -267,21 +257,19 @@ def test_a_monitor_goes_on_where_its_log_ends(model: Model, reference: EdgeScore
     first.calibrate(images("flat", 1000, 4 * N), batch_size=N)
     for place in range(2):
         first.observe(images("neon", 100 * place), sources=[f"{place}.png"])
+    first.skip("broken.png")
     with path.open("a") as file:
         file.write('{"kind": "reading", "index": 2, "shi')  # killed while it wrote
     second = start(path)
-    assert second.calibration == first.calibration
+    assert second.calibrations == first.calibrations
     assert second.readings == first.readings
-    assert second.readings[1].sources == ("1.png",)
+    assert second.done == {"0.png", "1.png", "broken.png"}
     for place in (2, 3):
         second.observe(images("neon", 100 * place))
+    assert [each.skipped for each in second.readings] == [(), (), ("broken.png",), ()]
     for one, other in zip(second.readings, expected, strict=True):
-        assert (one.shift, one.p_value, one.e_value, one.alarms) == (
-            other.shift,
-            other.p_value,
-            other.e_value,
-            other.alarms,
-        )
+        numbers = [(each.shift, each.p_value, each.e_value, each.alarm) for each in (one, other)]
+        assert numbers[0] == numbers[1]
     assert len(start(path).readings) == 4
 
 
@@ -294,7 +282,7 @@ def test_the_log_of_another_monitor_is_refused(model: Model, reference: EdgeScor
         Monitor(model, reference, threshold=0.3, log=path)
     path.unlink()
     Monitor(model, reference, outputs=images("flat", 500), log=path).observe(images("flat", 100))
-    with pytest.raises(InputError, match=r"different: known_outputs_hash\)"):
+    with pytest.raises(InputError, match=r"different: known_outputs\)"):
         Monitor(model, reference, outputs=images("flat", 600), log=path)
     path.write_text("no log\n")
     with pytest.raises(FileFormatError, match="line 1"):
@@ -305,7 +293,7 @@ def test_a_failed_start_leaves_no_log_that_refuses_the_next(
     model: Model, reference: EdgeScores, tmp_path: Path
 ) -> None:
     path = tmp_path / "readings.jsonl"
-    with pytest.raises(InputError, match=rf"images in distribution give 1 batches of {N}; alpha 0.05 needs"):
+    with pytest.raises(InputError, match=rf"give 1 batches of {N}, but 19 are needed"):
         Monitor(model, reference, log=path).calibrate(images("flat", 1000), batch_size=N)
     assert not path.exists()
     Monitor(model, reference, alpha=0.5, log=path).calibrate(images("flat", 1000, 2 * N), batch_size=N)
@@ -313,14 +301,10 @@ def test_a_failed_start_leaves_no_log_that_refuses_the_next(
     assert kinds == ["monitor", "calibration"]
 
 
-def test_a_threshold_that_was_given_is_not_said_to_be_read_off(model: Model, reference: EdgeScores) -> None:
-    said = Monitor(model, reference, threshold=0.3).guarantee.statement
-    assert "given as a number" in said
-    assert "read off" not in said
-
-
 def test_a_reading_survives_its_record(calibrated: Monitor) -> None:
-    reading = calibrated.observe(images("neon", 100), sources=["a.png"], skipped=["b.png"])
+    calibrated.skip("b.png")
+    reading = calibrated.observe(images("neon", 100), sources=["a.png"])
+    assert reading.skipped == ("b.png",)
     assert Reading.from_dict(json.loads(json.dumps(reading.to_dict(), allow_nan=False))) == reading
 
 
@@ -331,7 +315,7 @@ def test_the_document_is_plain_json_and_complete(calibrated: Monitor) -> None:
     assert document["rule"] == "conformal"
     assert document["settings"]["steps"] == 2
     assert len(document["calibration"]["shifts"]) == 9
-    assert document["conformal"]["limit"] == sorted(document["calibration"]["shifts"])[-2]  # k = 2 of 10
+    assert document["limits"] == {CIRCUIT: sorted(document["calibration"]["shifts"])[-2]}  # k = 2 of 10
     assert len(document["readings"][0]["layers"]) == 5
 
 
@@ -339,9 +323,9 @@ def test_the_document_is_plain_json_and_complete(calibrated: Monitor) -> None:
 
 
 def test_a_reference_of_another_model_is_refused(model: Model, reference: EdgeScores) -> None:
-    with pytest.raises(GraphMismatchError, match="the reference circuit belongs to the graph"):
+    with pytest.raises(GraphMismatchError, match="belong to different graphs"):
         Monitor(load_model(untrained_vit(layers=2)), reference)
-    with pytest.raises(GraphMismatchError, match="belongs to a model with weights"):
+    with pytest.raises(GraphMismatchError, match="models with different weights"):
         Monitor(load_model(untrained_vit(seed=0)), reference)
     with pytest.raises(InputError, match="lacks model, seed, method"):
         Monitor(model, EdgeScores(model.graph, reference.values))
@@ -356,7 +340,7 @@ def test_wrong_options_are_refused(model: Model, reference: EdgeScores) -> None:
         Monitor(model, reference, alpha=0.0)
     with pytest.raises(InputError, match="the threshold is missing"):
         Monitor(model, reference, rule="threshold")
-    with pytest.raises(InputError, match="threshold is inf"):
+    with pytest.raises(InputError, match="threshold inf"):
         Monitor(model, reference, threshold=math.inf)
     confidence = calibrate_threshold({"a": 0.9}, {"a": 0.8}, 0.7, higher_is_shift=False)
     with pytest.raises(InputError, match="falls with shift, such as confidence"):
@@ -370,10 +354,8 @@ def test_wrong_options_are_refused(model: Model, reference: EdgeScores) -> None:
 
 def test_calibration_that_cannot_hold_is_refused(model: Model, reference: EdgeScores) -> None:
     monitor = Monitor(model, reference)
-    with pytest.raises(InputError, match="needs at least 19. Give 228 images"):
+    with pytest.raises(InputError, match="19 are needed.* Give 228 images"):
         monitor.calibrate(images("flat", 1000, 5 * N), batch_size=N)
-    with pytest.raises(InputError, match="at least 2 images"):
-        monitor.calibrate(images("flat", 1000, 40), batch_size=1)
     monitor = Monitor(model, reference, alpha=0.5)
     monitor.observe(images("flat", 100))
     with pytest.raises(InputError, match="has observed batches"):
@@ -383,8 +365,6 @@ def test_calibration_that_cannot_hold_is_refused(model: Model, reference: EdgeSc
 def test_batches_that_cannot_be_compared_are_refused(calibrated: Monitor) -> None:
     with pytest.raises(InputError, match="the batch holds 11 images, the known batches 12"):
         calibrated.observe(images("flat", 100, 11))
-    with pytest.raises(InputError, match="1 image"):
-        calibrated.observe(images("flat", 100, 1))
 
 
 def test_images_that_cannot_be_read_are_refused(model: Model, reference: EdgeScores) -> None:

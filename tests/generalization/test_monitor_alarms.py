@@ -11,13 +11,14 @@ from assay.analyses.generalization.alarms import (
     POWERS,
     AlarmRules,
     Calibration,
-    ConformalAlarm,
     SequentialTest,
     batches_for,
+    conformal_limit,
     conformal_p_value,
+    rate_bound,
 )
 from assay.analyses.generalization.shift import output_shift
-from assay.core.errors import InputError, NonFiniteError
+from assay.core.errors import InputError
 
 
 def test_the_p_value_counts_the_scores_that_are_at_least_as_large() -> None:
@@ -39,27 +40,23 @@ def test_over_all_orders_the_p_value_is_at_most_a_in_at_most_a_share_a() -> None
 
 def test_the_alarm_is_the_p_value_at_most_alpha() -> None:
     rng = np.random.default_rng(3)
-    alarm = ConformalAlarm(known=tuple(rng.integers(0, 12, 39).astype(float).tolist()), alpha=0.1)
+    known = rng.integers(0, 12, 39).astype(float).tolist()
     for score in np.arange(-1, 14, 0.5).tolist():
-        assert alarm.alarm(score) == (alarm.p_value(score) <= 0.1 + 1e-12)
+        assert (score > conformal_limit(known, 0.1)) == (conformal_p_value(known, score) <= 0.1 + 1e-12)
 
 
 @pytest.mark.parametrize(("alpha", "needed"), [(0.05, 19), (0.1, 9), (0.5, 1), (0.01, 99), (0.03, 33)])
-def test_the_smallest_alpha_and_the_batches_for_it_agree(alpha: float, needed: int) -> None:
+def test_so_many_batches_give_an_alarm_at_alpha_and_fewer_do_not(alpha: float, needed: int) -> None:
     assert batches_for(alpha) == needed
-    known = tuple(float(each) for each in range(needed))
-    assert ConformalAlarm(known=known, alpha=alpha).smallest_alpha <= alpha + 1e-12
-    if needed > 1:
-        with pytest.raises(InputError, match=f"give at least {needed} batches"):
-            ConformalAlarm(known=known[1:], alpha=alpha)
+    known = [float(each) for each in range(needed)]
+    assert conformal_p_value(known, 1e9) <= alpha + 1e-12 < conformal_p_value(known[1:], 1e9)
 
 
 def test_the_rate_given_the_known_batches_keeps_its_bound() -> None:
     """Scores are uniform, so the rate given the known ones is 1 - limit."""
     rng = np.random.default_rng(5)
-    alarms = [ConformalAlarm(known=tuple(rng.random(39).tolist()), alpha=0.1) for _ in range(2000)]
-    rates = np.array([1 - each.limit for each in alarms])
-    bound = alarms[0].rate_bound(0.95)
+    rates = np.array([1 - conformal_limit(rng.random(39).tolist(), 0.1) for _ in range(2000)])
+    bound = rate_bound(39, 0.1, 0.95)
     assert rates.mean() == pytest.approx(0.1, abs=0.005)  # k / (m + 1) = 4 / 40
     assert 0.935 < np.mean(rates <= bound) < 0.965
     assert 0.1 < bound < 0.2
@@ -81,10 +78,10 @@ def test_two_statistics_keep_the_rate_together_and_find_what_either_finds() -> N
     for _ in range(runs):
         shifts, moves = zip(*(batch() for _ in range(39)), strict=True)
         calibration = Calibration(shifts=shifts, output_shifts=moves, n=20)
-        rules = AlarmRules(asked="conformal", threshold=None, alpha=0.1, seed=0).calibrated(calibration)
+        rules = AlarmRules(asked="conformal", alpha=0.1).calibrated(calibration)
         assert len(rules.tests) == 2
         for name, change in (("nothing", {}), ("outputs", {"outputs": 0.5}), ("circuit", {"circuit": 0.5})):
-            raised[name] += bool(rules.verdict(*batch(**change)).alarm)
+            raised[name] += bool(rules.verdict(*batch(**change))["alarm"])
     # 0.1 is the bound; 3 standard errors of 300 runs above it would be 0.152.
     assert 0.03 < raised["nothing"] / runs <= 0.1 + 3 * math.sqrt(0.1 * 0.9 / runs)
     assert raised["outputs"] > 0.9 * runs
@@ -173,14 +170,6 @@ def test_an_alarm_stays_on() -> None:
     assert test.alarm(0.05)
 
 
-def test_what_cannot_be_used_is_refused() -> None:
-    with pytest.raises(NonFiniteError, match="shift of batch 1 is nan"):
-        ConformalAlarm(known=(0.1, math.nan), alpha=0.5)
+def test_a_level_that_is_no_probability_is_refused() -> None:
     with pytest.raises(InputError, match="alpha is 1.5"):
-        ConformalAlarm(known=(0.1,), alpha=1.5)
-    with pytest.raises(InputError, match="0 known batches"):
-        conformal_p_value([], 0.1)
-    with pytest.raises(InputError, match="u is 0"):
-        SequentialTest.start([]).observe(0.5, 0.0)
-    with pytest.raises(NonFiniteError):
-        SequentialTest.start([]).observe(math.inf, 0.5)
+        AlarmRules(alpha=1.5)

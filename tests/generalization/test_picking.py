@@ -50,7 +50,7 @@ def test_a_model_without_a_value_is_never_picked() -> None:
 
 def test_intervals_are_those_of_resampled_values_cut_at_what_a_metric_can_be() -> None:
     draws = np.random.default_rng(1).normal(3.0, 0.1, size=200)  # only their spread counts
-    found = interval_of(np.array([0.9, *draws]), 20, METRICS["average-confidence"], 0.95)
+    found = interval_of(np.array([0.9, *draws]), 20, METRICS["average-confidence"])
     margin = scipy_stats.t.ppf(0.975, 19) * draws.std(ddof=1)
     assert found.low == pytest.approx(0.9 - margin)
     assert found.high == 1.0
@@ -65,7 +65,7 @@ def test_intervals_are_those_of_resampled_values_cut_at_what_a_metric_can_be() -
     ],
 )
 def test_intervals_that_the_data_do_not_determine_are_nan(value: float, draws, reason: str) -> None:
-    found = interval_of(np.array([value, *draws]), 9, METRICS["energy"], 0.95)
+    found = interval_of(np.array([value, *draws]), 9, METRICS["energy"])
     assert not found.defined
     assert found.reason == reason
 
@@ -74,7 +74,7 @@ def test_correlations_of_resampled_models_equal_those_of_scipy() -> None:
     rng = np.random.default_rng(2)
     metric = rng.normal(size=(41, 8)).round(1)  # with ties
     performance = metric + rng.normal(size=(41, 8)).round(1)
-    found = correlation_with_intervals(metric, performance, level=0.9, seed=3)
+    found = correlation_with_intervals(metric, performance, seed=3)
     from assay.core.random import stream
 
     chosen = stream(3, "rank/models").integers(0, 8, (40, 8))
@@ -85,13 +85,13 @@ def test_correlations_of_resampled_models_equal_those_of_scipy() -> None:
         "krcc": [scipy_stats.kendalltau(a, b)[0] for a, b in zip(x, y, strict=True)],
     }
     for name, values in literal.items():
-        low, high = np.quantile(values, [0.05, 0.95])
-        assert found.intervals[name].low == pytest.approx(low)
-        assert found.intervals[name].high == pytest.approx(high)
+        low, high = np.quantile(values, [0.025, 0.975])
+        assert getattr(found, name).interval.low == pytest.approx(low)
+        assert getattr(found, name).interval.high == pytest.approx(high)
 
 
 def test_four_models_have_no_interval_of_a_correlation() -> None:
     numbers = np.random.default_rng(4).normal(size=(20, 4))
     found = correlation_with_intervals(numbers, numbers)
-    assert found.intervals["srcc"].reason == "too_few"
+    assert found.srcc.interval.reason == "too_few"
     assert found.to_dict()["srcc"]["interval"]["low"] is None

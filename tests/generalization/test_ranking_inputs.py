@@ -8,9 +8,10 @@ from PIL import Image
 from small_vits import untrained_vit
 
 import assay
-from assay.analyses.generalization import ranking
+from assay.analyses.generalization import inspection
 from assay.analyses.generalization.inspection import InspectionSettings
 from assay.analyses.generalization.ranking import rank_models
+from assay.core.errors import InputError
 from assay.models import Model
 from assay.tasks import draw_shapes, load_images
 from assay.tasks.image_reading import Files
@@ -58,15 +59,16 @@ def test_logits_are_kept_for_transport_that_is_small_or_asked_for_by_name(
     monkeypatch.setattr("assay.analyses.generalization.metrics.COT_LIMIT", 100)  # of 18 * 6 unknowns
     models = {"a": model(0, STORED), "b": model(1, STORED)}
     asked_parts: list[set[str]] = []
-    inspect = ranking.inspect_model
+    inspect = inspection.inspect_model
 
     def noted(model, task, parts, **options):
         asked_parts.append(set(parts))
         return inspect(model, task, parts, **options)
 
-    monkeypatch.setattr(ranking, "inspect_model", noted)
+    monkeypatch.setattr(inspection, "inspect_model", noted)
     usual = rank_models(models, folder, id_data=folder, settings=FEW)
-    assert "108 unknowns; name the metric" in usual.absent["cot"]
+    with pytest.raises(InputError, match="108 unknowns; name the metric"):
+        usual.column("cot")
     assert asked_parts == [{"features", "output-scores", "edge-scores"}, set()] * 2
     named = rank_models(models, folder, id_data=folder, metrics=["cot"], settings=FEW)
     assert np.isfinite(named.column("cot").values).all()

@@ -42,5 +42,3 @@ def test_one_batch_is_what_discover_gives(model: Model) -> None:
 def test_too_few_images_are_refused(model: Model) -> None:
     with pytest.raises(InputError, match="fewer than the 8 of a batch"):
         discover_reference(model, images("flat", 0, 5), batch=8)
-    with pytest.raises(InputError, match="it needs 2 or more"):
-        discover_reference(model, images("flat", 0, 5), batch=1)

@@ -1,10 +1,10 @@
-"""Spectra of features that stream past, against those of the whole table."""
+"""Spectra of features that come in batches, against those of the whole table."""
 
 import numpy as np
 import pytest
 from scipy import linalg
 
-from assay.analyses.generalization.spectra import GROUPS, SpectrumSums, image_groups
+from assay.analyses.generalization.spectra import SpectrumSums, image_groups
 
 
 def fed(features: np.ndarray, size: int, seed: int = 0) -> SpectrumSums:
@@ -15,7 +15,7 @@ def fed(features: np.ndarray, size: int, seed: int = 0) -> SpectrumSums:
 
 
 @pytest.mark.parametrize(("n", "width"), [(900, 12), (6, 12), (30, 12), (7000, 3)])
-def test_streamed_spectra_are_those_of_the_whole_table(n: int, width: int) -> None:
+def test_spectra_are_those_of_the_whole_table(n: int, width: int) -> None:
     rng = np.random.default_rng(0)
     features = rng.normal(3.0, 1.0, size=(n, width)) @ np.diag(0.3 ** np.arange(width))  # down to 1e-6
     found = fed(features, 50).spectra()
@@ -26,13 +26,6 @@ def test_streamed_spectra_are_those_of_the_whole_table(n: int, width: int) -> No
         centred = linalg.svdvals(table - table.mean(0))
         theirs = found.centred[row][np.isfinite(found.centred[row])]
         np.testing.assert_allclose(theirs, centred, rtol=1e-8, atol=1e-13 * raw[0])
-
-
-def test_what_is_held_does_not_grow_with_the_images() -> None:
-    features = np.random.default_rng(1).normal(size=(40_000, 4))
-    sums = fed(features, 1000)
-    assert max(len(each) for each in sums._factors) <= 5 + 256
-    assert len(sums._factors) == GROUPS
 
 
 def test_small_singular_values_survive_a_large_mean() -> None:

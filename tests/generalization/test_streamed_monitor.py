@@ -12,12 +12,13 @@ from PIL import Image
 from small_vits import untrained_vit
 
 from assay.analyses.generalization import (
-    DomainCalibration,
-    batches,
+    DomainEvaluation,
     calibrate_on_corruptions,
     discover_reference,
+    inspection,
     measure_domains,
 )
+from assay.analyses.generalization.domains import EvaluationSettings
 from assay.analyses.generalization.monitor import Monitor
 from assay.models import Model, load_model
 from assay.tasks import EvalTransform, ImageTask, draw_shapes, find_domains
@@ -55,7 +56,7 @@ def log_of(model: Model, known: ImageTask, path: Path) -> list[dict[str, Any]]:
     monitor = Monitor(model, reference, labelled=rest, alpha=0.3, transform=TRANSFORM, log=path)
     monitor.calibrate(rest.subset(range(4 * N)), batch_size=N)
     for start in (4 * N, 5 * N):
-        monitor.observe(rest.subset(range(start, start + N)), domain="new")
+        monitor.observe(rest.subset(range(start, start + N)))
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[0]["reference"]["task"].pop("data_hash")
     lines[0].pop("id")
@@ -102,11 +103,8 @@ class Counted(Pictures):
     """Pictures that count how often each is read."""
 
     def __init__(self, pictures: Pictures) -> None:
-        super().__init__()
+        super().__init__(len(pictures))
         self.pictures, self.reads = pictures, Counter[int]()
-
-    def __len__(self) -> int:
-        return len(self.pictures)
 
     def name(self, row: int) -> str:
         return self.pictures.name(row)
@@ -126,14 +124,16 @@ def test_images_are_decoded_once_for_all_corruptions(
     counted = Counted(sources[1].source)
     images = replace(sources[1], source=counted).subset([*range(59, 39, -1)])
 
-    def shifts() -> DomainCalibration:
+    def shifts() -> DomainEvaluation:
         counted.reads.clear()
-        return calibrate_on_corruptions(model, reference, images, n=N, corruptions=KEYS, transform=TRANSFORM)
+        return calibrate_on_corruptions(model, reference, images, corruptions=KEYS, transform=TRANSFORM)
 
     held = shifts()
     assert counted.reads == dict.fromkeys(range(40, 60), 1)
-    monkeypatch.setattr(batches, "HELD", 0)  # too large to be held: once for each domain, and for its sample
-    assert shifts() == held
+    monkeypatch.setattr(
+        inspection, "HELD", 0
+    )  # too large to be held: once for each domain, and for its sample
+    assert shifts().known == held.known
     reads = [counted.reads[row] for row in range(41, 60)]  # without 40, which tells the size
     assert sum(reads) <= len(KEYS) * (19 + N + 1)
 
@@ -144,7 +144,13 @@ def test_a_stream_is_a_labelled_domain(model: Model, sources: tuple[ImageTask, I
     parts = [each.parts(3, seed=2)[1] for each in (held, streamed)]
     assert [each.domain for each in parts] == ["flat/2", "flat/2"]
     found = [
-        measure_domains(model, scores, {"flat": each.sample(20, seed=1)}, n=N, transform=TRANSFORM)
+        measure_domains(
+            model,
+            scores,
+            {"flat": each.sample(20, seed=1)},
+            settings=EvaluationSettings(n=N),
+            transform=TRANSFORM,
+        )
         for each in parts
     ]
     assert found[0] == found[1]

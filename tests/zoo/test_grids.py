@@ -46,7 +46,7 @@ def test_keys_of_the_embedded_zoo_are_those_of_its_recipes() -> None:
     [
         ({"lr": 0}, "lr is 0; give a number above 0"),
         ({"lr": float("nan")}, "lr is nan"),
-        ({"weight_decay": -1}, "weight_decay is -1; give 0 or more"),
+        ({"weight_decay": -1}, "weight_decay is -1; give a number of 0 or more"),
         ({"warmup": 1000}, "warmup is 1000 of 1000 steps"),
         ({"momentum": 1.0}, "momentum is 1.0"),
         ({"clip": 0}, "clip is 0"),
@@ -110,24 +110,6 @@ def test_presets_have_the_published_sizes(preset: str, trained: int) -> None:
     assert Grid.from_dict(json.loads(json.dumps(grid.to_dict()))) == grid
 
 
-def test_the_published_grids_have_the_recoverable_values() -> None:
-    recipes = Grid.read("inside-out").recipes()
-    for name, values in (
-        ("lr", {0.003, 0.01, 0.03}),
-        ("weight_decay", {0.0, 0.01}),
-        ("batch_size", {128, 256}),
-    ):
-        assert {getattr(recipe, name) for recipe in recipes} == values
-    assert {(r.optimiser, r.momentum, r.steps, r.clip, r.head_dropout) for r in recipes} == {
-        ("sgd", 0.9, 1000, 1.0, 0.1)
-    }
-    assert {(r.warmup, r.batch_size) for r in Grid.read("inside-out-code").recipes()} == {
-        (16, 256),
-        (20, 256),
-    }
-    assert {r.batch_size for r in Grid.read("inside-out-reduced").recipes()} == {256}
-
-
 def test_a_file_changes_single_parts_of_a_preset(tmp_path: Path) -> None:
     path = tmp_path / "grid.toml"
     path.write_text("""
@@ -158,12 +140,12 @@ SCRATCH = {"scratch": {"source": "scratch"}}
     ("content", "message"),
     [
         ({"preset": "insideout"}, "unknown preset of a grid 'insideout'; did you mean 'inside-out'"),
-        ({"inits": {}}, "has no recipe; give an init"),
-        ({"inits": SCRATCH, "axes": {"lr": []}}, "has no recipe"),
+        ({"inits": {}}, "has 0 recipes, 0 of them different; give an init"),
+        ({"inits": SCRATCH, "axes": {"lr": []}}, "has 0 recipes"),
         ({"inits": SCRATCH, "axis": {}}, "did you mean 'axes'"),
         ({"inits": SCRATCH, "axes": {"rl": [1]}}, "unknown field 'rl'"),
-        ({"inits": SCRATCH, "axes": {"lr": 0.1}}, "the axis lr is 0.1; give a list"),
-        ({"inits": SCRATCH, "axes": {"lr": [0.1, 0.1]}}, "holds a recipe twice"),
+        ({"inits": SCRATCH, "axes": {"lr": 0.1}}, r"not iterable @ \$\.axes"),
+        ({"inits": SCRATCH, "axes": {"lr": [0.1, 0.1]}}, "has 2 recipes, 1 of them different"),
         ({"inits": SCRATCH, "axes": {"lr": [-1.0]}}, r"lr is -1\.0"),
         ({"inits": SCRATCH, "fixed": 3}, r"expected a mapping @ \$\.fixed"),
         ({"preset": "tiny", "fixed": 3}, "is not a table of inits, axes and fixed fields"),

@@ -49,8 +49,8 @@ def test_every_model_is_a_vit_of_the_written_size_and_hash(key: str) -> None:
 
 def test_the_first_model_can_be_followed_through_its_training() -> None:
     entry = ZOO.entries[0]
-    assert [each.step for each in entry.checkpoints] == [0, 100, 250, 500, 750]
-    hashes = {load_model(ZOO.path / each.path).weight_hash for each in entry.checkpoints}
+    assert [each["step"] for each in entry.checkpoints] == [0, 100, 250, 500, 750]
+    hashes = {load_model(ZOO.path / each["path"]).weight_hash for each in entry.checkpoints}
     assert len(hashes) == 5
     assert entry.weight_hash not in hashes
 

@@ -4,7 +4,7 @@ from assay.zoo.archive import Correctness, Zoo, ZooEntry
 from assay.zoo.grid import PRESETS, Augmentation, Grid, Initialisation, Recipe, select_configurations
 from assay.zoo.models import initial_module, save_model
 from assay.zoo.scoring import split
-from assay.zoo.training import LossTerm, TrainingRun, train, train_zoo
+from assay.zoo.training import LossTerm, Term, TrainingRun, train, train_zoo
 
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "Initialisation",
     "LossTerm",
     "Recipe",
+    "Term",
     "TrainingRun",
     "Zoo",
     "ZooEntry",

@@ -18,7 +18,7 @@ import torch
 from jaxtyping import Float32, Float64, Int64, UInt8
 
 from assay.circuits import write_atomically
-from assay.core.errors import AssayError, FileFormatError, InputError, unknown_name
+from assay.core.errors import AssayError, FileFormatError, InputError, check_name
 from assay.core.record import BRIEF, HIDDEN, Record, named, record_id
 from assay.core.untrusted import load_npz, read_object
 from assay.execution import run_model
@@ -62,8 +62,7 @@ class Correctness:
     @property
     def accuracy(self) -> Float64[np.ndarray, " m"]:
         """Accuracy of each model on these images, 0 .. 1."""
-        shares: Float64[np.ndarray, " m"] = self.correct.mean(axis=1)
-        return shares
+        return np.asarray(self.correct.mean(axis=1))
 
     def save(self, path: str | Path) -> Path:
         """Write the archive that OODSelect reads.
@@ -75,9 +74,9 @@ class Correctness:
             InputError: If an in-distribution accuracy is unknown, or two images have one id.
             OutputError: If the file cannot be written.
         """
-        if unknown := [k for k, y in zip(self.keys, self.id_accuracy, strict=True) if np.isnan(y)]:
-            count = f"the in-distribution accuracy of {len(unknown)} models is unknown, e.g. of {unknown[0]}"
-            raise InputError(f"{count}; give labelled in-distribution images to measure it on")
+        if len(unknown := np.flatnonzero(np.isnan(self.id_accuracy))):
+            what = f"accuracy of {len(unknown)} models is unknown, e.g. of {self.keys[unknown[0]]}"
+            raise InputError(f"the in-distribution {what}; give labelled in-distribution images")
         examples = np.array([f"{self.domain}/{number}" for number in self.ids])
         if len(np.unique(examples)) < len(examples):
             raise InputError(f"two images of {self.domain!r} have the same id; ids must be unique")
@@ -98,15 +97,6 @@ class Correctness:
 
 @final
 @dataclass(frozen=True, kw_only=True)
-class Checkpoint(Record):
-    """A model on its way: training steps done, and its directory, relative to the zoo."""
-
-    step: int
-    path: str
-
-
-@final
-@dataclass(frozen=True, kw_only=True)
 class ZooEntry(Record):
     """One model of a zoo.
 
@@ -118,7 +108,7 @@ class ZooEntry(Record):
         best_step: Training step it was kept at; None if unknown.
         recipe: How it was trained; empty if unknown.
         weight_hash: `Model.weight_hash`; None if unknown.
-        checkpoints: The model on its way, as `training_dynamics` reads it.
+        checkpoints: The model on its way: `step`, the training steps done, and `path`, relative to the zoo.
         reason: Why training failed.
     """
 
@@ -129,14 +119,14 @@ class ZooEntry(Record):
     best_step: int | None = None
     recipe: Mapping[str, Any] = field(default_factory=dict)
     weight_hash: str | None = None
-    checkpoints: tuple[Checkpoint, ...] = ()
+    checkpoints: tuple[Mapping[str, Any], ...] = ()
     reason: str = field(default="", metadata=BRIEF)
 
     def check(self) -> None:
         """Raises `FileFormatError` unless what is written under the key and the paths stays in the zoo."""
         if not _KEY.fullmatch(self.key):
             raise FileFormatError(f"invalid model name {self.key!r}; use letters, digits and '._+=,@-'")
-        for place in (self.path, *(each.path for each in self.checkpoints)):
+        for place in (self.path, *(str(each.get("path", "")) for each in self.checkpoints)):
             if Path(place).is_absolute() or ".." in Path(place).parts:
                 raise FileFormatError(f"the model {self.key!r} lies at {place!r}, outside the zoo")
 
@@ -234,8 +224,7 @@ class Zoo(Record):
             UnknownNameError: If the zoo has no such model.
         """
         entries = {entry.key: entry for entry in self.entries}
-        if key not in entries:
-            raise unknown_name("model of the zoo", key, entries)
+        check_name("model of the zoo", key, entries)
         return entries[key]
 
     def folder(self, key: str) -> Path:
@@ -264,25 +253,15 @@ class Zoo(Record):
                 raise InputError("it reads text; remove it from the zoo")
         return model
 
-    def predict(
-        self,
-        key: str,
-        images: ImageTask,
-        *,
-        batch_size: int | None = None,
-        device: str | None = None,
-        dtype: torch.dtype | None = None,
-        keep: bool = True,
-    ) -> Float32[np.ndarray, "n n_classes"]:
-        """Logits of one model on images, from the zoo's records if they are there.
+    def predict(self, key: str, images: ImageTask, **options: Any) -> Float32[np.ndarray, "n n_classes"]:
+        """Logits of one model on images, from the zoo's records `records/KEY/HASH.npz` if they are there.
+
+        What is computed is recorded, but for the embedded zoo.
 
         Args:
             key: Name of the model.
             images: Of the size that the model reads; the model's own normalisation is applied.
-            batch_size: Images per pass. Default: by free memory.
-            device: Where to run. Default: the CPU.
-            dtype: Number type of the weights. Default: as of `load_model`.
-            keep: Read and write `records/KEY/HASH.npz` below the zoo; never below the embedded one.
+            options: Of `load`: `device`, `dtype`.
 
         Raises:
             InputError: If model and images do not have the same classes.
@@ -290,18 +269,16 @@ class Zoo(Record):
             NonFiniteError: If a logit is NaN or infinite.
             OutputError: If the record cannot be written.
         """
-        model = self.load(key, device=device, dtype=dtype)
+        model = self.load(key, **options)
         with self._named(key):
             task = images.with_transform(EvalTransform.for_model(model))
             task.validate(model.image_size, model.classes)
             identity = record_id("predictions", {"weights": model.weight_hash, "images": task.data_hash})
             place = self.path / "records" / key / f"{identity}.npz"
-            keep = keep and self.path != EMBEDDED
-            if keep and (logits := _read_logits(place)) is not None:
-                return logits
-            logits = run_model(model, task, batch_size=batch_size).float().cpu().numpy()
-            if keep:
-                _write_arrays(place, logits=logits)
+            if (logits := _read_logits(place)) is None:
+                logits = run_model(model, task).float().cpu().numpy()
+                if self.path != EMBEDDED:
+                    _write_arrays(place, logits=logits)
         return logits
 
     def correctness(
@@ -321,24 +298,24 @@ class Zoo(Record):
             id_images: Labelled in-distribution images to measure `id_accuracy` on. Default: what the zoo
                 knows from the validation of its training.
             progress: Called with the stage, the models done and all models.
-            options: Of `predict`: `batch_size`, `device`, `dtype`, `keep`.
+            options: Of `load`: `device`, `dtype`.
 
         Raises:
             InputError: If labels are missing, the zoo has no model that is done, or classes differ.
             AssayError: As `predict`, with the name of the model in front.
         """
         self.check_done()
-        within = None if id_images is None else id_images.labels
-        if images.labels is None or (id_images is not None and within is None):
-            raise InputError(f"images of {images.domain!r} have no labels, but correctness needs them")
+        sets, truths = [images, *([] if id_images is None else [id_images])], []
+        for each in sets:
+            if each.labels is None:
+                raise InputError(f"images of {each.domain!r} have no labels, but correctness needs them")
+            truths.append(each.labels.numpy())
         rows, accuracies = [], []
         for number, key in enumerate(self.keys, 1):
-            rows.append(self.predict(key, images, **options).argmax(axis=1) == images.labels.numpy())
-            accuracy = self.entry(key).id_accuracy
-            if id_images is not None and within is not None:
-                known = self.predict(key, id_images, **options).argmax(axis=1)
-                accuracy = float((known == within.numpy()).mean())
-            accuracies.append(np.nan if accuracy is None else accuracy)
+            answers = [self.predict(key, each, **options).argmax(axis=1) for each in sets]
+            hits = [answer == truth for answer, truth in zip(answers, truths, strict=True)]
+            rows.append(hits[0])
+            accuracies.append(self.entry(key).id_accuracy if id_images is None else float(hits[1].mean()))
             if progress is not None:
                 progress("predict", number, len(self.keys))
         return Correctness(
@@ -347,7 +324,7 @@ class Zoo(Record):
             keys=self.keys,
             families=tuple(str(self.entry(key).recipe.get("init", key)) for key in self.keys),
             ids=images.ids.numpy(),
-            labels=images.labels.numpy(),
+            labels=truths[0],
             domain=images.domain,
             n_id=id_images.n if id_images is not None else int(self.data.get("n_validation", 0)),
         )
@@ -381,9 +358,8 @@ def missing_text(missing: Mapping[str, str], done: int) -> str:
     """
     if not missing:
         return ""
-    shown = [f"{key} ({why})" for key, why in missing.items()][:SHOWN]
-    more = f" and {len(missing) - SHOWN} more" if len(missing) > SHOWN else ""
-    text = f"{len(missing)} of {len(missing) + done} planned models are missing: {', '.join(shown)}{more}"
+    shown = ", ".join(f"{key} ({why})" for key, why in [*missing.items()][:SHOWN])
+    text = f"{len(missing)} of {len(missing) + done} planned models are missing, e.g. {shown}"
     if all(why.startswith("failed") for why in missing.values()):
         return f"{text}; change the recipes that failed"
     return f"{text}; run the same `assay zoo train` command again, which goes on where it stopped"

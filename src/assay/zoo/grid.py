@@ -5,7 +5,7 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -16,9 +16,9 @@ import torch
 from jaxtyping import UInt8
 from torch.nn.functional import affine_grid, grid_sample
 
-from assay.core.errors import InputError, unknown_name
+from assay.core.errors import InputError, check_name
 from assay.core.record import Record, named, plain
-from assay.core.untrusted import malformed, parse_json, parse_toml, read_object
+from assay.core.untrusted import malformed, read_object
 from assay.zoo.archive import Zoo
 from assay.zoo.models import initial_module, stated_size
 
@@ -29,6 +29,12 @@ CHOICES = {
     "optimiser": ("sgd", "adamw"),
     "score": ("accuracy", "macro-f1"),
 }
+# Its numbers, by what they may be.
+RANGES: tuple[tuple[str, tuple[str, ...], Callable[[float], bool]], ...] = (
+    ("above 0", ("lr", "batch_size", "validate_every", "clip"), lambda value: 0 < value < math.inf),
+    ("of 0 or more", ("weight_decay", "seed"), lambda value: 0 <= value < math.inf),
+    ("from 0, below 1", ("momentum", "head_dropout"), lambda value: 0 <= value < 1),
+)
 
 # Rec. 601, what Pillow and torchvision call grey.
 _GREY = np.array([0.299, 0.587, 0.114], dtype=np.float32)
@@ -102,8 +108,7 @@ class Augmentation(Record):
             values = level + factors[1] * (values - level)
             grey = (values @ _GREY)[..., None]
             values = grey + factors[2] * (values - grey)
-        changed: UInt8[np.ndarray, "n h w 3"] = np.rint(np.clip(values, 0, 255)).astype(np.uint8)
-        return changed
+        return np.asarray(np.rint(np.clip(values, 0, 255)).astype(np.uint8))
 
 
 @final
@@ -157,26 +162,20 @@ class Recipe(Record):
 
     def __post_init__(self) -> None:
         for name, known in CHOICES.items():
-            if getattr(self, name) not in known:
-                raise unknown_name(name, getattr(self, name), known)
-        for name in ("lr", "batch_size", "validate_every", "clip"):
-            number = getattr(self, name)
-            if number is not None and not 0 < number < math.inf:
-                raise InputError(f"{name} is {number}; give a number above 0")
-        for name in ("weight_decay", "seed"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise InputError(f"{name} is {getattr(self, name)}; give 0 or more")
+            check_name(name, getattr(self, name), known)
+        for wanted, names, holds in RANGES:
+            for name in names:
+                if (value := getattr(self, name)) is not None and not holds(value):
+                    raise InputError(f"{name} is {value}; give a number {wanted}")
         if not 0 <= self.warmup < self.steps:
             raise InputError(f"warmup is {self.warmup} of {self.steps} steps; give 0 to {self.steps - 1}")
-        for name in ("momentum", "head_dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(f"{name} is {getattr(self, name)}; expected at least 0 and below 1")
 
     @property
     def key(self) -> str:
         """A readable name, unique by the hash of all fields at its end."""
-        content = json.dumps({k: _number(v) for k, v in self.to_dict().items()}, sort_keys=True)
-        digest = hashlib.sha256(content.encode()).hexdigest()[:6]
+        # 1 and 1.0 are one setting.
+        settings = {k: float(v) if isinstance(v, int) else v for k, v in self.to_dict().items()}
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:6]
         init = re.sub(r"[^A-Za-z0-9]+", "-", self.init.rstrip("/").rpartition("/")[2]).strip("-").lower()
         numbers = f"lr{self.lr:g}-b{self.batch_size}-wd{self.weight_decay:g}-s{self.seed}"
         return f"{init}-{self.mode}-{numbers}-{digest}"
@@ -187,11 +186,6 @@ class Recipe(Record):
             return float(self.lr * (step + 1) / self.warmup)
         share = (step - self.warmup) / (self.steps - self.warmup)
         return float(self.lr * 0.5 * (1 + np.cos(np.pi * share)))
-
-
-def _number(value: Any) -> Any:
-    """1 and 1.0 are one setting."""
-    return float(value) if isinstance(value, int) else value
 
 
 # ---------------------------------------------------------------------------------------------------- grids
@@ -244,16 +238,14 @@ class Grid(Record):
 
     def __post_init__(self) -> None:
         for name in itertools.chain(*self.skip):
-            if name not in (known := [each.name for each in fields(Recipe)]):
-                raise unknown_name("field of a recipe", name, known)
+            check_name("field of a recipe", name, [each.name for each in fields(Recipe)])
         names = [*self.axes, *self.fixed, *{name for each in self.configurations for name in each}]
         if twice := [name for name in names if names.count(name) > 1]:
             raise InputError(f"{twice[0]} is set in two of axes, fixed and configurations; keep one of them")
         keys = [recipe.key for recipe in self.recipes()]
-        if not keys:
-            raise InputError(f"the grid {self.name!r} has no recipe; give an init, and values of each axis")
-        if twice := [key for key in keys if keys.count(key) > 1]:
-            raise InputError(f"the grid {self.name!r} holds a recipe twice: {twice[0]}")
+        if not keys or len({*keys}) < len(keys):
+            what = f"the grid {self.name!r} has {len(keys)} recipes, {len({*keys})} of them different"
+            raise InputError(f"{what}; give an init, and different values of each axis")
 
     @classmethod
     def from_dict(cls, document: Any) -> "Grid":
@@ -273,16 +265,12 @@ class Grid(Record):
         with malformed("the grid", "a table of inits, axes and fixed fields"):
             whole: dict[str, Any] = {"axes": {}, "fixed": {}, **document}
             if (preset := whole.pop("preset", None)) is not None:
-                if preset not in PRESETS:
-                    raise unknown_name("preset of a grid", preset, PRESETS)
-                start = cls.from_dict(PRESETS[preset]).to_dict()
+                check_name("preset of a grid", preset, PRESETS)
+                start = cls.from_dict({"name": preset, **PRESETS[preset]}).to_dict()
                 kept = {name: each for name, each in start["axes"].items() if name not in whole["fixed"]}
                 axes = kept | whole["axes"]
                 kept = {name: each for name, each in start["fixed"].items() if name not in axes}
                 whole = start | whole | {"axes": axes, "fixed": kept | whole["fixed"]}
-            for axis, values in whole["axes"].items():
-                if not isinstance(values, list | tuple):
-                    raise InputError(f"the axis {axis} is {values!r}; give a list of at least one value")
         return super().from_dict(whole)
 
     @classmethod
@@ -297,9 +285,8 @@ class Grid(Record):
         if str(source) in PRESETS:
             return cls.from_dict({"preset": str(source)})
         if not path.exists():
-            raise unknown_name("grid file or preset", str(source), PRESETS)
-        parse = parse_json if path.suffix == ".json" else parse_toml
-        return cls.from_dict(read_object(path, "a TOML or JSON file of a grid", parse=parse))
+            check_name("grid file or preset", str(source), PRESETS)
+        return cls.from_dict(read_object(path, "a TOML or JSON file of a grid"))
 
     def recipes(self) -> tuple[Recipe, ...]:
         """One recipe per model: initialisation by initialisation, the last axis fastest."""
@@ -345,16 +332,10 @@ class Selection(Record):
         configurations: Fields of a recipe without its `init`; what `Grid.with_configurations` takes.
         shortfall: Per initialisation, how far its best kept configuration lies below its best of all, in
             accuracy, 0 .. 1.
-        tolerance: What counted as near-optimal, in accuracy.
-        sweep: Name of the zoo that was swept.
-        domain: Domain it was swept on.
     """
 
     configurations: tuple[Mapping[str, Any], ...]
     shortfall: Mapping[str, float]
-    tolerance: float
-    sweep: str
-    domain: str | None
 
 
 def select_configurations(sweep: Zoo, *, tolerance: float | int = 0.02, size: int | None = None) -> Selection:
@@ -382,11 +363,11 @@ def select_configurations(sweep: Zoo, *, tolerance: float | int = 0.02, size: in
 
     if not 0 <= tolerance < 1:
         raise InputError(f"tolerance is {tolerance}; give an accuracy of at least 0 and below 1")
-    rows = [
-        (str(each.recipe["init"]), json.dumps(_configuration(each.recipe), sort_keys=True), each.id_accuracy)
-        for each in sweep.entries
-        if each.status == "done" and each.id_accuracy is not None and each.recipe
-    ]
+    rows = []
+    for each in sweep.entries:
+        if each.status == "done" and each.id_accuracy is not None and each.recipe:
+            settings = {name: each.recipe[name] for name in each.recipe if name not in ("init", "start")}
+            rows.append((str(each.recipe["init"]), json.dumps(settings, sort_keys=True), each.id_accuracy))
     if not rows:
         raise InputError(f"the zoo {sweep.name!r} has no trained model with a recipe; train the sweep first")
     frame = pd.DataFrame(rows, columns=["init", "configuration", "accuracy"])
@@ -401,17 +382,8 @@ def select_configurations(sweep: Zoo, *, tolerance: float | int = 0.02, size: in
         needed = f"each of {len(short)} starts needs a configuration within {tolerance:g}"
         raise InputError(f"size is {size}; {needed}: at least {len(kept)} of {len(mean)}")
     kept += mean.drop(kept).sort_values(kind="stable").index[: size - len(kept)].tolist()
-    return Selection(
-        configurations=tuple(json.loads(each) for each in kept),
-        shortfall={str(init): float(gap) for init, gap in short[kept].min(axis=1).items()},
-        tolerance=float(tolerance),
-        sweep=sweep.name,
-        domain=sweep.id_domain,
-    )
-
-
-def _configuration(recipe: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in recipe.items() if name not in ("init", "start")}
+    shortfall = {str(init): float(gap) for init, gap in short[kept].min(axis=1).items()}
+    return Selection(configurations=tuple(json.loads(each) for each in kept), shortfall=shortfall)
 
 
 # --------------------------------------------------------------------------------------------- the presets
@@ -421,17 +393,10 @@ def _configuration(recipe: Mapping[str, Any]) -> dict[str, Any]:
 # `inside-out-reduced` has one batch size, 72 combinations (66); `inside-out-code` holds the values that the
 # authors' code still names, with two lengths of the warm-up instead of two batch sizes. `tiny` trains small
 # ViTs on a CPU, for `shapes`.
-_TINY = {
-    "hidden_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "intermediate_size": 96,
-    "patch_size": 8,
-}
+_TINY = {"hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "patch_size": 8}
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "inside-out": {
-            "name": "inside-out",
             "inits": {
                 "scratch": {"source": "scratch", "architecture": "timm:vit_base_patch16_224"},
                 "mae": {"source": "timm:vit_base_patch16_224.mae"},
@@ -459,20 +424,14 @@ PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
             },
             "skip": [{"init": "scratch", "mode": "linear"}],
         },
-        "inside-out-reduced": {
-            "name": "inside-out-reduced",
-            "preset": "inside-out",
-            "axes": {"batch_size": [256]},
-        },
+        "inside-out-reduced": {"preset": "inside-out", "axes": {"batch_size": [256]}},
         "inside-out-code": {
-            "name": "inside-out-code",
             "preset": "inside-out",
             "axes": {"warmup": [16, 20]},
             "fixed": {"batch_size": 256},
         },
         "tiny": {
-            "name": "tiny",
-            "inits": {"scratch": {"source": "scratch", "architecture": _TINY}},
+            "inits": {"scratch": {"source": "scratch", "architecture": {**_TINY, "intermediate_size": 96}}},
             "axes": {"lr": [0.001, 0.003], "weight_decay": [0.0, 0.05], "seed": [0, 1]},
             "fixed": {
                 "optimiser": "adamw",

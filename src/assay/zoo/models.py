@@ -3,18 +3,17 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from assay.core.errors import InputError, OutputError, UnsupportedModelError, unknown_name
+from assay.core.errors import InputError, OutputError, UnsupportedModelError, check_name
 from assay.core.random import stream
 from assay.models import load_model
 from assay.models.checkpoints import without_progress_bars
-from assay.models.timm_import import timm_create_model
+from assay.models.timm_models import timm_create_model
 from assay.tasks import EvalTransform
 from assay.tasks.image_transform import RESAMPLE
 
@@ -23,9 +22,7 @@ from assay.tasks.image_transform import RESAMPLE
 _HEADS = ("classifier", "cls_classifier", "distillation_classifier", "head", "head_dist")
 
 
-@final
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Initial:
+class Initial(NamedTuple):
     """A classifier to be trained, and how it wants its images.
 
     Attributes:
@@ -96,20 +93,13 @@ def _scratch(architecture: object, classes: Sequence[str], image_size: tuple[int
         )
     known = {name for name in ViTConfig().to_dict() if not name.startswith("_")}
     for name in architecture:
-        if name not in known:
-            raise unknown_name("setting of a ViT", name, known)
+        check_name("setting of a ViT", name, known)
     settings = {"num_labels": len(classes), **architecture}
     if "image_size" not in settings and image_size is not None:
         settings["image_size"] = image_size[0] if image_size[0] == image_size[1] else image_size
     if "intermediate_size" not in settings and "hidden_size" in settings:
         settings["intermediate_size"] = 4 * settings["hidden_size"]
-    config = ViTConfig(**settings)
-    sides = zip(height_and_width(config.image_size), height_and_width(config.patch_size), strict=True)
-    for side, patch in sides:
-        if rest := side % patch:
-            near = f"{side - rest} or {side - rest + patch}"
-            raise InputError(f"patches of {patch} do not cover images of side {side}; give a side of {near}")
-    module: nn.Module = ViTForImageClassification(config)
+    module: nn.Module = ViTForImageClassification(ViTConfig(**settings))
     return module.eval()
 
 

@@ -8,67 +8,59 @@ generator, and a run that goes on ends with the weights of one that was never st
 import copy
 import json
 import time
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import Any, NamedTuple, final
 
 import torch
 from filelock import FileLock
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, dropout
 
 from assay.circuits import write_atomically
-from assay.core.errors import FileFormatError, InputError, NonFiniteError, unknown_name
+from assay.core.errors import AssayWarning, FileFormatError, InputError, NonFiniteError, check_name
 from assay.core.random import stream
-from assay.core.record import HIDDEN, Record, named
+from assay.core.record import HIDDEN, Record
 from assay.core.untrusted import parse_json, read_object
 from assay.models import load_model
 from assay.tasks import EvalTransform, ImageTask
-from assay.zoo.archive import Checkpoint, Progress, Zoo, ZooEntry
+from assay.zoo.archive import Progress, Zoo, ZooEntry
 from assay.zoo.grid import Grid, Recipe
 from assay.zoo.models import head_names, initial_module, module_logits, save_model, weights_hash
-from assay.zoo.scoring import (
-    TrainingBatches,
-    labels_of,
-    score_of,
-    shared,
-    transform_for,
-)
+from assay.zoo.scoring import TrainingBatches, labels_of, score_of, shared, transform_for
 
 
 PRECISIONS = ("float32", "bfloat16")
 LOCK = ".lock"  # held while `zoo.json` is read and written again: shards share it
 Row = Mapping[str, Any]
-"""A validation: `step`, `score`, `loss` (mean cross entropy, nats), and `watch`, scores of other sets."""
+"""A validation: `step`, `score`, `loss` (mean cross entropy, nats)."""
+
+
+class Term(NamedTuple):
+    """What a loss term adds to the mean cross entropy of a batch, and numbers for the history of the run."""
+
+    value: Float[Tensor, ""]
+    readings: Mapping[str, float]
 
 
 class LossTerm(ABC):
     """A quantity added to the cross entropy of every batch, e.g. a penalty on the circuit."""
 
     @abstractmethod
-    def __call__(
-        self,
-        module: nn.Module,
-        images: Float[Tensor, "batch 3 h w"],
-        labels: Int[Tensor, " batch"],
-        logits: Float[Tensor, "batch n_classes"],
-    ) -> Float[Tensor, ""]:
-        """The term of a batch, weighted as it is to be added to the mean cross entropy."""
+    def on(self, module: nn.Module) -> Callable[[Float[Tensor, "batch 3 h w"]], Term]:
+        """The term of a module, which is in evaluation mode when it is called with the images of a batch."""
 
     @abstractmethod
-    def describe(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Every setting as JSON values: part of what a run is told by."""
-
-    def readings(self) -> dict[str, float]:
-        """Numbers of the last call to keep in the history of the run; the same names at every step."""
-        return {}
 
 
 @final
@@ -85,13 +77,12 @@ class TrainingRun(Record):
         transform: How the model reads images.
         loss_term: Settings of what was added to the cross entropy; None if nothing was.
         precision: Number type of the passes of a step.
-        kept_steps: Steps at which the model was kept on the way.
+        checkpoints: Steps at which the model was kept on the way, as `checkpoints/STEP` of the folder.
         best_step: Number of steps after which the validation score was best (the first of equals).
         best_score: That score, 0 .. 1.
         weights: Hash of the weights at the best step.
         seconds: Time of the steps.
-        curve: A row per validation: `step`, `score`, `loss` (mean cross entropy, nats), and the score of each
-            watched set under `watch`.
+        curve: A row per validation: `step`, `score`, `loss` (mean cross entropy, nats).
         history: A value per step of `loss` (cross entropy of the batch, nats) and, with a loss term, of
             `term` and each of its readings.
     """
@@ -106,7 +97,7 @@ class TrainingRun(Record):
     transform: Mapping[str, Any]
     loss_term: Mapping[str, Any] | None = None
     precision: str = "float32"
-    kept_steps: Sequence[int] = field(default=(), metadata=named("checkpoints"))
+    checkpoints: tuple[int, ...] = ()
     best_step: int = 0
     best_score: float = -1.0
     weights: str = ""
@@ -132,11 +123,6 @@ class TrainingRun(Record):
         course = ("best_step", "best_score", "weights", "seconds", "curve", "history")
         return {name: value for name, value in self.to_dict().items() if name not in course}
 
-    @property
-    def checkpoints(self) -> dict[int, Path]:
-        """Step to directory of the models kept on the way."""
-        return {step: self.folder / "checkpoints" / str(step) for step in self.kept_steps}
-
 
 def _check_equal(folder: Path, there: Mapping[str, Any], here: Mapping[str, Any], of: str = "") -> None:
     """Refuse a folder in which something else was made; names the first fact that differs."""
@@ -158,7 +144,6 @@ def train(
     transform: EvalTransform | None = None,
     loss_term: LossTerm | None = None,
     checkpoints: Sequence[int] = (),
-    watch: Mapping[str, ImageTask] | None = None,
     device: str | None = None,
     precision: str = "float32",
     progress: Progress | None = None,
@@ -179,7 +164,6 @@ def train(
         transform: Kept with the model. Default: to [-1, 1], and resizing to the size of the images.
         loss_term: Added to the cross entropy of every batch.
         checkpoints: Numbers of steps after which the model is kept as well, 0 (untrained) .. steps.
-        watch: Further labelled sets whose score is written down at each validation; they choose nothing.
         device: Where to train. Default: the CPU.
         precision: Number type of the passes of a step: `float32` or `bfloat16`. Weights are float32 always,
             and so are validations, because the model is used that way.
@@ -212,21 +196,20 @@ def train(
         (2, 2)
     """
     folder, device = Path(folder), device or "cpu"
-    sets = {"training": train_set, "validation": validation_set, **(watch or {})}
+    sets = {"training": train_set, "validation": validation_set}
     _check(sets, recipe, checkpoints, precision)
     transform = transform or EvalTransform(resize=train_set.image_size)
+    data = {k: {"domain": s.domain, "n": s.n, "hash": s.source_hash[:16]} for k, s in sets.items()}
     run = TrainingRun(
         folder=folder,
         recipe=recipe,
         initial_weights=weights_hash(module),
-        data={
-            k: {"domain": each.domain, "n": each.n, "hash": each.source_hash[:16]} for k, each in sets.items()
-        },
+        data=data,
         classes=train_set.classes,
         transform=transform.to_dict(),
-        loss_term=None if loss_term is None else loss_term.describe(),
+        loss_term=None if loss_term is None else loss_term.to_dict(),
         precision=precision,
-        kept_steps=sorted(set(checkpoints)),
+        checkpoints=tuple(sorted({*checkpoints})),
     )
     if (earlier := TrainingRun.read(folder)) is not None:
         _check_equal(folder, earlier.facts, run.facts)
@@ -234,24 +217,23 @@ def train(
 
     state = _State(copy.deepcopy(module).to(device).eval(), run)
     state.resume()
+    term = None if loss_term is None else loss_term.on(state.module)
     write = partial(save_model, state.module, transform=transform, classes=train_set.classes)
-    score = partial(score_of, state.module, transform=transform, score=recipe.score, device=device)
+    if 0 in checkpoints and state.step == 0:
+        write(folder / "checkpoints" / "0")
     batches = TrainingBatches(train_set, recipe, transform).from_step(state.step, device)
     for step, (images, labels) in enumerate(batches, state.step + 1):
-        if step - 1 in checkpoints:
-            write(run.checkpoints[step - 1])
-        state.advance(images, labels, loss_term)
+        state.advance(images, labels, term)
+        if step in checkpoints:
+            write(folder / "checkpoints" / str(step))
         if progress is not None:
             progress("train", step, recipe.steps)
-        if step % recipe.validate_every and step < recipe.steps:
-            continue
-        row = state.note({name: score(each) for name, each in sets.items() if name != "training"})
-        if validated is not None:
-            validated(row)
-        if step < recipe.steps:
+        if step % recipe.validate_every == 0 or step == recipe.steps:
+            score, loss = score_of(state.module, validation_set, transform, score=recipe.score, device=device)
+            row = state.note(score, loss)
+            if validated is not None:
+                validated(row)
             state.save()
-    if recipe.steps in checkpoints:
-        write(run.checkpoints[recipe.steps])
 
     state.module.load_state_dict(state.best)
     write(folder)
@@ -265,8 +247,7 @@ def train(
 def _check(sets: Mapping[str, ImageTask], recipe: Recipe, checkpoints: Sequence[int], precision: str) -> None:
     """Refuse what would train something else than was meant, or fail after hours."""
     classes = sets["training"].classes
-    if precision not in PRECISIONS:
-        raise unknown_name("precision", precision, PRECISIONS)
+    check_name("precision", precision, PRECISIONS)
     if wrong := [step for step in checkpoints if not 0 <= step <= recipe.steps]:
         raise InputError(f"a checkpoint after step {wrong[0]} of {recipe.steps} does not exist")
     for name, images in sets.items():
@@ -290,43 +271,38 @@ class _State:
             for head in self.heads:
                 head.requires_grad_(True)
         self.trained = [each for each in module.parameters() if each.requires_grad]
-        options: dict[str, Any] = {"lr": self.recipe.lr, "weight_decay": self.recipe.weight_decay}
-        self.optimiser: torch.optim.Optimizer
-        if self.recipe.optimiser == "adamw":
-            self.optimiser = torch.optim.AdamW(self.trained, **options)
-        else:
-            self.optimiser = torch.optim.SGD(self.trained, momentum=self.recipe.momentum, **options)
+        adamw, sgd = torch.optim.AdamW, partial(torch.optim.SGD, momentum=self.recipe.momentum)
+        rule: Any = adamw if self.recipe.optimiser == "adamw" else sgd
+        self.optimiser = rule(self.trained, lr=self.recipe.lr, weight_decay=self.recipe.weight_decay)
 
     @property
     def step(self) -> int:
         """Steps done."""
         return len(self.run.history.get("loss", ()))
 
-    def advance(self, images: Tensor, labels: Tensor, term: LossTerm | None) -> None:
+    def advance(self, images: Tensor, labels: Tensor, term: Callable[[Tensor], Term] | None) -> None:
         """One step of the optimiser."""
         started = time.monotonic()
         for group in self.optimiser.param_groups:
             group["lr"] = self.recipe.learning_rate(self.step)
         half = self.run.precision == "bfloat16"
-        readings: dict[str, float] = {}
-        with self._training_mode(images.device):
-            with torch.autocast(images.device.type, torch.bfloat16, enabled=half):
-                logits = module_logits(self.module, images)
-            logits = logits.float()
-            loss = total = cross_entropy(logits, labels)
-            if term is not None:
-                added = term(self.module, images, labels, logits)
-                total = loss + added
-                readings = {"term": float(added.detach()), **term.readings()}
-            if not torch.isfinite(total):
-                where = f"the loss of step {self.step + 1} is {float(total.detach())}"
-                raise NonFiniteError(f"{where}; lower lr, lengthen the warm-up, or clip the gradient")
-            self.optimiser.zero_grad(set_to_none=True)
-            total.backward()
-            if self.recipe.clip is not None:
-                nn.utils.clip_grad_norm_(self.trained, self.recipe.clip)
-            self.optimiser.step()
-        for name, value in {"loss": float(loss.detach()), **readings}.items():
+        with self._training_mode(images.device), torch.autocast(images.device.type, torch.bfloat16, half):
+            logits = module_logits(self.module, images)
+        loss = total = cross_entropy(logits.float(), labels)
+        values = {"loss": float(loss.detach())}
+        if term is not None:
+            added, readings = term(images)
+            total = loss + added
+            values |= {"term": float(added.detach()), **readings}
+        if not torch.isfinite(total):
+            where = f"the loss of step {self.step + 1} is {float(total.detach())}"
+            raise NonFiniteError(f"{where}; lower lr, lengthen the warm-up, or clip the gradient")
+        self.optimiser.zero_grad(set_to_none=True)
+        total.backward()
+        if self.recipe.clip is not None:
+            nn.utils.clip_grad_norm_(self.trained, self.recipe.clip)
+        self.optimiser.step()
+        for name, value in values.items():
             self.run.history.setdefault(name, []).append(value)
         self.run = replace(self.run, seconds=self.run.seconds + time.monotonic() - started)
 
@@ -336,18 +312,14 @@ class _State:
         share = self.recipe.head_dropout
 
         def drop(head: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-            # A loss term may run the model in evaluation mode inside the step; nothing is dropped then.
-            return (dropout(inputs[0], share), *inputs[1:]) if head.training else inputs
+            return (dropout(inputs[0], share), *inputs[1:])
 
         seed = int(stream(self.recipe.seed, f"zoo/dropout/{self.step}").integers(2**63 - 1))
-        devices = [device] if device.type == "cuda" else []
-        with torch.random.fork_rng(devices=devices):
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(seed)
             hooks = [head.register_forward_pre_hook(drop) for head in self.heads if share > 0]
-            if self.recipe.mode == "full":
-                self.module.train()
-            for head in self.heads:
-                head.train()
+            for part in (self.module,) if self.recipe.mode == "full" else self.heads:
+                part.train()
             try:
                 yield
             finally:
@@ -355,12 +327,9 @@ class _State:
                 for hook in hooks:
                     hook.remove()
 
-    def note(self, scores: dict[str, tuple[float, float]]) -> Row:
+    def note(self, score: float, loss: float) -> Row:
         """Write a validation down; its weights are kept if they are the best so far."""
-        score, loss = scores.pop("validation")
-        row: dict[str, Any] = {"step": self.step, "score": score, "loss": loss}
-        if scores:
-            row["watch"] = {name: watched for name, (watched, _) in scores.items()}
+        row = {"step": self.step, "score": score, "loss": loss}
         self.run.curve.append(row)
         if score > self.run.best_score:
             self.run = replace(self.run, best_step=self.step, best_score=score)
@@ -413,7 +382,6 @@ def train_zoo(
     validation: ImageTask,
     folder: str | Path,
     *,
-    transform: EvalTransform | None = None,
     shard: tuple[int, int] = (1, 1),
     device: str | None = None,
     progress: Progress | None = None,
@@ -423,8 +391,8 @@ def train_zoo(
     """Train a model for every recipe of a grid on one domain.
 
     The same call goes on where an earlier one stopped, also in the middle of a model. Recipes of another grid
-    are added to a zoo of the same images. A model that diverges is written down as failed, and the rest is
-    trained.
+    are added to a zoo of the same images, with a warning. A model that diverges is written down as failed,
+    and the rest is trained. Models read images as `transform_for` says.
 
     Args:
         grid: The recipes and what they start from.
@@ -432,9 +400,6 @@ def train_zoo(
             models read, or in files.
         validation: More of them, to choose the best steps by; `split` holds some out.
         folder: Directory of the zoo; made if it does not exist.
-        transform: Kept with every model. Default: the normalisation a checkpoint was stored with, else to
-            [-1, 1], and resizing to the size of the images. Images in files are read with the whole
-            transform of a checkpoint.
         shard: `(i, n)` trains every n-th recipe, from the i-th: shards 1 .. n, in processes that share the
             folder, train the whole grid.
         device: Where to train and score. Default: the CPU.
@@ -456,26 +421,18 @@ def train_zoo(
     zoo = _enrolled(grid, images, validation, folder)
     for recipe in grid.recipes()[shard[0] - 1 :: shard[1]]:
         entry = zoo.entry(recipe.key)
-        key, place = entry.key, folder / entry.path
+        place = folder / entry.path
         if entry.status == "done" and (place / "training.json").exists():
             continue
-        origin, classes = entry.recipe["start"], images.classes or ()
-        start = initial_module(**origin, classes=classes, image_size=images.image_size, seed=recipe.seed)
-        rule = transform or transform_for(images, start.transform)
+        reads: dict[str, Any] = {"classes": zoo.classes or (), "image_size": images.image_size}
+        start = initial_module(**entry.recipe["start"], **reads, seed=recipe.seed)
+        rule = transform_for(images, start.transform)
         held_out = validation.with_transform(rule)
+        told: Any = progress and (lambda stage, *of, key=recipe.key: progress(f"{stage} {key}", *of))
+        noted = validated and partial(validated, recipe.key)
+        options |= {"transform": rule, "device": device, "progress": told, "validated": noted}
         try:
-            run = train(
-                start.module,
-                images.with_transform(rule),
-                held_out,
-                recipe,
-                place,
-                transform=rule,
-                device=device,
-                progress=progress and (lambda stage, *of, key=key: progress(f"{stage} {key}", *of)),
-                validated=validated and partial(validated, key),
-                **options,
-            )
+            run = train(start.module, images.with_transform(rule), held_out, recipe, place, **options)
         except NonFiniteError as error:
             entry = replace(entry, status="failed", reason=str(error))
         else:
@@ -492,29 +449,27 @@ def _enrolled(grid: Grid, images: ImageTask, validation: ImageTask, folder: Path
         raise InputError(f"the images of {images.domain!r} have no class names; read them with classes=")
     if [*folder.glob("[!.]*")] and not (folder / "zoo.json").exists():  # in this order: shards begin at once
         raise InputError(f"{folder} is not empty and is not a zoo; give a new directory")
-    facts = {
-        "name": images.name,
-        "config": dict(images.config),
-        "n_train": images.n,
-        "n_validation": validation.n,
-        "train_hash": images.source_hash[:16],
-        "validation_hash": validation.source_hash[:16],
-        "image_size": list(images.image_size),
-    }
+    sets = {"train": images, "validation": validation}
+    facts: dict[str, Any] = {f"n_{name}": each.n for name, each in sets.items()}
+    facts |= {f"{name}_hash": each.source_hash[:16] for name, each in sets.items()}
     zoo = Zoo(path=folder, name=grid.name, id_domain=images.domain, classes=images.classes, data=facts)
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(folder / LOCK):
         if (folder / "zoo.json").exists():
             new, zoo = zoo, Zoo.open(folder)
             _check_equal(folder, _trained_on(zoo), _trained_on(new))
-        starts = {each.key: each.recipe.get("start") for each in zoo.entries}
+        old = {each.key: each.recipe.get("start") for each in zoo.entries}
         for recipe in grid.recipes():
             start = grid.initialisations[recipe.init].to_dict()
-            if recipe.key not in starts:
+            if old.get(recipe.key, start) != start:
+                text = f"{folder} has {recipe.key} from {old[recipe.key]}, not {start}"
+                raise InputError(f"{text}; rename the init")
+            if recipe.key not in old:
                 facts, place = {**recipe.to_dict(), "start": start}, f"models/{recipe.key}"
                 zoo = zoo.with_entry(ZooEntry(key=recipe.key, path=place, status="pending", recipe=facts))
-            elif (earlier := starts[recipe.key]) != start:
-                raise InputError(f"{folder} has {recipe.key} from {earlier}, not {start}; rename the init")
+        if old and (added := len(zoo.entries) - len(old)):
+            text = f"the zoo {folder} has {len(old)} models; {added} more of this grid are added to it"
+            warnings.warn(text, AssayWarning, stacklevel=3)
         zoo.save()
     return zoo
 
@@ -527,16 +482,13 @@ def _trained_on(zoo: Zoo) -> dict[str, Any]:
 
 def _done(entry: ZooEntry, run: TrainingRun, validation: ImageTask, device: str | None) -> ZooEntry:
     """The entry of a model that was trained."""
-    model = load_model(run.folder, device=device)
-    accuracy = run.best_score
+    model, accuracy = load_model(run.folder, device=device), run.best_score
     if run.recipe.score != "accuracy":
         accuracy, _ = score_of(model.module, validation, EvalTransform.for_model(model), device=device)
-    kept = [Checkpoint(step=step, path=f"{entry.path}/checkpoints/{step}") for step in run.checkpoints]
-    return replace(
-        entry,
-        status="done",
-        id_accuracy=accuracy,
-        best_step=run.best_step,
-        weight_hash=model.weight_hash,
-        checkpoints=tuple(kept),
-    )
+    kept = tuple({"step": step, "path": f"{entry.path}/checkpoints/{step}"} for step in run.checkpoints)
+    facts: dict[str, Any] = {
+        "id_accuracy": accuracy,
+        "best_step": run.best_step,
+        "weight_hash": model.weight_hash,
+    }
+    return replace(entry, status="done", checkpoints=kept, **facts)

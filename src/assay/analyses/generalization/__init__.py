@@ -1,10 +1,8 @@
 """What a circuit says about generalization: before deployment, and after it. Numbers in, numbers out."""
 
 from assay.analyses.generalization import baselines
-from assay.analyses.generalization.alarms import (
-    calibrate_threshold,
-)
-from assay.analyses.generalization.circuit_loss import CircuitLoss, CircuitSettings
+from assay.analyses.generalization.alarms import calibrate_threshold
+from assay.analyses.generalization.circuit_loss import CircuitLoss, finetune
 from assay.analyses.generalization.dependency import (
     Motif,
     dependency_depth_bias,
@@ -15,7 +13,7 @@ from assay.analyses.generalization.dependency import (
     universal_motif,
 )
 from assay.analyses.generalization.domains import (
-    DomainCalibration,
+    DomainEvaluation,
     calibrate_on_corruptions,
     measure_domains,
     split_known,
@@ -23,42 +21,29 @@ from assay.analyses.generalization.domains import (
 from assay.analyses.generalization.dynamics import Dynamics, training_dynamics
 from assay.analyses.generalization.evaluation import (
     TaskCorrelation,
-    alarm_counts,
     alarm_curve,
     correlate,
     ratio_ablation,
     summarize_correlations,
 )
-from assay.analyses.generalization.finetuning import FineTuning, finetune
-from assay.analyses.generalization.inspection import Inspection, InspectionSettings, inspect_model
+from assay.analyses.generalization.inspection import InspectionSettings
 from assay.analyses.generalization.metrics import METRICS
-from assay.analyses.generalization.monitor import Monitor, Reading, discover_reference
-from assay.analyses.generalization.ranking import rank_inspections, rank_models
-from assay.analyses.generalization.ranking_table import Ranking
-from assay.analyses.generalization.shift import (
-    DISTANCES,
-    circuit_shift,
-    circuit_shifts,
-    rank_shift_map,
-)
+from assay.analyses.generalization.monitor import Monitor, discover_reference
+from assay.analyses.generalization.ranking import Ranking, rank_models
+from assay.analyses.generalization.shift import DISTANCES, circuit_shift, circuit_shifts, rank_shift_map
 
 
 __all__ = [
     "DISTANCES",
     "METRICS",
     "CircuitLoss",
-    "CircuitSettings",
-    "DomainCalibration",
+    "DomainEvaluation",
     "Dynamics",
-    "FineTuning",
-    "Inspection",
     "InspectionSettings",
     "Monitor",
     "Motif",
     "Ranking",
-    "Reading",
     "TaskCorrelation",
-    "alarm_counts",
     "alarm_curve",
     "baselines",
     "calibrate_on_corruptions",
@@ -70,11 +55,9 @@ __all__ = [
     "dependency_matrix",
     "discover_reference",
     "finetune",
-    "inspect_model",
     "measure_domains",
     "motif",
     "output_depth_bias",
-    "rank_inspections",
     "rank_models",
     "rank_shift_map",
     "ratio_ablation",

@@ -10,15 +10,14 @@ import bisect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from typing import Any
 
 import numpy as np
 import scipy
 
 from assay.core.errors import InputError, NonFiniteError, check_name
 from assay.core.random import stream
-from assay.core.record import Record, same
-from assay.core.verdict import Interval
+from assay.core.record import Record
 from assay.stats import clopper_pearson
 
 
@@ -27,18 +26,6 @@ CIRCUIT, OUTPUTS = "circuit shift", "output shift"  # the statistics of a batch
 POWERS = (1.0, 0.5, 0.25)  # of the bets: 1 does not bet, 0.25 puts most on small p-values
 JUMP = 0.01  # share of the capital dealt out anew before each bet
 MOST_BATCHES = 100  # known ones, unless more are asked for
-
-
-def _finite(what: str, values: Mapping[object, float]) -> None:
-    for name, value in values.items():
-        if not math.isfinite(value):
-            raise NonFiniteError(f"the {what} of {name} is {value}; give finite numbers, or leave it out")
-
-
-def check_alpha(alpha: float, name: str = "alpha") -> None:
-    """Refuse what is not a probability strictly between 0 and 1."""
-    if not 0 < alpha < 1:
-        raise InputError(f"{name} is {alpha}; expected a probability above 0 and below 1")
 
 
 # --------------------------------------------------------------------------------------------- thresholds
@@ -120,8 +107,12 @@ def calibrate_threshold(
         )
     if not math.isfinite(target):
         raise InputError(f"target is {target}; give the performance below which to raise the alarm")
-    _finite("score", {f"domain {name!r}": value for name, value in scores_by_domain.items()})
-    _finite("performance", {f"domain {name!r}": value for name, value in performance_by_domain.items()})
+    for what, values in (("score", scores_by_domain), ("performance", performance_by_domain)):
+        for name, number in values.items():
+            if not math.isfinite(number):
+                raise NonFiniteError(
+                    f"the {what} of domain {name!r} is {number}; give finite numbers, or leave it out"
+                )
     nearest = min(scores_by_domain, key=lambda domain: abs(performance_by_domain[domain] - target))
     value, performance = float(scores_by_domain[nearest]), float(performance_by_domain[nearest])
     if method == "isotonic":
@@ -140,31 +131,6 @@ def calibrate_threshold(
     )
 
 
-def threshold_of(threshold: Threshold | float | None, *, needed: bool) -> Threshold | None:
-    """The threshold of a monitor, from a threshold, a number or nothing.
-
-    Raises:
-        InputError: If it is needed and missing, not finite, or of a score that falls with shift.
-    """
-    if threshold is None:
-        if needed:
-            raise InputError(
-                "the rule is 'threshold', but the threshold is missing; give one, or use another rule"
-            )
-        return None
-    if not isinstance(threshold, Threshold):
-        value = float(threshold)
-        if not math.isfinite(value):
-            raise InputError(f"threshold is {value}; pass a shift, or the result of calibrate_threshold")
-        return Threshold(value=value)
-    if not threshold.higher_is_shift:
-        raise InputError(
-            f"the threshold {threshold.value:g} was calibrated on a score that falls with shift, such as "
-            "confidence, but a monitor compares circuit shifts; calibrate it on those"
-        )
-    return threshold
-
-
 # ------------------------------------------------------------------------------- rules with a known rate
 
 
@@ -178,10 +144,6 @@ def conformal_p_value(known: Sequence[float], score: float) -> float:
     Returns:
         In [1 / (m + 1), 1]. Under exchangeability at most a with probability at most a, for every a.
 
-    Raises:
-        InputError: Without known scores.
-        NonFiniteError: For NaN or infinite scores.
-
     References:
         Vovk, Gammerman and Shafer (2005), "Algorithmic Learning in a Random World".
 
@@ -189,88 +151,47 @@ def conformal_p_value(known: Sequence[float], score: float) -> float:
         >>> conformal_p_value([0.1, 0.2, 0.3], 0.25)
         0.5
     """
-    if not known:
-        raise InputError("got 0 known batches; expected at least 1")
-    _finite("shift", {**{f"batch {place}": each for place, each in enumerate(known)}, "the new batch": score})
     return (1 + sum(each >= score for each in known)) / (len(known) + 1)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConformalAlarm(Record):
-    """An alarm for one batch at a time: it goes off where the conformal p-value is at most `alpha`.
-
-    While batches are exchangeable with the known ones, a batch raises the alarm with probability at most
-    `alpha`, on average over the choice of the known ones. Once these are fixed, the rate is what it is for
-    every later batch; `rate_bound` says how high it may be.
-
-    Attributes:
-        known: Scores of the batches in distribution.
-        alpha: Highest probability of a false alarm at a batch, in (0, 1).
-
-    Raises:
-        InputError: If `alpha` is below 1 / (m + 1), the smallest p-value that m batches can give.
-        NonFiniteError: For NaN or infinite scores.
-    """
-
-    record_layout = same("limit", "smallest_alpha", "rate_bound")
-
-    known: tuple[float, ...]
-    alpha: float = 0.05
-
-    def __post_init__(self) -> None:
-        check_alpha(self.alpha)
-        _finite("shift", {f"batch {place}": each for place, each in enumerate(self.known)})
-        if self.alpha < self.smallest_alpha * (1 - 1e-12):
-            raise InputError(
-                f"alpha is {self.alpha:g}, but {len(self.known)} batch(es) support no less than "
-                f"{self.smallest_alpha:.3g}; give at least {batches_for(self.alpha)} batches, or a larger "
-                "alpha"
-            )
-
-    @property
-    def smallest_alpha(self) -> float:
-        """1 / (m + 1)."""
-        return 1 / (len(self.known) + 1)
-
-    @property
-    def limit(self) -> float:
-        """The score that must be exceeded: the k-th largest known one, k = floor(alpha (m + 1))."""
-        return sorted(self.known, reverse=True)[self._rank - 1]
-
-    @property
-    def _rank(self) -> int:
-        return math.floor(self.alpha * (len(self.known) + 1) + 1e-9)
-
-    def p_value(self, score: float) -> float:
-        """p-value of a new batch, see `conformal_p_value`."""
-        return conformal_p_value(self.known, score)
-
-    def alarm(self, score: float) -> bool:
-        """Whether a new batch raises the alarm."""
-        return score > self.limit
-
-    def rate_bound(self, confidence: float = 0.95) -> float:
-        """The rate of false alarms that these known batches keep below, with this confidence.
-
-        The rate given the known batches has the distribution Beta(k, m + 1 - k), or lies below it where
-        scores tie: its quantile.
-
-        References:
-            Vovk (2012), "Conditional validity of inductive conformal predictors", arXiv:1209.2673.
-        """
-        check_alpha(confidence, "confidence")
-        return float(scipy.stats.beta.ppf(confidence, self._rank, len(self.known) + 1 - self._rank))
 
 
 def batches_for(alpha: float) -> int:
     """Known batches that a conformal alarm at this level needs: the smallest m with 1 / (m + 1) <= alpha.
 
+    Raises:
+        InputError: If alpha is not a probability strictly between 0 and 1.
+
     Example:
         >>> batches_for(0.05)
         19
     """
-    check_alpha(alpha)
+    if not 0 < alpha < 1:
+        raise InputError(f"alpha is {alpha}; expected a probability above 0 and below 1")
     return max(math.ceil(1 / alpha - 1e-9) - 1, 1)
+
+
+def _rank(m: int, alpha: float) -> int:
+    return math.floor(alpha * (m + 1) + 1e-9)
+
+
+def conformal_limit(known: Sequence[float], alpha: float) -> float:
+    """The score that a batch must exceed for a p-value of at most alpha: the floor(alpha (m + 1))-th largest.
+
+    While batches are exchangeable with the m known ones, a batch exceeds it with probability at most alpha,
+    on average over the choice of the known ones.
+    """
+    return sorted(known, reverse=True)[_rank(len(known), alpha) - 1]
+
+
+def rate_bound(m: int, alpha: float, confidence: float = 0.95) -> float:
+    """The rate of false alarms that m known batches, as they are, keep below with this confidence.
+
+    The rate given the known batches has the distribution Beta(k, m + 1 - k), k = floor(alpha (m + 1)), or
+    lies below it where scores tie: its quantile.
+
+    References:
+        Vovk (2012), "Conditional validity of inductive conformal predictors", arXiv:1209.2673.
+    """
+    return float(scipy.stats.beta.ppf(confidence, _rank(m, alpha), m + 1 - _rank(m, alpha)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -313,11 +234,7 @@ class SequentialTest:
 
         Args:
             known: Scores of batches in distribution; more make the first bets sharper. May be empty.
-
-        Raises:
-            NonFiniteError: For NaN or infinite scores.
         """
-        _finite("shift", {f"batch {place}": each for place, each in enumerate(known)})
         return cls(scores=tuple(sorted(known)))
 
     def observe(self, score: float, u: float) -> "SequentialTest":
@@ -326,46 +243,30 @@ class SequentialTest:
         Args:
             score: Of the batch.
             u: Uniform in (0, 1], drawn for this batch alone: it breaks ties.
-
-        Raises:
-            NonFiniteError: For a score that is not finite.
-            InputError: For `u` outside (0, 1].
         """
-        _finite("shift", {"the batch": score})
-        if not 0 < u <= 1:
-            raise InputError(f"u is {u}; expected a uniform number above 0 and at most 1")
         bag = list(self.scores)
         first, after = bisect.bisect_left(bag, score), bisect.bisect_right(bag, score)
         bag.insert(after, score)
         above, equal = len(bag) - 1 - after, after + 1 - first
         p = (above + u * equal) / len(bag)
         # Dealt out anew, then bet: logs, because a long quiet time takes the capital to where exp gives 0.
-        dealt = math.log(JUMP / len(POWERS)) + self.log_capital
-        shares = tuple(
-            _log_sum((math.log1p(-JUMP) + share, dealt)) + math.log(power) + (power - 1) * math.log(p)
-            for share, power in zip(self.log_shares, POWERS, strict=True)
-        )
-        peak = max(self.log_peak, _log_sum(shares))
-        return replace(self, scores=tuple(bag), log_shares=shares, log_peak=peak)
+        powers, dealt = np.array(POWERS), math.log(JUMP / len(POWERS)) + self.log_capital
+        shares = np.logaddexp(math.log1p(-JUMP) + np.array(self.log_shares), dealt)
+        shares += np.log(powers) + (powers - 1) * math.log(p)
+        peak = max(self.log_peak, float(np.logaddexp.reduce(shares)))
+        return replace(self, scores=tuple(bag), log_shares=tuple(shares.tolist()), log_peak=peak)
 
     @property
     def log_capital(self) -> float:
         """Natural logarithm of the capital; 0 at the start. Its exponential is an e-value."""
-        return _log_sum(self.log_shares)
+        return float(np.logaddexp.reduce(self.log_shares))
 
     def alarm(self, alpha: float) -> bool:
         """Whether the capital ever reached 1 / alpha: once raised, the alarm stays."""
-        check_alpha(alpha)
         return self.log_peak >= -math.log(alpha)
 
 
-def _log_sum(logs: Sequence[float]) -> float:
-    """log(sum(exp(logs)))."""
-    largest = max(logs)
-    return largest + math.log(math.fsum(math.exp(each - largest) for each in logs))
-
-
-# -------------------------------------------------------------------------------------- guarantees
+# -------------------------------------------------------------------------------------- all rules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -386,42 +287,6 @@ class Calibration(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Guarantee(Record):
-    """How often an alarm goes off although nothing has changed.
-
-    Attributes:
-        rule: Of the alarm; None where there is none.
-        rate: The bound, or for a threshold the share found; NaN where unknown.
-        over: `"batch"`: each batch; `"ever"`: all batches together, however many.
-        interval: Of the rate; None where `rate` is a bound.
-        statement: The same as a sentence, with what it rests on.
-    """
-
-    rule: str | None
-    rate: float
-    over: str
-    interval: Interval | None
-    statement: str
-
-
-# -------------------------------------------------------------------------------------- all rules
-
-
-@dataclass(frozen=True, kw_only=True)
-class RuleVerdict:
-    """What the rules say of a batch; attributes as in `Reading`."""
-
-    alarm: bool | None
-    alarms: Mapping[str, bool]
-    p_value: float | None
-    output_p_value: float | None
-    e_value: float | None
-    decided_by: str
-    value: float | None
-    limit: float | None
-
-
-@dataclass(frozen=True, kw_only=True)
 class AlarmRules:
     """The rules of a monitor at some point of its stream.
 
@@ -437,21 +302,32 @@ class AlarmRules:
         sequential: The test after the batches so far, of the circuit's shift.
 
     Raises:
-        InputError: For an `alpha` that is not a probability.
+        InputError: For an `alpha` that is not a probability, a threshold that is missing or not finite, or
+            one of a score that falls with shift.
         UnknownNameError: For another rule.
     """
 
-    asked: str | None
-    threshold: Threshold | None
-    alpha: float
-    seed: int
+    asked: str | None = None
+    threshold: Threshold | None = None
+    alpha: float = 0.05
+    seed: int = 0
     calibration: Calibration | None = None
     sequential: SequentialTest = field(default_factory=lambda: SequentialTest.start(()))
 
     def __post_init__(self) -> None:
-        check_alpha(self.alpha)
+        batches_for(self.alpha)
         if self.asked is not None:
             check_name("rule of an alarm", self.asked, RULES)
+        if self.threshold is None:
+            if self.asked == "threshold":
+                raise InputError(
+                    "the rule is 'threshold', but the threshold is missing; give one, or use another rule"
+                )
+        elif not (self.threshold.higher_is_shift and math.isfinite(self.threshold.value)):
+            raise InputError(
+                f"the threshold {self.threshold.value:g} is not a circuit shift, or of a score that falls "
+                "with shift, such as confidence; calibrate one on circuit shifts"
+            )
 
     @property
     def rule(self) -> str | None:
@@ -462,72 +338,60 @@ class AlarmRules:
             return "threshold"
         return "conformal" if self.tests else None
 
-    @cached_property
-    def tests(self) -> dict[str, ConformalAlarm]:
-        """The conformal test of each statistic; empty without known batches, or with too few for `alpha`.
+    @property
+    def tests(self) -> dict[str, tuple[tuple[float, ...], float]]:
+        """Known scores and level of each statistic; empty without known batches, or too few for `alpha`.
 
         Both at alpha / 2 where there are known batches enough for that, else the circuit's alone at alpha.
         """
-        known = self.calibration
-        if known is None or len(known.shifts) < batches_for(self.alpha):
+        known, alpha = self.calibration, self.alpha
+        if known is None or len(known.shifts) < batches_for(alpha):
             return {}
-        if not known.output_shifts or len(known.shifts) < batches_for(self.alpha / 2):
-            return {CIRCUIT: ConformalAlarm(known=known.shifts, alpha=self.alpha)}
-        return {
-            CIRCUIT: ConformalAlarm(known=known.shifts, alpha=self.alpha / 2),
-            OUTPUTS: ConformalAlarm(known=known.output_shifts, alpha=self.alpha / 2),
-        }
+        if not known.output_shifts or len(known.shifts) < batches_for(alpha / 2):
+            return {CIRCUIT: (known.shifts, alpha)}
+        return {CIRCUIT: (known.shifts, alpha / 2), OUTPUTS: (known.output_shifts, alpha / 2)}
 
     @property
-    def guarantee(self) -> Guarantee:
-        """How often the rule in force raises a false alarm, and what that rests on."""
-        rate, over, interval = math.nan, "batch", None
-        known, alpha = self.calibration, self.alpha
+    def limits(self) -> dict[str, float]:
+        """What each statistic must exceed for an alarm of the conformal rule."""
+        return {name: conformal_limit(*test) for name, test in self.tests.items()}
+
+    @property
+    def guarantee(self) -> str:
+        """How often the rule in force raises a false alarm, and what that rests on, in a sentence."""
+        known, alpha, rule = self.calibration, self.alpha, self.rule
         m = len(known.shifts) if known else 0
-        if self.rule is None:
-            statement = "No alarm is set: give a threshold, or calibrate on batches in distribution."
-        elif self.rule == "sequential":
-            rate, over = alpha, "ever"
-            statement = (
+        if rule is None:
+            return "No alarm is set: give a threshold, or calibrate on batches in distribution."
+        if rule == "sequential":
+            return (
                 f"The probability of any false alarm, over all batches together, is at most {alpha:g}, if "
                 f"the {m} known batches and the watched ones are exchangeable until something changes."
             )
-        elif self.rule == "conformal" and known is None:
-            statement = "Not calibrated yet: the conformal rule needs batches in distribution."
-        elif self.rule == "conformal" and known is not None:
-            rate = alpha
-            confidence = 1 - 0.05 / len(self.tests)
-            bound = sum(each.rate_bound(confidence) for each in self.tests.values())
-            statement = (
-                f"A batch of {known.n} images raises a false alarm with probability at most {alpha:g}, if it "
-                f"is exchangeable with the {m} known batches; for these known batches as they are, the rate "
-                f"is below {min(bound, 1):.2g} with 95 % confidence.{self._alone}"
-            )
-        elif known is None:
-            given = self.threshold is None or math.isnan(self.threshold.performance)
-            origin = "given as a number" if given else "calibrated on domains with known performance"
-            statement = (
-                "The rate of false alarms is unknown: no batches in distribution were measured. The "
-                f"threshold was {origin}."
-            )
-        else:
-            assert self.threshold is not None
-            raised = sum(self.threshold.alarm(each) for each in known.shifts)
-            rate, interval = raised / m, clopper_pearson(raised, m)
-            statement = (
+        if known is None:
+            return "The rate of false alarms is unknown: no batches in distribution were measured."
+        if rule == "threshold" and self.threshold is not None:
+            raised = sum(map(self.threshold.alarm, known.shifts))
+            interval = clopper_pearson(raised, m)
+            return (
                 f"{raised} of {m} batches of {known.n} images in distribution exceed the threshold: "
-                f"{rate:.2g} false alarms per batch, 95 % interval {interval.low:.2g} to {interval.high:.2g}."
+                f"{raised / m:.2g} false alarms per batch, 95 % interval {interval.low:.2g} to "
+                f"{interval.high:.2g}."
             )
-        return Guarantee(rule=self.rule, rate=rate, over=over, interval=interval, statement=statement)
-
-    @property
-    def _alone(self) -> str:
-        """What it takes to test the outputs, too; empty where they are tested."""
-        if len(self.tests) > 1:
-            return ""
+        n_tests = len(self.tests)
+        bound = sum(rate_bound(m, level, 1 - 0.05 / n_tests) for _, level in self.tests.values())
+        alone = (
+            ""
+            if n_tests > 1
+            else (
+                " Only the circuit's shift is tested: the outputs need known images of their own and "
+                f"{batches_for(alpha / 2)} known batches."
+            )
+        )
         return (
-            " Only the circuit's shift is tested: the outputs need known images of their own and "
-            f"{batches_for(self.alpha / 2)} known batches."
+            f"A batch of {known.n} images raises a false alarm with probability at most {alpha:g}, if it "
+            f"is exchangeable with the {m} known batches; for these known batches as they are, the rate "
+            f"is below {min(bound, 1):.2g} with 95 % confidence.{alone}"
         )
 
     def batches_of(self, n: int, size: int, asked: int | None) -> int:
@@ -541,12 +405,10 @@ class AlarmRules:
         conformal = self.asked == "conformal" or (self.asked is None and self.threshold is None)
         needed = batches_for(self.alpha) if conformal else 1
         if not needed <= m <= most:
-            wanted = "" if asked is None else f", {asked} asked for"
-            why = f"alpha {self.alpha:g} needs" if conformal else "calibration needs"
             raise InputError(
-                f"{n} images in distribution give {most} batches of {size}{wanted}; {why} at "
-                f"least {needed}. Give {max(needed, m) * size} images or more besides those of the "
-                f"reference circuit, smaller batches, or {'a larger alpha' if conformal else 'fewer of them'}"
+                f"{n} images in distribution give {most} batches of {size}, but {max(needed, asked or 0)} "
+                f"are needed for alpha {self.alpha:g} or asked for. Give {max(needed, m) * size} images or "
+                "more besides those of the reference circuit, smaller batches, or a larger alpha"
             )
         return m
 
@@ -561,8 +423,8 @@ class AlarmRules:
         tie = 1 - float(stream(self.seed, f"monitor/tie/{index}").random())
         return replace(self, sequential=self.sequential.observe(shift, tie))
 
-    def verdict(self, shift: float, output_shift: float | None = None) -> RuleVerdict:
-        """What the rules say of the batch that was the last to be taken.
+    def verdict(self, shift: float, output_shift: float | None = None) -> dict[str, Any]:
+        """What the rules say of the batch that was the last to be taken, by the names of a `Reading`.
 
         Args:
             shift: Of its circuit.
@@ -571,34 +433,27 @@ class AlarmRules:
         Raises:
             InputError: For the conformal rule without known batches.
         """
-        numbers = {CIRCUIT: shift, OUTPUTS: math.nan if output_shift is None else output_shift}
-        p_values = {name: test.p_value(numbers[name]) for name, test in self.tests.items()}
-        alarms = {}
-        if self.threshold is not None:
-            alarms["threshold"] = self.threshold.alarm(shift)
-        if self.tests:
-            alarms["conformal"] = any(test.alarm(numbers[name]) for name, test in self.tests.items())
-        elif self.asked == "conformal":
-            raise InputError("the conformal rule needs known batches; call calibrate() first")
-        e_value = None
-        if self.calibration is not None or self.asked == "sequential":
-            alarms["sequential"] = self.sequential.alarm(self.alpha)
-            e_value = math.exp(min(self.sequential.log_capital, 700.0))
-        decided: tuple[str, float | None, float | None] = ("", None, None)
+        values = {CIRCUIT: shift, OUTPUTS: math.nan if output_shift is None else output_shift}
+        alarm: bool | None
+        decided: tuple[str, float | None, float | None]
+        p_values = {name: conformal_p_value(known, values[name]) for name, (known, _) in self.tests.items()}
+        e_value = math.exp(min(self.sequential.log_capital, 700.0))
         if self.rule == "threshold" and self.threshold is not None:
+            alarm = self.threshold.alarm(shift)
             decided = (CIRCUIT, shift, self.threshold.value)
         elif self.rule == "sequential":
-            decided = ("e-value", e_value, 1 / self.alpha)
-        elif self.tests:
+            alarm, decided = self.sequential.alarm(self.alpha), ("e-value", e_value, 1 / self.alpha)
+        elif p_values:
             name = min(p_values, key=lambda name: p_values[name])
-            decided = (name, numbers[name], self.tests[name].limit)
-        return RuleVerdict(
-            alarm=None if self.rule is None else alarms[self.rule],
-            alarms=alarms,
-            p_value=p_values.get(CIRCUIT),
-            output_p_value=p_values.get(OUTPUTS),
-            e_value=e_value,
-            decided_by=decided[0],
-            value=decided[1],
-            limit=decided[2],
-        )
+            alarm, decided = values[name] > self.limits[name], (name, values[name], self.limits[name])
+        elif self.rule is None:
+            alarm, decided = None, ("", None, None)
+        else:
+            raise InputError("the conformal rule needs known batches; call calibrate() first")
+        return {
+            "alarm": alarm,
+            "p_value": p_values.get(CIRCUIT),
+            "output_p_value": p_values.get(OUTPUTS),
+            "e_value": e_value if self.calibration is not None or self.rule == "sequential" else None,
+            **dict(zip(("decided_by", "value", "limit"), decided, strict=True)),
+        }

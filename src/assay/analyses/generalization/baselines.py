@@ -6,54 +6,35 @@ each of them, and a row of ones gives the number itself. Functions of logits tak
 
 import math
 import warnings
-from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
-from jaxtyping import Bool, Float64, Int64
+import torch
+from jaxtyping import Bool, Float64, Int, Int64, Real
 from scipy.special import log_softmax, logsumexp
+from torch import Tensor
 
-from assay.analyses.generalization.sharpness import sharpness
-from assay.analyses.generalization.tables import (
-    Labels,
-    NewPredictions,
-    NewTable,
-    Predictions,
-    Table,
-    array_of,
-    label_array,
-    labels_of_rows,
-    table_of,
-)
-from assay.core.errors import (
-    DegenerateDataWarning,
-    InconsistentRunError,
-    InputError,
-    ShapeError,
-    check_name,
-)
+from assay.analyses.generalization.sharpness import sharpness as sharpness
+from assay.core.errors import DegenerateDataWarning, InconsistentRunError, InputError, check_name
 
-
-__all__ = [
-    "agreement_on_the_line",
-    "alpha_req",
-    "atc",
-    "average_confidence",
-    "average_negative_entropy",
-    "cot",
-    "doc",
-    "energy",
-    "id_accuracy",
-    "rankme",
-    "sharpness",
-]
 
 MEASURES = ("accuracy", "macro-f1")
 PROBIT_MARGIN = 1e-6  # keeps the probit of accuracies 0 and 1 finite
+FIRST, LAST, FEWEST = 11, 100, 20  # eigenvalues that alpha-ReQ fits, and how many it needs
 
+Values = Float64[np.ndarray, " n"]
+NewValues = Float64[np.ndarray, " m"]
+Flags = Bool[np.ndarray, " n"]
+Classes = Int64[np.ndarray, " n"]
 Draws = Float64[np.ndarray, " draws"]
 Weights = Float64[np.ndarray, "draws n"]
 NewWeights = Float64[np.ndarray, "draws m"]
+Table = Real[Tensor | np.ndarray, "n c"]
+NewTable = Real[Tensor | np.ndarray, "m c"]
+Labels = Int[Tensor | np.ndarray, " n"]
+Predictions = Int64[np.ndarray, "models n"]
+NewPredictions = Int64[np.ndarray, "models m"]
 
 
 # ------------------------------------------------------------------------------------- of resamples
@@ -70,12 +51,12 @@ def scaled(w: Weights) -> Weights:
     return np.asarray(w * (w.shape[1] / np.where(totals > 0, totals, np.nan)))
 
 
-def mean_of(values: Float64[np.ndarray, " n"], w: Weights) -> Draws:
+def mean_of(values: Values, w: Weights) -> Draws:
     """The mean of a number per image."""
     return np.asarray(scaled(w) @ values / len(values))
 
 
-def spread_of_energies(energies: Float64[np.ndarray, " n"], w: Weights, *, log: bool = True) -> Draws:
+def spread_of_energies(energies: Values, w: Weights, *, log: bool = True) -> Draws:
     """`energy` of examples whose energies Z_i are known; a resample counts as one of n images."""
     counts, top = scaled(w), energies.max()
     inner = np.log(counts @ np.exp(energies - top)) + top - counts @ energies / len(energies)
@@ -86,11 +67,7 @@ def spread_of_energies(energies: Float64[np.ndarray, " n"], w: Weights, *, log: 
 
 
 def performance_of(
-    predicted: Int64[np.ndarray, " n"],
-    truth: Int64[np.ndarray, " n"],
-    w: Weights | None = None,
-    *,
-    measure: str = "accuracy",
+    predicted: Classes, truth: Classes, w: Weights | None = None, *, measure: str = "accuracy"
 ) -> Draws:
     """Accuracy, or the mean F1 of the classes that occur in the labels (as WILDS)."""
     check_name("measure", measure, MEASURES)
@@ -105,13 +82,7 @@ def performance_of(
     return np.asarray((f1 * (present > 0)).sum(1) / np.where(occurring > 0, occurring, np.nan))
 
 
-def passing(
-    known: Float64[np.ndarray, " n"],
-    correct: Bool[np.ndarray, " n"],
-    scores: Float64[np.ndarray, " m"],
-    v: Weights,
-    w: NewWeights,
-) -> Draws:
+def passing(known: Values, correct: Flags, scores: NewValues, v: Weights, w: NewWeights) -> Draws:
     """`atc` from scores: the share that reaches the score above which as many known images lie as are right.
 
     Scanning the known scores in ascending order, wrong answers above the i-th minus right ones up to it are
@@ -127,36 +98,41 @@ def passing(
     return np.asarray(1 - left[np.arange(len(w)), below] / len(scores))
 
 
-def agreement_line(
-    known: Int64[np.ndarray, "models n"],
-    labels: Int64[np.ndarray, " n"],
-    new: Int64[np.ndarray, "models m"],
-    v: Weights,
-    w: NewWeights,
-) -> Float64[np.ndarray, "draws models"]:
-    """`agreement_on_the_line` of predictions; NaN where every pair agrees equally often."""
-    if len(known) < 3:
-        raise InputError(f"a line through agreements needs at least 3 models; got {len(known)}")
-    first, second = np.triu_indices(len(known), k=1)
-
-    def probits(
-        right: Bool[np.ndarray, "k images"], weights: Float64[np.ndarray, "draws images"]
-    ) -> Float64[np.ndarray, "draws k"]:
-        rates = scaled(weights) @ right.T.astype(np.float64) / right.shape[1]
-        return np.asarray(scipy.stats.norm.ppf(np.clip(rates, PROBIT_MARGIN, 1 - PROBIT_MARGIN)))
-
-    before, after = probits(known[first] == known[second], v), probits(new[first] == new[second], w)
-    accuracy = probits(known == labels, v)
-    x, y = before - before.mean(1, keepdims=True), after - after.mean(1, keepdims=True)
-    varies = (np.ptp(before, axis=1) > 0) & (np.ptp(after, axis=1) > 0)
-    slope = np.divide((x * y).sum(1), (x * x).sum(1), out=np.full(len(x), np.nan), where=varies)[:, None]
-    design = np.zeros((len(first), len(known)))
-    design[np.arange(len(first)), first] = design[np.arange(len(first)), second] = 0.5
-    sides = after + slope * ((accuracy[:, first] + accuracy[:, second]) / 2 - before)
-    return np.asarray(scipy.stats.norm.cdf(sides @ np.linalg.pinv(design).T))
-
-
 # ------------------------------------------------------------------------------------ outputs alone
+
+
+def _table(values: Table, name: str) -> Float64[np.ndarray, "n c"]:
+    """Numbers with a row per example, finite."""
+    table: np.ndarray = torch.as_tensor(values).detach().cpu().double().numpy()
+    bad = np.flatnonzero(~np.isfinite(table).all(1))
+    if len(bad) or not table.size:
+        where = f"of example {bad[0]} hold NaN or infinity" if len(bad) else f"have shape {table.shape}"
+        raise InputError(f"{name} {where}; expected finite numbers, a row per example")
+    return table
+
+
+def label_array(labels: Labels, n_classes: int) -> Classes:
+    """Labels between 0 and the number of classes; others are refused."""
+    truth: np.ndarray = torch.as_tensor(labels).cpu().long().numpy()
+    outside = np.flatnonzero((truth < 0) | (truth >= n_classes))
+    if len(outside):
+        text = f"label {truth[outside[0]]} of example {outside[0]} is outside the {n_classes} classes"
+        raise InputError(f"{text}; the class lists of model and data must agree")
+    return truth
+
+
+def _log_probabilities(logits: Table) -> Float64[np.ndarray, "n c"]:
+    return np.asarray(log_softmax(_table(logits, "logits"), axis=1))
+
+
+def confidences(log_p: Float64[np.ndarray, "n c"]) -> Float64[np.ndarray, " n"]:
+    """Largest probability of each example, from log probabilities."""
+    return np.asarray(np.exp(log_p).max(1))
+
+
+def negative_entropies(log_p: Float64[np.ndarray, "n c"]) -> Float64[np.ndarray, " n"]:
+    """sum_c p_c log p_c of each example, from log probabilities; p_c from below at 1e-12 in the logarithm."""
+    return np.asarray((np.exp(log_p) * np.maximum(log_p, math.log(1e-12))).sum(1))
 
 
 def average_confidence(logits: Table) -> float:
@@ -169,7 +145,7 @@ def average_confidence(logits: Table) -> float:
         In [1 / n_classes, 1]; expected to rise with performance. Needs no labels.
 
     Raises:
-        ShapeError, NonFiniteError: For what is not a table of finite logits.
+        InputError: For what is not a table of finite logits.
 
     References:
         Hendrycks and Gimpel (2017), arXiv:1610.02136.
@@ -178,7 +154,7 @@ def average_confidence(logits: Table) -> float:
         >>> average_confidence(np.array([[0.0, 0.0], [math.log(3), 0.0]]))
         0.625
     """
-    return float(np.exp(_log_probabilities(logits)).max(1).mean())
+    return float(confidences(_log_probabilities(logits)).mean())
 
 
 def average_negative_entropy(logits: Table) -> float:
@@ -191,7 +167,7 @@ def average_negative_entropy(logits: Table) -> float:
         Nats, in [-log n_classes, 0]; expected to rise with performance. Needs no labels.
 
     Raises:
-        ShapeError, NonFiniteError: For what is not a table of finite logits.
+        InputError: For what is not a table of finite logits.
     """
     return float(negative_entropies(_log_probabilities(logits)).mean())
 
@@ -210,19 +186,16 @@ def energy(logits: Table, *, log: bool = True) -> float:
         labels. NaN with a `DegenerateDataWarning` for a single example, whose inner value is 0.
 
     Raises:
-        ShapeError, NonFiniteError: For what is not a table of finite logits.
+        InputError: For what is not a table of finite logits.
 
     References:
         Peng et al. (2024), "Energy-based automated model evaluation", arXiv:2401.12689.
     """
-    energies = -logsumexp(table_of(logits, "logits"), axis=1)
+    energies = -logsumexp(_table(logits, "logits"), axis=1)
     (value,) = spread_of_energies(energies, once(len(energies)), log=log)
     if math.isnan(value):
-        warnings.warn(
-            "the logarithm of the energy is undefined: there is one example",
-            DegenerateDataWarning,
-            stacklevel=2,
-        )
+        reason = "the logarithm of the energy is undefined: there is one example"
+        warnings.warn(reason, DegenerateDataWarning, stacklevel=2)
     return float(value)
 
 
@@ -246,13 +219,13 @@ def rankme(features: Table, *, center: bool = False, variant: str = "published")
 
     Raises:
         UnknownNameError: For another `variant`.
-        ShapeError, NonFiniteError: For what is not a table of finite features.
+        InputError: For what is not a table of finite features.
 
     References:
         Garrido et al. (2023), arXiv:2210.02885, Eq. 1.
     """
     check_name("variant", variant, ("published", "eigenvalue_ratio"))
-    values = table_of(features, "features")
+    values = _table(features, "features")
     squared = variant == "eigenvalue_ratio"
     if center or squared:
         values = values - values.mean(0)
@@ -271,44 +244,39 @@ def effective_rank(sizes: Float64[np.ndarray, " k"], *, squared: bool = False) -
     return float(np.exp(-(p * np.log(p)).sum()))
 
 
-def alpha_req(features: Table, *, start: int = 11, stop: int = 100) -> float:
+def alpha_req(features: Table) -> float:
     """Decay of the spectrum of the features: -slope of log eigenvalue on log index (alpha-ReQ).
 
-    Weighted least squares over the indices `start` to `stop` (from 1) of the eigenvalues of the centred
+    Weighted least squares over the indices 11 to 100 (from 1) of the eigenvalues of the centred
     covariance, descending, with weights 1 / index.
 
     Args:
         features: `[n_examples, n_features]`: what enters the head.
-        start: First index used.
-        stop: Last index used; fewer eigenvalues end it earlier.
 
     Returns:
         The exponent alpha; 1 is the critical decay. Needs no labels.
 
     Raises:
         InputError: For fewer than 20 non-zero eigenvalues, or fewer than 2 in the range.
-        ShapeError, NonFiniteError: For what is not a table of finite features.
+        InputError: For what is not a table of finite features.
 
     References:
         Agrawal et al. (2022), "alpha-ReQ", NeurIPS.
     """
-    values = table_of(features, "features")
-    return spectral_decay(scipy.linalg.svdvals(values - values.mean(0)), values.shape, start=start, stop=stop)
+    values = _table(features, "features")
+    return spectral_decay(scipy.linalg.svdvals(values - values.mean(0)), values.shape)
 
 
-def spectral_decay(
-    sizes: Float64[np.ndarray, " k"], shape: tuple[int, ...], *, start: int = 11, stop: int = 100
-) -> float:
+def spectral_decay(sizes: Float64[np.ndarray, " k"], shape: tuple[int, ...]) -> float:
     """`alpha_req` of features of a shape whose centred singular values are known, descending."""
     usable = sizes[sizes > max(shape) * np.finfo(np.float64).eps * sizes[0]] ** 2
-    last = min(stop, len(usable))
-    if len(usable) < 20 or last - start < 1 or start < 1:
+    if len(usable) < FEWEST:
         raise InputError(
             f"features of shape {shape} have {len(usable)} non-zero eigenvalues; alpha-ReQ fits the "
-            f"{start}th to the {stop}th and needs 20. Give more examples"
+            f"{FIRST}th to the {LAST}th and needs {FEWEST}. Give more examples"
         )
-    index = np.arange(start, last + 1, dtype=np.float64)
-    x, y = np.log(index), np.log(usable[start - 1 : last])
+    index = np.arange(FIRST, min(LAST, len(usable)) + 1, dtype=np.float64)
+    x, y = np.log(index), np.log(usable[FIRST - 1 : LAST])
     weights = 1 / index / (1 / index).sum()
     x_off, y_off = x - weights @ x, y - weights @ y
     return -float((weights * x_off) @ y_off / ((weights * x_off) @ x_off))
@@ -336,8 +304,8 @@ def id_accuracy(logits: Table, labels: Labels, *, measure: str = "accuracy") -> 
         >>> id_accuracy(np.array([[1.0, 0.0], [1.0, 0.0]]), np.array([0, 1]))
         0.5
     """
-    values = table_of(logits, "logits")
-    (value,) = performance_of(values.argmax(1), labels_of_rows(labels, values), measure=measure)
+    values = _table(logits, "logits")
+    (value,) = performance_of(values.argmax(1), label_array(labels, values.shape[1]), measure=measure)
     return float(value)
 
 
@@ -366,14 +334,11 @@ def atc(id_logits: Table, id_labels: Labels, logits: NewTable, *, score: str = "
         Garg et al. (2022), arXiv:2201.04234.
     """
     check_name("score", score, ("maxconf", "negentropy"))
-    known, new = table_of(id_logits, "id_logits"), table_of(logits, "logits")
-    if known.shape[1] != new.shape[1]:
-        raise ShapeError(
-            f"logits have {new.shape[1]} classes, but id_logits {known.shape[1]}; give logits of one model"
-        )
-    truth = labels_of_rows(id_labels, known)
-    before, after = (_confidence(_log_probabilities(each), score) for each in (known, new))
-    (value,) = passing(before, known.argmax(1) == truth, after, once(len(known)), once(len(new)))
+    rule = confidences if score == "maxconf" else negative_entropies
+    before, after = (rule(_log_probabilities(each)) for each in (id_logits, logits))
+    known = _table(id_logits, "id_logits")
+    correct = known.argmax(1) == label_array(id_labels, known.shape[1])
+    (value,) = passing(before, correct, after, once(len(before)), once(len(after)))
     return float(value)
 
 
@@ -399,9 +364,13 @@ def doc(id_logits: Table, id_labels: Labels, logits: NewTable) -> float:
     return min(max(id_accuracy(id_logits, id_labels) - drop, 0.0), 1.0)
 
 
-def agreement_on_the_line(
-    id_predictions: Predictions, id_labels: Labels, predictions: NewPredictions
-) -> Float64[np.ndarray, " models"]:
+def agreement_line(
+    known: Predictions,
+    labels: Classes,
+    new: NewPredictions,
+    v: Weights | None = None,
+    w: NewWeights | None = None,
+) -> Float64[np.ndarray, "draws models"]:
     """Accuracies on unlabelled data from how often pairs of models agree there (ALine-D).
 
     Where the probits of agreement of pairs on target data lie on a line over those on known data, so do the
@@ -409,31 +378,41 @@ def agreement_on_the_line(
     known data.
 
     Args:
-        id_predictions: Class that each model predicts on labelled data, `[n_models, n]`.
-        id_labels: `[n]`.
-        predictions: Of the same models on the target data, `[n_models, m]`.
+        known: Class that each model predicts on labelled data, `[n_models, n]`.
+        labels: `[n]`.
+        new: Of the same models on the target data, `[n_models, m]`.
+        v: How often each labelled image counts, `[draws, n]`. Default: once.
+        w: How often each target image counts, `[draws, m]`. Default: once.
 
     Returns:
-        Estimated target accuracy of each model, in (0, 1).
+        Estimated target accuracy of each model, in (0, 1), `[draws, n_models]`; NaN where every pair agrees
+        equally often.
 
     Raises:
-        InputError: For fewer than 3 models, or agreement that does not vary.
-        ShapeError: For predictions of other models, or labels of another length.
+        InputError: For fewer than 3 models.
 
     References:
         Baek et al. (2022), "Agreement-on-the-line: predicting the performance of neural networks under
         distribution shift", arXiv:2206.13089, algorithm ALine-D.
     """
-    known, truth, new = (array_of(each).astype(np.int64) for each in (id_predictions, id_labels, predictions))
-    if known.ndim != 2 or new.ndim != 2 or len(known) != len(new) or truth.shape != known.shape[1:]:
-        raise ShapeError(
-            f"predictions have shapes {known.shape} and {new.shape}, labels {truth.shape}; expected "
-            "[models, n], [models, m] and [n]"
-        )
-    (estimates,) = agreement_line(known, truth, new, once(known.shape[1]), once(new.shape[1]))
-    if np.isnan(estimates).all():
-        raise InputError("every pair of models agrees equally often; give models that differ")
-    return np.asarray(estimates)
+    if len(known) < 3:
+        raise InputError(f"a line through agreements needs at least 3 models; got {len(known)}")
+    v, w = once(known.shape[1]) if v is None else v, once(new.shape[1]) if w is None else w
+    first, second = np.triu_indices(len(known), k=1)
+
+    def probits(right: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        rates = scaled(weights) @ right.T.astype(np.float64) / right.shape[1]
+        return np.asarray(scipy.stats.norm.ppf(np.clip(rates, PROBIT_MARGIN, 1 - PROBIT_MARGIN)))
+
+    before, after = probits(known[first] == known[second], v), probits(new[first] == new[second], w)
+    accuracy = probits(known == labels, v)
+    x, y = before - before.mean(1, keepdims=True), after - after.mean(1, keepdims=True)
+    varies = (np.ptp(before, axis=1) > 0) & (np.ptp(after, axis=1) > 0)
+    slope = np.divide((x * y).sum(1), (x * x).sum(1), out=np.full(len(x), np.nan), where=varies)[:, None]
+    design = np.zeros((len(first), len(known)))
+    design[np.arange(len(first)), first] = design[np.arange(len(first)), second] = 0.5
+    sides = after + slope * ((accuracy[:, first] + accuracy[:, second]) / 2 - before)
+    return np.asarray(scipy.stats.norm.cdf(sides @ np.linalg.pinv(design).T))
 
 
 def cot(id_labels: Labels, logits: NewTable) -> float:
@@ -463,8 +442,7 @@ def cot(id_labels: Labels, logits: NewTable) -> float:
     return float(np.clip(matched(id_labels, logits).gain, 0.0, 1.0))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Matching:
+class Matching(NamedTuple):
     """The best match of predictions to label shares, and what one more example or label would change.
 
     gain = mean of `of_examples` + sum over classes of share * `of_classes`, and to first order that holds for
@@ -479,20 +457,16 @@ class Matching:
 
 
 def matched(id_labels: Labels, logits: NewTable) -> Matching:
-    """The programme of `cot` with its prices; arguments, errors and cost as there."""
-    p = np.exp(_log_probabilities(logits))
-    n_classes = p.shape[1]
-    labels = label_array(id_labels, n_classes)
-    return _transported(p, np.bincount(labels, minlength=n_classes) / len(labels))
+    """The programme of `cot` with its prices; arguments, errors and cost as there.
 
-
-def _transported(gain: Float64[np.ndarray, "m c"], shares: Float64[np.ndarray, " c"]) -> Matching:
-    """Largest sum of x * gain over plans x >= 0 with row sums 1 / m and column sums `shares`.
-
-    By column generation: solved with few cells, then again with those that would raise the sum, as the prices
+    The largest sum of x * p over plans x >= 0 with row sums 1 / m and column sums of the label shares, by
+    column generation: solved with few cells, then again with those that would raise the sum, as the prices
     of the solution say, until there is none; the plan is then the best of all.
     """
+    gain = np.exp(_log_probabilities(logits))
     m, n_classes = gain.shape
+    labels = label_array(id_labels, n_classes)
+    shares = np.bincount(labels, minlength=n_classes) / len(labels)
     used = np.zeros(gain.shape, dtype=bool)
     likely = np.argsort(-gain, axis=1, kind="stable")[:, :2]
     np.put_along_axis(used, likely, True, axis=1)
@@ -506,12 +480,8 @@ def _transported(gain: Float64[np.ndarray, "m c"], shares: Float64[np.ndarray, "
         rows, columns = used.nonzero()
         n = len(rows)
         cells = (np.concatenate([rows, m + columns]), np.tile(np.arange(n), 2))
-        solution = scipy.optimize.linprog(  # type: ignore[call-overload]  # the stubs know no sparse constraints
-            -gain[rows, columns],
-            A_eq=scipy.sparse.csr_array((np.ones(2 * n), cells), shape=(m + n_classes, n)),
-            b_eq=totals,
-            method="highs",
-        )
+        plan: Any = scipy.sparse.csr_array((np.ones(2 * n), cells), shape=(m + n_classes, n))
+        solution: Any = scipy.optimize.linprog(-gain[rows, columns], A_eq=plan, b_eq=totals, method="highs")
         if not solution.success:
             raise InconsistentRunError(f"optimal transport failed: {solution.message}")
         prices = solution.eqlin.marginals
@@ -521,16 +491,3 @@ def _transported(gain: Float64[np.ndarray, "m c"], shares: Float64[np.ndarray, "
         if not better.any():
             return Matching(gain=-float(solution.fun), of_examples=-prices[:m], of_classes=-prices[m:])
         used[better, best[better]] = True
-
-
-def _log_probabilities(logits: Table) -> Float64[np.ndarray, "n c"]:
-    return np.asarray(log_softmax(table_of(logits, "logits"), axis=1))
-
-
-def negative_entropies(log_p: Float64[np.ndarray, "n c"]) -> Float64[np.ndarray, " n"]:
-    """sum_c p_c log p_c of each example, from log probabilities; p_c from below at 1e-12 in the logarithm."""
-    return np.asarray((np.exp(log_p) * np.maximum(log_p, math.log(1e-12))).sum(1))
-
-
-def _confidence(log_p: Float64[np.ndarray, "n c"], score: str) -> Float64[np.ndarray, " n"]:
-    return np.asarray(np.exp(log_p).max(1)) if score == "maxconf" else negative_entropies(log_p)

@@ -1,130 +1,154 @@
-"""The depth bias as a loss: its settings, its value on a batch, and the term of a training."""
+"""The depth bias as a training loss: scores with a gradient, the loss on them, fine-tuning with it."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, final
+from pathlib import Path
+from typing import Any, NamedTuple, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from assay.analyses.generalization.dependency import FLOOR, DepthRule, LayerSets
-from assay.analyses.generalization.live_scores import VARIANTS, live_scores
-from assay.core.errors import InputError, unknown_name
+from assay.core.errors import InputError, check_name
 from assay.core.record import Record
 from assay.graph import Graph
-from assay.models import Model, load_model
-from assay.zoo import LossTerm
+from assay.models import Block, Model, Trace, load_model
+from assay.tasks import EvalTransform, ImageTask
+from assay.zoo import LossTerm, Recipe, Term, TrainingRun, train
 
 
+SECOND_ORDER = "eap_ig_detach_actdiff"
+VARIANTS = ("eap_ig_detach_g", SECOND_ORDER)
 LOSSES = ("log", "ratio")
+# The published settings (batch 32, lr 1e-4, weight decay 5e-7, no clipping); published runs last 40 epochs.
+DEFAULT_RECIPE = Recipe(
+    lr=1e-4, batch_size=32, weight_decay=5e-7, warmup=0, optimiser="adamw", clip=None, head_dropout=0.0
+)
 
 
-@dataclass(frozen=True, kw_only=True)
-class CircuitSettings(Record):
-    """How the circuit enters the loss: `cross-entropy + weight * circuit loss`.
+# ------------------------------------------------------------------------------------------------- scores
+
+
+class LiveScores(NamedTuple):
+    """Scores of the edges into the logits, with the graph of their computation.
+
+    Attributes:
+        values: Signed score of each source, in the order of `graph.sources`, `[n_sources]`.
+        gradient: What the outputs were multiplied with, at the positions the classifier reads (one, unless it
+            pools), without its graph.
+    """
+
+    values: Float[Tensor, " n_sources"]
+    gradient: Float[Tensor, "batch read d_model"]
+
+
+def live_scores(
+    model: Model, images: Float[Tensor, "batch 3 h w"], *, variant: str = VARIANTS[0], steps: int = 4
+) -> LiveScores:
+    """Scores of the edges from every source to the logits on one batch, differentiable in the weights.
+
+    score(u) = sum over images and positions of <r_u - o_u, g>: o_u is what node u adds to the stream, r_u its
+    mean over the batch (a constant), g the gradient with respect to the stream leaving the last block:
+    g = (1/m) sum_{k=1}^{m-1} of the gradient of KL(clean || interpolated) /
+    n_classes, meant over the batch, with the stream entering block 0 at mean + (k/m) (image - mean).
 
     Args:
-        weight: lambda of the circuit loss, 0 or more; 0 trains plainly. Published: 0.05, 0.1 and 0.2.
-        variant: Which part of a score, <replacement - output, gradient>, the training signal flows through:
+        model: An image classifier in evaluation mode; parameters that should learn must ask for gradients.
+        images: Normalised images, 2 or more: the mean of one image is the image, and every score 0.
+        variant: One of `VARIANTS`, see `CircuitLoss`.
+        steps: m, 2 or more.
 
-            - `eap_ig_detach_g`: the outputs of the nodes; gradients are constants (first order, the default);
-            - `eap_ig_detach_actdiff`: the gradients; outputs are constants (second order).
-
-        loss: `log`: -log(deep / shallow), the negative depth bias; `ratio`: shallow / deep.
-        steps: m: the gradient is (1/m) times its sum over the m - 1 points k/m between mean and image; 2 or
-            more.
-        ratio: Fraction of the blocks that count as shallow, and as deep, in (0, 0.5].
-        shallow: First and last block (0-based, both included) instead of the share `ratio`; give both sets.
-        deep: The same for the deep blocks.
+    Returns:
+        Scores in the unit nats / n_classes; their scale is that of the public code, not that of `discover`,
+        and cancels in the depth bias.
 
     Raises:
-        InputError: If a value is out of range, one set is given without the other, or the sets overlap.
-        UnknownNameError: If there is no such variant or loss.
+        InputError: If the model reads no images or is in training mode, or the batch holds one image.
+
+    Notes:
+        Cost: one forward and one backward pass, and m - 1 forward passes that keep nothing (first order), or
+        m - 1 forward and backward passes through everything (second order).
 
     References:
         Peng et al. (2026), arXiv:2604.08192, public code.
-
-    Example:
-        >>> CircuitSettings(shallow=(0, 3), deep=(9, 11)).sets(12)
-        LayerSets(low=(1, 4), high=(10, 12))
     """
+    if model.vision is None:
+        raise InputError(f"{model.id} is a language model, but the circuit loss is for image classifiers")
+    if len(images) < 2:
+        raise InputError("a batch of 1 image equals its mean, so every score would be 0; use 2 or more")
+    second, read = variant == SECOND_ORDER, slice(None) if model.pools else slice(0, 1)
+    with torch.enable_grad():
+        with model.tracing(attached=True) as run:
+            model.forward(images)
+        gradient = _divergence_gradient(model, run, steps, read, second=second)
+        gradient = torch.where(torch.isfinite(gradient.detach()), gradient, 0.0)
 
-    weight: float | int = 0.1
-    variant: str = "eap_ig_detach_g"
-    loss: str = "log"
-    steps: int = 4
-    ratio: float | int = 0.3
-    shallow: tuple[int, int] | None = None
-    deep: tuple[int, int] | None = None
+        def along(outputs: Tensor) -> Tensor:
+            shown = outputs[:, read].detach() if second else outputs[:, read]
+            return ((shown.detach().mean(0) - shown) * gradient).sum().reshape(1)
 
-    def __post_init__(self) -> None:
-        for kind, value, known in (
-            ("variant of the circuit loss", self.variant, VARIANTS),
-            ("circuit loss", self.loss, LOSSES),
-        ):
-            if value not in known:
-                raise unknown_name(kind, value, known)
-        if not (math.isfinite(self.weight) and self.weight >= 0):
-            raise InputError(
-                f"weight (lambda) of the circuit loss is {self.weight}; give 0 or more, because a negative "
-                "weight would train towards shallow circuits"
-            )
-        if self.steps < 2:
-            raise InputError(
-                f"steps (m) is {self.steps}; give 2 or more, because the points k/m with 0 < k < m are "
-                "evaluated"
-            )
-        if not 0 < self.ratio <= 0.5:
-            raise InputError(f"ratio is {self.ratio}; expected a fraction of the blocks in (0, 0.5]")
-        if (self.shallow is None) != (self.deep is None):
-            raise InputError(f"shallow is {self.shallow} and deep {self.deep}; give both sets or neither")
-        if self.shallow is None or self.deep is None:
-            return
-        for name, (first, last) in (("shallow", self.shallow), ("deep", self.deep)):
-            if not 0 <= first <= last:
-                raise InputError(
-                    f"{name} is {first} to {last}; give the first and the last block, counted from 0"
-                )
-        if self.shallow[1] >= self.deep[0]:
-            raise InputError(
-                f"shallow blocks {self.shallow[0]} to {self.shallow[1]} and deep blocks {self.deep[0]} to "
-                f"{self.deep[1]} overlap or are in the wrong order"
-            )
-
-    def sets(self, n_layers: int) -> LayerSets:
-        """The two sets for a model of so many blocks, as layers (block l is layer l + 1).
-
-        Raises:
-            InputError: If the model has too few blocks.
-        """
-        if self.shallow is None or self.deep is None:
-            return DepthRule(ratio=self.ratio).layers(n_layers)
-        if self.deep[1] >= n_layers:
-            raise InputError(
-                f"deep blocks end at {self.deep[1]}, but the model has {n_layers} blocks: 0 to {n_layers - 1}"
-            )
-        return LayerSets(
-            (self.shallow[0] + 1, self.shallow[1] + 1),
-            (self.deep[0] + 1, self.deep[1] + 1),
-        )
+        scores = [along(run.input)]
+        for block, z, mlp in zip(model.blocks, run.z, run.mlp, strict=True):
+            heads, weight = z[:, read].unflatten(-1, (block.n_heads, block.d_head)), _out_weight(block)
+            if second:
+                heads, weight = heads.detach(), weight.detach()
+            # g W_O^T meets the heads' small outputs: the same sum without each head's write to the stream.
+            projected = torch.einsum("npm,hdm->nphd", gradient, weight)
+            replaced = projected if second else projected.detach()
+            scores += [(heads.detach().mean(0) * replaced - heads * projected).sum((0, 1, 3)), along(mlp)]
+    return LiveScores(torch.cat(scores), gradient.detach())
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DepthLoss:
+def _divergence_gradient(
+    model: Model, run: Trace, steps: int, read: slice, *, second: bool
+) -> Float[Tensor, "batch read d_model"]:
+    """Gradient of KL(clean || interpolated) / n_classes, meant along the path; with its graph if `second`."""
+
+    def log_p(final: Tensor) -> Tensor:
+        return model.finish(final if model.pools else final[:, 0]).log_softmax(-1)
+
+    assert run.final_in is not None
+    clean = log_p(run.final_in[:, read].detach()).detach()
+    entering = run.input if second else run.input.detach()
+    mean = entering.detach().mean(0, keepdim=True)
+    total = torch.zeros_like(run.final_in[:, read])
+    for step in range(1, steps):
+        with torch.set_grad_enabled(second):
+            final = model.through(mean + step / steps * (entering - mean), run)[:, read]
+        if not second:
+            final = final.detach().requires_grad_()
+        divergence = (clean.exp() * (clean - log_p(final))).sum(-1).mean() / clean.shape[-1]
+        total = total + torch.autograd.grad(divergence, final, create_graph=second)[0] / steps
+    return total if second else total.detach()
+
+
+def _out_weight(block: Block) -> Float[Tensor, "n_heads d_head d_model"]:
+    """Output projection per head with the scale of the branch, as parameters that learn."""
+    weight: Any = block.out.weight
+    per_head: Tensor = weight.to(block.home).T.unflatten(0, (block.n_heads, block.d_head))
+    if block.attention_scale is None:
+        return per_head
+    (gamma,) = block.attention_scale.parameters()
+    return per_head * gamma.to(block.home)
+
+
+# --------------------------------------------------------------------------------------------------- loss
+
+
+class DepthLoss(NamedTuple):
     """The circuit loss on one batch, and the two sums it is made of.
 
     Attributes:
-        value: The loss, one number.
+        value: The loss, one number; 0 where both sums are 0, so that there is no ratio.
         deep: Num: sum of |score| over the deep sources.
         shallow: Den: sum of |score| over the shallow sources.
-        defined: False where every score in both sets is 0, so that there is no ratio; the loss is then 0.
     """
 
     value: Float[Tensor, ""]
     deep: Float[Tensor, ""]
     shallow: Float[Tensor, ""]
-    defined: bool
 
 
 def depth_loss(
@@ -139,89 +163,144 @@ def depth_loss(
         scores: Scores of the edges into the logits, as `live_scores` gives them.
         sets: Layers on the two sides.
         loss: `log` or `ratio`.
-
-    Returns:
-        The loss with its graph. 0 and `defined=False` where both sums are 0, as under a classifier whose
-        weights are still 0.
-
-    Raises:
-        UnknownNameError: If there is no such loss.
     """
-    if loss not in LOSSES:
-        raise unknown_name("circuit loss", loss, LOSSES)
     layers = graph.source_layer.to(scores.device)
-
-    def total(bounds: tuple[int, int]) -> Tensor:
-        return scores[(layers >= bounds[0]) & (layers <= bounds[1])].abs().sum()
-
-    deep, shallow = total(sets.high), total(sets.low)
-    if float(deep.detach()) == 0 and float(shallow.detach()) == 0:
-        return DepthLoss(value=deep * 0.0, deep=deep, shallow=shallow, defined=False)
-    if loss == "log":
+    shallow, deep = (scores[(layers >= first) & (layers <= last)].abs().sum() for first, last in sets)
+    if not (deep + shallow).detach() > 0:  # as under a classifier whose weights are still 0
+        value = deep * 0.0
+    elif loss == "log":
         value = -torch.log((deep / (shallow + FLOOR)).clamp_min(FLOOR))
     else:
         value = shallow / (deep + FLOOR)
-    return DepthLoss(value=value, deep=deep, shallow=shallow, defined=True)
+    return DepthLoss(value, deep, shallow)
 
 
 @final
-class CircuitLoss(LossTerm):
-    """The circuit term of a training loss, for `assay.zoo.train(..., loss_term=CircuitLoss(settings))`.
+@dataclass(frozen=True, kw_only=True)
+class CircuitLoss(Record, LossTerm):
+    """The circuit term of a training loss, `cross-entropy + weight * circuit loss`.
 
     Args:
-        settings: Variant, sets, weight and the rest; a weight of 0 measures without training on it.
+        weight: lambda of the circuit loss, 0 or more; 0 measures without training on it. Published: 0.05, 0.1
+            and 0.2.
+        variant: Which part of a score, <replacement - output, gradient>, the training signal flows through:
 
-    Notes:
-        The scores are those of the module in evaluation mode, without dropout, so the logits of the training
-        pass are not used.
+            - `eap_ig_detach_g`: the outputs of the nodes; gradients are constants (first order, the default);
+            - `eap_ig_detach_actdiff`: the gradients; outputs are constants (second order).
+
+        loss: `log`: -log(deep / shallow), the negative depth bias; `ratio`: shallow / deep.
+        steps: m: the gradient is (1/m) times its sum over the m - 1 points k/m between mean and image; 2 or
+            more.
+        ratio: Fraction of the blocks that count as shallow, and as deep, in (0, 0.5].
+        sets: `symmetric`, or `reference` for the published sets of 12 blocks: 4 shallow and 3 deep at 0.3.
+
+    Raises:
+        InputError: If a value is out of range.
+        UnknownNameError: If there is no such variant, loss or rule for the sets.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, public code.
     """
 
-    def __init__(self, settings: CircuitSettings) -> None:
-        self.settings = settings
-        self._model: Model | None = None
-        self._readings: dict[str, float] = {}
+    weight: float | int = 0.1
+    variant: str = VARIANTS[0]
+    loss: str = "log"
+    steps: int = 4
+    ratio: float | int = 0.3
+    sets: str = "symmetric"
 
-    def __call__(
-        self,
-        module: nn.Module,
-        images: Float[Tensor, "batch 3 h w"],
-        labels: Int[Tensor, " batch"],
-        logits: Float[Tensor, "batch n_classes"],
-    ) -> Float[Tensor, ""]:
-        """Weighted circuit loss of one batch.
+    def __post_init__(self) -> None:
+        check_name("variant of the circuit loss", self.variant, VARIANTS)
+        check_name("circuit loss", self.loss, LOSSES)
+        self.rule.check()
+        if not (0 <= self.weight < math.inf and self.steps >= 2):
+            raise InputError(
+                f"weight (lambda) of the circuit loss is {self.weight} and steps (m) {self.steps}; give a "
+                "weight of 0 or more, and 2 steps or more: the points k/m with 0 < k < m are evaluated"
+            )
 
-        Args:
-            module: An image classifier that `load_model` accepts.
-            images: Normalised images, 2 or more.
-            labels: Not used.
-            logits: Not used.
+    @property
+    def rule(self) -> DepthRule:
+        """The blocks that are compared."""
+        return DepthRule(ratio=self.ratio, sets=self.sets)
+
+    def on(self, module: nn.Module) -> Callable[[Float[Tensor, "batch 3 h w"]], Term]:
+        """The term of a module, which must be in evaluation mode when images come.
+
+        Its readings are `deep` (Num) and `shallow` (Den).
 
         Raises:
-            InputError: If the module reads no images, has too few blocks for the sets, or the batch holds one
-                image.
+            InputError: If the module reads no images, or has too few blocks for the sets.
             UnsupportedModelError: If `load_model` does not accept the module.
         """
-        del labels, logits
-        model = self._seen(module)
-        settings = self.settings
-        with torch.set_grad_enabled(settings.weight > 0):
-            scores = live_scores(model, images, variant=settings.variant, steps=settings.steps)
-            sets = settings.sets(model.n_layers)
-            term = depth_loss(model.graph, scores.values, sets, loss=settings.loss)
-        self._readings = {
-            "deep": float(term.deep.detach()),
-            "shallow": float(term.shallow.detach()),
-        }
-        return settings.weight * term.value
+        model = load_model(module)
+        sets = self.rule.layers(model.n_layers)
 
-    def _seen(self, module: nn.Module) -> Model:
-        if self._model is None or self._model.module is not module:
-            self._model = load_model(module)
-        return self._model
+        def term(images: Float[Tensor, "batch 3 h w"]) -> Term:
+            with torch.set_grad_enabled(self.weight > 0):
+                scores = live_scores(model, images, variant=self.variant, steps=self.steps).values
+                value, deep, shallow = depth_loss(model.graph, scores, sets, loss=self.loss)
+            readings = {"deep": float(deep.detach()), "shallow": float(shallow.detach())}
+            return Term(self.weight * value, readings)
 
-    def describe(self) -> dict[str, Any]:
-        return {"kind": "circuit", **self.settings.to_dict()}
+        return term
 
-    def readings(self) -> dict[str, float]:
-        """`deep` (Num) and `shallow` (Den) of the last batch."""
-        return dict(self._readings)
+
+# --------------------------------------------------------------------------------------------- fine-tuning
+
+
+def finetune(
+    model: Model | str | Path | nn.Module,
+    train_set: ImageTask,
+    validation_set: ImageTask,
+    folder: str | Path,
+    *,
+    circuit: CircuitLoss | None = None,
+    recipe: Recipe = DEFAULT_RECIPE,
+    **options: Any,
+) -> TrainingRun:
+    """Train an image classifier on cross-entropy plus a loss on its circuit.
+
+    The circuit loss asks for larger scores of the edges from deep blocks into the logits relative to those
+    from shallow blocks. The step with the best validation score is kept. `training_dynamics` of the folder
+    shows what the training did to the circuit.
+
+    Args:
+        model: The classifier to start from: a model, a module, or anything that `load_model` reads. Not
+            changed.
+        train_set: Labelled 8-bit images of the size that the model reads.
+        validation_set: More of them from the same distribution; it chooses the step.
+        folder: Directory of the run. Ends as a model directory with `training.json`, and `checkpoints/STEP/`
+            for step 0 and every validation. The same call goes on with a run that was stopped, to identical
+            results.
+        circuit: The circuit loss. Default: first order, weight 0.1. A weight of 0 trains plainly.
+        recipe: Learning rate, batch size and the rest. Default: the published ones.
+        options: Of `assay.zoo.train`: `device`, `progress` and so on; `transform` is the model's own
+            where none is given.
+
+    Raises:
+        InputError: If the batches hold one image, `mode="linear"` is asked for with a circuit loss that does
+            not reach the head, classes differ, sets overlap, or the folder holds another run.
+        ShapeError: If the model does not take images of this size.
+        NonFiniteError: If a weight or the loss is NaN or infinite.
+
+    Notes:
+        Cost of a step in forward passes with backward ones counted double: 3 plainly, about 6 + (m - 1) with
+        the first-order loss, about 6 + 4 (m - 1) with the second-order one. The circuit is that of the model
+        in evaluation mode; dropout acts on the cross-entropy alone.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, named there as future work; the loss follows the public code.
+    """
+    circuit = circuit or CircuitLoss()
+    if circuit.weight and recipe.mode == "linear" and circuit.variant != SECOND_ORDER:
+        raise InputError(
+            f"mode 'linear' trains the head alone, but the variant {circuit.variant} keeps the head "
+            f"constant, so the circuit loss would have no effect; use mode 'full', or {SECOND_ORDER}"
+        )
+    start = model if isinstance(model, Model) else load_model(model, device=None)
+    rule = options.get("transform") or EvalTransform.for_model(start)
+    start.bind(validation_set.with_transform(rule))  # classes and size, before hours of training
+    steps = [*range(0, recipe.steps, recipe.validate_every), recipe.steps]
+    options = {"checkpoints": steps, **options, "loss_term": circuit if circuit.weight else None}
+    return train(start.module, train_set, validation_set, recipe, folder, **(options | {"transform": rule}))

@@ -13,10 +13,9 @@ from jaxtyping import Bool, Float, Float64, Real
 from torch import Tensor
 
 from assay.circuits import EdgeScores
-from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError, ShapeError, check_name
+from assay.core.errors import DegenerateDataWarning, InputError, ShapeError, check_name
 from assay.core.plotted import Plotted
 from assay.discovery.edges import OutputScores
-from assay.discovery.edges.sums import WeightedSums
 from assay.graph import Graph
 from assay.stats.resampled import ResampledValue
 
@@ -29,10 +28,7 @@ Matrices = Float64[np.ndarray, "k layers layers"]
 
 FLOOR = 1e-12  # eps of Eq. 4: keeps the logarithm finite where one side of the ratio vanishes
 TARGETS = ("output", "deep", "global")
-# Block indices of the authors' code for models of 12 blocks: the last shallow one and the first deep one.
-REFERENCE_BLOCKS = {0.1: (0, 11), 0.2: (1, 10), 0.3: (3, 9), 0.4: (3, 8), 0.5: (5, 6)}
 CONSTANT = 1e-12  # spread below which an entry does not vary, relative to the largest entry of all matrices
-RESAMPLES = 200  # drawn from scores of each example
 
 
 # ------------------------------------------------------------------------------------------------- layers
@@ -176,8 +172,8 @@ class DepthRule:
     Attributes:
         ratio: tau, the share of the blocks on each side, in (0, 0.5].
         include_input: Count layer 0, the input, as shallow.
-        sets: `"symmetric"`, or `"reference"` for the sets of the authors' code (12 blocks, ratio one of 0.1
-            to 0.5). The two differ at 0.3 only, where the code has 4 shallow and 3 deep blocks.
+        sets: `"symmetric"`, or `"reference"` for the sets of the authors' code (12 blocks). The two differ
+            at the ratio 0.3 only, where the code has 4 shallow and 3 deep blocks.
     """
 
     ratio: float = 0.3
@@ -190,32 +186,23 @@ class DepthRule:
         With k = max(1, floor(ratio n)): layers 1..k and n + 1 - k .. n.
 
         Raises:
-            InputError: For a ratio outside (0, 0.5], sets that overlap, or reference sets of another model
-                size.
-            UnknownNameError: For other `sets`.
+            InputError: As `check`, for a model of one block, or reference sets of another model size.
         """
+        self.check()
+        reference = self.sets == "reference"
+        if reference and n_blocks != 12:
+            raise InputError(f"reference sets exist for 12 blocks, not for {n_blocks}; use sets='symmetric'")
+        if n_blocks < 2:
+            raise InputError("a model of 1 block has no two sides; use a model of 2 blocks or more")
+        size = max(1, math.floor(self.ratio * n_blocks + 1e-9))  # 0.3 * 10 must be 3
+        last = size + (reference and math.isclose(self.ratio, 0.3))
+        return LayerSets((0 if self.include_input else 1, last), (n_blocks + 1 - size, n_blocks))
+
+    def check(self) -> None:
+        """Refuse what no model can serve: a ratio outside (0, 0.5] or other `sets`."""
         check_name("sets", self.sets, ("symmetric", "reference"))
         if not 0 < self.ratio <= 0.5:
             raise InputError(f"ratio is {self.ratio}; expected a fraction of the blocks in (0, 0.5]")
-        size = max(1, math.floor(self.ratio * n_blocks + 1e-9))  # 0.3 * 10 must be 3
-        last, first = size, n_blocks + 1 - size
-        if self.sets == "reference":
-            known = [blocks for tau, blocks in REFERENCE_BLOCKS.items() if math.isclose(tau, self.ratio)]
-            if n_blocks != 12 or not known:
-                raise InputError(
-                    f"reference sets exist for 12 blocks and ratios {sorted(REFERENCE_BLOCKS)}, but this is "
-                    f"{n_blocks} blocks and {self.ratio}; use sets='symmetric'"
-                )
-            last, first = known[0][0] + 1, known[0][1] + 1
-        elif last >= first:
-            raise InputError(
-                f"{n_blocks} block(s) are too few for two separate sets of {size}; use a model with 2 or more"
-            )
-        return LayerSets((0 if self.include_input else 1, last), (first, n_blocks))
-
-    def check(self) -> None:
-        """Refuse what no model can serve; the reference sets exist for 12 blocks only."""
-        self.layers(12 if self.sets == "reference" else 2)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -260,9 +247,8 @@ def dependency_depth_bias(
         generalization. Scaling all scores changes nothing (as long as sums stay far above 1e-12).
 
     Raises:
-        InputError: For a ratio outside (0, 0.5] or sets that overlap.
+        InputError: For a ratio outside (0, 0.5], a model of one block, or what is not a dependency matrix.
         UnknownNameError: For another `targets` or `sets`.
-        ShapeError, NonFiniteError: For a matrix that is not a dependency matrix.
 
     Notes:
         No deep edges: log(1e-12). Neither deep nor shallow edges: NaN with a `DegenerateDataWarning`.
@@ -280,27 +266,20 @@ def dependency_depth_bias(
         0.693147
     """
     matrix = (dependency_matrix(scores) if isinstance(scores, EdgeScores) else scores).detach().double().cpu()
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or len(matrix) < 3:
-        raise ShapeError(
-            f"the dependency matrix has shape {tuple(matrix.shape)}; expected a square matrix with a row "
-            "for input, each block and logits"
+    if matrix.ndim != 2 or len({*matrix.shape}) > 1 or not ((matrix >= 0) & (matrix < math.inf)).all():
+        raise InputError("expected a square dependency matrix of finite sums of magnitudes, at least 0")
+    layers = DepthRule(ratio=ratio, include_input=include_input, sets=sets).layers(len(matrix) - 2)
+    (value,) = depth_biases(matrix.numpy()[None], targets, layers)
+    if math.isnan(value):
+        warnings.warn(
+            "depth bias is undefined: all scores of edges from deep or shallow layers into the targets are 0",
+            DegenerateDataWarning,
+            stacklevel=2,
         )
-    if not bool(torch.isfinite(matrix).all()):
-        raise NonFiniteError("the dependency matrix holds NaN or infinite entries")
-    if bool((matrix < 0).any()):
-        raise InputError("the dependency matrix has negative entries; expected sums of magnitudes of scores")
-    rule = DepthRule(ratio=ratio, include_input=include_input, sets=sets)
-    return _one_bias(matrix.numpy()[None], targets, rule)
+    return float(value)
 
 
-def output_depth_bias(
-    graph: Graph,
-    contributions: Float[Tensor, " n_sources"],
-    *,
-    ratio: float = 0.3,
-    include_input: bool = False,
-    sets: str = "symmetric",
-) -> float:
+def output_depth_bias(graph: Graph, contributions: Float[Tensor, " n_sources"], **options: Any) -> float:
     """The depth bias of the edges into the logits, from the scores of these edges alone.
 
     Equal to `dependency_depth_bias(scores, targets="output")`, without scores of any other edge: the gradient
@@ -309,9 +288,7 @@ def output_depth_bias(
     Args:
         graph: The graph of the model.
         contributions: Signed score of the edge from each source to `logits`, `[n_sources]`.
-        ratio: Fraction tau of the blocks on each side, in (0, 0.5].
-        include_input: Count the input as a shallow source.
-        sets: Which layers are shallow and deep, see `DepthRule`.
+        options: `ratio`, `include_input` and `sets` of `dependency_depth_bias`.
 
     Returns:
         As `dependency_depth_bias`.
@@ -326,95 +303,46 @@ def output_depth_bias(
     """
     if tuple(contributions.shape) != (graph.n_sources,):
         raise ShapeError(
-            f"contributions have shape {tuple(contributions.shape)}, but this graph has "
-            f"{graph.n_sources} sources"
+            f"contributions have shape {tuple(contributions.shape)}; expected [{graph.n_sources}]"
         )
-    bad = (~torch.isfinite(contributions)).nonzero()
-    if len(bad):
-        row = int(bad[0])
-        raise NonFiniteError(
-            f"score of {graph.edge_name(row, graph.n_targets - 1)} is {contributions[row].item()}; check the "
-            "model's logits and weights for NaN"
-        )
-    rows = contributions.detach().abs().double().cpu().numpy()[None]
-    rule = DepthRule(ratio=ratio, include_input=include_input, sets=sets)
-    return _one_bias(layer_sums(graph, rows), "output", rule)
-
-
-def _one_bias(matrices: Matrices, targets: str, rule: DepthRule) -> float:
-    (value,) = depth_biases(matrices, targets, rule.layers(matrices.shape[1] - 2))
-    if math.isnan(value):
-        warnings.warn(
-            "depth bias is undefined: all scores of edges from deep or shallow layers into the targets are 0",
-            DegenerateDataWarning,
-            stacklevel=3,
-        )
-    return float(value)
+    values = contributions.new_zeros(graph.valid.shape)
+    values[:, -1] = contributions
+    return dependency_depth_bias(EdgeScores(graph, values), targets="output", **options)
 
 
 def resampled_depth_bias(
-    scores: EdgeScores | OutputScores,
-    *,
-    targets: str = "output",
-    ratio: float = 0.3,
-    include_input: bool = False,
-    sets: str = "symmetric",
+    scores: EdgeScores | OutputScores, *, targets: str = "output", **options: Any
 ) -> ResampledValue:
     """The depth bias and its resamples: `.interval()`, and `a - b` for two models on the same images.
 
     Args:
-        scores: Made with `resamples` or `per_example`: of all edges, or, for `targets="output"`, of those
-            into the logits.
-        targets: As in `dependency_depth_bias`, like the next three.
-        ratio: Fraction tau of the blocks on each side.
-        include_input: Count the input as a shallow source.
-        sets: `"symmetric"` or `"reference"`.
+        scores: Made with `resamples`: of all edges, or, for `targets="output"`, of those into the logits.
+        targets: As in `dependency_depth_bias`.
+        options: `ratio`, `include_input` and `sets` of `dependency_depth_bias`.
 
     Raises:
-        InputError: Without resamples and scores of examples, or as `DepthRule.layers`.
-        ShapeError: For scores into the logits with other `targets`.
+        InputError: Without resamples, for scores into the logits with other `targets`, or as
+            `DepthRule.layers`.
         UnknownNameError: For other `targets` or `sets`.
 
     Notes:
         For the mean bias of circuits of this many images: the magnitude of a noisy mean is too large, so few
         images draw the bias towards that of noise. The replacement values of a mean ablation are those of all
         images in every resample. Coverage: docs/theory/intervals-verdicts.md.
-
-    Example:
-        >>> from assay.graph import build_graph
-        >>> generator = torch.Generator().manual_seed(0)
-        >>> each = torch.ones(50, 5, 9) + 0.1 * torch.randn(50, 5, 9, generator=generator)
-        >>> found = resampled_depth_bias(EdgeScores(build_graph(2, 1), each.mean(0), per_example=each))
-        >>> 0.0 in found.interval()
-        True
     """
-    check_name("targets", targets, TARGETS)
-    if isinstance(scores, OutputScores) and targets != "output":
-        raise ShapeError(
-            f"these scores cover only the edges into the logits, but targets={targets!r} needs others too; "
-            "use discover(..., resamples=200)"
-        )
-    layers = DepthRule(ratio=ratio, include_input=include_input, sets=sets).layers(scores.graph.n_layers)
-    edges = scores.graph.valid if isinstance(scores, EdgeScores) else slice(None)
-    mean = scores.values.detach().cpu().double()[edges].numpy()
-    if scores.resampled is not None:
-        drawn, n = scores.resampled.double().numpy(), int(scores.details["n"])
-        key = str(scores.details.get("resamples_key", ""))
-    elif scores.per_example is not None:
-        each = scores.per_example.detach().cpu()[:, edges].double()
-        n = len(each)
-        sums = WeightedSums.of(each, torch.arange(n), RESAMPLES, seed=0)
-        drawn = sums.means(each.sum(0), n).double().numpy()
-        # Weights are by row here, so the rows must be those of one data set in one order.
-        key = f"rows {(scores.provenance.get('task') or {}).get('data_hash', '')}"
+    layers = DepthRule(**options).layers(scores.graph.n_layers)
+    if scores.resampled is None:
+        raise InputError("the scores have no resamples; discover with resamples=200")
+    if isinstance(scores, EdgeScores):
+        mean = edge_rows(scores)
+    elif targets == "output":
+        mean = scores.values.detach().double().cpu().numpy()[None]
     else:
-        raise InputError(
-            "the scores have no resamples; discover with resamples=200, or with per_example=True where the "
-            "scores of each example fit into memory"
-        )
-    rows = np.abs(np.concatenate([mean[None], drawn]))
+        raise InputError(f"targets={targets!r} needs scores of other edges than those into the logits")
+    rows = np.abs(np.concatenate([mean, scores.resampled.double().numpy()]))
     value, *draws = depth_biases(layer_sums(scores.graph, rows), targets, layers)
-    return ResampledValue(value=float(value), draws=np.array(draws), n=n, key=key)
+    key = str(scores.details.get("resamples_key", ""))
+    return ResampledValue(value=float(value), draws=np.array(draws), n=int(scores.details["n"]), key=key)
 
 
 # -------------------------------------------------------------------------------------------------- motif
@@ -433,10 +361,9 @@ class Motif(Plotted):
         used: True where the entry varies over the models.
         n: Number of models (or domains).
         kind: Which of the two `values` gives.
-        ridge: Penalty on the weights.
     """
 
-    drawn_by = "assay.analyses.generalization.ranking_plots:plot_motif"
+    drawn_by = "assay.analyses.generalization.ranking_page:plot_motif"
 
     loadings: Float[Tensor, "n_layers n_layers"]
     weights: Float[Tensor, "n_layers n_layers"]
@@ -444,7 +371,6 @@ class Motif(Plotted):
     used: Bool[Tensor, "n_layers n_layers"]
     n: int
     kind: str
-    ridge: float
 
     @property
     def values(self) -> Float[Tensor, "n_layers n_layers"]:
@@ -465,10 +391,8 @@ class Motif(Plotted):
 
 
 def motif(
-    matrices: Sequence[Float[Tensor, "n_layers n_layers"]]
-    | Float[Tensor, "n n_layers n_layers"]
-    | Float[np.ndarray, "n n_layers n_layers"],
-    performance: Sequence[float] | Real[Tensor, " n"] | Real[np.ndarray, " n"],
+    matrices: Sequence[Float[Tensor, "layers layers"]] | Float[Tensor | np.ndarray, "n layers layers"],
+    performance: Sequence[float] | Real[Tensor | np.ndarray, " n"],
     *,
     kind: str = "loadings",
     ridge: float = 0.0,
@@ -492,9 +416,8 @@ def motif(
         model performs better where it depends on it more.
 
     Raises:
-        InputError: For fewer than 3 matrices, constant performance, a negative ridge, matrices that do not
-            vary, or not one performance per matrix.
-        NonFiniteError: For NaN or infinite numbers.
+        InputError: For fewer than 3 matrices, matrices of several sizes, not one performance per matrix, NaN
+            or infinite numbers, a negative ridge, constant performance, or matrices that do not vary.
         UnknownNameError: For another `kind`.
 
     Notes:
@@ -513,94 +436,58 @@ def motif(
                 [ 0.,  0.]], dtype=torch.float64)
     """
     check_name("kind", kind, ("loadings", "weights"))
-    if not ridge >= 0:
-        raise InputError(f"ridge is {ridge}; expected a penalty of 0 or more")
-    if not isinstance(matrices, np.ndarray | Tensor):
-        shapes = sorted({tuple(each.shape) for each in matrices})
-        if len(shapes) > 1:
-            raise ShapeError(f"dependency matrices have shapes {shapes}; expected one size")
-        matrices = np.stack([np.asarray(each) for each in matrices]) if shapes else np.zeros((0, 1, 1))
-    stack, y = np.asarray(matrices, dtype=np.float64), np.asarray(performance, dtype=np.float64)
-    if stack.ndim != 3 or stack.shape[1] != stack.shape[2]:
-        raise ShapeError(
-            f"dependency matrices have shape {stack.shape}; expected square ones, one per model or domain"
-        )
-    shape, x = stack.shape[1:], stack.reshape(len(stack), -1)
-    if y.shape != (len(x),) or len(y) < 3:
+    x = np.array([np.asarray(each, dtype=np.float64).ravel() for each in matrices])
+    y = np.asarray(performance, dtype=np.float64)
+    if len(x) < 3 or y.shape != (len(x),) or not (np.isfinite(np.c_[x, y]).all() and ridge >= 0):
         raise InputError(
-            f"got {len(x)} dependency matrices and performances of shape {y.shape}; a motif needs 3 or more "
-            "models or domains, with a performance each"
+            f"got {len(x)} dependency matrices, performances of shape {y.shape}, ridge {ridge}; a motif "
+            "needs 3 matrices or more, a performance of each, all finite, and a ridge of 0 or more"
         )
-    for name, rows in (("dependency matrix", x), ("performance", y[:, None])):
-        bad = np.flatnonzero(~np.isfinite(rows).all(1))
-        if len(bad):
-            raise NonFiniteError(f"{name} {bad[0]} is not finite; remove that model or domain")
-    if np.ptp(y) <= CONSTANT * np.abs(y).max():
-        raise InputError(f"every performance is {y[0]}, so a correlation with it is undefined")
     spread = x.std(0)
     used = spread > CONSTANT * np.abs(x).max()
-    if not used.any():
-        raise InputError("all dependency matrices are equal, so they cannot predict performance")
-    z = (x[:, used] - x[:, used].mean(0)) / spread[used]
-    target = (y - y.mean()) / y.std()
+    if not used.any() or np.ptp(y) <= CONSTANT * np.abs(y).max():
+        raise InputError("all dependency matrices, or all performances, are equal, so nothing correlates")
+    z, target = (x[:, used] - x[:, used].mean(0)) / spread[used], (y - y.mean()) / y.std()
+    n, width = z.shape
     if ridge:
-        n, width = z.shape
         a = np.linalg.solve(z.T @ z / n + ridge * np.eye(width), z.T @ target / n)
     else:
         a = np.linalg.pinv(z) @ target
     variate = z @ a
     length = float(np.linalg.norm(variate))
-    if length <= CONSTANT * math.sqrt(len(y)):
-        warnings.warn(
-            "the motif has no loadings: performance is uncorrelated with every entry",
-            DegenerateDataWarning,
-            stacklevel=2,
-        )
-        correlation, loads = 0.0, np.full(len(a), np.nan)
+    if length <= CONSTANT * math.sqrt(n):
+        reason = "the motif has no loadings: performance is uncorrelated with every entry"
+        warnings.warn(reason, DegenerateDataWarning, stacklevel=2)
+        correlation, loads = 0.0, np.full(width, np.nan)
     else:
         # variate and columns have mean 0; pinv and ridge both give a variate that points along performance
         correlation = float(np.clip(variate @ target / (length * np.linalg.norm(target)), 0.0, 1.0))
         loads = np.clip(z.T @ variate / (np.linalg.norm(z, axis=0) * length), -1.0, 1.0)
-    placed = torch.zeros(2, len(used), dtype=torch.float64)
-    placed[:, torch.from_numpy(used)] = torch.from_numpy(np.stack([loads, a]))
-    return Motif(
-        loadings=placed[0].view(shape),
-        weights=placed[1].view(shape),
-        correlation=correlation,
-        used=torch.from_numpy(used).view(shape),
-        n=len(y),
-        kind=kind,
-        ridge=ridge,
-    )
+    placed = torch.zeros(2, *matrices[0].shape, dtype=torch.float64)
+    shown = torch.from_numpy(used).view(placed.shape[1:])
+    placed[:, shown] = torch.from_numpy(np.stack([loads, a]))
+    return Motif(loadings=placed[0], weights=placed[1], correlation=correlation, used=shown, n=n, kind=kind)
 
 
-def universal_motif(motifs: Sequence[Motif], *, norm: str = "max") -> Float[Tensor, "n_layers n_layers"]:
-    """The mean of the motifs of several tasks, each scaled first.
+def universal_motif(motifs: Sequence[Motif]) -> Float[Tensor, "n_layers n_layers"]:
+    """The mean of the motifs of several tasks, each scaled by its largest magnitude first.
 
     Args:
         motifs: At least one, all of one size and kind.
-        norm: Scale by the largest magnitude (`"max"`) or the Euclidean norm (`"l2"`).
 
     Returns:
         float64 `[L + 1, L + 1]`, in [-1, 1].
 
     Raises:
         InputError: For no motif, motifs of different kinds or sizes, or one that is NaN or 0 throughout.
-        UnknownNameError: For another `norm`.
 
     References:
         Peng et al. (2026), arXiv:2604.08192, section 4.
     """
-    check_name("norm", norm, ("max", "l2"))
-    if not motifs:
-        raise InputError("a universal motif is the mean of at least one motif; got none")
-    if len({(each.kind, tuple(each.values.shape)) for each in motifs}) > 1:
-        seen = ", ".join(f"{each.kind} of shape {tuple(each.values.shape)}" for each in motifs)
-        raise InputError(f"motifs of different kinds or sizes cannot be averaged; got {seen}")
-    scaled = []
-    for index, each in enumerate(motifs):
-        scale = float(each.values.abs().max() if norm == "max" else each.values.norm())
-        if not scale > 0:
-            raise InputError(f"motif {index} is NaN, or 0 everywhere; remove it")
-        scaled.append(each.values / scale)
-    return torch.stack(scaled).mean(0)
+    kinds = sorted({f"{each.kind} of shape {tuple(each.values.shape)}" for each in motifs})
+    if len(kinds) != 1:
+        raise InputError(f"a universal motif is the mean of motifs of one kind and size; got {kinds}")
+    scaled = torch.stack([each.values / each.values.abs().max() for each in motifs])
+    if bad := [index for index, each in enumerate(scaled) if bool(each.isnan().any())]:
+        raise InputError(f"motif {bad[0]} is NaN, or 0 everywhere; remove it")
+    return scaled.mean(0)

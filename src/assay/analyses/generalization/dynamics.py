@@ -1,15 +1,13 @@
 """Where a circuit draws from while a model is trained: both sides of the depth bias at every checkpoint."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from assay.analyses.generalization.circuit_loss import CircuitSettings, depth_loss
-from assay.analyses.generalization.dependency import RESAMPLES, resampled_depth_bias
+from assay.analyses.generalization.circuit_loss import depth_loss
+from assay.analyses.generalization.dependency import DepthRule, resampled_depth_bias
 from assay.core.errors import InputError
 from assay.core.plotted import Plotted
 from assay.core.record import Record, same
@@ -21,33 +19,9 @@ from assay.zoo.scoring import score_of
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
-    from assay.discovery.edges import OutputScores
-
-SCHEMA = "assay-dynamics/1"
-
-
-@dataclass(frozen=True, kw_only=True)
-class DepthReading(Record):
-    """The output circuit of one checkpoint.
-
-    Attributes:
-        step: Training steps done.
-        deep: Num, sum of |score| of the edges from deep blocks into the logits, nats.
-        shallow: Den, the same of the shallow blocks.
-        depth_bias: log(deep / shallow), any sign; NaN where both are 0.
-        low: Lower end of its 95 % interval over images; None where there is none.
-        high: Upper end.
-        scores: Score, 0 to 1, on each labelled set that is watched.
-    """
-
-    step: int
-    deep: float
-    shallow: float
-    depth_bias: float
-    low: float | None = None
-    high: float | None = None
-    scores: Mapping[str, float]
+RESAMPLES = 200  # behind the intervals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,53 +29,40 @@ class Dynamics(Plotted, Record):
     """Readings along a training run.
 
     Attributes:
-        readings: By step, ascending.
+        readings: Of each checkpoint, by step, ascending: `step`; `deep` (Num) and `shallow` (Den), the sums
+            of |score| of the edges from these blocks into the logits, nats; `depth_bias`,
+            log(deep / shallow), NaN where both are 0, and `low` and `high`, its 95 % interval over images;
+            `scores`, accuracy on each watched set.
         facts: What they are a function of: weights of the checkpoints, images, watched sets, sets of blocks,
             estimator.
     """
 
-    drawn_by = "assay.report.dynamics:plot_run"
-    record_schema = SCHEMA
+    drawn_by = "assay.analyses.generalization.dynamics:plot_course"
+    record_schema = "assay-dynamics/1"
     record_layout = same("**facts", "readings")
 
-    readings: tuple[DepthReading, ...]
+    readings: tuple[Mapping[str, Any], ...]
     facts: Mapping[str, Any]
 
     def __repr__(self) -> str:
         return f"Dynamics({len(self.readings)} checkpoints)"
 
-    def at(self, step: int) -> DepthReading:
-        """The reading of a step.
-
-        Raises:
-            InputError: If there is no checkpoint of that step.
-        """
-        for reading in self.readings:
-            if reading.step == step:
-                return reading
-        steps = ", ".join(str(reading.step) for reading in self.readings)
-        raise InputError(f"step {step} has no checkpoint; available steps: {steps}")
-
     def to_frame(self) -> "pd.DataFrame":
         """One row per checkpoint: step, deep, shallow, depth_bias, low, high, and each score by its name."""
         import pandas as pd
 
-        rows = [each.to_dict() for each in self.readings]
-        return pd.DataFrame([row | row.pop("scores") for row in rows])
+        rows = [{**row, **row["scores"]} for row in self.readings]
+        return pd.DataFrame(rows).drop(columns="scores").astype(float).astype({"step": int})
 
 
 def training_dynamics(
     run: str | Path | Mapping[int, str | Path | Model],
     images: ImageTask,
     *,
-    settings: CircuitSettings | None = None,
+    rule: DepthRule | None = None,
     watch: Mapping[str, ImageTask] | None = None,
-    known: Mapping[int, Mapping[str, float]] | None = None,
-    steps: int = 5,
     transform: EvalTransform | None = None,
-    batch_size: int | None = None,
     device: str | None = None,
-    dtype: torch.dtype | None = None,
 ) -> Dynamics:
     """Depth bias, both its sides, and scores at every checkpoint of a training run.
 
@@ -110,14 +71,10 @@ def training_dynamics(
             it; or step to model or model directory.
         images: Images that the circuits are measured on, 2 or more, of the training distribution or of
             another; no labels are needed. They should be none of those trained on.
-        settings: Its `ratio`, or `shallow` and `deep`, say which blocks are compared; the rest is not used.
+        rule: Which blocks are compared. Default: 0.3 of them on each side.
         watch: Labelled sets, e.g. out of distribution, whose accuracy is reported beside; by name.
-        known: Scores that are known already, by step and name; they are not computed again.
-        steps: Quadrature nodes of the scores.
         transform: Normalisation of the images. Default: each model's own.
-        batch_size: Images per pass. Default: by free memory.
         device: Where to run. Default: the CPU.
-        dtype: Number type of the weights of checkpoints on disk. Default: as of `load_model`.
 
     Returns:
         A reading per checkpoint. `depth_bias` is `dependency_depth_bias(..., targets="output")` of EAP-IG
@@ -129,7 +86,7 @@ def training_dynamics(
         FileFormatError: If a checkpoint cannot be read.
 
     Notes:
-        Cost per checkpoint: about steps + 2 forward passes over the images, one over each watched set.
+        Cost per checkpoint: about 7 forward passes over the images, one over each watched set.
 
     References:
         Peng et al. (2026), arXiv:2604.08192: on PACS a model that generalises goes from 2.6 to 4.1, one that
@@ -137,79 +94,34 @@ def training_dynamics(
     """
     from assay.discovery.edges import output_scores
 
-    checkpoints = dict(run) if isinstance(run, Mapping) else checkpoints_of(run)
-    settings = settings or CircuitSettings()
-    watch, known = dict(watch or {}), dict(known or {})
-    _check_given(checkpoints, images, watch)
-    readings, weights = [], {}
-    for step, place in sorted(checkpoints.items()):
-        model = place if isinstance(place, Model) else load_model(place, device=device, dtype=dtype)
-        weights[step] = model.weight_hash
-        rule = transform or EvalTransform.for_model(model)
-        scores = output_scores(
-            model,
-            images.with_transform(rule),
-            steps=steps,
-            batch_size=batch_size,
-            per_example=False,
-            resamples=RESAMPLES,
+    rule, watch = rule or DepthRule(), watch or {}
+    places = run if isinstance(run, Mapping) else checkpoints_of(run)
+    if not places or images.n < 2:  # circuits are compared with the mean of the images
+        raise InputError(
+            f"got {len(places)} checkpoints and {images.n} images; give 1, and 2 images, or more"
         )
-        before = dict(known.get(step, {}))
-        found = {
-            name: before[name] if name in before else score_of(model.module, each, rule, device=device)[0]
-            for name, each in watch.items()
-        }
-        readings.append(_reading(step, scores, settings, before | found))
-    sets = settings.sets(model.n_layers)
+    readings, weights = [], {}
+    for step, place in sorted(places.items()):
+        model = place if isinstance(place, Model) else load_model(place, device=device)
+        weights[step] = model.weight_hash
+        reads = transform or EvalTransform.for_model(model)
+        scores = output_scores(model, images.with_transform(reads), per_example=False, resamples=RESAMPLES)
+        sets = rule.layers(model.n_layers)
+        _, deep, shallow = depth_loss(scores.graph, scores.values.double(), sets)
+        bias = resampled_depth_bias(scores, **vars(rule))
+        numbers = {"deep": float(deep), "shallow": float(shallow), "depth_bias": bias.value}
+        ends = {"low": bias.interval().low, "high": bias.interval().high}
+        seen = {n: score_of(model.module, each, reads, device=device)[0] for n, each in watch.items()}
+        readings.append({"step": step, **numbers, **ends, "scores": seen})
     facts = {
         "checkpoints": weights,
         "images": {"name": images.name, "domain": images.domain, "n": images.n},
         "watched": {name: {"n": each.n, "hash": each.source_hash[:16]} for name, each in watch.items()},
-        "ratio": settings.ratio if settings.shallow is None else None,
-        "shallow_blocks": [sets.low[0] - 1, sets.low[1] - 1],
-        "deep_blocks": [sets.high[0] - 1, sets.high[1] - 1],
+        "shallow_blocks": [layer - 1 for layer in sets.low],
+        "deep_blocks": [layer - 1 for layer in sets.high],
         "estimator": dict(scores.provenance),
     }
     return Dynamics(readings=tuple(readings), facts=facts)
-
-
-def _check_given(
-    checkpoints: Mapping[int, object], images: ImageTask, watch: Mapping[str, ImageTask]
-) -> None:
-    """Refuse a run without checkpoints, a single image, and watched sets without labels."""
-    if not checkpoints:
-        raise InputError("checkpoints are missing; give at least one step")
-    if images.n < 2:
-        raise InputError(
-            f"{images.n} image is too few for circuits, which are compared with the mean of the images; "
-            "give 2 or more"
-        )
-    for name, each in watch.items():
-        if each.labels is None:
-            raise InputError(f"the watched set {name!r} has no labels, but its score needs them")
-
-
-def _reading(
-    step: int, scores: "OutputScores", settings: CircuitSettings, watched: Mapping[str, float]
-) -> DepthReading:
-    """Both sides of the depth bias of a checkpoint, with an interval where a ratio names the blocks."""
-    term = depth_loss(scores.graph, scores.values.double(), settings.sets(scores.graph.n_layers))
-    interval = None
-    if settings.shallow is None and term.defined:
-        interval = resampled_depth_bias(scores, ratio=float(settings.ratio)).interval()
-    return DepthReading(
-        step=step,
-        deep=float(term.deep),
-        shallow=float(term.shallow),
-        depth_bias=-float(term.value) if term.defined else math.nan,
-        low=None if interval is None else _finite(interval.low),
-        high=None if interval is None else _finite(interval.high),
-        scores=watched,
-    )
-
-
-def _finite(bound: float) -> float | None:
-    return bound if math.isfinite(bound) else None
 
 
 def checkpoints_of(run: str | Path) -> dict[int, Path]:
@@ -219,11 +131,29 @@ def checkpoints_of(run: str | Path) -> dict[int, Path]:
         InputError: If there is no checkpoint.
     """
     folder = Path(run) / "checkpoints"
-    folders = {int(each.name): each for each in folder.glob("*") if each.is_dir() and each.name.isdigit()}
-    if folders and (finished := TrainingRun.read(run)) is not None:
-        folders.setdefault(finished.best_step, Path(run))
+    folders = {int(each.name): each for each in folder.glob("*") if each.name.isdigit()}
     if not folders:
-        raise InputError(
-            f"{folder} has no checkpoint; train with checkpoints=, or pass a mapping from step to directory"
-        )
+        raise InputError(f"{folder} has no checkpoint; train with checkpoints=, or give step to directory")
+    if (finished := TrainingRun.read(run)) is not None:
+        folders.setdefault(finished.best_step, Path(run))
     return folders
+
+
+def plot_course(dynamics: Dynamics, ax: "Axes | None" = None) -> "Axes":
+    """Draw the depth bias along a run with its 95 % interval over images, and the scores beside it."""
+    from assay.page.draw import INK, MUTED, OPPOSES, SUPPORTS, axes_of
+
+    ax, frame = axes_of(ax, 5.2, 3.2), dynamics.to_frame()
+    ax.axhline(0, color=MUTED, linewidth=0.7)
+    ax.fill_between(frame["step"], frame["low"], frame["high"], color=INK, alpha=0.15, linewidth=0)
+    ax.plot(frame["step"], frame["depth_bias"], color=INK, marker="o", markersize=3.5, linewidth=1.2)
+    ax.set(xlabel=f"training steps (circuits of {dynamics.facts['images']['n']} images)")
+    ax.set_ylabel("depth bias, log(deep / shallow)")
+    beside = axes_of(ax.twinx(), 0.0, 0.0)
+    beside.set(ylim=(0, 1), ylabel="score (dashed)")
+    marks = cycle(((SUPPORTS, "s"), (OPPOSES, "^"), (MUTED, "D"), (INK, "v")))
+    for name, (colour, marker) in zip(frame.columns[6:], marks, strict=False):
+        beside.plot(frame["step"], frame[name], "--", color=colour, marker=marker, markersize=3.5, label=name)
+    if len(frame.columns) > 6:
+        beside.legend(frameon=False, fontsize=7.5)
+    return ax

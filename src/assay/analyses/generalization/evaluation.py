@@ -2,14 +2,15 @@
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float, Float64, Real
+from jaxtyping import Float, Float64, Real
+from torch import Tensor
 
-from assay.analyses.generalization.alarms import Threshold
-from assay.analyses.generalization.dependency import dependency_depth_bias, dependency_matrix
+from assay.analyses.generalization.dependency import dependency_depth_bias
 from assay.analyses.generalization.shift import check_comparable
 from assay.circuits import EdgeScores
 from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError
@@ -19,6 +20,7 @@ from assay.stats import kendall_tau, pearson, spearman
 
 Values = Sequence[float] | Real[np.ndarray, " n"]
 
+CORRELATIONS = ("r2", "srcc", "krcc")
 RATIOS = (0.1, 0.2, 0.3, 0.4, 0.5)
 # Performance thresholds of the alarm curve: 0.50, 0.51, ..., 0.95.
 DELTAS = tuple(round(0.5 + 0.01 * step, 2) for step in range(46))
@@ -67,10 +69,8 @@ def correlate(metric: Values, performance: Values) -> TaskCorrelation:
         1.0
     """
     x, y = _pair(metric, performance)
-    reason = f"got {len(x)} pair(s); expected at least 3" if len(x) < 3 else ""
-    if not reason and (np.ptp(x) == 0 or np.ptp(y) == 0):
-        reason = "one side is constant"
-    if reason:
+    if len(x) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        reason = "one side is constant" if len(x) >= 3 else f"got {len(x)} pair(s); expected at least 3"
         warnings.warn(
             f"correlation with performance is undefined: {reason}", DegenerateDataWarning, stacklevel=2
         )
@@ -117,37 +117,34 @@ def summarize_correlations(
     empty = [name for name, found in tasks.items() if not found]
     if not tasks or empty:
         raise InputError(f"every dataset needs at least one task; empty: {', '.join(empty) or 'all'}")
-    per_dataset = {}
+    cells = {}
     for name, found in tasks.items():
-        cells = np.array([[each.r2, each.srcc, each.krcc] for each in found])
-        means = (np.abs(cells) if absolute else cells).mean(0)
-        per_dataset[name] = dict(zip(("r2", "srcc", "krcc"), map(float, means), strict=True))
-    values = np.array([value for row in per_dataset.values() for value in row.values()])
+        values = np.array([[getattr(each, key) for key in CORRELATIONS] for each in found])
+        cells[name] = (np.abs(values) if absolute else values).mean(0)
+    every = np.concatenate([*cells.values()])
     return CorrelationSummary(
-        per_dataset=per_dataset,
-        average=float(values.mean()),
-        sem=float(values.std() / math.sqrt(len(values))),
+        per_dataset={
+            name: dict(zip(CORRELATIONS, map(float, row), strict=True)) for name, row in cells.items()
+        },
+        average=float(every.mean()),
+        sem=float(every.std() / math.sqrt(len(every))),
     )
 
 
 def ratio_ablation(
-    scores: Sequence[EdgeScores],
+    scores: Sequence[EdgeScores] | Sequence[Float[Tensor, "_ _"]],
     performance: Values,
     *,
     targets: str = "output",
     ratios: Sequence[float] = RATIOS,
-    include_input: bool = False,
-    sets: str = "symmetric",
 ) -> dict[float, TaskCorrelation]:
     """How the choice of ratio tau changes what the dependency depth bias predicts.
 
     Args:
-        scores: Circuit of each model of a zoo on the target data, found in one way.
+        scores: Circuit of each model of a zoo on the target data, found in one way; or its dependency matrix.
         performance: True performance of each model.
         targets: As in `dependency_depth_bias`.
         ratios: The ratios tried.
-        include_input: As in `dependency_depth_bias`.
-        sets: As in `dependency_depth_bias`.
 
     Returns:
         Ratio -> correlation of the bias with performance.
@@ -158,63 +155,18 @@ def ratio_ablation(
     References:
         Peng et al. (2026), arXiv:2604.08192, Tables 2, 12 and 13.
     """
-    for each in scores[1:]:
-        check_comparable(scores[0], each, same_model=False)
-    matrices = [dependency_matrix(each) for each in scores]
+    circuits = [each for each in scores if isinstance(each, EdgeScores)]
+    for each in circuits[1:]:
+        check_comparable(circuits[0], each, same_model=False)
     return {
         ratio: correlate(
-            [
-                dependency_depth_bias(
-                    matrix, targets=targets, ratio=ratio, include_input=include_input, sets=sets
-                )
-                for matrix in matrices
-            ],
-            performance,
+            [dependency_depth_bias(each, targets=targets, ratio=ratio) for each in scores], performance
         )
         for ratio in ratios
     }
 
 
 # ------------------------------------------------------------------------------------------- alarms
-
-
-@dataclass(frozen=True, kw_only=True)
-class AlarmCounts:
-    """Alarms against what should have raised them, over test domains."""
-
-    tp: int
-    fp: int
-    fn: int
-    tn: int
-
-    @property
-    def f1(self) -> float:
-        """2 TP / (2 TP + FP + FN), in [0, 1]; NaN where no alarm was due and none was raised."""
-        total = 2 * self.tp + self.fp + self.fn
-        return 2 * self.tp / total if total else math.nan
-
-
-def alarm_counts(scores: Values, performance: Values, threshold: Threshold) -> AlarmCounts:
-    """Confusion counts of an alarm.
-
-    Args:
-        scores: Score of each test domain.
-        performance: True performance of each; below `threshold.target` the alarm is due.
-        threshold: Of the same score, from other domains.
-
-    Raises:
-        InputError: For lists of different lengths or no domain.
-        NonFiniteError: For NaN or infinite numbers.
-
-    References:
-        Peng et al. (2026), arXiv:2604.08192, Eqs. 5 and 6.
-    """
-    x, y = _pair(scores, performance)
-    raised = x > threshold.value if threshold.higher_is_shift else x < threshold.value
-    due = y < threshold.target
-    tp, raised_at_all, due_at_all = (int(each.sum()) for each in (raised & due, raised, due))
-    fp, fn = raised_at_all - tp, due_at_all - tp
-    return AlarmCounts(tp=tp, fp=fp, fn=fn, tn=len(x) - tp - fp - fn)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -290,35 +242,24 @@ def alarm_curve(
         # Ascending inside a subset, so that the first of equally near domains wins.
         subsets = np.sort(draws.argsort(1)[:, :subset_size], axis=1)
         nearest = np.abs(known_performance[subsets] - delta).argmin(1)
-        thresholds = known[subsets[np.arange(n_subsets), nearest]]
-        rows.append(
-            _f1_of_thresholds(thresholds, new, new_performance < delta, higher_is_shift=higher_is_shift)
-        )
-    f1 = np.stack(rows)
-    defined = np.isfinite(f1)
-    statistics = np.full((4, len(f1)), np.nan)
-    for index, (row, keep) in enumerate(zip(f1, defined, strict=True)):
-        if keep.any():
-            kept = row[keep]
-            statistics[:, index] = kept.mean(), kept.std(), *np.quantile(kept, [0.025, 0.975])
-    mean, std, low, high = statistics
+        limits = known[subsets[np.arange(n_subsets), nearest]][:, None]
+        raised, due = new > limits if higher_is_shift else new < limits, new_performance < delta
+        hits, wrong = (raised & due).sum(1), (raised ^ due).sum(1)
+        total = 2 * hits + wrong
+        rows.append(np.divide(2.0 * hits, total, out=np.full(n_subsets, np.nan), where=total > 0))
+    kept = [row[np.isfinite(row)] for row in rows]
+
+    def over(statistic: Callable[[np.ndarray], Any]) -> Float64[np.ndarray, " n_deltas"]:
+        return np.array([statistic(row) if len(row) else math.nan for row in kept])
+
     return AlarmCurve(
-        deltas=np.array(deltas, dtype=np.float64), f1=f1, mean=mean, std=std, low=low, high=high
+        deltas=np.array(deltas, dtype=np.float64),
+        f1=np.stack(rows),
+        mean=over(np.mean),
+        std=over(np.std),
+        low=over(lambda row: np.quantile(row, 0.025)),
+        high=over(lambda row: np.quantile(row, 0.975)),
     )
-
-
-def _f1_of_thresholds(
-    thresholds: Float64[np.ndarray, " n_subsets"],
-    scores: Float64[np.ndarray, " m"],
-    due: Bool[np.ndarray, " m"],
-    *,
-    higher_is_shift: bool,
-) -> Float64[np.ndarray, " n_subsets"]:
-    raised = scores > thresholds[:, None] if higher_is_shift else scores < thresholds[:, None]
-    tp = (raised & due).sum(1)
-    wrong = (raised ^ due).sum(1)
-    total = 2 * tp + wrong
-    return np.asarray(np.divide(2.0 * tp, total, out=np.full(len(thresholds), np.nan), where=total > 0))
 
 
 def _pair(x: Values, y: Values) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:

@@ -5,18 +5,20 @@ compared that never were in memory together. It is kept under the hash of weight
 interrupted comparison goes on.
 """
 
+import math
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float32, Float64, Int64
 from scipy.special import log_softmax, logsumexp
+from torch import Tensor
 
 from assay.analyses.generalization.baselines import negative_entropies
 from assay.analyses.generalization.dependency import dependency_matrix, layer_sums
@@ -27,17 +29,17 @@ from assay.circuits.files import read_arrays, write_arrays
 from assay.core.errors import InputError, NonFiniteError, check_least, check_name
 from assay.core.record import HIDDEN, Record, library_version, record_id
 from assay.discovery.edges import METHODS, OutputScores, OutputSums, ScoreSums
-from assay.discovery.edges.running import resolve
 from assay.execution import Mean, MeanSums
 from assay.execution.batches import choose_batch_size
 from assay.graph import Graph, build_graph
 from assay.models import Model
 from assay.stats.resampled import FEWEST
-from assay.tasks import ImageBatch, ImageTask
+from assay.tasks import EvalTransform, ImageBatch, ImageTask
 
 
 KIND = "inspection"
 LAYOUT = 2  # of the files in a cache: those of another one are made again
+HELD = 1 << 28  # bytes of pixels, at most, that are held
 # What can be asked for beyond the answers.
 PARTS = ("logits", "features", "output-scores", "edge-scores", "sharpness")
 
@@ -109,9 +111,9 @@ class Inspection:
     confidence: Float64[np.ndarray, " n"]
     negative_entropy: Float64[np.ndarray, " n"]
     energies: Float64[np.ndarray, " n"]
-    labels: Int64[np.ndarray, " n"] | None
     ids: Int64[np.ndarray, " n"]
-    classes: tuple[str, ...] | None
+    labels: Int64[np.ndarray, " n"] | None = None
+    classes: tuple[str, ...] | None = None
     logits: Float[np.ndarray, "n n_classes"] | None = None
     spectra: Spectra | None = None
     output_scores: Float64[np.ndarray, " n_sources"] | None = None
@@ -211,9 +213,9 @@ class _Stages(dict[str, Any]):
     """Seconds and passes per image of each stage."""
 
     @contextmanager
-    def timed(self, stage: str, passes: Mapping[str, int] | None = None) -> Iterator[None]:
+    def timed(self, stage: str, **passes: int) -> Iterator[None]:
         """Add to the seconds of a stage; note the passes per image that it makes."""
-        spent = self.setdefault(stage, {"seconds": 0.0, "passes": dict(passes or {})})
+        spent = self.setdefault(stage, {"seconds": 0.0, "passes": passes})
         started = time.perf_counter()
         yield
         spent["seconds"] += time.perf_counter() - started
@@ -223,7 +225,9 @@ def _inspected(model: Model, task: ImageTask, parts: set[str], settings: Inspect
     """Two passes over the images where edges are scored: the first gives the means that cut edges carry."""
     cost = _Stages()
     answers: list[dict[str, np.ndarray]] = []
-    logits = _on_disk(model, task.n) if "logits" in parts else None
+    arrays: dict[str, Any] = {}
+    if "logits" in parts:
+        arrays["logits"] = _on_disk(model, task.n)
     spectra = SpectrumSums(task.n, settings.seed) if "features" in parts else None
     size = choose_batch_size(model, task, asked=settings.batch_size)
     method = METHODS["eap-ig-inputs"]
@@ -231,21 +235,21 @@ def _inspected(model: Model, task: ImageTask, parts: set[str], settings: Inspect
     stage = next((part for part in ("edge-scores", "output-scores") if part in parts), None)
     means = None
     if stage is not None:
-        resolved = resolve(model, task, method, choices, batch_size=settings.batch_size)
-        size = min(size, resolved.size)
+        method.check(choices)
+        extra = method.bytes_per_example(model, task.length, choices)
+        size = choose_batch_size(model, task, asked=settings.batch_size, bytes_per_example=extra)
         means = MeanSums(model, choices.ablation) if isinstance(choices.ablation, Mean) else None
-    for batch in task.batches(size):
-        with cost.timed("inspect", {"forward": 1}):
-            outputs = _outputs(model, task, batch)
-            answers.append(answers_of(outputs.logits))
-            if logits is not None:
-                logits[batch.indices.numpy()] = outputs.logits
+    with cost.timed("inspect", forward=1):
+        for batch in task.batches(size):
+            logits, features = _outputs(model, task, batch)
+            answers.append(answers_of(logits))
+            if "logits" in parts:
+                arrays["logits"][batch.indices.numpy()] = logits
             if spectra is not None:
-                spectra.add(batch.indices.numpy(), outputs.features)
-        if means is not None and stage is not None:
-            with cost.timed(stage):
+                spectra.add(batch.indices.numpy(), features)
+            if means is not None:
                 means.add(batch)
-    arrays: dict[str, Any] = {name: np.concatenate([each[name] for each in answers]) for name in answers[0]}
+        arrays |= {name: np.concatenate([each[name] for each in answers]) for name in answers[0]}
     if spectra is not None:
         with cost.timed("metrics"):
             arrays["spectra"] = spectra.spectra()
@@ -261,20 +265,18 @@ def _inspected(model: Model, task: ImageTask, parts: set[str], settings: Inspect
                 if stage == "edge-scores"
                 else OutputSums(model, choices, prepared)
             )
-        for batch in task.batches(size):
-            with cost.timed(stage):
+            for batch in task.batches(size):
                 sums.add(batch)
-        found = sums.scores()
-        cost[stage]["passes"] = dict(found.details["passes"])
+            found = sums.scores()
         with cost.timed("metrics"):
             arrays |= _circuit(model.graph, found)
+        cost[stage]["passes"] = dict(found.details["passes"])
     if "sharpness" in parts:
-        with cost.timed("sharpness", {"forward": 41, "backward": 20}):
+        with cost.timed("sharpness", forward=41, backward=20):
             arrays["sharpness"] = _sharpness(model, task, settings.sharpness_batch)
     return Inspection(
         graph=model.graph,
         n_classes=model.n_classes,
-        logits=logits,
         labels=None if task.labels is None else task.labels.numpy().astype(np.int64),
         ids=task.ids.numpy().astype(np.int64),
         classes=model.classes or task.classes,
@@ -290,27 +292,20 @@ def _on_disk(model: Model, n: int) -> Float[np.ndarray, "n n_classes"]:
         return np.memmap(file, form, mode="w+", shape=(n, model.n_classes))
 
 
-class Outputs(NamedTuple):
-    """What a model gives for some images in one pass: logits, and the features they are read from."""
-
-    logits: Float64[np.ndarray, "n c"]
-    features: Float64[np.ndarray, "n f"]
-
-
-def _outputs(model: Model, task: ImageTask, batch: ImageBatch) -> Outputs:
+def _outputs(model: Model, task: ImageTask, batch: ImageBatch) -> list[Float64[np.ndarray, "n c"]]:
+    """Logits, and the features that they are read from, of one pass."""
     vision = model.vision
     assert vision is not None  # `bind` refuses images for any other model
     with torch.no_grad():
         hidden = model.forward(batch.images.to(model.device))
-        logits = vision.logits(model.module, hidden).double().cpu()
-        features = vision.features(model.module, hidden).double().cpu()
-    bad = (~torch.isfinite(logits)).any(1).nonzero().flatten()
+        read = [part(model.module, hidden).double().cpu() for part in (vision.logits, vision.features)]
+    bad = (~torch.isfinite(read[0])).any(1).nonzero().flatten()
     if len(bad):
         raise NonFiniteError(
             f"{model.id} gives NaN or infinite logits for image {int(batch.ids[bad[0]])} of "
             f"{task.domain or task.name!r}; check its weights"
         )
-    return Outputs(logits.numpy(), features.numpy())
+    return [each.numpy() for each in read]
 
 
 def _circuit(graph: Graph, found: EdgeScores | OutputScores) -> dict[str, np.ndarray]:
@@ -319,26 +314,60 @@ def _circuit(graph: Graph, found: EdgeScores | OutputScores) -> dict[str, np.nda
     if not isinstance(found, EdgeScores):
         values = found.values.detach().double().cpu().numpy()
         return {"output_scores": values, "output_draws": found.resampled.numpy()}
-    drawn = found.resampled.abs().double().numpy()
     into_logits = graph.valid.nonzero()[:, 1] == graph.n_targets - 1
     return {
         "output_scores": found.values[:, -1].detach().double().cpu().numpy(),
         "output_draws": found.resampled[:, into_logits].contiguous().numpy(),
         "dependency": dependency_matrix(found).numpy(),
-        "dependency_draws": layer_sums(graph, drawn).astype(np.float32),
+        "dependency_draws": layer_sums(graph, found.resampled.abs().double().numpy()).astype(np.float32),
     }
 
 
 def _sharpness(model: Model, task: ImageTask, size: int) -> Float64[np.ndarray, " n_batches"]:
     """Of each whole batch; a last short one, which would weigh as much as the others, is left out."""
+    size = min(size, task.n)
     values = []
-    for batch in task.batches(min(size, task.n)):
-        if len(batch.indices) < min(size, task.n):
-            break
-        assert batch.labels is not None
-        pair = (batch.images.to(model.device, model.dtype), batch.labels.to(model.device))
-        values.append(sharpness(model, [pair]))
+    for batch in task.batches(size):
+        if len(batch.indices) == size:
+            assert batch.labels is not None
+            pair = (batch.images.to(model.device, model.dtype), batch.labels.to(model.device))
+            values.append(sharpness(model, [pair]))
     return np.array(values)
+
+
+# ------------------------------------------------------------------------------------------- images
+
+
+def image_task(model: Model, images: ImageTask | Tensor, transform: EvalTransform | None = None) -> ImageTask:
+    """Images as a model reads them: a task, or a tensor of normalised images `[N, 3, H, W]`.
+
+    The transform is used in place of the model's own, for images that have none.
+    """
+    if isinstance(images, Tensor):
+        return ImageTask(images=images)
+    return images.for_model(model, transform if images.transform is None else None)
+
+
+def decoded_once(images: ImageTask) -> ImageTask:
+    """Images that are read many times: those in files are decoded now, up to 256 MiB of pixels."""
+    return images if 3 * images.n * math.prod(images.image_size) > HELD else images.held()
+
+
+def labelled_inspection(model: Model, task: ImageTask, *, cache: str | Path | None = None) -> Inspection:
+    """What a model answers on labelled images in distribution: `atc` and others learn from it.
+
+    Raises:
+        InputError: If the images have no labels, or one is outside the classes.
+        NonFiniteError: If a logit is NaN or infinite.
+    """
+    if task.labels is None:
+        raise InputError(
+            f"the images of {task.domain or task.name!r} have no labels, but performance and ATC need them; "
+            "give labelled images"
+        )
+    if (largest := int(task.labels.max())) >= model.n_classes:
+        raise InputError(f"label {largest} is outside the {model.n_classes} classes of {model.id}")
+    return inspect_model(model, task, cache=cache)
 
 
 # --------------------------------------------------------------------------------------- comparing
@@ -381,54 +410,40 @@ def check_comparable_inspections(
             f"{one} and {other} have different classes ({_classes(first)} and {_classes(second)}); rank "
             "models with the same class list"
         )
-    if not (np.array_equal(first.ids, second.ids) and np.array_equal(first.labels, second.labels)):  # type: ignore[arg-type]
+    images: list[list[Any]] = [[each.ids, each.labels] for each in (first, second)]
+    if not all(map(np.array_equal, *images)):
         raise InputError(f"{one} and {other} were given different {what} images; give both the same images")
 
 
 def _classes(inspection: Inspection) -> str:
-    if inspection.classes is None:
+    names = inspection.classes
+    if names is None:
         return f"{inspection.n_classes} unnamed"
-    more = ", ..." if len(inspection.classes) > 4 else ""
-    return f"{len(inspection.classes)}: {', '.join(inspection.classes[:4])}{more}"
+    return f"{len(names)}: {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}"
 
 
 # -------------------------------------------------------------------------------------------- files
 
-_SPECTRA = ("raw", "centred")
-_ARRAYS = (
-    "predictions",
-    "confidence",
-    "negative_entropy",
-    "energies",
-    "labels",
-    "ids",
-    "logits",
-    "output_scores",
-    "output_draws",
-    "dependency",
-    "dependency_draws",
-    "sharpness",
-)
-
 
 def save_inspection(inspection: Inspection, path: Path) -> Path:
     """Write an inspection as safetensors with JSON metadata, whole or not at all."""
-    arrays = {name: getattr(inspection, name) for name in _ARRAYS}
-    arrays |= {f"spectra/{name}": getattr(inspection.spectra, name, None) for name in _SPECTRA}
+    values = dict(vars(inspection))
+    if inspection.spectra is not None:
+        values |= vars(inspection.spectra)
     metadata = {
         "kind": KIND,
         "n_classes": inspection.n_classes,
         "graph": inspection.graph.describe(),
-        "classes": None if inspection.classes is None else list(inspection.classes),
+        "classes": inspection.classes,
         "provenance": dict(inspection.provenance),
         "cost": dict(inspection.cost),
     }
-    kept = {
+    arrays = {
         name: torch.from_numpy(np.ascontiguousarray(each))
-        for name, each in arrays.items()
-        if each is not None
+        for name, each in values.items()
+        if isinstance(each, np.ndarray)
     }
-    return write_arrays(path, kept, metadata)
+    return write_arrays(path, arrays, metadata)
 
 
 def load_inspection(path: str | Path) -> Inspection:
@@ -438,21 +453,14 @@ def load_inspection(path: str | Path) -> Inspection:
         FileFormatError: If the file is truncated, tampered with or of another kind.
     """
     arrays, metadata = read_arrays(Path(path), KIND)
-    shape = metadata.pop("graph")
-    columns = {name: array.numpy() for name, array in arrays.items()}
-    spectra = {name: columns.pop(f"spectra/{name}") for name in _SPECTRA if f"spectra/{name}" in columns}
+    columns: dict[str, Any] = {name: array.numpy() for name, array in arrays.items()}
+    if "raw" in columns:
+        columns["spectra"] = Spectra(raw=columns.pop("raw"), centred=columns.pop("centred"))
     return Inspection(
-        graph=build_graph(
-            shape["n_layers"],
-            shape["n_heads"],
-            shape["n_kv_heads"],
-            parallel=shape["parallel"],
-            mlps=shape["mlps"],
-        ),
+        graph=build_graph(**metadata["graph"]),
         n_classes=metadata["n_classes"],
-        spectra=Spectra(**spectra) if spectra else None,
         classes=None if metadata["classes"] is None else tuple(metadata["classes"]),
         provenance=metadata["provenance"],
         cost=metadata["cost"],
-        **{name: columns.get(name) for name in _ARRAYS},  # type: ignore[arg-type]
+        **columns,
     )

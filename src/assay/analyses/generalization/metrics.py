@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Float, Float64
 
 from assay.analyses.generalization import baselines
-from assay.analyses.generalization.baselines import once
-from assay.analyses.generalization.dependency import DepthRule, Matrices, depth_biases, layer_sums
+from assay.analyses.generalization.baselines import mean_of, once
+from assay.analyses.generalization.dependency import DepthRule, depth_biases, layer_sums
 from assay.analyses.generalization.inspection import Inspection
 from assay.analyses.generalization.spectra import image_groups
 from assay.core.errors import DegenerateDataWarning, InputError
@@ -25,6 +25,7 @@ from assay.stats.resampled import UNBOUNDED
 
 
 Rows = Float64[np.ndarray, " rows"]
+Numbers = Float64[np.ndarray, "rows models"]
 Shown = tuple[Inspection, Inspection | None]  # of the target, and of labelled images of the own domain
 
 SHARE = (0.0, 1.0)  # bounds of a metric that estimates a share of the images
@@ -37,14 +38,14 @@ class Weights:
 
     Attributes:
         target: Of the target images; rows may add up to other numbers than n.
-        known: Of the labelled images of the models' own domain; None without them.
+        known: Of the labelled images of the models' own domain; empty without them.
         rule: Layers that a depth bias compares.
         measure: `"accuracy"` or `"macro-f1"`.
         seed: Of the groups left out in turn.
     """
 
     target: Float64[np.ndarray, "rows n"]
-    known: Float64[np.ndarray, "rows m"] | None = None
+    known: Float64[np.ndarray, "_ m"] = field(default_factory=lambda: once(0))
     rule: DepthRule = field(default_factory=DepthRule)
     measure: str = "accuracy"
     seed: int = 0
@@ -75,7 +76,7 @@ class Metric:
     key: str
     name: str
     summary: str
-    of: Callable[[Sequence[Shown], Weights], Float64[np.ndarray, "rows models"]]
+    of: Callable[[Sequence[Shown], Weights], Numbers]
     direction: int = 1
     best_at: float | None = None
     needs: frozenset[str] = frozenset()
@@ -92,13 +93,8 @@ class Metric:
 
     def n(self, target: Inspection, known: Inspection | None) -> int:
         """Images, or batches, that are resampled."""
-        read = target if self.reads_target else known
-        assert read is not None  # `needs` was checked
-        sampled = read.sharpness if self.resampled == "batches" else read.ids
-        return 0 if sampled is None else len(sampled)
-
-
-METRICS: dict[str, Metric] = {}  # in the order of tables
+        read = target if self.reads_target or known is None else known
+        return len(read.ids if self.resampled != "batches" or read.sharpness is None else read.sharpness)
 
 
 class Estimate(NamedTuple):
@@ -109,7 +105,7 @@ class Estimate(NamedTuple):
         reason: Why a number is undefined; None where none is.
     """
 
-    rows: Float64[np.ndarray, "rows models"]
+    rows: Numbers
     reason: str | None
 
 
@@ -138,7 +134,7 @@ def readings(
         target: On the images.
         known: On labelled images in distribution.
     """
-    weights = Weights(target=once(target.n), known=None if known is None else once(known.n))
+    weights = Weights(target=once(target.n), known=once(known.n if known else 0))
     values, absent = {}, {}
     for metric in (METRICS[key] for key in keys if known is not None or "known" not in METRICS[key].needs):
         found = estimate(metric, [(target, known)], weights)
@@ -150,175 +146,133 @@ def readings(
     return values, absent
 
 
-def reading(key: str) -> Metric | None:
-    """The metric of a key in `readings`; None for another number."""
-    return next((each for each in METRICS.values() if each.name.lower() == key), None)
-
-
 def reading_direction(key: str) -> int:
     """1 where a reading rises with performance, -1 where it falls, 0 where its source does not say."""
-    metric = reading(key)
-    return 1 if metric is None else metric.direction
+    return next((each.direction for each in METRICS.values() if each.name.lower() == key), 1)
 
 
-Of = Callable[[Inspection, Inspection | None, Weights], Rows]
+def affordable_transport(n: int, n_classes: int) -> bool:
+    """Whether COT of so many images and classes is computed without being asked for by name."""
+    return n * n_classes <= COT_LIMIT
 
 
-def _metric(key: str, name: str, summary: str, *, needs: str = "", **facts: Any) -> Callable[[Of], Of]:
-    """Enter a metric that looks at one model at a time."""
+# ------------------------------------------------------------------------------------- the table
+
+METRICS: dict[str, Metric] = {}  # in the order of tables
+Of = Callable[[Inspection, Inspection, Weights], Rows]
+
+
+def _metric(key: str, name: str, needs: str = "", **facts: Any) -> Callable[[Of], Of]:
+    """Enter a metric of one model, summed up by its docstring."""
 
     def enter(of: Of) -> Of:
-        METRICS[key] = Metric(
-            key=key,
-            name=name,
-            summary=summary,
-            of=lambda shown, weights: np.stack([of(*each, weights) for each in shown], axis=1),
-            needs=frozenset(needs.split()),
-            **facts,
-        )
+        def of_all(shown: Sequence[Shown], weights: Weights) -> Numbers:
+            return np.stack([of(each, _own(each, own, needs), weights) for each, own in shown], axis=1)
+
+        summary, parts = (of.__doc__ or "").rstrip("."), frozenset(needs.split())
+        METRICS[key] = Metric(key=key, name=name, summary=summary, of=of_all, needs=parts, **facts)
         return of
 
     return enter
 
 
-# ------------------------------------------------------------------------------------------- circuits
+def _own(target: Inspection, known: Inspection | None, needs: str) -> Inspection:
+    """The labelled images of the own domain; the target where a metric does not need them."""
+    if "known" not in needs:
+        return target
+    if known is None:
+        raise InputError("needs labelled images of the models' own domain (id_data, --id-images)")
+    if known.labels is None:
+        raise InputError("the images of the models' own domain have no labels")
+    return known
 
 
-def _ddb(target: Inspection, matrices: Matrices, targets: str, weights: Weights) -> Rows:
+def _part(shown: Inspection, name: str) -> Any:
+    """What a model was inspected for."""
+    if (value := getattr(shown, name)) is None:
+        raise InputError(f"the models were inspected without {name.replace('_', ' ')}")
+    return value
+
+
+def _depth_bias(target: Inspection, matrices: np.ndarray, targets: str, weights: Weights) -> Rows:
     """Of the dependency matrix of all images, then of each resample, which the inspection holds."""
-    rows = depth_biases(matrices, targets, weights.rule.layers(target.graph.n_layers))
-    if math.isnan(rows[0]):
-        warnings.warn(
-            "depth bias is undefined: all scores of edges from deep or shallow layers are 0",
-            DegenerateDataWarning,
-            stacklevel=2,
-        )
-    return rows[: len(weights.target)]
+    layers = weights.rule.layers(target.graph.n_layers)
+    return depth_biases(matrices, targets, layers)[: len(weights.target)]
 
 
-def _matrices(target: Inspection) -> Matrices:
-    assert target.dependency is not None  # `needs` was checked
-    assert target.dependency_draws is not None
-    return np.concatenate([target.dependency[None], target.dependency_draws])
+def _matrices(target: Inspection) -> np.ndarray:
+    draws = _part(target, "dependency_draws")
+    return np.concatenate([_part(target, "dependency")[None], draws])
 
 
-@_metric("ddb-output", "DDB output", "depth bias of the edges into the logits", needs="output-scores")
-def _ddb_output(target: Inspection, known: Inspection | None, weights: Weights) -> Rows:
-    assert target.output_scores is not None
-    assert target.output_draws is not None
-    rows = np.abs(np.concatenate([target.output_scores[None], target.output_draws]))
-    return _ddb(target, layer_sums(target.graph, rows), "output", weights)
+@_metric("ddb-output", "DDB output", "output-scores")
+def _ddb_output(target: Inspection, known: Inspection, weights: Weights) -> Rows:
+    """Depth bias of the edges into the logits."""
+    rows = np.concatenate([_part(target, "output_scores")[None], _part(target, "output_draws")])
+    return _depth_bias(target, layer_sums(target.graph, np.abs(rows)), "output", weights)
 
 
-@_metric("ddb-deep", "DDB deep", "depth bias of the edges into deep layers and logits", needs="edge-scores")
-def _ddb_deep(target: Inspection, known: Inspection | None, weights: Weights) -> Rows:
-    return _ddb(target, _matrices(target), "deep", weights)
+@_metric("ddb-deep", "DDB deep", "edge-scores")
+def _ddb_deep(target: Inspection, known: Inspection, weights: Weights) -> Rows:
+    """Depth bias of the edges into deep layers and logits."""
+    return _depth_bias(target, _matrices(target), "deep", weights)
 
 
-@_metric("ddb-global", "DDB global", "depth bias of all edges", needs="edge-scores")
-def _ddb_global(target: Inspection, known: Inspection | None, weights: Weights) -> Rows:
-    return _ddb(target, _matrices(target), "global", weights)
+@_metric("ddb-global", "DDB global", "edge-scores")
+def _ddb_global(target: Inspection, known: Inspection, weights: Weights) -> Rows:
+    """Depth bias of all edges."""
+    return _depth_bias(target, _matrices(target), "global", weights)
 
 
-# ------------------------------------------------------------------------------------- in-distribution
+@_metric("id-accuracy", "ID accuracy", "known", reads_target=False, bounds=SHARE)
+def _id_accuracy(target: Inspection, known: Inspection, weights: Weights) -> Rows:
+    """Performance on the models' own domain."""
+    labels = _part(known, "labels")
+    return baselines.performance_of(known.predictions, labels, weights.known, measure=weights.measure)
 
 
-def _learnt(
-    known: Inspection | None, weights: Weights
-) -> tuple[Inspection, np.ndarray, Float64[np.ndarray, "rows m"]]:
-    """The known images, whether each is answered right, and how often it counts."""
-    assert known is not None  # `needs` was checked
-    assert weights.known is not None
-    return known, known.predictions == known.labels, weights.known
+@_metric("sharpness", "Sharpness", "known sharpness", direction=-1, resampled="batches", reads_target=False)
+def _sharpness(target: Inspection, known: Inspection, weights: Weights) -> Rows:
+    """Rise of the loss when every weight changes a little."""
+    batches, draws = _part(known, "sharpness"), len(weights.known) - 1
+    if len(batches) < 2:  # one batch has no interval
+        return np.array([batches.mean(), *[math.nan] * draws])
+    drawn = stream(weights.seed, "rank/batches").integers(0, len(batches), (draws, len(batches)))
+    return np.array([batches.mean(), *batches[drawn].mean(1)])
 
 
-@_metric(
-    "id-accuracy",
-    "ID accuracy",
-    "performance on the models' own domain",
-    needs="known",
-    reads_target=False,
-    bounds=SHARE,
-)
-def _id_accuracy(target: Inspection, known: Inspection | None, weights: Weights) -> Rows:
-    known, _, v = _learnt(known, weights)
-    assert known.labels is not None
-    return baselines.performance_of(known.predictions, known.labels, v, measure=weights.measure)
+@_metric("average-confidence", "AC", bounds=SHARE)
+def _confidence(target: Inspection, known: Inspection, weights: Weights) -> Rows:
+    """Mean largest probability."""
+    return mean_of(target.confidence, weights.target)
 
 
-@_metric(
-    "sharpness",
-    "Sharpness",
-    "rise of the loss when every weight changes a little",
-    direction=-1,
-    needs="known sharpness",
-    resampled="batches",
-    reads_target=False,
-)
-def _sharpness(target: Inspection, known: Inspection | None, weights: Weights) -> Rows:
-    known, _, v = _learnt(known, weights)
-    assert known.sharpness is not None
-    batches = known.sharpness
-    if len(batches) < 2:
-        warnings.warn(
-            "one batch has no interval; give more images or smaller batches",
-            DegenerateDataWarning,
-            stacklevel=2,
-        )
-        return np.array([batches.mean(), *[math.nan] * (len(v) - 1)])
-    draws = stream(weights.seed, "rank/batches").integers(0, len(batches), (len(v) - 1, len(batches)))
-    return np.array([batches.mean(), *batches[draws].mean(1)])
+@_metric("negative-entropy", "ANE", bounds=(-math.inf, 0.0))
+def _negative_entropy(target: Inspection, known: Inspection, weights: Weights) -> Rows:
+    """Mean of sum p log p."""
+    return mean_of(target.negative_entropy, weights.target)
 
 
-# ------------------------------------------------------------------------------------ outputs alone
-
-
-@_metric("average-confidence", "AC", "mean largest probability", bounds=SHARE)
-def _confidence(target: Inspection, known: Inspection | None, weights: Weights) -> Rows:
-    return baselines.mean_of(target.confidence, weights.target)
-
-
-@_metric("negative-entropy", "ANE", "mean of sum p log p", bounds=(-math.inf, 0.0))
-def _negative_entropy(target: Inspection, known: Inspection | None, weights: Weights) -> Rows:
-    return baselines.mean_of(target.negative_entropy, weights.target)
-
-
-@_metric("energy", "MDE", "spread of the energies of the images", direction=0)
-def _energy(target: Inspection, known: Inspection | None, weights: Weights) -> Rows:
+@_metric("energy", "MDE", direction=0)
+def _energy(target: Inspection, known: Inspection, weights: Weights) -> Rows:
+    """Spread of the energies of the images."""
     return baselines.spread_of_energies(target.energies, weights.target)
 
 
-@_metric(
-    "rankme",
-    "RankMe",
-    "effective rank of the features",
-    needs="features",
-    resampled="groups",
-    bounds=(1.0, math.inf),
-)
-def _rankme(target: Inspection, known: Inspection | None, weights: Weights) -> Rows:
-    assert target.spectra is not None
-    sizes = (row[np.isfinite(row)] for row in target.spectra.raw)
+@_metric("rankme", "RankMe", "features", resampled="groups", bounds=(1.0, math.inf))
+def _rankme(target: Inspection, known: Inspection, weights: Weights) -> Rows:
+    """Effective rank of the features."""
+    sizes = (row[np.isfinite(row)] for row in _part(target, "spectra").raw)
     return linearised([baselines.effective_rank(each) for each in sizes], weights)
 
 
-@_metric(
-    "alpha-req",
-    "alpha-ReQ",
-    "decay of the spectrum of the features; closest to 1 is best",
-    direction=0,
-    best_at=1.0,
-    needs="features",
-    resampled="groups",
-)
-def _alpha_req(target: Inspection, known: Inspection | None, weights: Weights) -> Rows:
-    assert target.spectra is not None
-    left_out = [0, *(len(group) for group in image_groups(target.n, weights.seed))]
-    spectra = target.spectra.centred
-    shapes = [(target.n - n_out, spectra.shape[1]) for n_out in left_out]
+@_metric("alpha-req", "alpha-ReQ", "features", direction=0, best_at=1.0, resampled="groups")
+def _alpha_req(target: Inspection, known: Inspection, weights: Weights) -> Rows:
+    """Decay of the spectrum of the features; closest to 1 is best."""
+    left_out = [0, *map(len, image_groups(target.n, weights.seed))]
     values = [
-        baselines.spectral_decay(row[np.isfinite(row)], shape)
-        for row, shape in zip(spectra, shapes, strict=True)
+        baselines.spectral_decay(row[np.isfinite(row)], (target.n - n_out, len(row)))
+        for row, n_out in zip(_part(target, "spectra").centred, left_out, strict=True)
     ]
     return linearised(values, weights)
 
@@ -338,57 +292,42 @@ def linearised(values: Sequence[float], weights: Weights) -> Rows:
     return np.asarray(values[0] + pulls @ drawn)
 
 
-# ------------------------------------------------------------------------------ estimates of accuracy
+@_metric("atc", "ATC", "known", bounds=SHARE)
+def _atc(target: Inspection, known: Inspection, weights: Weights) -> Rows:
+    """Share of images above a confidence threshold learned in-distribution."""
+    correct = known.predictions == known.labels
+    return baselines.passing(known.confidence, correct, target.confidence, weights.known, weights.target)
 
 
-@_metric(
-    "atc",
-    "ATC",
-    "share of images above a confidence threshold learned in-distribution",
-    needs="known",
-    bounds=SHARE,
-)
-def _atc(target: Inspection, known: Inspection | None, weights: Weights) -> Rows:
-    known, correct, v = _learnt(known, weights)
-    return baselines.passing(known.confidence, correct, target.confidence, v, weights.target)
+@_metric("doc", "DoC", "known", bounds=SHARE)
+def _doc(target: Inspection, known: Inspection, weights: Weights) -> Rows:
+    """In-distribution accuracy minus the drop of mean confidence."""
+    correct = (known.predictions == known.labels).astype(np.float64)
+    drop = mean_of(known.confidence, weights.known) - mean_of(target.confidence, weights.target)
+    return np.asarray(np.clip(mean_of(correct, weights.known) - drop, 0.0, 1.0))
 
 
-@_metric(
-    "doc", "DoC", "in-distribution accuracy minus the drop of mean confidence", needs="known", bounds=SHARE
-)
-def _doc(target: Inspection, known: Inspection | None, weights: Weights) -> Rows:
-    known, correct, v = _learnt(known, weights)
-    drop = baselines.mean_of(known.confidence, v) - baselines.mean_of(target.confidence, weights.target)
-    return np.asarray(np.clip(baselines.mean_of(correct.astype(np.float64), v) - drop, 0.0, 1.0))
-
-
-def affordable_transport(n: int, n_classes: int) -> bool:
-    """Whether COT of so many images and classes is computed without being asked for by name."""
-    return n * n_classes <= COT_LIMIT
-
-
-@_metric(
-    "cot", "COT", "cost of matching the predictions to known label shares", needs="known logits", bounds=SHARE
-)
-def _cot(target: Inspection, known: Inspection | None, weights: Weights) -> Rows:
-    known, _, v = _learnt(known, weights)
-    assert known.labels is not None
-    assert target.logits is not None
-    match = baselines.matched(known.labels, target.logits)
-    of_known = baselines.mean_of(match.of_classes[known.labels], v)
-    rows = baselines.mean_of(match.of_examples, weights.target) + of_known
+@_metric("cot", "COT", "known logits", bounds=SHARE)
+def _cot(target: Inspection, known: Inspection, weights: Weights) -> Rows:
+    """Cost of matching the predictions to known label shares."""
+    if target.logits is None and not affordable_transport(target.n, target.n_classes):
+        size = target.n * target.n_classes
+        raise InputError(f"it has {size:,} unknowns; name the metric to compute it, or give fewer images")
+    labels = _part(known, "labels")
+    match = baselines.matched(labels, _part(target, "logits"))
+    of_known = mean_of(match.of_classes[labels], weights.known)
+    rows = mean_of(match.of_examples, weights.target) + of_known
     rows[0] = match.gain  # which the prices give up to the solver's tolerance
     return np.asarray(np.clip(rows, 0.0, 1.0))
 
 
-def _agreement(shown: Sequence[Shown], weights: Weights) -> Float64[np.ndarray, "rows models"]:
+def _agreement(shown: Sequence[Shown], weights: Weights) -> Numbers:
     """A line through the agreements of all pairs of models."""
-    learnt = [_learnt(known, weights) for _, known in shown]
-    before = np.stack([known.predictions for known, _, _ in learnt])
+    learnt = [_own(target, known, "known") for target, known in shown]
+    before = np.stack([each.predictions for each in learnt])
     after = np.stack([target.predictions for target, _ in shown])
-    labels, v = learnt[0][0].labels, learnt[0][2]
-    assert labels is not None
-    rows = baselines.agreement_line(before, labels, after, v, weights.target)
+    labels = _part(learnt[0], "labels")
+    rows = baselines.agreement_line(before, labels, after, weights.known, weights.target)
     if np.isnan(rows[0]).all():
         raise InputError("every pair of models agrees equally often; give models that differ")
     return rows
@@ -397,12 +336,13 @@ def _agreement(shown: Sequence[Shown], weights: Weights) -> Float64[np.ndarray, 
 METRICS["agreement-line"] = Metric(
     key="agreement-line",
     name="ALine-D",
-    summary="accuracy read off the line of the models' agreements",
+    summary="Accuracy read off the line of the models' agreements",
     of=_agreement,
     needs=frozenset({"known"}),
     together=True,
     bounds=SHARE,
 )
 
-# Sharpness takes 61 passes per image, 20 of them backward, so it runs only where it is asked for by name.
-DEFAULT_METRICS = tuple(key for key in METRICS if key != "sharpness")
+# What held-out labels say comes first. Sharpness takes 61 passes per image, 20 of them backward: it runs only
+# where it is asked for by name.
+DEFAULT_METRICS = tuple(dict.fromkeys(["id-accuracy", *(key for key in METRICS if key != "sharpness")]))

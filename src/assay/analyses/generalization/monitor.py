@@ -4,7 +4,6 @@ A batch has a shift of the circuit, and a shift of the outputs: both are positiv
 is compared with known batches of the same size.
 """
 
-import hashlib
 import json
 import math
 import os
@@ -12,43 +11,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64
 from scipy.special import softmax
+from torch import Tensor
 
-from assay.analyses.generalization.alarms import (
-    CIRCUIT,
-    OUTPUTS,
-    AlarmRules,
-    Calibration,
-    ConformalAlarm,
-    Guarantee,
-    Threshold,
-    threshold_of,
-)
-from assay.analyses.generalization.batches import (
-    READ,
-    Images,
-    check_reference,
-    circuit_like,
+from assay.analyses.generalization import shift as shifts
+from assay.analyses.generalization.alarms import AlarmRules, Calibration, Threshold
+from assay.analyses.generalization.domains import READ
+from assay.analyses.generalization.inspection import (
+    Inspection,
     image_task,
+    inspect_model,
     labelled_inspection,
 )
-from assay.analyses.generalization.inspection import Inspection, InspectionSettings, inspect_model
 from assay.analyses.generalization.metrics import readings as readings_of
-from assay.analyses.generalization.shift import (
-    DISTANCES,
-    USUAL_VIEW,
-    ShiftView,
-    circuit_shift,
-    output_shift,
-    rank_shift_map,
-)
+from assay.analyses.generalization.shift import Outputs
 from assay.circuits import EdgeScores
-from assay.core.errors import FileFormatError, InputError, NonFiniteError, OutputError
+from assay.core.errors import FileFormatError, InputError, NonFiniteError, writing
 from assay.core.plotted import Plotted
 from assay.core.random import stream
 from assay.core.record import Record, library_version, plain, record_id, same
@@ -56,14 +38,11 @@ from assay.core.untrusted import parse_json
 from assay.discovery.edges import EdgeMethod, discover
 from assay.models import Model
 from assay.tasks import EvalTransform, ImageTask
-from assay.tasks.seen import describe_discovery
+from assay.tasks.examples import describe_discovery
 
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Outputs = Float64[np.ndarray, "n c"]
-SCHEMA = "assay-monitor/1"
 
 
 def discover_reference(
@@ -72,7 +51,6 @@ def discover_reference(
     method: str | EdgeMethod = "eap-ig-inputs",
     *,
     batch: int,
-    batch_size: int | None = None,
     **options: Any,
 ) -> EdgeScores:
     """The reference circuit of known images: the mean over disjoint batches of the size to be watched.
@@ -86,37 +64,31 @@ def discover_reference(
             files one batch at a time lies in memory.
         method: Of discovery.
         batch: Images of a batch, 2 or more: the window of the monitor.
-        batch_size: Images per pass.
-        options: Objective, ablation, steps and seed, as in `assay.discover`.
+        options: Objective, ablation, steps, seed and batch size, as in `assay.discover`.
 
     Returns:
         Their mean; the record holds `batches` and `batch`, their number and size. A single batch is what
         `discover` gives.
 
     Raises:
-        InputError: For fewer images than a batch, or a batch of fewer than 2.
+        InputError: For fewer images than a batch.
     """
     task = task.for_model(model)
-    if batch < 2:
-        raise InputError(f"a batch of the reference holds {batch} image; it needs 2 or more")
     n_batches = task.n // batch
     if not n_batches:
         raise InputError(
             f"the reference holds {task.n} images, fewer than the {batch} of a batch; give more images"
         )
-    if n_batches == 1:
-        part = task if task.n == batch else task.subset(range(batch))
-        return discover(model, part.held(), method, batch_size=batch_size, **options)
     total = torch.zeros(model.graph.valid.shape, dtype=torch.float64)
-    details = {"seconds": 0.0}
-    for number in range(n_batches):
-        part = task.subset(range(number * batch, (number + 1) * batch)).held()
-        scores = discover(model, part, method, batch_size=batch_size, **options)
+    for start in range(0, n_batches * batch, batch):
+        part = task if task.n == batch else task.subset(range(start, start + batch))
+        scores = discover(model, part.held(), method, **options)
         total += scores.values.detach().cpu().double()
-        details = {name: each + float(scores.details.get(name, 0.0)) for name, each in details.items()}
-    used = task.subset(range(n_batches * batch))
-    record = {**scores.provenance, "task": describe_discovery(used), "batches": n_batches, "batch": batch}
-    return EdgeScores(model.graph, (total / n_batches).float(), provenance=record, details=details)
+    if n_batches == 1:
+        return scores
+    used = describe_discovery(task.subset(range(n_batches * batch)))
+    record = {**scores.provenance, "task": used, "batches": n_batches, "batch": batch}
+    return EdgeScores(model.graph, (total / n_batches).float(), provenance=record)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +101,6 @@ class Reading(Record):
         n: Images.
         shift: Distance of the batch's circuit from the reference's; larger means more shift.
         alarm: What the monitor's rule says; None where it has no rule.
-        alarms: The same for every rule that could be applied.
         p_value: Conformal p-value of the circuit's shift against the known batches; None without them.
         e_value: Capital of the sequential test, at most 1 on average while nothing changes; None without it.
         output_shift: Largest class-wise Kolmogorov distance of the outputs to those on known images, in
@@ -155,7 +126,6 @@ class Reading(Record):
     n: int
     shift: float
     alarm: bool | None
-    alarms: Mapping[str, bool] = field(default_factory=dict)
     p_value: float | None = None
     e_value: float | None = None
     output_shift: float | None = None
@@ -172,11 +142,6 @@ class Reading(Record):
     skipped: tuple[str, ...] = ()
     page: str = ""
     seconds: float = 0.0
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """All files that it names: observed and unreadable."""
-        return (*self.sources, *self.skipped)
 
     @property
     def sentence(self) -> str:
@@ -206,18 +171,16 @@ class Journal:
             OutputError: If the file cannot be written.
         """
         line = json.dumps({"kind": kind, **plain(content)}, allow_nan=False) + "\n"
-        try:
+        with writing(f"write to {self.path}", "the readings so far are saved; choose a writable place"):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a+b") as file:
-                _cut_torn_line(file)
+                if file.seek(0, os.SEEK_END):
+                    file.seek(-1, os.SEEK_END)
+                    if file.read() != b"\n":
+                        file.truncate(self.path.read_bytes().rfind(b"\n") + 1)
                 file.write(line.encode())
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError as error:
-            raise OutputError(
-                f"cannot write to {self.path}: {error.strerror}. The readings so far are saved; choose a "
-                "writable place"
-            ) from error
 
     def read(self) -> list[tuple[str, dict[str, Any]]]:
         """All complete lines as (kind, content), in order; empty where there is no file.
@@ -225,23 +188,17 @@ class Journal:
         Raises:
             FileFormatError: If a complete line is no JSON object with a kind.
         """
-        try:
-            text = self.path.read_bytes()
-        except FileNotFoundError:
-            return []
-        except OSError as error:
-            raise FileFormatError(f"cannot read {self.path}: {error.strerror}") from error
         entries = []
-        for number, line in enumerate(text.split(b"\n")[:-1], start=1):
+        lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.is_file() else []
+        for number, line in enumerate(lines, start=1):
             try:
                 content = parse_json(line)
-                kind = content.pop("kind")
+                entries.append((str(content.pop("kind")), content))
             except (ValueError, KeyError, AttributeError, TypeError) as error:
                 raise FileFormatError(
                     f"line {number} of {self.path} is not a record of a monitor; restore the file or choose "
                     "another"
                 ) from error
-            entries.append((str(kind), content))
         return entries
 
 
@@ -254,22 +211,6 @@ def read_readings(path: Path) -> list[Reading]:
     return [Reading.from_dict(content) for kind, content in Journal(path).read() if kind == "reading"]
 
 
-def _cut_torn_line(file: BinaryIO) -> None:
-    """Drop what stands after the last line break."""
-    size = file.seek(0, os.SEEK_END)
-    end = size
-    while end:
-        start = max(0, end - 4096)
-        file.seek(start)
-        place = file.read(end - start).rfind(b"\n")
-        if place >= 0:
-            end = start + place + 1
-            break
-        end = start
-    if end < size:
-        file.truncate(end)
-
-
 def probabilities(seen: Inspection) -> Outputs:
     """Softmax outputs, float64 `[n, n_classes]`, of an inspection that kept logits."""
     assert seen.logits is not None  # asked for
@@ -279,8 +220,8 @@ def probabilities(seen: Inspection) -> Outputs:
 class Monitor(Plotted, Record):
     """Watches a deployed model: how far circuit and outputs on new images are from those on known ones.
 
-    Every batch costs one discovery with the settings of the reference, and one forward pass. Three rules can
-    raise the alarm; all that apply are in each reading, one decides:
+    Every batch costs one discovery with the settings of the reference, and one forward pass. One of three
+    rules raises the alarm:
 
     - `"threshold"`: the circuit's shift exceeds a threshold, from `calibrate_threshold` on domains with known
       performance: it corresponds to a performance. After `calibrate` its rate of false alarms is known, too.
@@ -294,17 +235,21 @@ class Monitor(Plotted, Record):
         reference: Its circuit on known images, which gives the settings: from `discover_reference` or
             `discover`.
         threshold: From `calibrate_threshold`, or a number: of the circuit's shift.
-        outputs: Known images with whose outputs those of a batch are compared, or their probabilities
-            `[n, n_classes]`; none that `calibrate` gets. None: only the circuit is watched.
+        outputs: Known images with whose outputs those of a batch are compared; none that `calibrate` gets.
+            None: only the circuit is watched.
         distance: Key of a distance, see `assay.list("distances")`.
-        view: What the distance compares.
         rule: One of the three. Default: the threshold if there is one, else conformal once calibrated.
         alpha: Level of the conformal and the sequential rule, in (0, 1).
         labelled: Labelled images in distribution, which ATC and DoC learn from (one more run at the start).
         transform: For 8-bit images; default: the model's own.
-        batch_size: Images per pass; results do not depend on it.
         log: File of readings, JSON lines. If it exists, the monitor goes on where it ended.
+        cache: Folder that keeps what the model answers on `outputs` and `labelled`.
         seed: Of the order of known images and of the draws that break ties.
+
+    Attributes:
+        rules: What raises the alarm: `guarantee` says how often in vain.
+        readings: Of all batches so far.
+        skipped: Files since the last one that could not be read.
 
     Raises:
         GraphMismatchError: If the reference belongs to another model.
@@ -325,8 +270,11 @@ class Monitor(Plotted, Record):
 
     drawn_by = "assay.analyses.generalization.monitor_plots:plot_monitor"
     record_kind = "monitor"
-    record_layout = same(
-        "**_header", "id", "rule", "calibration", "conformal", "outputs", "guarantee", "readings"
+    record_schema = "assay-monitor/1"
+    record_layout = (
+        same("**_header", "id")
+        | same("rule", "calibration", "limits", "guarantee", of="rules")
+        | same("readings", "skipped")
     )
 
     def __init__(
@@ -335,41 +283,48 @@ class Monitor(Plotted, Record):
         reference: EdgeScores,
         threshold: Threshold | float | None = None,
         *,
-        outputs: ImageTask | Outputs | None = None,
+        outputs: ImageTask | None = None,
         distance: str = "spearman",
-        view: ShiftView = USUAL_VIEW,
         rule: str | None = None,
         alpha: float = 0.05,
         labelled: ImageTask | None = None,
         transform: EvalTransform | None = None,
-        batch_size: int | None = None,
         log: str | Path | None = None,
+        cache: str | Path | None = None,
         seed: int = 0,
     ) -> None:
-        DISTANCES[distance]  # an unknown name is refused before anything runs
-        self.threshold, self.alpha = threshold_of(threshold, needed=rule == "threshold"), alpha
-        self._rules = AlarmRules(asked=rule, threshold=self.threshold, alpha=alpha, seed=seed)
-        settings = check_reference(model, reference)
-        view.check(model.graph)
-        self.model, self.reference_scores = model, reference
-        self.distance, self.view = distance, view
+        entry = shifts.DISTANCES[distance]
+        if threshold is not None and not isinstance(threshold, Threshold):
+            threshold = Threshold(value=float(threshold))
+        self.rules = AlarmRules(asked=rule, threshold=threshold, alpha=alpha, seed=seed)
+        self.model, self.reference, self.distance = model, reference, distance
         self.readings: list[Reading] = []
-        self._others: dict[int, Calibration] = {}
-        self._seed, self._transform, self._batch_size = seed, transform, batch_size
+        self.skipped: list[str] = []
+        self.calibrations: dict[int, Calibration] = {}  # by the number of images; the first is the usual one
+        self._transform = transform
+        self._header: dict[str, Any] = {
+            "library": library_version(),
+            "model": model.describe(),
+            "graph": model.graph.describe(),
+            "reference": plain(dict(reference.provenance)),
+            "settings": shifts.check_reference(model, reference),
+            "distance": {"key": entry.key, "summary": entry.summary, "published": entry.published},
+            "rule": rule,
+            "alpha": alpha,
+            "threshold": None if threshold is None else threshold.to_dict(),
+            "seed": seed,
+        }
+        if transform is not None:  # else the model's own, which its record stands for
+            self._header["transform"] = transform.to_dict()
         self._known: Inspection | None = None
         if labelled is not None:
-            self._known = labelled_inspection(
-                model, image_task(model, labelled, transform), batch_size=batch_size
-            )
-        self.known_outputs: Outputs | None = None
-        outputs_hash = None
-        if isinstance(outputs, np.ndarray):
-            self.known_outputs = outputs
-            outputs_hash = hashlib.sha256(outputs.tobytes()).hexdigest()
-        elif outputs is not None:
-            images = image_task(model, outputs, transform)
-            self.known_outputs, outputs_hash = probabilities(self._seen(images)), images.data_hash
-        self._header = self._described(settings, outputs_hash)
+            task = image_task(model, labelled, transform)
+            self._known = labelled_inspection(model, task, cache=cache)
+        self._outputs: Outputs | None = None
+        if outputs is not None:
+            task = image_task(model, outputs, transform)
+            self._outputs = probabilities(self._seen(task, cache))
+            self._header["known_outputs"] = {"n": task.n, "hash": task.source_hash[:16]}
         self._log = None if log is None else Journal(Path(log))
         self._begun = False
         if self._log is not None:
@@ -378,68 +333,13 @@ class Monitor(Plotted, Record):
     def __repr__(self) -> str:
         return f"Monitor({self.model.id!r}, {self.distance}, {len(self.readings)} readings)"
 
-    def _described(self, settings: Mapping[str, Any], outputs_hash: str | None) -> dict[str, Any]:
-        """What is watched and how: the head of logs and documents."""
-        entry = DISTANCES[self.distance]
-        header: dict[str, Any] = {
-            "schema": SCHEMA,
-            "library": library_version(),
-            "model": self.model.describe(),
-            "graph": self.model.graph.describe(),
-            "reference": plain(dict(self.reference_scores.provenance)),
-            "settings": dict(settings),
-            "distance": {"key": entry.key, "summary": entry.summary, "published": entry.published},
-            "rule": self._rules.asked,
-            "alpha": self.alpha,
-            "threshold": None if self.threshold is None else self.threshold.to_dict(),
-            "known_outputs": 0 if self.known_outputs is None else len(self.known_outputs),
-            "seed": self._seed,
-        }
-        if outputs_hash is not None:
-            header["known_outputs_hash"] = outputs_hash[:16]
-        if self.view != USUAL_VIEW:
-            header["view"] = self.view.to_dict()
-        if self._transform is not None:  # else the model's own, which its record stands for
-            header["transform"] = self._transform.to_dict()
-        return header
-
-    @property
-    def rule(self) -> str | None:
-        """The rule that decides; None where there is nothing to decide by."""
-        return self._rules.rule
-
-    @property
-    def calibration(self) -> Calibration | None:
-        """The known batches."""
-        return self._rules.calibration
-
-    @property
-    def conformal(self) -> ConformalAlarm | None:
-        """The test of the circuit's shift; None without enough known batches."""
-        return self._rules.tests.get(CIRCUIT)
-
-    @property
-    def outputs(self) -> ConformalAlarm | None:
-        """The test of the outputs' shift; None where they are not watched, or known batches are too few."""
-        return self._rules.tests.get(OUTPUTS)
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """How often the rule in force raises a false alarm, and what that rests on."""
-        return self._rules.guarantee
-
     @property
     def id(self) -> str:
         """Identity of what is watched and how, 16 hex digits."""
         return record_id("monitor", {name: each for name, each in self._header.items() if name != "library"})
 
-    def task(self, images: Images) -> ImageTask:
-        """Images as the model reads them, as `observe` takes them."""
-        return image_task(self.model, images, self._transform).held()
-
-    def _seen(self, task: ImageTask) -> Inspection:
-        settings = InspectionSettings(batch_size=self._batch_size)
-        return inspect_model(self.model, task, ("logits",), settings=settings)
+    def _seen(self, task: ImageTask, cache: str | Path | None = None) -> Inspection:
+        return inspect_model(self.model, task, ("logits",), cache=cache)
 
     # ------------------------------------------------------------------------------------- calibration
 
@@ -465,53 +365,41 @@ class Monitor(Plotted, Record):
             InputError: If the images do not give the batches that the rule needs at this `alpha`, are those
                 of the reference, or batches of this size were measured, or any observed, before the first.
         """
-        first = self.calibration is None
-        if (first and self.readings) or batch_size in self.sizes:
+        first = not self.calibrations
+        if (first and self.readings) or batch_size in self.calibrations:
             raise InputError(
                 f"this monitor has {'observed batches' if first else 'been calibrated'}; "
                 "calibrate a new one, so that earlier readings keep their meaning"
             )
-        if batch_size < 2:
-            raise InputError(f"batch_size is {batch_size}; a batch needs at least 2 images")
-        m = self._rules.batches_of(id_images.n, batch_size, n_batches)
-        order = stream(self._seed, "monitor/calibration").permutation(id_images.n)
-        shifts, output_shifts = [], []
+        m = self.rules.batches_of(id_images.n, batch_size, n_batches)
+        order = stream(self.rules.seed, "monitor/calibration").permutation(id_images.n)
+        circuit, outputs = [], []
         for rows in np.array_split(order[: m * batch_size], m):
-            task = self.task(id_images.subset(rows.tolist()))
-            shifts.append(self._measure(task)[1])
-            if self.known_outputs is not None:
-                output_shifts.append(output_shift(self.known_outputs, probabilities(self._seen(task))))
+            task = image_task(self.model, id_images.subset(rows.tolist()), self._transform).held()
+            circuit.append(self._measure(task)[1])
+            if self._outputs is not None:
+                outputs.append(shifts.output_shift(self._outputs, probabilities(self._seen(task))))
         calibration = Calibration(
-            shifts=tuple(shifts),
-            n=batch_size,
-            domain=id_images.domain,
-            output_shifts=tuple(output_shifts),
+            shifts=tuple(circuit), n=batch_size, domain=id_images.domain, output_shifts=tuple(outputs)
         )
-        self._record("calibration", calibration)
+        self._record("calibration", calibration.to_dict())
         self._take_up(calibration)
         return calibration
 
-    @property
-    def sizes(self) -> dict[int, Calibration]:
-        """Known batches by their number of images."""
-        first = self.calibration
-        return self._others if first is None else {first.n: first, **self._others}
-
     def _take_up(self, calibration: Calibration) -> None:
-        if self.calibration is None:
-            self._rules = self._rules.calibrated(calibration)
-        else:
-            self._others[calibration.n] = calibration
+        if not self.calibrations:
+            self.rules = self.rules.calibrated(calibration)
+        self.calibrations[calibration.n] = calibration
 
     def _measure(self, task: ImageTask) -> tuple[EdgeScores, float]:
         """The circuit of a batch and its shift: one discovery."""
-        if task.data_hash == (self.reference_scores.provenance.get("task") or {}).get("data_hash"):
+        if task.data_hash == (self.reference.provenance.get("task") or {}).get("data_hash"):
             raise InputError(
                 "these are the images of the reference circuit, whose shift is 0 by construction; give "
                 "other images"
             )
-        scores = circuit_like(self.model, task, self.reference_scores, batch_size=self._batch_size)
-        shift = circuit_shift(self.reference_scores, scores, distance=self.distance, **vars(self.view))
+        scores = shifts.circuit_like(self.model, task, self.reference)
+        shift = shifts.circuit_shift(self.reference, scores, distance=self.distance)
         if not math.isfinite(shift):
             raise NonFiniteError(
                 f"the {self.distance} shift of {task.domain or 'the batch'} is {shift}, because the scores "
@@ -521,22 +409,12 @@ class Monitor(Plotted, Record):
 
     # ------------------------------------------------------------------------------------- observation
 
-    def observe(
-        self,
-        images: Images,
-        *,
-        sources: Sequence[str] = (),
-        skipped: Sequence[str] = (),
-        domain: str = "",
-        page: str = "",
-    ) -> Reading:
+    def observe(self, images: ImageTask | Tensor, *, sources: Sequence[str] = (), page: str = "") -> Reading:
         """The shifts of one batch, and the alarm.
 
         Args:
             images: An image task, or normalised images `[N, 3, H, W]`; 2 or more.
             sources: Names of their files, kept in the reading.
-            skipped: Files since the batch before that could not be read, kept too.
-            domain: Name of the origin; default: that of the images.
             page: File of the page that will show the reading.
 
         Raises:
@@ -544,72 +422,76 @@ class Monitor(Plotted, Record):
                 reference.
             ShapeError, NonFiniteError: For images that the model cannot read, or a shift that is undefined.
         """
-        task = self.task(images)
-        if task.n < 2:
-            raise InputError("the batch holds 1 image; a circuit needs 2 or more")
-        if self.sizes and task.n not in self.sizes:
+        task = image_task(self.model, images, self._transform).held()
+        if self.calibrations and task.n not in self.calibrations:
+            sizes = ", ".join(map(str, self.calibrations))
             raise InputError(
-                f"the batch holds {task.n} images, the known batches {', '.join(map(str, self.sizes))}, but "
+                f"the batch holds {task.n} images, the known batches {sizes}, but "
                 "shifts by sampling alone depend on the size; give batches of the same size"
             )
         scores, shift = self._measure(task)
         seen = self._seen(task)
-        moved = None
-        if self.known_outputs is not None:
-            moved = output_shift(self.known_outputs, probabilities(seen))
-        baselines, _ = readings_of(READ, seen, self._known)
-        index = len(self.readings)
-        rules = self._after(shift, index, task.n)
+        moved = None if self._outputs is None else shifts.output_shift(self._outputs, probabilities(seen))
+        rules = self._after(shift, len(self.readings), task.n)
+        own = replace(rules, calibration=self.calibrations.get(task.n))
         reading = Reading(
-            index=index,
+            index=len(self.readings),
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
             n=task.n,
             shift=shift,
             output_shift=moved,
-            **vars(self._of_size(rules, task.n).verdict(shift, moved)),
+            **own.verdict(shift, moved),
             top_share=float(np.bincount(seen.predictions).max() / seen.n),
-            baselines=baselines,
-            layers=tuple(map(tuple, rank_shift_map(self.reference_scores, scores).numpy().round(6).tolist())),
-            domain=domain or task.domain,
+            baselines=readings_of(READ, seen, self._known)[0],
+            layers=tuple(map(tuple, shifts.rank_shift_map(self.reference, scores).numpy().round(6).tolist())),
+            domain=task.domain,
             data_hash=task.data_hash,
             sources=tuple(sources),
-            skipped=tuple(skipped),
+            skipped=tuple(self.skipped),
             page=page,
             seconds=float(scores.details.get("seconds", 0.0)),
         )
-        self._record("reading", reading)
-        self.readings.append(reading)
-        self._rules = rules
+        self._record("reading", reading.to_dict())
+        self._add(reading, rules)
         return reading
+
+    def skip(self, name: str) -> None:
+        """Note a file that cannot be read: the next reading counts it, and a restart knows it."""
+        self._record("skipped", {"name": name})
+        self.skipped.append(name)
+
+    @property
+    def done(self) -> set[str]:
+        """Names of all files that were observed or skipped."""
+        return {name for each in self.readings for name in (*each.sources, *each.skipped)} | {*self.skipped}
 
     def _after(self, shift: float, index: int, n: int) -> AlarmRules:
         """The rules once a batch was seen; shifts of another size do not join the sequential test."""
-        same_size = self.calibration is None or n == self.calibration.n
-        return self._rules.after(shift, index) if same_size else self._rules
+        usual = next(iter(self.calibrations), n)
+        return self.rules.after(shift, index) if n == usual else self.rules
 
-    def _of_size(self, rules: AlarmRules, n: int) -> AlarmRules:
-        return replace(rules, calibration=self._others[n]) if n in self._others else rules
+    def _add(self, reading: Reading, rules: AlarmRules) -> None:
+        self.readings.append(reading)
+        self.skipped.clear()  # the reading names them
+        self.rules = rules
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per batch: index, time, n, both shifts with their p-values, alarm, e_value, domain."""
         import pandas as pd
 
         columns = ["index", "time", "n", "shift", "alarm", "p_value", "output_shift", "output_p_value"]
-        columns += ["e_value", "domain"]
-        return pd.DataFrame(
-            [[getattr(each, name) for name in columns] for each in self.readings], columns=columns
-        )
+        return pd.DataFrame([vars(each) for each in self.readings], columns=[*columns, "e_value", "domain"])
 
     # ------------------------------------------------------------------------------------------- resume
 
-    def _record(self, kind: str, content: Record) -> None:
+    def _record(self, kind: str, content: Mapping[str, Any]) -> None:
         """Add a line to the log; the header comes before the first, so a failed start leaves no file."""
         if self._log is None:
             return
         if not self._begun:
             self._log.append("monitor", {**self._header, "id": self.id})
             self._begun = True
-        self._log.append(kind, content.to_dict())
+        self._log.append(kind, content)
 
     def _resume(self, log: Journal) -> None:
         """Take over what the log holds."""
@@ -628,7 +510,8 @@ class Monitor(Plotted, Record):
         for kind, content in entries[1:]:
             if kind == "calibration":
                 self._take_up(Calibration.from_dict(content))
+            elif kind == "skipped":
+                self.skipped.append(content["name"])
             elif kind == "reading":
                 reading = Reading.from_dict(content)
-                self._rules = self._after(reading.shift, reading.index, reading.n)
-                self.readings.append(reading)
+                self._add(reading, self._after(reading.shift, reading.index, reading.n))

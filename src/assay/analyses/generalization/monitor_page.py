@@ -1,34 +1,19 @@
 """A monitor as a page: shift over the batches, alarms and their rate, where in the network it happened."""
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from assay.analyses.generalization import monitor_plots as plots
 from assay.analyses.generalization.alarms import OUTPUTS
-from assay.analyses.generalization.batches import READ
 from assay.analyses.generalization.dependency import layer_names
-from assay.analyses.generalization.metrics import METRICS
-from assay.analyses.generalization.monitor_plots import known_shifts
-from assay.analyses.generalization.ranking_plots import layer_matrix
+from assay.analyses.generalization.monitor_plots import READINGS
+from assay.analyses.generalization.ranking_page import layer_matrix
 from assay.core.errors import InputError
-from assay.core.record import plain
-from assay.page.blocks import Block, Column, Details, Figure, Note, Page, Section, Table, columns
+from assay.page.blocks import Block, Column, Figure, Page, Section, Table, columns, folded_record
 from assay.page.form import PAGES, PageForm
 from assay.page.matrix import plot_matrix
-from assay.page.text import (
-    Span,
-    Text,
-    bold,
-    code,
-    model_text,
-    number,
-    percent,
-    plural,
-    quiet,
-    rounded,
-)
+from assay.page.text import Span, Text, bold, code, model_text, number, percent, plural, quiet, rounded
 
 
 LISTED = 500  # readings of the table; the file beside the page has all
@@ -36,15 +21,13 @@ DRAWN = 2_000  # readings of the pictures
 ONE_CLASS = 0.9  # share of the images in one class from which a model says little
 FAR = 0.05  # distance of a threshold's performance from its target that is worth a caveat
 Document = Mapping[str, Any]
-READINGS = {METRICS[key].name.lower(): METRICS[key] for key in READ}
 
 
 def monitor_page(document: Document) -> Page:
     """Everything that is shown of a monitor.
 
     Args:
-        document: What `Monitor.to_dict` gave; under `domains` it may hold the record of a calibration on
-            domains.
+        document: What `Monitor.to_dict` gave; under `domains` it may hold that of a calibration on domains.
 
     Raises:
         InputError: For a monitor without a reading.
@@ -58,13 +41,12 @@ def monitor_page(document: Document) -> Page:
         Section(title="Where in the network", blocks=_layers(document)),
         Section(title="What a shift means", blocks=_domains(document)),
     ]
-    record = plain({**document["reference"], "settings": document["settings"]})
     return Page(
         kind="monitor",
         title=f"Circuit shift of {document['model'].get('id', 'a model')} on "
         f"{plural(len(readings), 'batch')} of images",
         verdict=verdict(document),
-        remark=document["guarantee"]["statement"],
+        remark=document["guarantee"],
         reasons=alarm_reasons(document),
         caveats=caveats(document),
         lede=f"The shift is the distance ({distance['key']}: {distance['summary']}) between the circuit on "
@@ -73,34 +55,35 @@ def monitor_page(document: Document) -> Page:
         "model works differently, not that it works worse: on new domains of a study of photographs and "
         "drawings (PACS), the shift did not order accuracy.",
         sections=[section for section in sections if section.blocks],
-        facts=list(_facts(document, reference)),
-        records=[
-            Details(
-                summary="The record of the reference circuit",
-                blocks=[Note(text=json.dumps(record, indent=2, ensure_ascii=False), style="code")],
-            )
+        facts=[
+            ("model", model_text(document["model"])),
+            (
+                "reference",
+                f"{reference.get('n')} images of {reference.get('domain')}",
+            ),
+            ("threshold", _threshold(document["threshold"]) if document["threshold"] else "none"),
+            ("monitor", code(document["id"])),
         ],
+        records=[folded_record("The record of the reference circuit", document["reference"])],
         style="monitor",
     )
 
 
-# ------------------------------------------------------------------------------------------- shift over time
-
-
 def _shift(document: Document) -> list[Block]:
-    """Shift and evidence over the batches, then the readings themselves."""
-    drawn = {**document, "readings": document["readings"][-DRAWN:]}
-    calibration = document.get("calibration")
-    named = f" ({document['rule']} rule)" if document.get("rule") else ""
-    known = f"; grey: {len(calibration['shifts'])} known batches of the same size" if calibration else ""
+    """Both shifts over the batches, then the readings themselves."""
+    readings = document["readings"]
+    drawn = {**document, "readings": readings[-DRAWN:]}
+    known = document["calibration"]
     blocks: list[Block] = [
         Figure(
             draw=partial(plots.plot_shift, drawn),
             label=f"Circuit shift of {len(drawn['readings'])} batches in order; the numbers are in the "
             "table.",
-            caption=f"Shift of each batch{known}. Diamonds raised the alarm{named}.",
+            caption="Shift of each batch"
+            + (f"; grey: {len(known['shifts'])} known batches of the same size" if known else "")
+            + f". Diamonds raised the alarm ({document['rule'] or 'no'} rule).",
             name="shift",
-        ),
+        )
     ]
     if any(each["output_shift"] is not None for each in drawn["readings"]):
         blocks.append(
@@ -112,159 +95,80 @@ def _shift(document: Document) -> list[Block]:
                 name="outputs",
             )
         )
-    if any(each["e_value"] is not None for each in drawn["readings"]):
-        alpha = document["alpha"]
-        blocks.append(
-            Figure(
-                draw=partial(plots.plot_evidence, drawn),
-                label="E-value of the sequential test over the batches; the numbers are in the table.",
-                caption="Evidence that batches are no longer exchangeable with the known ones. If nothing "
-                f"changes, it always stays below {1 / alpha:g} with probability at least {1 - alpha:g}.",
-                name="evidence",
-            )
-        )
-    return [*blocks, _readings(document)]
-
-
-def _readings(document: Document) -> Table:
-    readings = document["readings"]
+    names = [name for name in READINGS if any(name in each["baselines"] for each in readings)]
     left = max(0, len(readings) - LISTED)
-    baselines = _baselines(readings)
-    without = f", without the first {left}" if left else ""
-    caption = (
-        f"The readings{without}. Outputs: largest distance of the distribution of a class's probability "
-        "from that on known images. p: conformal p-values against the known batches."
-    )
-    if baselines:
-        caption += " On the right, label-free baselines; they fall as the model becomes less confident."
-    return Table(
+    table = Table(
         columns=[
             *columns("batch", numeric=True, sort=True),
             *columns("time (UTC)", "origin", sort=True),
             *columns("images", "shift", numeric=True, sort=True),
             *columns("p", "outputs", "p (outputs)", "e-value", numeric=True, sort=True),
             *columns("alarm", sort=True),
-            *_baseline_columns(baselines),
+            *(
+                Column(name=READINGS[name].name, title=READINGS[name].summary, numeric=True, sort=True)
+                for name in names
+            ),
         ],
-        rows=[_reading(each, baselines) for each in readings[left:]],
-        caption=caption,
+        rows=[_row(each, names) for each in readings[left:]],
+        caption=f"The readings{f', without the first {left}' if left else ''}. Outputs: largest distance of "
+        "the distribution of a class's probability from that on known images. p: conformal p-values against "
+        "the known batches. e-value: evidence that batches are no longer exchangeable with the known ones. "
+        "On the right, label-free baselines; they fall as the model becomes less confident.",
         tall=True,
         named=False,
     )
+    return [*blocks, table]
 
 
-def _baselines(records: Sequence[Document]) -> list[str]:
-    return [name for name in READINGS if any(name in each["baselines"] for each in records)]
-
-
-def _baseline_columns(names: Sequence[str]) -> list[Column]:
-    return [
-        Column(name=READINGS[name].name, title=READINGS[name].summary, numeric=True, sort=True)
-        for name in names
-    ]
-
-
-def _reading(reading: Document, baselines: Sequence[str]) -> list[Text]:
+def _row(reading: Document, baselines: Sequence[str]) -> list[Text]:
     n: list[Text] = [str(reading["n"])]
     if skipped := reading["skipped"]:
         n += [" ", quiet(f"({len(skipped)} unreadable)", ", ".join(skipped))]
-    alarm: list[Text] = [Span(bold("alarm"), "minus")] if reading["alarm"] else []
-    if reading["alarm"] is False:
-        alarm.append("no")
-    others = [rule for rule, raised in reading["alarms"].items() if raised and not reading["alarm"]]
-    if others:
-        alarm.append(quiet(f" (but {', '.join(others)})"))
-    tests = [reading[name] for name in ("p_value", "output_shift", "output_p_value")]
-    e_value, values = reading["e_value"], reading["baselines"]
+    tests = [reading[name] for name in ("p_value", "output_shift", "output_p_value", "e_value")]
     return [
         str(reading["index"] + 1),
-        reading["time"][:19].replace("T", " "),
+        _moment(reading),
         str(reading["domain"]),
         n,
         number(reading["shift"], 3),
         *("" if each is None else number(each, 3) for each in tests),
-        "" if e_value is None else number(e_value),
-        alarm,
-        *(number(values[name]) if name in values else "" for name in baselines),
+        Span(bold("alarm"), "minus") if reading["alarm"] else "no" if reading["alarm"] is False else "",
+        *(number(reading["baselines"].get(name)) for name in baselines),
     ]
-
-
-# ---------------------------------------------------------------------------------------- layers and domains
 
 
 def _layers(document: Document) -> list[Block]:
-    """Rank-shift maps of the last and the worst reading, one where they are the same."""
-    readings = document["readings"]
-    last, worst = readings[-1], max(readings, key=lambda each: each["shift"])
-    shown = (
-        {"last": last, "worst": worst} if last["index"] != worst["index"] else {"last, and the worst": last}
-    )
-    names = layer_names(document["graph"]["n_layers"])
-    figures: list[Block] = [
+    """The rank-shift map of the reading with the largest shift."""
+    worst = max(document["readings"], key=lambda each: each["shift"])
+    if not worst["layers"]:
+        return []
+    matrix = layer_matrix(worst["layers"], layer_names(document["graph"]["n_layers"]))
+    return [
         Figure(
-            draw=partial(plot_matrix, layer_matrix(reading["layers"], names)),
-            label=f"Rank-shift map of batch {reading['index'] + 1}.",
-            caption=f"Batch {reading['index'] + 1} ({name}): mean change of the ranks of the edges between "
-            "two layers, as a share of all edges. Blue: these edges gained weight relative to the others; "
-            "orange: they lost it.",
-            name=f"map-{name.split(',')[0]}",
+            draw=partial(plot_matrix, matrix),
+            label=f"Rank-shift map of batch {worst['index'] + 1}.",
+            caption=f"Batch {worst['index'] + 1}, with the largest shift: mean change of the ranks of the "
+            "edges between two layers, as a share of all edges. Blue: these edges gained weight relative to "
+            "the others; orange: they lost it.",
+            name="map",
         )
-        for name, reading in shown.items()
-        if reading["layers"]
     ]
-    return [Section(blocks=figures, style="pair")] if figures else []
 
 
 def _domains(document: Document) -> list[Block]:
-    """The calibration on domains, where there is one: shift against performance, rows."""
-    domains, distance = document.get("domains"), document["distance"]["key"]
-    if not domains:
+    """The calibration on domains, where there is one: shift against performance."""
+    found = document.get("domains")
+    if not found:
         return []
     figure = Figure(
-        draw=partial(plots.plot_domains, document),
-        label="Shift against performance of the domains; the numbers are in the table.",
-        caption=f"Shift against {domains['measure']} on {plural(len(domains['known']), 'calibration domain')}"
-        ". The solid line is the threshold in force, the dashed one the corresponding performance.",
+        draw=partial(plots.plot_domains, found, threshold=document["threshold"]),
+        label="Shift against performance of the domains; the file beside the page has the numbers.",
+        caption=f"Shift against {found['settings']['measure']} on "
+        f"{plural(len(found['known']), 'calibration domain')}. The solid line is the threshold in force, the "
+        "dashed one the corresponding performance.",
         name="domains-scatter",
     )
-    baselines = _baselines(domains["known"])
-    table = Table(
-        columns=[
-            *columns("domain", sort=True),
-            *columns("images", "labelled", domains["measure"], "shift", numeric=True, sort=True),
-            *_baseline_columns(baselines),
-        ],
-        rows=[
-            [
-                each["domain"],
-                str(each["n"]),
-                str(each["n_labelled"]),
-                number(each["performance"]),
-                number(each["shifts"][distance], 3),
-                *(number(each["baselines"][name]) if name in each["baselines"] else "" for name in baselines),
-            ]
-            for each in domains["known"]
-        ],
-        tall=True,
-    )
-    return [figure, Details(summary="The domains as a table", blocks=[table])]
-
-
-def _facts(document: Document, reference: Document) -> Iterator[tuple[str, Text]]:
-    settings, distance = document["settings"], document["distance"]
-    yield "model", model_text(document["model"])
-    source = f"{reference.get('name', '')} {reference.get('domain', '')} "
-    yield "reference", (source, quiet(f"{reference.get('n', '')} images"))
-    estimator = "{objective}, {ablation}, {steps} steps, {quadrature}".format_map(settings)
-    yield "estimator", (f"{settings['method']} ", quiet(estimator))
-    yield "distance", (f"{distance['key']} ", quiet(distance["published"]))
-    if threshold := document.get("threshold"):
-        origin = threshold_origin(threshold)
-        value = number(threshold["value"], 3)
-        if origin:
-            origin = f" {origin}; the target is {rounded(threshold['target'])}"
-        yield "threshold", (value, quiet(origin)) if origin else value
-    yield "monitor", code(document["id"])
+    return [figure]
 
 
 # ---------------------------------------------------------------------------------------------- sentences
@@ -273,35 +177,29 @@ def _facts(document: Document, reference: Document) -> Iterator[tuple[str, Text]
 def verdict(document: Document) -> str:
     """What the readings say, in a sentence or two."""
     readings = document["readings"]
-    last, alarms = readings[-1], [each for each in readings if each["alarm"]]
-    shift = f"The last batch has a shift of {number(last['shift'], 3)}"
-    if known := known_shifts(document):
+    alarms = [each for each in readings if each["alarm"]]
+    shift = f"The last batch has a shift of {number(readings[-1]['shift'], 3)}"
+    if known := (document["calibration"] or {}).get("shifts"):
         least, largest = number(min(known), 3), number(max(known), 3)
         shift += f"; {len(known)} batches in distribution have {least} to {largest}"
-    if document.get("rule") is None:
+    if document["rule"] is None:
         return f"{shift}. No alarm is set."
     batches = plural(len(readings), "batch")
     if not alarms:
         return f"No alarm in {batches}. {shift}."
-    stays = " and stays on" if document["rule"] == "sequential" else ""
     return (
         f"{number(len(alarms))} of {batches} raised the alarm, the first at batch {alarms[0]['index'] + 1}, "
-        f"{alarms[0]['time'][:16].replace('T', ' ')} UTC{stays}. {shift}."
+        f"{_moment(alarms[0])} UTC. {shift}."
     )
 
 
 def caveats(document: Document) -> list[str]:
     """What a reader must know before acting on the page."""
     notes = []
-    readings, threshold = document["readings"], document.get("threshold") or {}
-    if len(readings) > DRAWN:
-        notes.append(
-            f"The figures show the newest {DRAWN:,} of {len(readings):,} batches; the file beside the page, "
-            "or the store, has all of them."
-        )
+    readings, threshold = document["readings"], document["threshold"] or {}
     n_reference = (document["reference"].get("task") or {}).get("n")
     sizes = sorted({each["n"] for each in readings})
-    if document.get("calibration") is None and n_reference is not None and sizes != [n_reference]:
+    if document["calibration"] is None and n_reference is not None and sizes != [n_reference]:
         notes.append(
             f"The reference circuit is based on {n_reference} images, the batches on "
             f"{', '.join(map(str, sizes))}. Smaller batches have larger shifts by sampling alone, so "
@@ -314,121 +212,82 @@ def caveats(document: Document) -> list[str]:
             f"{threshold['domain']}: no other calibration domain is closer to the target of "
             f"{rounded(target)}."
         )
-    if one := [each for each in readings[-DRAWN:] if each["top_share"] > ONE_CLASS]:
+    if one := [each for each in readings if each["top_share"] > ONE_CLASS]:
         notes.append(
             f"The model gives one class to more than {percent(ONE_CLASS)} of the images of "
             f"{plural(len(one), 'batch')}, the last batch {one[-1]['index'] + 1} "
             f"({percent(one[-1]['top_share'])})."
         )
     notes += [
-        f"{READINGS[key].name} of {plural(n, 'batch')} is 0 or 1, which is no estimate."
+        f"{READINGS[key].name} of {plural(n, 'batch')} is 0 or 1: this estimate of accuracy is degenerate."
         for key in ("atc", "doc")
-        if (n := sum(each["baselines"].get(key) in (0, 1) for each in readings[-DRAWN:]))
+        if (n := sum(each["baselines"].get(key) in (0, 1) for each in readings))
     ]
-    if n := sum(len(each["skipped"]) for each in readings) + len(document.get("passed", ())):
-        notes.append(
-            f"{plural(n, 'image file')} could not be read and {'was' if n == 1 else 'were'} left out."
-        )
+    if n := sum(len(each["skipped"]) for each in readings) + len(document["skipped"]):
+        notes.append(f"{plural(n, 'unreadable image file')} {'was' if n == 1 else 'were'} left out.")
+    if len(readings) > DRAWN:
+        notes.append(f"The figures show the newest {DRAWN:,} of {len(readings):,} batches.")
     return notes
 
 
 def alarm_reasons(document: Document) -> list[str]:
-    """Why the alarm is or was last on: statistic, limit, since when; what it may mean; what to do.
+    """Why the alarm is on or was last: statistic and limit; what it may mean; what to do.
 
     Returns:
         Three sentences or so; nothing where no alarm was raised.
     """
-    episode = _last_episode(document["readings"])
-    if not episode:
+    last = next((each for each in reversed(document["readings"]) if each["alarm"]), None)
+    if last is None:
         return []
-    first, last, n = episode[0], episode[-1], len(document["readings"])
-    over = document["readings"][-1]["index"] - last["index"]
-    since = f"since batch {first['index'] + 1} ({moment(first)} UTC)"
-    if over:
-        lasted = f"from batch {first['index'] + 1} ({moment(first)} UTC) to batch {last['index'] + 1}"
-        when = f"The last alarm lasted {lasted}; {plural(over, 'batch')} since then did not raise it."
-    elif len(episode) == n:
-        when = f"The alarm is on {since}, the first batch."
-    else:
-        when = f"The alarm is on {since}, for {plural(len(episode), 'batch')} in a row."
-    return [f"{when} {reason(document, last)}", *_meaning(document)]
-
-
-def moment(reading: Document) -> str:
-    """When a batch was observed, to the minute."""
-    return str(reading["time"])[:16].replace("T", " ")
-
-
-def evidence(e_value: float) -> str:
-    """An e-value for reading; it may have hundreds of digits."""
-    return number(e_value, 3) if e_value < 1e6 else f"{e_value:.2g}"
-
-
-def reason(document: Document, reading: Document) -> str:
-    """Which statistic of a batch is beyond which limit, by the rule in force; empty where none is."""
-    if not reading["alarm"]:
-        return ""
-    batch, key = f"batch {reading['index'] + 1}", document["distance"]["key"]
-    name = f"circuit shift ({key})" if reading["decided_by"] != OUTPUTS else "shift of the outputs"
-    value = reading["shift"] if reading["value"] is None else reading["value"]
-    shift = f"The {name} of {batch} is {number(value, 3)}"
-    if document["rule"] == "threshold":
-        threshold = document["threshold"]
-        origin = f", which was {where}" if (where := threshold_origin(threshold)) else ""
-        return f"{shift}, above the threshold of {number(threshold['value'], 3)}{origin}."
-    if document["rule"] == "conformal":
-        p_value = reading["output_p_value" if reading["decided_by"] == OUTPUTS else "p_value"]
-        alpha = document["alpha"] / (2 if document.get("outputs") else 1)
-        return (
-            f"{shift}, above the limit of {number(reading['limit'], 3)} that {len(known_shifts(document))} "
-            f"known batches set (p = {number(p_value, 3)}; the alarm is raised at {alpha:g} or less)."
-        )
-    needed = 1 / document["alpha"]
-    return (
-        f"The evidence against no change (e-value) is {evidence(reading['e_value'])} at {batch}; it has "
-        f"reached {needed:g}, and the sequential rule stays on from then on."
-    )
-
-
-def threshold_origin(threshold: Document) -> str:
-    """What a threshold was read off; empty for one that was given as a number."""
-    if not threshold.get("domain") or threshold.get("performance") is None:
-        return ""
-    where = (
-        "interpolated between corrupted domains"
-        if threshold.get("method") == "isotonic"
-        else f"read off {threshold['domain']}"
-    )
-    return f"{where}, where performance is {rounded(threshold['performance'])}"
-
-
-def _last_episode(readings: Sequence[Document]) -> list[Document]:
-    """The newest readings in a row that raised the alarm, oldest first."""
-    found: list[Document] = []
-    for each in reversed(readings):
-        if each["alarm"]:
-            found.append(each)
-        elif found:
-            break
-    return found[::-1]
-
-
-def _meaning(document: Document) -> Iterator[str]:
-    target = (document.get("threshold") or {}).get("target")
-    lower = (
-        f" On domains like the calibration's, performance this far away is below {rounded(target)}."
-        if document["rule"] == "threshold" and target is not None
-        else ""
-    )
-    yield (
+    lower = ""
+    if document["rule"] == "threshold" and (target := document["threshold"]["target"]) is not None:
+        lower = f" On domains like the calibration's, performance this far away is below {rounded(target)}."
+    return [
+        _reason(document, last),
         "It may mean that the images come from another source, that they have changed (camera, light, "
         "processing), or that batches mix classes or days otherwise than the known ones. It does not by "
-        f"itself mean that predictions are wrong.{lower}"
-    )
-    yield (
+        f"itself mean that predictions are wrong.{lower}",
         "What to do: look at the images of these batches and at the layers that changed, and label some tens "
-        "of images to compare the accuracy. If such images are to stay, calibrate a new monitor on them."
+        "of images to compare the accuracy. If such images are to stay, calibrate a new monitor on them.",
+    ]
+
+
+def _reason(document: Document, reading: Document) -> str:
+    """Which statistic of a batch is beyond which limit, by the rule in force."""
+    batch, of_outputs = f"batch {reading['index'] + 1}", reading["decided_by"] == OUTPUTS
+    name = "shift of the outputs" if of_outputs else f"circuit shift ({document['distance']['key']})"
+    shift = f"The {name} of {batch} is {number(reading['value'], 3)}"
+    if document["rule"] == "threshold":
+        return f"{shift}, above the threshold of {_threshold(document['threshold'])}."
+    if document["rule"] == "conformal":
+        p_value = reading["output_p_value" if of_outputs else "p_value"]
+        return (
+            f"{shift}, above the limit of {number(reading['limit'], 3)} that "
+            f"{len(document['calibration']['shifts'])} known batches set (p = {number(p_value, 3)}; the "
+            f"alarm is raised at {document['alpha'] / len(document['limits']):g} or less)."
+        )
+    value = reading["value"]
+    shown = number(value, 3) if value < 1e6 else f"{value:.2g}"
+    return (
+        f"The evidence against no change (e-value) is {shown} at {batch}; it has reached "
+        f"{1 / document['alpha']:g}, and the sequential rule stays on from then on."
     )
+
+
+def _threshold(threshold: Document) -> str:
+    """A threshold, and what it was read off."""
+    if not threshold["domain"]:
+        return number(threshold["value"], 3)
+    isotonic = threshold["method"] == "isotonic"
+    where = "interpolated between corrupted domains" if isotonic else f"read off {threshold['domain']}"
+    return (
+        f"{number(threshold['value'], 3)}, {where}, where performance is {rounded(threshold['performance'])}"
+    )
+
+
+def _moment(reading: Document) -> str:
+    """When a batch was observed, to the second."""
+    return str(reading["time"])[:19].replace("T", " ")
 
 
 PAGES.add(

@@ -1,49 +1,49 @@
-"""A ranking as a page: models by metrics, what picking by each is worth, the motif."""
+"""A ranking as a page and as pictures: models by metrics, what picking by each is worth, the motif."""
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from assay.analyses.generalization.picking import CORRELATIONS
-from assay.analyses.generalization.ranking_plots import (
-    MEASURES,
-    layer_matrix,
-    leading,
-    order,
-    picked,
-    plot_forest,
-    plot_scatter,
-)
+import numpy as np
+
+from assay.analyses.generalization.dependency import layer_names
+from assay.analyses.generalization.evaluation import CORRELATIONS
+from assay.core.errors import InputError
 from assay.page.blocks import (
     Block,
     Cell,
-    Column,
     Figure,
     Note,
     Page,
-    Row,
     Section,
     Table,
     columns,
     folded_record,
 )
+from assay.page.draw import INK, SUPPORTS, axes_of
 from assay.page.form import PAGES, PageForm
-from assay.page.matrix import plot_matrix
+from assay.page.matrix import Matrix, plot_matrix
 from assay.page.text import (
-    MINUS,
-    NARROW,
     Span,
     Text,
     bold,
     code,
     estimate,
+    interval,
     listed,
     number,
     percent,
-    quiet,
+    rounded,
 )
 from assay.zoo.archive import missing_text
 
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from assay.analyses.generalization.dependency import Motif
+    from assay.analyses.generalization.ranking import Ranking
 
 Document = Mapping[str, Any]
 FEW_MODELS = 12  # below that, correlations over models are anecdotes
@@ -51,15 +51,36 @@ FEW_IMAGES = 100
 ONE_CLASS = 0.9  # share of the images in one class from which a model says little
 COLLAPSED = 2.0  # RankMe below which the features lie on a line
 TALL = 24  # models of a table that is not scrolled
+LABELLED = 40  # models named on an axis; more are drawn without names
+MEASURES = {"accuracy": "accuracy", "macro-f1": "macro-F1"}
+HEADS = ("R²", "rank corr.", "Kendall")  # of the correlations
 
 
-# --------------------------------------------------------------------------------------------- sentences
+# ----------------------------------------------------------------------------------------- what it says
 
 
-def _names(document: Document, places: Sequence[int], most: int = 2) -> str:
+def picked(metric: Document) -> list[int]:
+    """Places of the models that a metric ranks first."""
+    return [place for place, row in enumerate(metric["rows"]) if row["rank"] == 1]
+
+
+def leading(document: Document) -> Document | None:
+    """The metric that puts the models in order on the page: the first that can."""
+    return next((each for each in document["metrics"] if picked(each)), None)
+
+
+def order(document: Document) -> list[int]:
+    """Places of the models, predicted best first by the leading metric; as given where none leads."""
+    metric, places = leading(document), range(len(document["models"]))
+    if metric is None:
+        return list(places)
+    return sorted(places, key=lambda place: (metric["rows"][place]["rank"] or math.inf, place))
+
+
+def _names(document: Document, places: Sequence[int]) -> str:
     """Names of models, of many only how many."""
     names = [document["models"][place]["name"] for place in places]
-    return listed(names if len(names) <= most else [names[0], f"{len(names) - 1} others"])
+    return listed(names if len(names) <= 2 else [names[0], f"{len(names) - 1} others"])
 
 
 def verdict(document: Document) -> str:
@@ -68,105 +89,70 @@ def verdict(document: Document) -> str:
     if not ranking:
         return "None of the metrics orders these models."
     lead = next((each for each in ranking if each["key"] == "id-accuracy"), ranking[0])
-    places = picked(lead)
+    places, known, measure = picked(lead), document["known"], MEASURES[document["measure"]]
     row, pick = lead["rows"][places[0]], _names(document, places)
-    start = f"{lead['name']} picks {pick}"
+    text = f"{lead['name']} picks {pick}"
     if lead["key"] == "id-accuracy":
-        known = document["known"]
-        start = (
+        text = (
             f"On {number(known['n'])} labelled images of {known['domain'] or known['name']}, {pick} "
-            f"{'has' if len(places) == 1 else 'have'} the highest {MEASURES[document['measure']]}, "
-            f"{number(row['value'])}"
+            f"{'has' if len(places) == 1 else 'have'} the highest {measure}, "
+            f"{estimate(row['value'], row['low'], row['high'])[0]}"
         )
     if row["chance"] is not None and len(places) == 1:
-        start += f" (best in {percent(row['chance'])} of resamples of these images)"
+        text += f" (best in {percent(row['chance'])} of resamples of these images)"
     others = [each for each in ranking if each is not lead]
     agreeing = [each["name"] for each in others if set(picked(each)) & set(places)]
     if others:
         agree = "pick among them" if len(places) > 1 else "agree" if len(agreeing) > 1 else "agrees"
-        start += f"; {listed(agreeing)} {agree}" if agreeing else "; no other metric agrees"
+        text += f"; {listed(agreeing)} {agree}" if agreeing else "; no other metric agrees"
     truth = document["performance"]
     if truth is None or len(places) > 1:
-        return f"{start}."
+        return f"{text}."
     best = max(range(len(truth)), key=lambda place: truth[place]["value"])
-    own, highest, measure = truth[places[0]]["value"], truth[best]["value"], MEASURES[document["measure"]]
+    own, highest = (truth[place]["value"] for place in (places[0], best))
     if highest == own:
-        return f"{start}. It has the highest {measure} on the target, {number(own)}."
-    return (
-        f"{start}. Its {measure} on the target is {number(own)}; the highest is {number(highest)}, of "
-        f"{document['models'][best]['name']}."
-    )
+        return f"{text}. It has the highest {measure} on the target, {number(own)}."
+    better = f"the highest is {number(highest)}, of {document['models'][best]['name']}"
+    return f"{text}. Its {measure} on the target is {number(own)}; {better}."
 
 
 def caveats(document: Document) -> list[str]:
-    """What to mind before the table is believed, the worst first."""
-    return [*_warnings(document), *_remarks(document)]
+    """What to mind before the table is believed: what has failed first."""
+    models, metrics, target = document["models"], document["metrics"], document["target"]
 
-
-def _warnings(document: Document) -> list[str]:
-    """Models that have failed, estimates that say nothing, and metrics that contradict each other."""
-    notes, metrics = [], {each["key"]: each for each in document["metrics"]}
-
-    def where(key: str, fails: Any) -> list[int]:
-        rows = metrics[key]["rows"] if key in metrics else []
+    def where(key: str, fails: Callable[[float], bool]) -> list[int]:
+        rows = next((each["rows"] for each in metrics if each["key"] == key), ())
         return [place for place, row in enumerate(rows) if row["value"] is not None and fails(row["value"])]
 
-    one = [place for place, each in enumerate(document["models"]) if each["top_share"] > ONE_CLASS]
-    if one:
-        first = document["models"][one[0]]
-        notes.append(
-            f"{_names(document, one)} {'give' if len(one) > 1 else 'gives'} one class to more than "
-            f"{percent(ONE_CLASS)} of the images ({first['top_class']}: {percent(first['top_share'])})."
-        )
-    if places := where("rankme", lambda value: value < COLLAPSED):
-        notes.append(f"The features of {_names(document, places)} have collapsed (RankMe below 2).")
-    notes += [
-        f"{metrics[key]['name']} of {_names(document, places)} is 0 or 1, which is no estimate."
-        for key in ("atc", "doc")
-        if (places := where(key, lambda value: value in (0, 1)))
-    ]
+    one_class = [place for place, each in enumerate(models) if each["top_share"] > ONE_CLASS]
+    copies = [place for place, each in enumerate(models) if "copy_of" in each]
+    failed = {
+        f"More than {percent(ONE_CLASS)} of the images are given one class by {{}}.": one_class,
+        "Features have collapsed (RankMe below 2) in {}.": where("rankme", lambda value: value < COLLAPSED),
+        "ATC is 0 or 1, which is no estimate, for {}.": where("atc", (0, 1).__contains__),
+        "DoC is 0 or 1, which is no estimate, for {}.": where("doc", (0, 1).__contains__),
+        "Correlations leave out {}, which shows the same as an earlier model.": copies,
+    }
+    notes = [text.format(_names(document, places)) for text, places in failed.items() if places]
     picks: dict[str, list[str]] = {}
-    for each in document["metrics"]:
-        if places := picked(each):
-            picks.setdefault(_names(document, places), []).append(each["name"])
+    for metric in metrics:
+        if places := picked(metric):
+            picks.setdefault(_names(document, places), []).append(metric["name"])
     if len(picks) > 1:
-        text = "; ".join(
-            f"{listed(names)} {'pick' if len(names) > 1 else 'picks'} {pick}" for pick, names in picks.items()
-        )
-        notes.append(f"Metrics disagree on the pick: {text}.")
-    return notes
-
-
-def _remarks(document: Document) -> list[str]:
-    models = document["models"]
-    notes = missing_note(document)
-    copies = [each["name"] for each in models if "copy_of" in each]
-    n_distinct = len(models) - len(copies)
-    if copies:
-        notes.append(
-            f"{len(copies)} of the {len(models)} models are copies, which show the same as an earlier one "
-            f"({', '.join(copies[:3])}{', ...' if len(copies) > 3 else ''}): correlations are over "
-            f"{n_distinct} models."
-        )
+        said = [f"{pick} by {listed(by)}" for pick, by in picks.items()]
+        notes.append(f"Metrics disagree on the pick: {'; '.join(said)}.")
+    if target["data_hash"] == (document["known"] or {}).get("data_hash", ""):
+        notes.append("The target is the labelled images themselves: ID accuracy is the accuracy here.")
     if document["performance"] is None:
         notes.append("The images have no labels: the cost of picking by a metric is not known.")
-    elif n_distinct < FEW_MODELS:
-        notes.append(f"With only {n_distinct} models, correlations are uncertain; note their intervals.")
-    depths = sorted({each["blocks"] for each in models if each.get("blocks")})
-    if len(depths) > 1:
-        notes.append(
-            f"Models have {depths[0]} to {depths[-1]} blocks. Depth biases compare the first and the last "
-            f"{percent(document['ratio'])} of the blocks of each model, and the motif compares layers at the "
-            "same share of the depth; sums of scores and single layers are not compared."
-        )
-    if (n := document["target"]["n"]) < FEW_IMAGES:
-        notes.append(f"With {n} images, differences between models may be due to the choice of images.")
-    return notes
+    elif len(models) - len(copies) < FEW_MODELS:
+        notes.append(f"With only {len(models) - len(copies)} models, correlations are uncertain.")
+    return [*notes, *target["notes"], *missing_note(document)]
 
 
 def missing_note(document: Document) -> list[str]:
     """That models of the zoo are not among those ranked; nothing where all are."""
-    text = missing_text(document.get("missing") or {}, len(document["models"]))
+    text = missing_text(document["missing"], len(document["models"]))
     return [f"{text}."] if text else []
 
 
@@ -180,17 +166,16 @@ def ranking_page(document: Document) -> Page:
         document: What `Ranking.to_dict` gave.
     """
     target, labelled = document["target"], document["performance"] is not None
-    domain = target.get("domain") or target.get("name") or "the target"
     labels = "whose labels are used only to check the order" if labelled else "which have no labels"
     sections = [
         Section(title="Models by metrics", blocks=_models(document)),
-        Section(title="What picking by each metric is worth", blocks=_worth(document)),
+        Section(title="What picking by each metric is worth", blocks=[_worth(document)]),
         Section(title="Where in the network", blocks=_network(document)),
-        Section(title="What it cost", blocks=_cost(document)),
     ]
+    images = {"target": target, "own domain": document["known"]}
     return Page(
         kind="ranking",
-        title=f"Which of {len(document['models'])} models to deploy on {domain}",
+        title=f"Which of {len(document['models'])} models to deploy on {target['domain'] or target['name']}",
         verdict=verdict(document),
         caveats=caveats(document),
         lede=f"Models are ordered by metrics computed on {number(target['n'])} images of the target, "
@@ -198,61 +183,42 @@ def ranking_page(document: Document) -> Page:
         sections=[section for section in sections if section.blocks],
         facts=[
             ("result", code(document["id"])),
-            ("target", _data_text(target)),
-            *([("own domain", _data_text(document["known"]))] if document.get("known") else []),
+            *((name, _images(each)) for name, each in images.items() if each),
         ],
         records=[folded_record("Provenance", document["provenance"])],
         style="rank",
     )
 
 
-def _data_text(data: Document) -> Text:
-    """Images as the foot of a page names them: name and domain, once where they are the same, and hash."""
+def _images(data: Document) -> Text:
     name = " ".join(dict.fromkeys(each for each in (data["name"], data["domain"]) if each))
-    return (f"{name} ", quiet("hash of the data"), " ", code((data.get("data_hash") or "")[:16]))
+    return f"{number(data['n'])} images of {name} ", code((data["data_hash"] or "")[:16])
 
 
 def _models(document: Document) -> list[Block]:
-    """Models by metrics, predicted best first by the leading metric."""
-    truth, known, metrics = document["performance"], document.get("known"), document["metrics"]
-    level = f"{round(100 * document['level'])}{NARROW}%"
-    names = [] if truth is None else [MEASURES[document["measure"]]]
-    heads = [
-        *columns("model"),
-        *columns(*names, numeric=True),
-        *(Column(name=each["name"], numeric=True, arrow=arrow(each)) for each in metrics),
-    ]
-    lists = [*([] if truth is None else [truth]), *(each["rows"] for each in metrics)]
-    caption = (
-        f"Value, rank among the models (#1, bold: first) and {level} interval over resampled images. Arrows "
-        "point towards better models. A metric without an arrow ranks nothing, because its source does not "
-        "give the direction."
-    )
-    if known:
-        caption += (
-            " Metrics that learn from labelled images of the models’ own domain use "
-            f"{number(known['n'])} images of {known['domain'] or known['name']}."
-        )
+    """Models by metrics, predicted best first by the leading metric; true performance first."""
+    truth, shown = document["performance"], list(document["metrics"])
+    if truth is not None:
+        shown.insert(0, {"name": MEASURES[document["measure"]], "rows": truth})
     table = Table(
-        columns=heads,
+        columns=columns("model") + columns(*(each["name"] for each in shown), numeric=True),
         rows=[
-            [document["models"][place]["name"], *(_cell(rows[place]) for rows in lists)]
+            [document["models"][place]["name"], *(_cell(each["rows"][place]) for each in shown)]
             for place in order(document)
         ],
-        caption=caption,
+        caption="Value, rank among the models (#1, bold: predicted best) and 95 % interval over resampled "
+        "images. A metric without ranks has none because its source does not give the direction.",
         style="rank-table",
         tall=len(document["models"]) > TALL,
     )
     if leading(document) is None and truth is None:
         return [table]
-    forest = Figure(
-        draw=partial(plot_forest, document),
-        label="Models with intervals; the numbers are in the table.",
-        caption=f"The models, predicted best on top, with {level} intervals. Where intervals overlap, "
-        "these images may not distinguish the models.",
-        name="forest",
-    )
-    return [table, forest]
+    caption = "Models, predicted best on top. Where intervals overlap, these images may not distinguish them."
+    draw = partial(plot_forest, document)
+    return [
+        table,
+        Figure(draw=draw, label="Models with intervals, as in the table.", caption=caption, name="forest"),
+    ]
 
 
 def _cell(row: Document) -> Cell:
@@ -260,68 +226,38 @@ def _cell(row: Document) -> Cell:
     low, high, rank = row["low"], row["high"], row["rank"]
     reason = "" if None not in (row["value"], low) else str(row["reason"] or "").replace("_", " ")
     if row["value"] is None:
-        return Cell(text=quiet("undefined"), title=reason)
+        return Cell(text="undefined", style="quiet", title=reason)
     shown, between = estimate(row["value"], low, high)
     value: Text = bold(shown) if rank == 1 else shown
-    return Cell(
-        text=value if rank is None else (value, " ", Span(f"#{rank:g}", "place")),
-        below=between or "no interval",
-        title=reason,
-    )
+    place = value if rank is None else (value, " ", Span(f"#{rank:g}", "place"))
+    return Cell(text=place, below=between or "no interval", title=reason)
 
 
-def arrow(metric: Document) -> str:
-    """Which way a metric is read: up, down, towards a value, or not at all."""
-    if metric["best_at"] is not None:
-        return f"\N{RIGHTWARDS ARROW}{metric['best_at']:g}"
-    return {1: "\N{UPWARDS ARROW}", -1: "\N{DOWNWARDS ARROW}", 0: ""}[metric["direction"]]
-
-
-def _worth(document: Document) -> list[Block]:
+def _worth(document: Document) -> Table:
     """What picking by each metric is worth; the metrics that are absent below."""
-    metrics, labelled = document["metrics"], document["performance"] is not None
-    named = ["best in"]
+    metrics, measure = document["metrics"], MEASURES[document["measure"]]
+    labelled = document["performance"] is not None
+    named = ["best in", *(("expected regret", "regret here", *HEADS) if labelled else ())]
+    caption = "Best in: share of the resamples of these images in which the pick is first by that metric. "
     if labelled:
-        named += ["expected regret", "regret here", "R²", "rank corr.", "Kendall"]
-    caption = (
-        "Best in: share of the resamples of these images in which the picked model is first by that metric."
-    )
-    if labelled:
-        regrets = (metric["regret"]["random"] for metric in metrics if metric["regret"])
+        blind = next((each["regret"]["random"] for each in metrics if each["regret"]), None)
         caption += (
-            f" Expected regret: {MEASURES[document['measure']]} of the best model minus that of the pick, "
-            "averaged over the resamples. The maximum over resamples favours the best model slightly, so "
-            f"compare with a blind pick ({fixed(next(regrets, None), 3)}), not with 0. Correlations are "
-            f"over {number(len(document['models']))} models; their intervals resample models and images."
+            f"Expected regret: {measure} of the best model minus that of the pick, averaged over resamples; "
+            f"a blind pick has {fixed(blind, 3)}. Correlations are over {number(len(document['models']))} "
+            "models; their intervals resample models and images."
         )
     else:
-        caption += " Without labels the regret of a pick is unknown."
-    absent = [
-        Row(
-            cells=[
-                bold(each["name"]),
-                Cell(text=f"absent: {each['reason']}", style="quiet", span=1 + len(named)),
-            ],
-            style="inconclusive",
-        )
+        caption += "Without labels the regret of a pick is unknown."
+    absent: list[list[Cell | Text]] = [
+        [bold(each["name"]), Cell(text=f"absent: {each['reason']}", style="quiet", span=1 + len(named))]
         for each in document["absent"]
     ]
-    table = Table(
+    return Table(
         columns=columns("metric", "picks") + columns(*named, numeric=True),
         rows=[*(_worth_row(document, each) for each in metrics), *absent],
         caption=caption,
         style="rank-worth",
     )
-    if not (labelled and metrics):
-        return [table]
-    scatter = Figure(
-        draw=partial(plot_scatter, document),
-        label="Each metric against true performance; the correlations are in the table.",
-        caption=f"Each metric against true {MEASURES[document['measure']]}, a point per model, lines are "
-        "intervals.",
-        name="scatter",
-    )
-    return [table, scatter]
 
 
 def _worth_row(document: Document, metric: Document) -> list[Cell | Text]:
@@ -334,107 +270,107 @@ def _worth_row(document: Document, metric: Document) -> list[Cell | Text]:
     ]
     if document["performance"] is not None:
         regret, together = metric["regret"] or {}, metric["correlation"] or {}
-        cells += [_estimate(regret, "expected", 3), fixed(regret.get("observed"), 3)]
-        cells += [_estimate(together.get(name) or {}, "value", 2) for name in CORRELATIONS]
+        numbers = [(regret.get("expected"), regret, 3), (regret.get("observed"), {}, 3)]
+        numbers += [
+            (each.get("value"), each, 2) for each in (together.get(name, {}) for name in CORRELATIONS)
+        ]
+        for value, record, digits in numbers:
+            ends = record.get("interval") or {}
+            below = interval(ends.get("low"), ends.get("high"), digits)
+            cells.append(Cell(text=fixed(value, digits), below=below))
     return cells
 
 
-def _estimate(record: Document, key: str, digits: int) -> Cell:
-    """A number above its interval."""
-    ends = [(record.get("interval") or {}).get(end) for end in ("low", "high")]
-    below = "" if ends[0] is None else f"[{', '.join(fixed(end, digits) for end in ends)}]"
-    return Cell(text=fixed(record.get(key), digits), below=below)
-
-
 def fixed(value: float | None, digits: int) -> str:
-    """So many decimals whatever the size, and no minus before zero: for columns of shares."""
-    if value is None:
-        return ""
-    text = f"{value:.{digits}f}"
-    return text.lstrip("-") if float(text) == 0 else text.replace("-", MINUS)
+    """So many decimals, nothing where undefined: for columns."""
+    return "" if value is None else rounded(value, digits)
 
 
 def _network(document: Document) -> list[Block]:
-    """The motif, the dependencies of the best and the worst model, the depth bias over ratios."""
-    motif, layers = document["motif"] or {}, document["layers"]
-    blocks = no_motif("motif", motif)
-    if motif.get("values") is not None:
-        exact = motif["n"] <= sum(map(sum, motif["used"]))
-        fit = ", no more than there are cells: the fit is exact, so interpret the pattern, not single cells"
+    """The motif, and the dependencies of the best and the worst model."""
+    motif, blocks = document["motif"] or {}, list[Block]()
+    if motif.get("reason"):
+        blocks.append(Note(text=f"No motif: {motif['reason']}.", style="quiet"))
+    elif motif:
         caption = (
             "Generalization motif: correlation of each dependency between layers with the direction that "
             "predicts performance. Blue: models that depend on it more perform better; vermilion: worse. "
-            f"{motif['n']} models{fit if exact else ''}."
+            f"{motif['n']} models, {np.sum(motif['used'])} cells: no more models than cells fit exactly."
         )
-        picture = partial(plot_matrix, layer_matrix(motif["values"], layers))
-        label = "The generalization motif."
-        blocks.append(Figure(draw=picture, label=label, caption=caption, name="motif", beside=True))
-    pictures: list[Block] = [
-        Figure(
-            draw=partial(plot_matrix, layer_matrix(each["values"], each["layers"])),
-            label=f"Dependencies between layers of {each['name']}.",
-            caption=(
-                bold(each["name"]),
-                f", ranked {'last' if place else 'first'}: sum of the magnitudes of all edges from layer to "
-                "layer.",
-            ),
-            name=f"m{place}",
-            kind="",
+        blocks.append(_matrix("motif", caption, motif["values"], document["layers"]))
+    pictures = [
+        _matrix(
+            place,
+            f"Dependencies between layers of {each['name']}, ranked {place}.",
+            each["values"],
+            each["layers"],
         )
-        for place, each in enumerate(document.get("dependency") or ())
+        for place, each in zip(("first", "last"), document["dependency"] or (), strict=False)
     ]
-    if pictures:
-        blocks.append(Section(blocks=pictures, style="pair"))
-    if blocks and document["ratios"]:
-        blocks.append(_ratios(document))
-    return blocks
+    return [*blocks, *([Section(blocks=pictures, style="pair")] if pictures else [])]
 
 
-def no_motif(what: str, motif: Document) -> list[Block]:
-    """Why there is no motif; nothing where none was asked for."""
-    return [Note(text=f"No {what}: {motif['reason']}.", style="quiet")] if motif.get("reason") else []
-
-
-def _ratios(document: Document) -> Table:
-    """Correlations of the depth bias with performance over the share of blocks that count as deep."""
-    ratios = [each["ratio"] for each in next(iter(document["ratios"].values()))]
-    names = {"r2": "R²", "srcc": "rank correlation", "krcc": "Kendall"}
-    return Table(
-        columns=columns("metric", "correlation at ratio")
-        + columns(*(f"{ratio:g}" for ratio in ratios), numeric=True),
-        rows=[
-            [f"DDB {targets}", name, *(fixed(each[key], 2) for each in values)]
-            for targets, values in document["ratios"].items()
-            for key, name in names.items()
-        ],
-        caption="How the share of blocks counted as deep and as shallow changes what the depth bias "
-        f"predicts; the ranking uses {number(document['ratio'])}.",
-        style="gate-table",
-    )
-
-
-def _cost(document: Document) -> list[Block]:
-    """Seconds and passes of each stage, the most expensive first."""
-    costs = document["costs"]
-    if not costs:
-        return []
-    table = Table(
-        columns=columns("stage") + columns("seconds", "passes per image", numeric=True),
-        rows=[
-            [
-                name,
-                number(costs[name]["seconds"], 3),
-                ", ".join(f"{count:g} {kind}" for kind, count in costs[name]["passes"].items() if count),
-            ]
-            for name in sorted(costs, key=lambda name: -costs[name]["seconds"])
-        ],
-        caption="Time of each stage over all models and images when it ran; results of an earlier call were "
-        "reused.",
-    )
-    return [table]
+def _matrix(name: str, caption: str, values: Any, layers: Sequence[str]) -> Figure:
+    draw = partial(plot_matrix, layer_matrix(values, layers))
+    return Figure(draw=draw, label=caption, caption=caption, name=name)
 
 
 PAGES.add(
     "ranking",
     PageForm(noun="ranking", schema="assay-ranking/1", again="`assay rank`", make=ranking_page),
 )
+
+
+# ---------------------------------------------------------------------------------------------- pictures
+
+
+def plot_ranking(ranking: "Ranking", ax: "Axes | None" = None) -> "Axes":
+    """Draw the leading metric with intervals, or performance where no metric leads.
+
+    Raises:
+        InputError: If no metric puts the models in order and their performance is not known.
+    """
+    document = ranking.to_dict()
+    if leading(document) is None and document["performance"] is None:
+        raise InputError("none of the metrics orders these models, and their performance is not known")
+    return plot_forest(document, ax)
+
+
+def plot_motif(motif: "Motif", ax: "Axes | None" = None) -> "Axes":
+    """Draw the loadings of a motif, layers by layers."""
+    values = np.asarray(motif.loadings)
+    return plot_matrix(layer_matrix(values, layer_names(len(values) - 2)), ax)
+
+
+def layer_matrix(values: Sequence[Sequence[float | None]] | np.ndarray, layers: Sequence[str]) -> Matrix:
+    """A motif or a dependency, layers by layers, without the first column and last row, which hold nothing.
+
+    Cells that no edge joins are NaN: below the diagonal, and a layer with itself but for heads to their MLP.
+    """
+    table = np.array(values, dtype=float)
+    rows, targets = np.indices(table.shape)
+    table[(targets < rows) | ((targets == rows) & (table == 0))] = math.nan
+    return Matrix(
+        rows=tuple(layers[:-1]),
+        columns=tuple(layers[1:]),
+        values=table[:-1, 1:],
+        row_title="source layer",
+        column_title="target layer",
+    )
+
+
+def plot_forest(document: Document, ax: "Axes | None" = None) -> "Axes":
+    """Draw the leading metric with its intervals, or performance where none leads; predicted best on top."""
+    places, shown = order(document), leading(document)
+    if shown is None:
+        shown = {"name": MEASURES[document["measure"]], "rows": document["performance"]}
+    ax = axes_of(ax, 7.3, min(0.9 + 0.3 * len(places), 14))
+    rows = [shown["rows"][place] for place in places]
+    values, low, high = (np.array([row[key] for row in rows], float) for key in ("value", "low", "high"))
+    ax.hlines(range(len(places)), low, high, color=SUPPORTS, linewidth=2.0, alpha=0.55)
+    ax.plot(values, range(len(places)), "o", color=INK, markersize=4.5)
+    names = [document["models"][place]["name"] if len(places) <= LABELLED else "" for place in places]
+    ax.set_yticks(range(len(places)), names)
+    ax.set_ylim(len(places) - 0.5, -0.5)
+    ax.set_xlabel(shown["name"])
+    return ax

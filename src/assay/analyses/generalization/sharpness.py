@@ -1,27 +1,27 @@
 """How sharp a minimum is: the rise of the loss when every weight moves a little in the worst direction."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import parameters_to_vector
 
 from assay.core.errors import InputError, NonFiniteError
 from assay.models import Model
-from assay.tasks import ImageTask
 
 
-BATCH_SIZE = 256  # with which sharpness is published
+Weights = Float[Tensor, " n"]  # all of them in one row
+Loss = Callable[[Tensor], Tensor]  # of the weights
 
 
 def sharpness(
     model: nn.Module | Model,
-    batches: ImageTask | Iterable[tuple[Tensor, Tensor]],
+    batches: Iterable[tuple[Tensor, Tensor]],
     *,
-    batch_size: int = BATCH_SIZE,
     rho: float = 0.001,
     iterations: int = 20,
     adaptive: bool = True,
@@ -31,9 +31,8 @@ def sharpness(
 
     Args:
         model: A classifier in evaluation mode: images in, logits (or an output with `logits`) out.
-        batches: In-distribution validation data: (images, labels) at a time, or a task with labels.
-        batch_size: Images of a task taken together, its last batch may be smaller. The worst direction is
-            one for the whole batch, so values compare only between equal batch sizes.
+        batches: In-distribution validation data, (images, labels) at a time. The worst direction is one for
+            the whole batch, so values compare only between equal batch sizes; published with 256 images.
         rho: Radius, relative to each weight's magnitude if `adaptive`.
         iterations: Gradient steps per batch.
         adaptive: Scale the ball by the magnitude of each weight.
@@ -44,77 +43,52 @@ def sharpness(
         Mean over batches of the rise of the cross-entropy, nats, >= 0; expected to fall with performance.
 
     Raises:
-        InputError: For a model in training mode, no batch, one that is not a pair of tensors, labels that are
-            missing or none of the model's classes, or a radius or number of steps below or at 0.
+        InputError: For a model in training mode, no batch, labels outside the model's classes, or a radius or
+            number of steps below or at 0.
         NonFiniteError: If the loss is not finite.
 
     Notes:
         Costs `iterations` forward and backward passes, and 1 + `iterations` forward passes, per batch, and
-        the memory of about eight copies of the weights. The model's own weights are never written to.
+        the memory of about nine copies of the weights. The model's own weights are never written to.
 
     References:
         Andriushchenko et al. (2023), arXiv:2302.07011; auto-PGD: Croce and Hein (2020), arXiv:2003.01690.
     """
     module = model if isinstance(model, nn.Module) else model.module
-    training = next((name for name, part in module.named_modules() if part.training), None)
-    if training is not None:
-        raise InputError(f"{training or 'the model'} is in training mode; call model.eval() first")
-    names = [name for name, _ in module.named_parameters()]
-    weights = [parameter.detach() for parameter in module.parameters()]
+    if any(part.training for part in module.modules()):
+        raise InputError("the model, or a part of it, is in training mode; call model.eval() first")
+    weights = dict(module.named_parameters())
+    start = parameters_to_vector(weights.values()).detach()
     rises = []
-    for images, labels in _pairs(batches, batch_size, weights[0]):
+    for images, labels in batches:
+        seen, truth = images.to(start), labels.to(start.device).long()
 
-        def loss(moved: Sequence[Tensor], images: Tensor = images, labels: Tensor = labels) -> Tensor:
-            output = torch.func.functional_call(module, dict(zip(names, moved, strict=True)), (images,))
+        def loss(moved: Tensor, images: Tensor = seen, labels: Tensor = truth) -> Tensor:
+            parts = moved.split([each.numel() for each in weights.values()])
+            shaped = [part.view_as(each) for part, each in zip(parts, weights.values(), strict=True)]
+            output = torch.func.functional_call(module, dict(zip(weights, shaped, strict=True)), (images,))
             logits: Tensor = output if isinstance(output, Tensor) else output.logits
-            if labels.numel() and not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[-1]:
-                raise InputError(
-                    f"labels go from {int(labels.min())} to {int(labels.max())}, but the model has "
-                    f"{logits.shape[-1]} classes; the class lists of model and data must agree"
-                )
-            return cross_entropy(_unit_logits(logits) if normalize_logits else logits, labels)
+            if not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[-1]:
+                raise InputError(f"a label is outside the {logits.shape[-1]} classes of the model")
+            if normalize_logits:
+                logits = logits - logits.mean(1, keepdim=True)
+                logits = logits / logits.norm(dim=1, keepdim=True).clamp_min(1e-10)
+            return cross_entropy(logits, labels)
 
-        rises.append(worst_case_rise(loss, weights, rho=rho, iterations=iterations, adaptive=adaptive))
+        rises.append(worst_case_rise(loss, start, rho=rho, iterations=iterations, adaptive=adaptive))
     if not rises:
         raise InputError("sharpness needs at least one batch of (images, labels)")
     return float(np.mean(rises))
 
 
-def _pairs(
-    batches: ImageTask | Iterable[object], batch_size: int, weight: Tensor
-) -> Iterator[tuple[Tensor, Tensor]]:
-    if not isinstance(batches, ImageTask):
-        for number, given in enumerate(batches):
-            match given:
-                case (Tensor() as images, Tensor() as labels):
-                    yield images.to(weight), labels.to(weight.device)
-                case _:
-                    raise InputError(
-                        f"batch {number} is {type(given).__name__}; give pairs of tensors (images, labels), "
-                        "or one ImageTask with labels, not a list of them"
-                    )
-        return
-    if batches.labels is None:
-        name = batches.domain or batches.name
-        raise InputError(f"sharpness needs labels, but the images of {name!r} have none")
-    for batch in batches.batches(batch_size):
-        assert batch.labels is not None  # all of the task's images have one
-        yield batch.images.to(weight), batch.labels.to(weight.device).long()
-
-
 def worst_case_rise(
-    loss: Callable[[Sequence[Tensor]], Tensor],
-    weights: Sequence[Tensor],
-    *,
-    rho: float = 0.001,
-    iterations: int = 20,
-    adaptive: bool = True,
+    loss: Loss, start: Weights, *, rho: float = 0.001, iterations: int = 20, adaptive: bool = True
 ) -> float:
     """Largest rise of a loss found by auto-PGD when each weight moves by at most rho (times its magnitude).
 
     Args:
-        loss: From weights like the given ones to a scalar.
-        weights: Where the search starts; not changed.
+        loss: From weights to a scalar.
+        start: Weights where the search starts; not changed.
         rho: Radius, > 0.
         iterations: Gradient steps, >= 1.
         adaptive: Scale radius and steps by the magnitude of each weight.
@@ -133,23 +107,19 @@ def worst_case_rise(
         raise InputError(
             f"rho is {rho} and iterations {iterations}; give a radius above 0 and at least 1 step"
         )
-    start = [each.detach() for each in weights]
-    scale = [each.abs() if adaptive else torch.ones_like(each) for each in start]
-    limits = [rho * each for each in scale]
-    previous = delta = at = best = [torch.zeros_like(each) for each in start]
+    scale = start.abs() if adaptive else torch.ones_like(start)
+    previous = delta = at = best = torch.zeros_like(start)
     step, improved, last = 2 * rho, 0, 0
     first = worst = _value(loss, start)
     checkpoints = auto_pgd_checkpoints(iterations)
     for iteration in range(iterations):
-        gradient = _gradient(loss, start, at)
-        target = [
-            (d + step * c * g.sign()).clamp(-limit, limit)
-            for d, c, g, limit in zip(delta, scale, gradient, limits, strict=True)
-        ]
-        moved = [0.75 * goal + 0.25 * old for goal, old in zip(target, previous, strict=True)]
-        previous, delta = delta, moved
-        at = delta
-        value = _value(loss, [w + d for w, d in zip(start, delta, strict=True)])
+        moved = (start + at).requires_grad_()
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(loss(moved), moved)
+        target = (delta + step * scale * gradient.sign()).clamp(-rho * scale, rho * scale)
+        at = 0.75 * target + 0.25 * previous
+        previous, delta = delta, at
+        value = _value(loss, start + delta)
         if value > worst:
             worst, best, improved = value, delta, improved + 1
         # The other published condition, no progress at an unchanged step, is a case of this one.
@@ -177,24 +147,9 @@ def auto_pgd_checkpoints(iterations: int) -> tuple[int, ...]:
     return tuple(dict.fromkeys(checkpoints))
 
 
-def _gradient(
-    loss: Callable[[Sequence[Tensor]], Tensor], start: Sequence[Tensor], delta: Sequence[Tensor]
-) -> tuple[Tensor, ...]:
-    moved = [(w + d).requires_grad_() for w, d in zip(start, delta, strict=True)]
-    with torch.enable_grad():
-        gradients = torch.autograd.grad(loss(moved), moved, allow_unused=True, materialize_grads=True)
-    return tuple(gradients)
-
-
-def _value(loss: Callable[[Sequence[Tensor]], Tensor], weights: Sequence[Tensor]) -> float:
+def _value(loss: Loss, weights: Weights) -> float:
     with torch.no_grad():
         value = float(loss(weights))
     if not math.isfinite(value):
         raise NonFiniteError(f"the loss is {value}; check the weights and the images for NaN")
     return value
-
-
-def _unit_logits(logits: Float[Tensor, "n c"]) -> Float[Tensor, "n c"]:
-    centred = logits - logits.mean(1, keepdim=True)
-    unit: Tensor = centred / centred.norm(dim=1, keepdim=True).clamp_min(1e-10)
-    return unit

@@ -18,9 +18,12 @@ from torch import Tensor
 from assay.analyses.generalization.dependency import Rows, edge_rows, layer_sums
 from assay.circuits import EdgeScores, prune
 from assay.core.errors import DegenerateDataWarning, GraphMismatchError, InputError, ShapeError, check_name
-from assay.core.record import Record, plain
+from assay.core.record import plain
 from assay.core.registry import Registry
+from assay.discovery.edges import discover, get_method
 from assay.graph import Graph
+from assay.models import Model
+from assay.tasks import ImageTask
 
 
 TOP_K = 200  # edges of the selected graphs, as in the authors' code
@@ -30,43 +33,21 @@ SETTINGS = ("method", "objective", "ablation", "steps", "quadrature")
 OPTIONS = "options"  # of the method
 
 Vectors = Float64[np.ndarray, "k n"]
+Outputs = Float64[np.ndarray, "n c"]  # probabilities
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShiftView(Record):
-    """What shifts compare; the arguments of these names of `circuit_shift`.
-
-    Attributes:
-        weights: `"abs"` or `"signed"`.
-        top_k: Number of strongest edges; None leaves it to the distance.
-        prune: Drop chosen edges off the paths from input to logits.
-        normalized: Scale Laplacians by the degrees.
-    """
+class ShiftView:
+    """What a distance compares; attributes as the arguments of `circuit_shift`."""
 
     weights: str = "abs"
     top_k: int | None = None
     prune: bool = False
     normalized: bool = True
 
-    def check(self, graph: Graph) -> None:
-        """Refuse what does not fit a graph, before anything runs.
-
-        Raises:
-            InputError: For `top_k` outside the graph.
-            UnknownNameError: For other `weights`.
-        """
-        check_name("weights", self.weights, ("abs", "signed"))
-        if self.top_k is not None and not 1 <= self.top_k <= graph.n_edges:
-            raise InputError(
-                f"top_k is {self.top_k}; expected 1 to {graph.n_edges}, the number of edges of this graph"
-            )
-
     def of(self, rows: Rows) -> Rows:
         """The compared number of each edge."""
         return rows if self.weights == "signed" else np.abs(rows)
-
-
-USUAL_VIEW = ShiftView()
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -211,47 +192,18 @@ def _overlap(a: Vectors, b: Vectors) -> Float64[np.ndarray, " k"]:
 
 
 DISTANCES: Registry[Distance] = Registry("distance", holds=Distance)
-for _distance in (
-    Distance(
-        key="spearman", summary="1 - rank correlation", published="CSS_v,SRCC", vectors=_ranks, between=_angle
-    ),
-    Distance(
-        key="cosine",
-        summary="1 - cosine of the weights",
-        published="CSS_v,cos",
-        vectors=_directions,
-        between=_angle,
-    ),
-    Distance(
-        key="l2",
-        summary="Euclidean distance of the weights",
-        published="CSS_v,l2",
-        vectors=_numbers,
-        between=_euclidean,
-    ),
-    Distance(
-        key="laplacian",
-        summary="distance of the Laplacian spectra",
-        published="CSS_g",
-        vectors=_laplacian,
-        between=_euclidean,
-    ),
-    Distance(
-        key="netlsd",
-        summary="distance of the heat signatures",
-        published="CSS_g",
-        vectors=_heat,
-        between=_euclidean,
-    ),
-    Distance(
-        key="jaccard",
-        summary="1 - overlap of the strongest edges",
-        published="CSS_g",
-        vectors=_selected,
-        between=_overlap,
-    ),
+for _key, _summary, _published, _vectors, _between in (
+    ("spearman", "1 - rank correlation", "CSS_v,SRCC", _ranks, _angle),
+    ("cosine", "1 - cosine of the weights", "CSS_v,cos", _directions, _angle),
+    ("l2", "Euclidean distance of the weights", "CSS_v,l2", _numbers, _euclidean),
+    ("laplacian", "distance of the Laplacian spectra", "CSS_g", _laplacian, _euclidean),
+    ("netlsd", "distance of the heat signatures", "CSS_g", _heat, _euclidean),
+    ("jaccard", "1 - overlap of the strongest edges", "CSS_g", _selected, _overlap),
 ):
-    DISTANCES.add(_distance.key, _distance)
+    DISTANCES.add(
+        _key,
+        Distance(key=_key, summary=_summary, published=_published, vectors=_vectors, between=_between),
+    )
 
 
 # ------------------------------------------------------------------------------------------------- shifts
@@ -316,49 +268,28 @@ def circuit_shift(
         >>> round(circuit_shift(before, after), 6)
         2.0
     """
+    check_comparable(reference_scores, shifted_scores)
+    check_name("weights", weights, ("abs", "signed"))
+    graph = reference_scores.graph
+    if top_k is not None and not 1 <= top_k <= graph.n_edges:
+        raise InputError(
+            f"top_k is {top_k}; expected 1 to {graph.n_edges}, the number of edges of this graph"
+        )
+    how = DISTANCES[distance]
     view = ShiftView(weights=weights, top_k=top_k, prune=prune, normalized=normalized)
-    return _shift(reference_scores, shifted_scores, DISTANCES[distance], view)
-
-
-def circuit_shifts(
-    reference_scores: EdgeScores,
-    shifted_scores: EdgeScores,
-    *,
-    top_k: int | None = None,
-    weights: str = "abs",
-    prune: bool = False,
-    normalized: bool = True,
-) -> dict[str, float]:
-    """The shift under every registered distance.
-
-    Args:
-        reference_scores: As in `circuit_shift`, like all further arguments.
-        shifted_scores: Scores on other data.
-        top_k: Number of strongest edges.
-        weights: `"abs"` or `"signed"`.
-        prune: Drop chosen edges off the paths from input to logits.
-        normalized: Scale Laplacians by the degrees.
-
-    Returns:
-        Key of the distance -> value.
-
-    Raises:
-        InputError: As `circuit_shift`.
-    """
-    view = ShiftView(weights=weights, top_k=top_k, prune=prune, normalized=normalized)
-    return {key: _shift(reference_scores, shifted_scores, each, view) for key, each in DISTANCES.items()}
-
-
-def _shift(known: EdgeScores, new: EdgeScores, distance: Distance, view: ShiftView) -> float:
-    check_comparable(known, new)
-    view.check(known.graph)
-    vectors = distance.vectors(known.graph, np.concatenate([edge_rows(known), edge_rows(new)]), view)
-    (value,) = distance.between(vectors[:1], vectors[1:])
-    if math.isnan(value) and distance.key == "spearman":
+    rows = np.concatenate([edge_rows(reference_scores), edge_rows(shifted_scores)])
+    vectors = how.vectors(graph, rows, view)
+    (value,) = how.between(vectors[:1], vectors[1:])
+    if math.isnan(value) and distance == "spearman":
         warnings.warn(
-            "the rank correlation is undefined: the scores are constant", DegenerateDataWarning, stacklevel=3
+            "the rank correlation is undefined: the scores are constant", DegenerateDataWarning, stacklevel=2
         )
     return float(value)
+
+
+def circuit_shifts(reference_scores: EdgeScores, shifted_scores: EdgeScores, **view: Any) -> dict[str, float]:
+    """The shift under every registered distance: key -> value; arguments as of `circuit_shift`."""
+    return {key: circuit_shift(reference_scores, shifted_scores, distance=key, **view) for key in DISTANCES}
 
 
 def output_shift(known: Float64[np.ndarray, "m c"], new: Float64[np.ndarray, "n c"]) -> float:
@@ -474,3 +405,46 @@ def settings_of(scores: EdgeScores) -> dict[str, Any]:
     record = scores.provenance
     settings = {name: record[name] for name in SETTINGS if name in record}
     return settings | ({OPTIONS: plain(record.get(OPTIONS, {}))} if "method" in record else {})
+
+
+def check_reference(model: Model, reference: EdgeScores) -> dict[str, Any]:
+    """The settings that a reference circuit was found with, which every further circuit must share.
+
+    Args:
+        model: The model to watch.
+        reference: Its circuit on known data, as `discover` returns it.
+
+    Raises:
+        GraphMismatchError: If the scores belong to another graph or to other weights.
+        InputError: If their record does not say how they were found.
+    """
+    record, shape = reference.provenance, model.graph.valid.shape
+    own = EdgeScores(model.graph, torch.zeros(shape), provenance={"model": model.describe()})
+    check_comparable(reference, own)
+    missing = [name for name in ("model", "seed", *SETTINGS) if name not in record]
+    if missing:
+        raise InputError(
+            f"the record of the reference circuit lacks {', '.join(missing)}, so new circuits cannot be "
+            "discovered in the same way; make it with assay.discover"
+        )
+    settings = settings_of(reference) | {"seed": record["seed"]}
+    return {name: value for name, value in settings.items() if name != OPTIONS or value}
+
+
+def circuit_like(model: Model, task: ImageTask, reference: EdgeScores) -> EdgeScores:
+    """The circuit of new images, found with the settings of the reference: one discovery.
+
+    Args:
+        model: The model of the reference.
+        task: The images, two or more under a mean ablation. Those in files are decoded once, and held in
+            8 bits meanwhile.
+        reference: What gives the settings.
+
+    Raises:
+        InputError, NonFiniteError: As `discover`.
+    """
+    settings = check_reference(model, reference)
+    method = get_method(settings.pop("method"), **settings.pop(OPTIONS, {}))
+    if settings["steps"] is None:  # a method without quadrature
+        del settings["steps"], settings["quadrature"]
+    return discover(model, task.for_model(model).held(), method, **settings)

@@ -1,0 +1,277 @@
+"""Domains with known performance: numbers as by hand, thresholds, correlations, curves, records."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from small_vits import untrained_vit
+
+from assay.analyses.generalization import DISTANCES, alarm_curve, baselines, circuit_shifts
+from assay.analyses.generalization.domains import (
+    Domain,
+    DomainEvaluation,
+    EvaluationSettings,
+    calibrate_on_corruptions,
+    measure_domains,
+    split_known,
+)
+from assay.analyses.generalization.evaluation_page import evaluation_page
+from assay.analyses.generalization.monitor import Monitor
+from assay.circuits import EdgeScores
+from assay.core.errors import FileFormatError, InputError, UnknownNameError
+from assay.core.random import stream
+from assay.discovery.edges import discover
+from assay.execution import run_model
+from assay.models import Model, load_model
+from assay.pipeline.domain_evaluation import evaluate_domains
+from assay.tasks import EvalTransform, corrupt, draw_shapes
+
+
+KEYS = ("gaussian-noise-5", "solarize", "fog-1")
+TRANSFORM = EvalTransform()
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    made = load_model(untrained_vit())
+    made.preprocessing = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
+    return made
+
+
+@pytest.fixture(scope="module")
+def reference(model: Model) -> EdgeScores:
+    return discover(model, draw_shapes("flat", 12).with_transform(TRANSFORM), steps=2)
+
+
+@pytest.fixture(scope="module")
+def calibration(model: Model, reference: EdgeScores) -> DomainEvaluation:
+    return calibrate_on_corruptions(
+        model,
+        reference,
+        draw_shapes("flat", 18, start=100),
+        settings=EvaluationSettings(n=12, seed=3),
+        corruptions=KEYS,
+        labelled=draw_shapes("flat", 18, start=200),
+        transform=TRANSFORM,
+    )
+
+
+def test_performance_rests_on_all_images_and_everything_else_on_a_sample(
+    model: Model, reference: EdgeScores, calibration: DomainEvaluation
+) -> None:
+    pool = draw_shapes("flat", 18, start=100)
+    whole = corrupt(pool, "solarize", seed=3).with_transform(TRANSFORM)
+    rows = np.sort(stream(3, "domains/solarize").permutation(18)[:12])
+    task = whole.subset(rows.tolist())
+    assert [each.domain for each in calibration.known] == list(KEYS)
+    found, scores = calibration.known[1], discover(model, task, steps=2)
+    assert (found.n, found.n_labelled, found.group) == (12, 18, "solarize")
+    assert found.shifts == circuit_shifts(reference, scores)
+    logits, everything = run_model(model, task), run_model(model, whole)
+    assert whole.labels is not None
+    assert found.performance == found.accuracy == baselines.id_accuracy(everything, whole.labels)
+    assert found.macro_f1 == baselines.id_accuracy(everything, whole.labels, measure="macro-f1")
+    learn = draw_shapes("flat", 18, start=200)
+    known = run_model(model, learn.with_transform(TRANSFORM))
+    assert learn.labels is not None
+    assert found.baselines["atc"] == baselines.atc(known, learn.labels, logits)
+    assert found.baselines["cot"] == baselines.cot(learn.labels, logits)
+    assert found.baselines["mde"] == pytest.approx(baselines.energy(logits))
+    assert calibration.metrics == (*DISTANCES, "ac", "ane", "atc", "doc", "cot", "mde", "rankme")
+    # Twelve images have too few eigenvalues: the metric is left out, with the reason.
+    assert "needs 20" in found.absent["alpha-req"]
+
+
+def test_a_pool_is_split_by_id_and_small_ones_are_not() -> None:
+    pool = draw_shapes("flat", 100, start=7)
+    learn, corrupted = split_known(pool, 10, seed=1)
+    assert learn is not None
+    assert (learn.n, corrupted.n) == (50, 50)
+    assert sorted([*learn.ids.tolist(), *corrupted.ids.tolist()]) == sorted(pool.ids.tolist())
+    mixed = split_known(pool.subset(np.random.default_rng(0).permutation(100)), 10, seed=1)
+    assert mixed.learn is not None
+    assert set(mixed.learn.ids.tolist()) == set(learn.ids.tolist())
+    # 60 images, windows of 10: half would do, 20 leave four windows; 25: one window to learn from.
+    sizes = [
+        (0 if each.learn is None else each.learn.n, each.corrupt.n)
+        for each in (split_known(pool.subset(range(n)), 10) for n in (90, 60, 45, 25, 20, 19))
+    ]
+    assert sizes == [(45, 45), (20, 40), (10, 35), (10, 15), (10, 10), (0, 19)]
+
+
+def test_the_threshold_is_what_a_monitor_takes(
+    model: Model, reference: EdgeScores, calibration: DomainEvaluation
+) -> None:
+    nearest = min(calibration.known, key=lambda each: abs(each.performance - 0.5))
+    threshold = calibration.threshold(0.5, method="nearest")
+    assert (threshold.domain, threshold.value) == (nearest.domain, nearest.shifts["spearman"])
+    assert Monitor(model, reference, threshold).rules.rule == "threshold"
+    assert calibration.threshold(0.5).method == "isotonic"
+    assert calibration.threshold(0.5, metric="ac").higher_is_shift is False
+    with pytest.raises(UnknownNameError, match="spearman"):
+        calibration.threshold(0.5, metric="spear")
+
+
+def test_a_domain_that_was_kept_is_not_measured_again(
+    model: Model, reference: EdgeScores, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    images = draw_shapes("neon", 6).with_transform(TRANSFORM)
+    first = measure_domains(model, reference, {"neon": images}, cache=tmp_path)
+    (path,) = tmp_path.iterdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(type(images), "held", lambda self: pytest.fail("measured again"))
+        assert measure_domains(model, reference, {"neon": images}, cache=tmp_path) == first
+    for changed in ({"settings": EvaluationSettings(measure="macro-f1")}, {"labelled": images}):
+        measure_domains(model, reference, {"neon": images}, cache=tmp_path, **changed)
+    assert len([*tmp_path.iterdir()]) == 3
+    path.write_text("{")
+    with pytest.raises(FileFormatError, match=path.name):
+        measure_domains(model, reference, {"neon": images}, cache=tmp_path)
+
+
+def test_what_cannot_be_measured_is_refused(model: Model, reference: EdgeScores) -> None:
+    flat = draw_shapes("flat", 12, start=50).with_transform(TRANSFORM)
+    with pytest.raises(InputError, match="domains are missing"):
+        measure_domains(model, reference, {})
+    with pytest.raises(InputError, match="is given twice"):
+        measure_domains(model, reference, [("a", flat), ("a", flat)])
+    with pytest.raises(InputError, match="no labels"):
+        measure_domains(model, reference, {"a": replace(flat, labels=None)})
+    with pytest.raises(UnknownNameError, match="fog"):
+        calibrate_on_corruptions(model, reference, draw_shapes("flat", 12), corruptions=["fog"])
+
+
+# ---- what goes with performance -----------------------------------------------------------------
+
+
+def domain(name: str, performance: float, shift: float, *, group: str = "", mde: float = 0.0) -> Domain:
+    return Domain(
+        domain=name,
+        group=group or name,
+        n=10,
+        n_labelled=20,
+        performance=performance,
+        shifts={"spearman": shift},
+        baselines={"ac": performance**2, "mde": mde},
+    )
+
+
+def evaluation(*, parts: int = 1, groups: int = 6) -> DomainEvaluation:
+    """Six domains whose shift falls with performance, and a calibration that knows it exactly."""
+    rates = np.linspace(0.3, 0.9, groups * parts).tolist()
+    test = [
+        domain(f"d{place}", rate, 1 - rate, group=f"g{place // parts}", mde=-rate)
+        for place, rate in enumerate(rates)
+    ]
+    known = [domain(f"k{place}", rate, 1 - rate, mde=-rate) for place, rate in enumerate((0.4, 0.6, 0.8))]
+    return DomainEvaluation(model={"id": "small"}, reference={}, known=tuple(known), test=tuple(test))
+
+
+def test_correlations_are_signed_and_their_intervals_resample_domains() -> None:
+    found = evaluation().correlations
+    assert found["spearman"]["srcc"] == pytest.approx(-1)
+    assert found["spearman"]["r2"] == pytest.approx(1)
+    assert found["ac"]["krcc"] == pytest.approx(1)
+    assert found["ac"]["known_srcc"] == pytest.approx(1)
+    assert (found["ac"]["low"], found["ac"]["high"]) == pytest.approx((1, 1))
+    # Six parts of three domains are three domains: too few to resample.
+    assert evaluation(parts=2, groups=3).correlations["ac"]["low"] is None
+
+
+def test_the_best_metric_is_the_best_in_the_direction_it_states_and_ties_are_named() -> None:
+    made = evaluation().to_dict()
+    assert "Shift (spearman), AC and MDE go with accuracy best, equally well" in str(
+        evaluation_page(made).verdict
+    )
+    for key, srcc in {"spearman": 0.99, "ac": 0.6, "mde": -0.5}.items():
+        made["correlations"][key] |= {"srcc": srcc}  # a shift that rises with accuracy is no alarm
+    found = str(evaluation_page(made).verdict)
+    assert "AC goes with accuracy best (rank correlation 0.60" in found
+    assert "the spearman shift has 0.99" in found
+    made["correlations"] = {"spearman": made["correlations"]["spearman"]}
+    assert "No metric goes with accuracy in the direction" in str(evaluation_page(made).verdict)
+
+
+def test_curves_are_those_of_the_metric_and_summed_up_where_some_alarms_are_due() -> None:
+    made = evaluation()
+    assert made.higher_is_shift("spearman")
+    assert not made.higher_is_shift("ac")
+    assert made.higher_is_shift("mde")  # learned: it falls with performance over the calibration domains
+    curves = made.curves
+    assert curves is not None
+    literal = alarm_curve(
+        [each.baselines["ac"] for each in made.known],
+        [each.performance for each in made.known],
+        [each.baselines["ac"] for each in made.test],
+        [each.performance for each in made.test],
+        subset_size=3,
+        higher_is_shift=False,
+    )
+    np.testing.assert_allclose(curves["ac"]["mean"], literal.mean)
+    # At 0.6 three of six domains are due: an alarm that is always on has 3 of 6 right.
+    assert curves["always"]["mean"][10] == pytest.approx(2 * 3 / (6 + 3))
+    assert curves["spearman"]["mean"][10] == pytest.approx(1)
+    assert curves["spearman"]["summary"] > curves["always"]["summary"]
+    assert replace(made, known=()).curves is None
+
+
+def test_a_record_is_finite_json_and_comes_back(calibration: DomainEvaluation) -> None:
+    for made in (evaluation(), calibration):
+        record = json.loads(json.dumps(made.to_dict(), allow_nan=False))
+        assert record["schema"] == "assay-domain-evaluation/1"
+        again = DomainEvaluation.from_dict(record)
+        assert (again.known, again.test, again.id) == (made.known, made.test, made.id)
+    frame = evaluation().to_frame()
+    assert frame["use"].tolist() == ["calibration"] * 3 + ["test"] * 6
+    assert frame["spearman"].tolist()[:3] == pytest.approx([0.6, 0.4, 0.2])
+    with pytest.raises(FileFormatError, match="domain-evaluation"):
+        DomainEvaluation.from_dict({"schema": "other"})
+
+
+# ---- the job ------------------------------------------------------------------------------------
+
+
+def test_whatever_can_change_a_number_changes_the_id(model: Model, tmp_path: Path) -> None:
+    usual = {"reference": "shapes:flat", "images": ("shapes:neon",), "n": 8, "rated": 16, "least": 8}
+    usual |= {"corruptions": ("fog-1",), "steps": 1, "cache": tmp_path}
+
+    def identity(of: Model = model, **changed: object) -> str:
+        return evaluate_domains(of, **usual | changed).id
+
+    other = load_model(untrained_vit(seed=1))
+    other.preprocessing = model.preprocessing
+    changes = (
+        {"reference": "shapes:relief"},
+        {"images": ("shapes:sketch",)},
+        {"known": "shapes:stripes"},
+        {"parts": 2},
+        {"n": 7},
+        {"rated": 20},
+        {"least": 9},
+        {"corruptions": ("fog-2",)},
+        {"measure": "macro-f1"},
+        {"distance": "cosine"},
+        {"steps": 2},
+        {"seed": 1},
+        {"of": other},
+    )
+    first = identity()
+    assert identity() == first
+    assert len({first, *(identity(**each) for each in changes)}) == 1 + len(changes)
+
+
+def test_labels_mean_the_reference_s_classes_where_the_model_names_none(model: Model, tmp_path: Path) -> None:
+    for style, classes in (("flat", "abc"), ("neon", "bc")):
+        for name in classes:
+            (tmp_path / style / name).mkdir(parents=True)
+            (tmp_path / style / name / "1.png").touch()  # not decoded
+    from assay.pipeline.domain_evaluation import _checked
+    from assay.pipeline.monitoring import MonitorPlan
+    from assay.tasks import find_domains
+
+    plan = MonitorPlan(reference=str(tmp_path / "flat"))
+    (images,) = _checked(model, plan, find_domains(tmp_path / "neon"), ()).values()
+    assert images.labels is not None
+    assert images.labels.tolist() == [1, 2]
