@@ -35,7 +35,6 @@ from assay.core.errors import AssayError as AssayError
 from assay.core.measurement import Measurement as Measurement
 from assay.core.verdict import Interval as Interval
 from assay.core.verdict import Verdict as Verdict
-from assay.discovery.edges import consensus as consensus
 from assay.discovery.edges import discover as discover
 from assay.discovery.edges import discover_positions as discover_positions
 from assay.discovery.edges import output_scores as output_scores

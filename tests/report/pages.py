@@ -12,19 +12,16 @@ from typing import Any
 import torch
 from generalization.small_vits import untrained_vit
 from planted_subsets import planted_matrix
-from planted_zoo import SETTINGS, planted
+from planted_zoo import SETTINGS, inspected, planted
 from synthetic_store import Filled, fill, made_audit, mini
 from type_checks import no_type_checks
 
 import assay
-from assay.analyses.generalization.batches import labelled_inspection
 from assay.analyses.generalization.comparison import compare_rankings
-from assay.analyses.generalization.domain_evaluation import DomainEvaluation
-from assay.analyses.generalization.domains import DomainProbe, EvaluationSettings
+from assay.analyses.generalization.domains import DomainEvaluation, EvaluationSettings, measure_domains
 from assay.analyses.generalization.metrics import METRICS
 from assay.analyses.generalization.monitor import Monitor
-from assay.analyses.generalization.ranking import rank_inspections
-from assay.analyses.generalization.ranking_table import Ranking
+from assay.analyses.generalization.ranking import Ranking, rank_inspections
 from assay.circuits import Circuit, EdgeScores, ExportedCircuit
 from assay.graph import build_graph
 from assay.page.blocks import Page
@@ -61,7 +58,8 @@ def _worst_case_with_extras() -> Document:
         made.circuit, made.model, made.task, "matched", n_clean=24, n_corrupted=24, thresholds=(5.0,)
     ).to_dict()
     edge = {"source": "m0", "target": "logits", "score": 0.7, "share": 0.28, "kept": False}
-    missing = {"difference": 2.5, "completeness_gap": 0.018, "top": [edge], "by_layer": {"block 1": 0.6}}
+    sums = {"by_target": {"logits": 0.7}, "by_layer": {"block 1": 0.6}}
+    missing = {"difference": 2.5, "completeness_gap": 0.018, "top": [edge], **sums}
     return found | {
         "search": {"max": 12.9, "n_evaluations": 4896, "pairs": found["worst"][:3]},
         "explanation": {"n_pairs": 10, "mean": 2.5, "missing": missing, "kept": None},
@@ -104,13 +102,14 @@ def ranked(*, labelled: bool = True, seed: int = 0) -> Ranking:
     shown = {f"q<{q:g}>": planted(q, seed=seed, labelled=labelled) for q in qualities}
     known = {f"q<{q:g}>": planted(q, n=80, seed=seed + 5) for q in qualities}
     metrics = [key for key in METRICS if key != "cot"]
-    return rank_inspections(shown, known, metrics=metrics, settings=SETTINGS)
+    return rank_inspections(inspected(shown, known), metrics=metrics, settings=SETTINGS)
 
 
 @cache
 def _planted_subsets() -> SimpleNamespace:
     data = planted_matrix(60, 120, planted=0.3, slope=0.6, n_families=12, seed=5)
     path = assay.selection_path(data.correct, data.id_accuracy, [20, 40], families=data.families)
+    path.judge()
     return SimpleNamespace(data=data, path=path)
 
 
@@ -134,23 +133,26 @@ def _monitor() -> Document:
 @cache
 def evaluated() -> DomainEvaluation:
     """A model on its own images, on three corruptions of them and on four other styles."""
-    labelled = labelled_inspection(vit().model, draw_shapes("flat", 18, start=100).with_transform(TRANSFORM))
-    settings = EvaluationSettings(n=12, n_subsets=5)
-    probe = DomainProbe(
-        model=vit().model, reference=vit().scores, labelled=labelled, settings=settings, transform=TRANSFORM
-    )
+    labelled = draw_shapes("flat", 18, start=100).with_transform(TRANSFORM)
+    settings = EvaluationSettings(n=12)
     flat = draw_shapes("flat", 16, start=700)
-    known = [corrupt(flat, key) for key in ("fog-1", "fog-5", "solarize")]
-    test = [draw_shapes(style, 16, start=800) for style in ("neon", "sketch", "stripes", "relief")]
+    known = {f"flat+{key}": corrupt(flat, key) for key in ("fog-1", "fog-5", "solarize")}
+    test = {style: draw_shapes(style, 16, start=800) for style in ("neon", "sketch", "stripes", "relief")}
+    own, *measured = measure_domains(
+        vit().model,
+        vit().scores,
+        {"flat": flat, **known, **test},
+        labelled=labelled,
+        settings=settings,
+        transform=TRANSFORM,
+    )
     return DomainEvaluation(
         model=vit().model.describe(),
-        graph=vit().model.graph.describe(),
         reference={"method": "eap-ig-inputs", "steps": 2, "task": {"name": "shapes", "n": 24}},
         settings=settings,
-        own=probe.measure(flat),
-        known=tuple(map(probe.measure, known)),
-        test=tuple(map(probe.measure, test)),
-        provenance={},
+        own=own,
+        known=tuple(measured[:3]),
+        test=tuple(measured[3:]),
     )
 
 
@@ -169,9 +171,8 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "worst_case": _worst_case,
     "calibration": _calibration,
     "ranking": lambda: ranked().to_dict(),
-    "ranking-comparison": lambda: compare_rankings([ranked(), ranked(seed=1)]).to_dict(),
-    "subset": lambda: _planted_subsets().path[20].document,
-    "subset-path": lambda: _planted_subsets().path.document,
+    "ranking-comparison": lambda: compare_rankings({"targets": [ranked(), ranked(seed=1)]}).to_dict(),
+    "subset-path": lambda: _planted_subsets().path.to_dict(),
     "monitor": _monitor,
     "domain-evaluation": lambda: evaluated().to_dict(),
     "benchmark": lambda: {"kind": "benchmark", **json.loads(BENCHMARK.read_text(encoding="utf-8"))},
@@ -183,8 +184,8 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "some gates": _some_gates,
     "whole audit": _whole_audit,
 }
-KINDS = tuple(MAKERS)[:14]
-DOCUMENTS = KINDS[:10]
+KINDS = tuple(MAKERS)[:13]
+DOCUMENTS = KINDS[:9]
 
 
 @cache

@@ -14,8 +14,9 @@ from assay.analyses.calibration import GATES, find_gate, page_summary, page_word
 from assay.analyses.calibration.judges import JUDGES
 from assay.analyses.calibration.page_words import judged_of
 from assay.analyses.calibration.plots import COLOURS, gate_lines, plot_gates
+from assay.analyses.calibration.quantity import Judged
 from assay.analyses.calibration.strips import WIDTH, _stretches, strip_places
-from assay.core.verdict import Interval, Judged, Rule, Verdict
+from assay.core.verdict import Interval, Rule, Verdict
 from assay.report.save import render
 
 

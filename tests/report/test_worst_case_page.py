@@ -144,22 +144,10 @@ def test_prompts_are_aligned_and_differing_tokens_marked(worst: Document) -> Non
 def test_long_lists_are_cut_and_say_so(worst: Document) -> None:
     worst["worst"] = [worst["worst"][0] | {"rank": rank} for rank in range(1, 301)]
     worst["fields"]["tests"] = worst["fields"]["tests"] * 100
-    deep: Any = {"end": 1}
-    for _ in range(50):
-        deep = {"inner": deep}
-    worst["search"] = {
-        "deep": deep,
-        "long": [{"at": place} for place in range(5000)],
-        "flat": list(range(5000)),
-        "wide": {f"m{place}": place for place in range(5000)},
-        "text": "x" * 100_000,
-    }
     text = render(worst)
     assert text.count('class="worst-pair"') == LISTED_PAIRS
     assert f"{300 - LISTED_PAIRS} more are in the result." in text
     assert text.count('data-value="') < LISTED_TESTS * 8
-    assert text.count("4,988 more are in the result.") == 2
-    assert "11, and 4,988 more" in text
     assert len(text.encode()) < 600_000
 
 

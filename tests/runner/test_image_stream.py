@@ -4,29 +4,23 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from assay.core.errors import FileFormatError, InputError, UnknownNameError
-from assay.pipeline.image_stream import (
-    FIRST_WATCHED,
-    PATIENCE,
-    SETTLED,
-    Batch,
-    Watch,
-    batches,
-)
-from assay.tasks import EvalTransform, draw_shapes
+from assay.core.errors import FileFormatError, UnknownNameError
+from assay.pipeline.image_stream import FIRST_WATCHED, PATIENCE, SETTLED, batches
+from assay.tasks import EvalTransform, ImageTask, draw_shapes
 
 
 TRANSFORM = EvalTransform(resize=(32, 32))
 BROKEN = b"\x89PNG broken"
 
 
-def watch(size: int = 3, **more: object) -> Watch:
-    return Watch(transform=TRANSFORM, size=size, **more)  # type: ignore[arg-type]
+def read(folder: Path | str, size: int = 3, **more: Any) -> Iterator[ImageTask]:
+    return batches(str(folder), transform=TRANSFORM, size=size, **more)
 
 
 def write(folder: Path, name: str, *, grey: int = 50, age: float = 100.0, content: bytes = b"") -> Path:
@@ -39,58 +33,78 @@ def write(folder: Path, name: str, *, grey: int = 50, age: float = 100.0, conten
     return path
 
 
-def names(batch: Batch) -> list[str]:
-    return [Path(name).name for name in batch.sources]
+def names(batch: ImageTask) -> list[str]:
+    return [Path(name).name for name in batch.fields["path"]]
 
 
-def test_files_come_in_order_of_time_or_name_and_the_rest_waits(tmp_path: Path) -> None:
+def test_files_come_in_order_of_time_and_the_rest_waits(tmp_path: Path) -> None:
     paths = [
         write(tmp_path, name, grey=40 * place, age=50 - place)
         for place, name in enumerate(("c.png", "a.png", "b.jpg", "d.png"))
     ]
     (tmp_path / "notes.txt").write_text("no image")
-    (batch,) = batches(str(tmp_path), watch(3))
-    assert batch.sources == tuple(map(str, paths[:3]))
-    assert batch.inputs.pixels.shape == (3, 32, 32, 3)
-    assert [int(image.mean().round()) for image in batch.inputs.pixels] == [0, 40, 80]
-    by_name = batches(str(tmp_path), watch(2, order="name"))
-    assert [names(each) for each in by_name] == [["a.png", "b.jpg"], ["c.png", "d.png"]]
-    done = frozenset(map(str, paths[:2]))
-    assert [names(each) for each in batches(str(tmp_path), watch(2), done=done)] == [["b.jpg", "d.png"]]
+    heard: list[str] = []
+    (batch,) = read(tmp_path, tell=heard.append)
+    assert batch.fields["path"] == [*map(str, paths[:3])]
+    assert batch.pixels is not None
+    assert batch.pixels.shape == (3, 32, 32, 3)
+    assert [int(image.mean().round()) for image in batch.pixels] == [0, 40, 80]
+    assert heard == [f"1 files of {tmp_path.name} were left out by their endings: 1 .txt"]
+    done = [*map(str, paths[:2])]
+    assert [names(each) for each in read(tmp_path, 2, done=done)] == [["b.jpg", "d.png"]]
+
+
+def test_batches_of_one_folder_of_several_are_told_once(tmp_path: Path) -> None:
+    for place in range(8):
+        write(tmp_path, f"{'cat' if place < 4 else 'dog'}/{place}.png", age=50 - place)
+    heard: list[str] = []
+    assert len([*read(tmp_path, 2, tell=heard.append)]) == 4
+    (note,) = heard
+    assert "lie in cat/" in note
 
 
 def test_files_that_cannot_be_read_are_passed_over_on_request(tmp_path: Path) -> None:
     for place in range(7):
         write(tmp_path, f"{place}.png", age=50 - place, content=BROKEN if place in (1, 2, 3, 4) else b"")
     with pytest.raises(FileFormatError, match=r"1\.png cannot be decoded"):
-        list(batches(str(tmp_path), watch(2)))
-    (batch,) = batches(str(tmp_path), watch(3, skip_bad=True))
+        list(read(tmp_path, 2))
+    skipped: list[str] = []
+    (batch,) = read(tmp_path, skip_bad=True, skip=skipped.append)
     assert names(batch) == ["0.png", "5.png", "6.png"]
-    assert [Path(name).name for name in batch.skipped] == ["1.png", "2.png", "3.png", "4.png"]
+    assert [Path(name).name for name in skipped] == ["1.png", "2.png", "3.png", "4.png"]
+    again: list[str] = []
+    assert [*read(tmp_path, 7, skip_bad=True, skip=again.append, done=skipped)] == []
+    assert again == []  # each is named once
 
 
 class Hours:
-    """A clock that waiting turns; `do` is what happens meanwhile, one call per wait."""
+    """A clock that waiting turns; `do` is what happens meanwhile, one call per wait; then it ends."""
 
-    def __init__(self, *do: Callable[[], object]) -> None:
-        self.now, self.do = 0.0, list(do)
+    def __init__(self, *do: Callable[[], object], idle: float = 0.0) -> None:
+        self.now, self.do, self.idle = 0.0, list(do), idle
         self.waits: list[float] = []
         self.messages: list[str] = []
-        self.passed: list[tuple[float, str]] = []
+        self.skipped: list[tuple[float, str]] = []
 
     def wait(self, seconds: float) -> bool:
         self.waits.append(seconds)
         self.now += seconds
-        return bool(self.do) and self.do.pop(0)() is True
+        if self.do:
+            self.do.pop(0)()
+            return False
+        self.idle -= seconds
+        return self.idle <= 0
 
-    def follow(self, folder: Path, size: int = 2, **more: object) -> Iterator[Batch]:
-        return batches(
-            str(folder),
-            watch(size, follow=True, **{"poll": 0.5, "idle_timeout": 60.0, **more}),
+    def follow(self, folder: Path, size: int = 2, **more: Any) -> Iterator[ImageTask]:
+        return read(
+            folder,
+            size,
+            follow=True,
             wait=self.wait,
             clock=lambda: self.now,
             tell=self.messages.append,
-            passed=lambda name: self.passed.append((self.now, Path(name).name)),
+            skip=lambda name: self.skipped.append((self.now, Path(name).name)),
+            **more,
         )
 
 
@@ -98,19 +112,16 @@ def nothing() -> None:
     """Happens while waiting."""
 
 
-def test_following_waits_for_new_files_and_stops_when_idle_or_asked_to(tmp_path: Path) -> None:
+def test_following_waits_for_new_files(tmp_path: Path) -> None:
     write(tmp_path, "0.png")
     hours = Hours(
         lambda: [write(tmp_path, name) for name in ("1.png", "2.png")],
         nothing,
         lambda: write(tmp_path, "3.png"),
     )
-    stream = list(hours.follow(tmp_path, idle_timeout=1.0))
+    stream = list(hours.follow(tmp_path))
     assert [names(each) for each in stream] == [["0.png", "1.png"], ["2.png", "3.png"]]
-    assert hours.waits == [0.5] * 5  # two after the last batch
-    asked = Hours(nothing, lambda: True)
-    assert list(asked.follow(tmp_path, 5)) == []
-    assert len(asked.waits) == 2
+    assert hours.waits == [1.0] * 4
 
 
 @pytest.mark.parametrize("age", [0.0, -86400.0, 86400.0], ids=["now", "future", "past"])
@@ -125,30 +136,31 @@ def test_a_file_counts_once_it_is_whole_whatever_its_clock_says(tmp_path: Path, 
         if age:
             os.utime(tmp_path / "1.png", (stamp, stamp))
 
-    hours = Hours(lambda: put(whole[:40]), lambda: put(whole[:60]), nothing, nothing, lambda: put(whole))
-    (batch,) = hours.follow(tmp_path, idle_timeout=8.0, skip_bad=True)
+    hours = Hours(lambda: put(whole[:40]), lambda: put(whole[:60]), lambda: put(whole), idle=8.0)
+    (batch,) = hours.follow(tmp_path, skip_bad=True)
     assert sorted(names(batch)) == ["0.png", "1.png"]
-    assert batch.skipped == ()
-    assert min(hours.waits) > 0
+    assert hours.skipped == []
     if age <= 0:
-        assert len(hours.waits) >= 5 + SETTLED / 0.5
+        assert len(hours.waits) >= 3 + SETTLED
 
 
 def test_a_file_that_stays_broken_is_given_up_in_the_end(tmp_path: Path) -> None:
     for name in ("0.png", "2.png"):
         write(tmp_path, name)
     write(tmp_path, "1.png", content=BROKEN)
-    hours = Hours()
+    hours = Hours(idle=3 * PATIENCE)
     with pytest.raises(FileFormatError, match=r"1\.png cannot be decoded"):
-        list(hours.follow(tmp_path, 3, idle_timeout=PATIENCE * 3))
+        list(hours.follow(tmp_path, 3))
     assert sum(hours.waits) >= PATIENCE
-    # Three that can be read are a batch at once; the broken one waits by itself.
-    hours = Hours(*[nothing] * 10, lambda: write(tmp_path, "3.png"))
-    (batch,) = hours.follow(tmp_path, 3, skip_bad=True, idle_timeout=PATIENCE * 3)
+    # Three that can be read are a batch at once; the broken one is named when it is given up.
+    hours = Hours(*[nothing] * 10, lambda: write(tmp_path, "3.png"), idle=3 * PATIENCE)
+    (batch,) = hours.follow(tmp_path, 3, skip_bad=True)
     assert names(batch) == ["0.png", "2.png", "3.png"]
+    ((moment, name),) = hours.skipped
+    assert (name, moment >= PATIENCE) == ("1.png", True)
 
 
-def test_files_and_folders_that_are_taken_away_are_no_error(tmp_path: Path) -> None:
+def test_a_folder_that_is_taken_away_is_waited_for_and_a_name_counts_once(tmp_path: Path) -> None:
     folder, away = tmp_path / "in", tmp_path / "away"
     for place in range(3):
         write(folder, f"{place}.png", age=50 - place)
@@ -157,49 +169,39 @@ def test_files_and_folders_that_are_taken_away_are_no_error(tmp_path: Path) -> N
         nothing,
         nothing,
         lambda: away.rename(folder),
-        (folder / "2.png").unlink,
-        lambda: [write(folder, f"{place}.png") for place in (3, 4)],
+        lambda: [write(folder, f"{place}.png") for place in (0, 3)],
+        idle=5.0,
     )
-    stream = [names(each) for each in hours.follow(folder, idle_timeout=5.0)]
-    assert stream == [["0.png", "1.png"], ["3.png", "4.png"]]
-    away_again, back = hours.messages  # once each, however long it is away
-    assert "waiting until it is available again" in away_again
+    stream = [names(each) for each in hours.follow(folder)]
+    assert stream == [["0.png", "1.png"], ["2.png", "3.png"]]
+    gone, back = hours.messages  # once each, however long it is away
+    assert "waiting until it is back" in gone
     assert back.endswith("is back")
 
 
 def test_drawn_shapes_are_numbered() -> None:
-    first, second = batches("shapes:neon", watch(4, n=10))
-    assert [each.sources[0] for each in (first, second)] == [
+    first, second = read("shapes:neon", 4, n=10)
+    assert [each.fields["path"][0] for each in (first, second)] == [
         f"shapes:neon/{FIRST_WATCHED + place}" for place in (0, 4)
     ]
     expected = draw_shapes("neon", 4, start=FIRST_WATCHED + 4)
-    np.testing.assert_array_equal(second.inputs.pixels, expected.pixels)
-    rest = list(batches("shapes:neon", watch(4, n=10), done=frozenset(first.sources)))
-    assert [each.sources for each in rest] == [second.sources]
+    np.testing.assert_array_equal(second.pixels, expected.pixels)
+    rest = list(read("shapes:neon", 4, n=10, done=first.fields["path"]))
+    assert [each.fields["path"] for each in rest] == [second.fields["path"]]
 
 
 def test_wrong_requests_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="neon"):
-        list(batches("shapes:neom", watch()))
-    for follow in (False, True):
-        with pytest.raises(FileFormatError, match="not a folder"):
-            list(batches(str(tmp_path / "none"), watch(follow=follow)))
-    with pytest.raises(UnknownNameError, match="random"):
-        watch(order="radom")
-    with pytest.raises(InputError, match="at least 2 images"):
-        watch(1)
-    with pytest.raises(InputError, match="above 0"):
-        watch(poll=0.0)
+        list(read("shapes:neom", n=3))
+    with pytest.raises(FileFormatError, match="not a folder"):
+        list(read(tmp_path / "none"))
 
 
 def test_images_that_wait_too_long_for_a_full_batch_are_a_smaller_one(tmp_path: Path) -> None:
     for place in range(5):
         write(tmp_path, f"{place}.png", age=50 - place)
-    hours = Hours(lambda: write(tmp_path, "5.png"), *[lambda: None] * 3, lambda: True)
-    found = [(hours.now, names(each)) for each in hours.follow(tmp_path, 3, poll=20.0, flush_after=45.0)]
-    assert found == [(0.0, ["0.png", "1.png", "2.png"]), (20.0, ["5.png", "3.png", "4.png"])]
-    hours = Hours(*[lambda: None] * 5, lambda: True)
-    found = [(hours.now, names(each)) for each in hours.follow(tmp_path, 4, poll=20.0, flush_after=45.0)]
-    assert found == [(0.0, ["5.png", "0.png", "1.png", "2.png"]), (60.0, ["3.png", "4.png"])]
-    alone = Hours(*[lambda: None] * 5, lambda: True)
-    assert len(list(alone.follow(tmp_path, 5, poll=20.0, flush_after=45.0))) == 1  # one image is no batch
+    hours = Hours(*[nothing] * 60, idle=1.0)
+    found = [(hours.now, names(each)) for each in hours.follow(tmp_path, 3, flush_after=45.0)]
+    assert found == [(0.0, ["0.png", "1.png", "2.png"]), (45.0, ["3.png", "4.png"])]
+    hours = Hours(*[nothing] * 60, idle=1.0)
+    assert len(list(hours.follow(tmp_path, 4, flush_after=45.0))) == 1  # one image is no batch

@@ -5,6 +5,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ import pytest
 import yaml
 
 from assay.app.cli.parsing import app
-from assay.core.extras import EXTRAS
 
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+EXTRAS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 DEPLOY = REPOSITORY / "deploy"
 COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 

@@ -14,16 +14,21 @@ from typing import Any
 
 import pytest
 from command_line import invoke
+from generalization.small_vits import untrained_vit
 from PIL import Image
 from processes import CommandProcess
 
+from assay.analyses.generalization.alarms import AlarmRules, Calibration
+from assay.analyses.generalization.monitor import Monitor, Reading
 from assay.app.monitor import watch
 from assay.app.monitor.metrics import metrics_text
 from assay.app.monitor.settings import MonitorOptions
 from assay.app.monitor.watch import MonitorRun
 from assay.core.errors import OutputError
-from assay.pipeline.monitor_directory import held
-from assay.tasks import draw_shapes
+from assay.discovery.edges import discover
+from assay.models import Model, load_model
+from assay.pipeline.monitoring import held
+from assay.tasks import EvalTransform, draw_shapes
 
 
 ALERTS = Path(__file__).resolve().parents[2] / "examples" / "alerts"
@@ -52,11 +57,9 @@ def options(folder: Path, **more: Any) -> MonitorOptions:
 
 def observe(chosen: MonitorOptions, heard: list[str] | None = None) -> int:
     """One run to its end; how many batches it observed."""
-    with MonitorRun(chosen, tell=print if heard is None else heard.append) as run:
-        run.start()
-        n = len(list(run.observe()))
-        run.finish()
-    return n
+    run = MonitorRun(chosen, tell=print if heard is None else heard.append)
+    with run.started() as started:
+        return len(list(run.observe(started)))
 
 
 def readings(out: Path) -> list[dict[str, Any]]:
@@ -100,29 +103,30 @@ def test_a_command_that_fails_is_told_and_the_monitor_goes_on(
 # ---- metrics and alert rules --------------------------------------------------------------------
 
 
-def document(n: int, name: str = "vit") -> dict[str, Any]:
-    reading = {
-        "n": 10,
-        "shift": 0.5,
-        "alarm": False,
-        "p_value": 0.05,
-        "output_shift": 0.75,
-        "output_p_value": 0.025,
-        "e_value": None,
-        "skipped": ["x.png"],
-        "time": "1970-01-01T00:01:40.000+00:00",
-        "baselines": {name: 0.9},
-    }
-    return {
-        "id": "0123456789abcdef",
-        "model": {"id": name},
-        "distance": {"key": "spearman"},
-        "threshold": None,
-        "conformal": {"limit": 0.25},
-        "outputs": {"limit": 0.625},
-        "readings": [{**reading, "alarm": place == 1} for place in range(n)],
-        "passed": [],
-    }
+def watched(n: int, name: str = "vit") -> Monitor:
+    """So many readings, the second of them an alarm."""
+    small = draw_shapes("flat", 4).with_transform(EvalTransform())
+    module = load_model(untrained_vit())
+    model = Model(module.module, module.family, name=name)
+    monitor = Monitor(model, discover(model, small, steps=1))
+    monitor.rules = AlarmRules(alpha=0.5).calibrated(
+        Calibration(shifts=(0.25, 0.1, 0.1), output_shifts=(0.625, 0.1, 0.1), n=10)
+    )
+    for place in range(n):
+        reading = Reading(
+            index=place,
+            time="1970-01-01T00:01:40.000+00:00",
+            n=10,
+            shift=0.5,
+            alarm=place == 1,
+            p_value=0.05,
+            output_shift=0.75,
+            output_p_value=0.025,
+            skipped=("x.png",),
+            baselines={name: 0.9},
+        )
+        monitor.readings.append(reading)
+    return monitor
 
 
 def unescaped(match: re.Match[str]) -> str:
@@ -143,7 +147,7 @@ def samples(text: bytes) -> dict[str, tuple[dict[str, str], float]]:
 
 
 def test_every_number_has_its_name_type_help_and_labels() -> None:
-    text = metrics_text(document(3), "door")
+    text = metrics_text(watched(3), "door")
     label = {"monitor": "door", "model": "vit", "distance": "spearman"}
     totals = {"batches": 3.0, "images": 30.0, "unreadable_files": 3.0, "alarms": 1.0}
     last = {"shift": 0.5, "alarm": 0.0, "p_value": 0.05, "output_shift": 0.75, "output_p_value": 0.025}
@@ -159,17 +163,17 @@ def test_every_number_has_its_name_type_help_and_labels() -> None:
     kinds = dict(line.split()[2:4] for line in lines if line.startswith("# TYPE"))
     counters = {name for name, kind in kinds.items() if kind == "counter"}
     assert counters == {name for name in names if name.endswith("_total")}
-    assert set(samples(metrics_text(document(0), "door"))) == {*counted, "conformal_limit", "output_limit"}
+    assert set(samples(metrics_text(watched(0), "door"))) == {*counted, "conformal_limit", "output_limit"}
 
 
 @pytest.mark.parametrize(
     "name", ['quote " brace } # HELP', "line\nassay_monitor_alarm 1", "a\\n", "ü ☠", "\r\x00"]
 )
 def test_hostile_names_stay_label_values(name: str) -> None:
-    found = samples(metrics_text(document(1, name), name))
+    found = samples(metrics_text(watched(1, name), name))
     labels = {"monitor": name, "model": name, "baseline": name, "distance": "spearman"}
     assert found["baseline"] == (labels, 0.9)
-    assert set(found) == set(samples(metrics_text(document(1), "door")))
+    assert set(found) == set(samples(metrics_text(watched(1), "door")))
 
 
 def promtool(*arguments: str, text: str = "") -> str:
@@ -204,27 +208,11 @@ def test_the_rules_name_metrics_that_a_monitor_writes_and_each_is_tested(tmp_pat
 
 def test_one_process_at_a_time_writes_to_a_directory(tmp_path: Path) -> None:
     fill(tmp_path / "in", 4)
-    with MonitorRun(options(tmp_path), tell=print) as run:
-        run.start()
-        with pytest.raises(OutputError, match="in use by another monitor"), held(tmp_path / "out"):
-            pass
+    again = pytest.raises(OutputError, match="in use by another monitor")
+    with MonitorRun(options(tmp_path), tell=print).started(), again, held(tmp_path / "out"):
+        pass
     with held(tmp_path / "out"):
         pass
-
-
-def test_broken_uploads_are_passed_over_and_counted_by_default_when_following(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    fill(tmp_path / "in", 4)
-    broken = tmp_path / "in" / "broken.png"
-    broken.write_bytes(b"\x89PNG broken")
-    os.utime(broken, (0, 0))
-    outcome = invoke("monitor", *FOLLOWING, "--idle-timeout", "0.5", "--metrics-file", "state.prom")
-    assert outcome.exit_code == 0, outcome.stderr
-    assert "skipped in/broken.png: it cannot be decoded" in outcome.stderr
-    assert len(readings(tmp_path / "out")) == 1
-    assert re.search(r"unreadable_files_total\{.*\} 1\.0", (tmp_path / "state.prom").read_text())
 
 
 @pytest.fixture
@@ -247,6 +235,30 @@ def until_there(condition: Callable[[], object], process: CommandProcess) -> Non
         time.sleep(0.05)
 
 
+def test_broken_uploads_are_named_once_and_counted_by_default_when_following(
+    tmp_path: Path, start: Start
+) -> None:
+    fill(tmp_path / "in", 4)
+    broken = tmp_path / "in" / "broken.png"
+    broken.write_bytes(b"\x89PNG broken")
+    os.utime(broken, (0, 0))
+    process = start("first", "--metrics-file", "state.prom")
+    until_there(lambda: '"skipped", "name": "in/broken.png"' in read("out/readings.jsonl"), process)
+    outcome = process.end(signal.SIGTERM)
+    assert "skipped in/broken.png: it cannot be decoded" in outcome.stderr
+    assert re.search(r"unreadable_files_total\{.*\} 1\.0", read("state.prom"))
+    # It is known to the next run, with --follow or without.
+    again = invoke("monitor", *(each for each in FOLLOWING if each != "--follow"))
+    assert again.exit_code == 0, again.stderr
+    assert "skipped 1 unreadable image file" in again.stdout
+    assert json.loads(read("out/monitor.json"))["skipped"] == ["in/broken.png"]
+
+
+def read(path: str) -> str:
+    """A file, which may not be there yet."""
+    return Path(path).read_text() if Path(path).exists() else ""
+
+
 def test_a_signal_to_stop_is_a_clean_end_and_a_kill_costs_no_reading(tmp_path: Path, start: Start) -> None:
     fill(tmp_path / "in", 8)
     process = start("first")
@@ -260,7 +272,6 @@ def test_a_signal_to_stop_is_a_clean_end_and_a_kill_costs_no_reading(tmp_path: P
     until_there(lambda: len(readings(tmp_path / "out")) == 2, process)
     outcome = process.end(signal.SIGTERM)
     assert outcome.exit_code == 0, outcome.stderr
-    assert "is incomplete and is ignored" in outcome.stderr
     assert "Stopped. Run the same command again" in outcome.stderr
     kept = json.loads((tmp_path / "out" / "monitor.json").read_text())
     names = [name for each in kept["readings"] for name in each["sources"]]

@@ -19,7 +19,7 @@ from starlette.testclient import TestClient
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "report"))
 from synthetic_store import HOSTILE, Filled, fill, measurement, put_measurement
 
-from assay.app.site.web import create_app, is_loopback, serve
+from assay.app.site.web import create_app, serve
 from assay.core.errors import InputError, OutputError
 from assay.store import Store
 
@@ -150,7 +150,7 @@ def test_a_public_address_needs_a_token(filled: tuple[Store, Filled]) -> None:
         with pytest.raises(InputError, match="others can reach the store on"):
             create_app(filled[0], host=host)
     for host in ("127.0.0.1", "127.8.8.8", "::1", "[::1]", "localhost"):
-        assert is_loopback(host)
+        create_app(filled[0], host=host)
     with pytest.raises(InputError, match="16 or more ASCII characters"):
         create_app(filled[0], host="0.0.0.0", token="short")
 

@@ -1,12 +1,16 @@
 """What the settings of commands are made of: groups of a help page, ranges, and the call that takes them."""
 
-import math
+import contextlib
+import json
+import re
 from collections.abc import Callable, Sequence
 from inspect import signature
 from typing import Annotated, Any, Literal, TypeVar
 
 from cyclopts import Group, Parameter, Token
 from cyclopts.validators import Number
+
+from assay.core.errors import InputError
 
 
 Result = TypeVar("Result")
@@ -44,25 +48,46 @@ def at_least(low: int, most: int | None = None) -> Parameter:
 
 
 def _seconds(type_: Any, tokens: Sequence[Token]) -> float:
-    """Seconds from `45s`, `10m`, `2h` or a number of seconds."""
+    """A duration, in the words of plans."""
+    from assay.pipeline.plan import seconds_of
+
     del type_
-    text = tokens[0].value
-    number, unit = (text[:-1], text[-1]) if text[-1:] in "smh" and text else (text, "s")
-    try:
-        value = float(number) * {"s": 1, "m": 60, "h": 3600}[unit]
-    except ValueError:
-        value = 0.0
-    if not 0 < value < math.inf:
-        raise ValueError(f"{text!r} is not valid; give a time such as 45s, 10m or 2h")
-    return value
+    return seconds_of(tokens[0].value)
 
 
-SECONDS = Parameter(converter=_seconds, metavar="TIME")
+SECONDS = Parameter(converter=_seconds, validator=Number(gt=0), metavar="TIME")
 DType = Literal["auto", "bfloat16", "float16", "float32", "float64"]
 Count = Annotated[int, at_least(1)]
 Share = Annotated[float, Parameter(validator=Number(gt=0, lt=1))]
 STEPS = Parameter(metavar="COUNT|auto")
-Steps = int | Literal["auto"]
+Steps = int
+
+
+def parse_options(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Options of methods from `METHOD.NAME=VALUE`.
+
+    Values are read as JSON where they can be (numbers, `true`, `false`, `null`), else they are text.
+
+    Raises:
+        InputError: If one has another form.
+
+    Example:
+        >>> parse_options(["ugs.updates=300", "ugs@warm.warm_start=eap-ig-inputs"])
+        {'ugs': {'updates': 300}, 'ugs@warm': {'warm_start': 'eap-ig-inputs'}}
+    """
+    options: dict[str, dict[str, Any]] = {}
+    for text in texts:
+        match = re.fullmatch(r"([^.=]+)\.([^=]+)=(.*)", text)
+        if match is None:
+            raise InputError(
+                f"option {text!r} is not of the form METHOD.NAME=VALUE, e.g. ugs.updates=300; `assay list "
+                "methods` names the methods"
+            )
+        value: Any = match[3].strip()
+        with contextlib.suppress(ValueError):
+            value = json.loads(value)
+        options.setdefault(match[1].strip(), {})[match[2].strip().replace("-", "_")] = value
+    return options
 
 
 # Fields that mean something else, or nothing, to the function that a command calls.

@@ -181,7 +181,7 @@ class OnModel(Loading):
     """The model.
 
     Attributes:
-        model: mini, colour-digits, planted:NAME, a hub id, a directory by save_pretrained, or a .gguf file.
+        model: mini, colour-digits, planted:NAME, a hub id, or a directory by save_pretrained.
         post_norm: Norms behind branches (Gemma 2 and 3, OLMo 2) in ablated runs: exact or eap-ig.
         bos: Begin prompts with the BOS token, or do not. Default: as the tokenizer does.
     """
@@ -234,17 +234,20 @@ class Prompted(OnModel):
 
     Attributes:
         chat: Make each prompt the user's turn of the tokenizer's chat template.
-        answer_tokens: one; or answers of several tokens are scored by their first, or by each.
+        answer_tokens: one, or first: answers of several tokens are scored by their first.
+        where: Field of a file that must have a value, FIELD=VALUE; repeat for several.
     """
 
     chat: Annotated[bool, RARE] = False
     answer_tokens: Annotated[str, RARE] = "one"
+    where: Annotated[tuple[str, ...], RARE] = ()
 
     @property
     def prompt_rules(self) -> dict[str, Any]:
         """What `prompted` is asked for: all that is not the default."""
         names = ("bos", "chat", "answer_tokens")
-        return {name: value for name in names if (value := getattr(self, name)) != getattr(Prompted, name)}
+        rules = {name: value for name in names if (value := getattr(self, name)) != getattr(Prompted, name)}
+        return rules | ({"where": dict(each.split("=", 1) for each in self.where)} if self.where else {})
 
     def load_model(self) -> "Model":
         """The model, with what holds for its prompts."""
@@ -343,7 +346,7 @@ class Discovering(Behaviour):
 
     Attributes:
         method: Discovery method; `assay list methods` lists them.
-        steps: Number of quadrature nodes of the method, or auto.
+        steps: Number of quadrature nodes of the method.
     """
 
     method: Annotated[str, DISCOVERY] = "eap-ig-inputs"

@@ -15,7 +15,6 @@ AssayError
 │   └── UnsafeFileError                 a pickle where safetensors was expected
 ├── WorkerError (RuntimeError)          a process that reads images ended by itself
 ├── HubError (OSError)                  a model repository is missing, gated or out of reach
-├── EndpointError (OSError)             an address that answers prompts is out of reach or gives no answer
 ├── OutputError (OSError)               a result cannot be written
 │   └── StoreError                      a results store cannot be reached
 ├── MissingExtraError (ImportError)     an optional dependency is not installed
@@ -92,10 +91,6 @@ class WorkerError(AssayError, RuntimeError):
 
 class HubError(AssayError, OSError):
     """A model repository is missing, gated or out of reach, or has no such revision."""
-
-
-class EndpointError(AssayError, OSError):
-    """A model behind an address is out of reach, refuses, or sends what cannot be used as an answer."""
 
 
 class OutputError(AssayError, OSError):

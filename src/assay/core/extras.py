@@ -1,6 +1,5 @@
-"""The distribution on the package index, its extras, and the error for one that is missing."""
+"""The distribution on the package index, and the error for an extra of it that is missing."""
 
-import importlib.metadata
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -8,17 +7,6 @@ from assay.core.errors import MissingExtraError
 
 
 DISTRIBUTION = "circuit-assay"
-# Extra to the distributions that it installs, as in pyproject.toml. Extra `all` installs every one.
-EXTRAS: dict[str, tuple[str, ...]] = {
-    "serve": ("starlette", "uvicorn"),
-    "vision": ("timm", "pyarrow"),
-    "parquet": ("pyarrow",),
-    "postgres": ("psycopg",),
-    "ray": ("ray",),
-    "placement": ("accelerate",),
-    "gguf": ("gguf", "accelerate"),
-    "hub": ("datasets", "huggingface-hub"),
-}
 
 
 def install_command(extra: str) -> str:
@@ -31,7 +19,7 @@ def needs_extra(extra: str, need: str) -> Iterator[None]:
     """Around the imports of an extra.
 
     Args:
-        extra: A key of `EXTRAS`.
+        extra: Its name in pyproject.toml.
         need: What needs which package, as the beginning of a sentence.
 
     Raises:
@@ -41,11 +29,3 @@ def needs_extra(extra: str, need: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise MissingExtraError(f"{need}; run: {install_command(extra)}") from error
-
-
-def installed_version(distribution: str) -> str | None:
-    """Version of an installed distribution; none if it is not installed."""
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return None

@@ -4,13 +4,14 @@ A container, or a service with a quota, sees the whole machine in `/proc` and in
 limits are in its control group and in the groups around it, of which the strictest holds.
 
 References:
-    Linux kernel, Documentation/admin-guide/cgroup-v2.rst (`cpu.max`, `memory.max`) and cgroup-v1.
+    Linux kernel, Documentation/admin-guide/cgroup-v2.rst (`cpu.max`, `memory.max`).
 """
 
 import math
 import os
+import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
@@ -53,7 +54,10 @@ def usable_cores() -> int:
     A quota of 2.5 cores counts as 3, so that none of it is lost.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([cores, *(quota for group in _groups("cpu") if (quota := _cpu_quota(group)))]))
+    for group in _groups():
+        quota, _, period = _text(group / "cpu.max").partition(" ")
+        cores = min(cores, math.ceil(int(quota) / int(period or 100_000))) if quota.isdigit() else cores
+    return max(1, cores)
 
 
 def free_memory() -> int:
@@ -61,50 +65,29 @@ def free_memory() -> int:
     import psutil  # not above: commands show their help without it
 
     free = int(psutil.virtual_memory().available)
-    for group in _groups("memory"):
-        limit = _text(group / "memory.max", group / "memory.limit_in_bytes")
-        used = _text(group / "memory.current", group / "memory.usage_in_bytes")
+    for group in _groups():
+        limit, used = _text(group / "memory.max"), _text(group / "memory.current")
         if limit.isdigit() and used:
-            free = min(free, int(limit) - int(used) + _given_back(group))
+            # Cached files are given back before memory is refused.
+            cached = re.search(r"^inactive_file (\d+)", _text(group / "memory.stat"), re.MULTILINE)
+            free = min(free, int(limit) - int(used) + int(cached[1] if cached else 0))
     return max(0, free)
 
 
-def _groups(controller: str) -> Iterator[Path]:
-    """The control group of this process and those around it, of the second version and of the first."""
+def _groups() -> Iterator[Path]:
+    """The control group of this process and those around it."""
+    # Inside a container the path may be the host's, and only the root is mounted.
+    inner = [part for part in _text(_OWN).rpartition("0::")[2].split("/") if part not in ("", "..")]
+    for depth in range(len(inner), -1, -1):
+        yield _GROUPS.joinpath(*inner[:depth])
+
+
+def _text(file: Path) -> str:
+    """The text of a file of the system; empty where there is none."""
     try:
-        rows = _OWN.read_text(encoding="utf-8").splitlines()
-    except OSError:  # a system without control groups
-        return
-    for row in rows:
-        _, names, path = row.split(":", 2)
-        if names and controller not in names.split(","):
-            continue
-        root = _GROUPS / (controller if names else "")
-        # Inside a container the path may be the host's, and only the root is mounted.
-        inner = [part for part in path.split("/") if part not in ("", "..")]
-        for depth in range(len(inner), -1, -1):
-            yield root.joinpath(*inner[:depth])
-
-
-def _cpu_quota(group: Path) -> int:
-    """Cores that a group gives, a part of one counted as one; 0 where nothing is limited."""
-    first_version = " ".join(_text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-    quota, _, period = (_text(group / "cpu.max") or first_version).partition(" ")
-    return math.ceil(int(quota) / int(period or 100_000)) if quota.isdigit() else 0
-
-
-def _given_back(group: Path) -> int:
-    """Bytes of cached files that the kernel gives back before it refuses memory."""
-    facts = dict(line.split(" ", 1) for line in _text(group / "memory.stat").splitlines() if " " in line)
-    return int(facts.get("total_inactive_file", facts.get("inactive_file", 0)))
-
-
-def _text(*files: Path) -> str:
-    """The text of the first of these files that is there; empty where none is."""
-    for file in files:
-        with suppress(OSError):
-            return file.read_text(encoding="ascii").strip()
-    return ""
+        return file.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 # ---- how far a pass is --------------------------------------------------------------------------

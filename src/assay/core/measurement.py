@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from jaxtyping import Float, Float64, Int
@@ -32,31 +32,6 @@ _WRITTEN = (
 )
 
 
-@runtime_checkable
-class Statistic(Protocol):
-    """A named function of sums over examples and a `Record`; `assay.stats` has the implementations."""
-
-    @property
-    def components(self) -> tuple[str, ...]:
-        """Names of the per-example vectors it sums."""
-
-    def of_sums(self, sums: Float[np.ndarray, "*draws n_components"], n: int) -> Float[np.ndarray, "*draws"]:
-        """The statistic from the sums over `n` examples, NaN where undefined."""
-
-    def linearised(self, values: Float64[np.ndarray, "n_components n"]) -> Float64[np.ndarray, " n"]:
-        """Per-example values that average to the statistic, to first order."""
-
-    def interval(
-        self,
-        values: Float[np.ndarray, "n_components n"],
-        *,
-        level: float,
-        method: str | None,
-        seed: int,
-    ) -> Interval:
-        """Its confidence interval; `method=None` chooses one, `seed` roots the resampling."""
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Measurement(Plotted):
     """One number about one circuit, with everything needed to doubt it.
@@ -73,7 +48,7 @@ class Measurement(Plotted):
             their counterparts where that is what ablated edges carry. Averages to `value`: the example's own
             value for a mean, value plus influence for a ratio of sums.
         components: Per-example vectors that `statistic` sums, NaN at the same rows.
-        statistic: What turns sums of components into `value`.
+        statistic: What turns sums of components into `value`: one of `assay.stats`.
         rule: Thresholds; None for a reported number.
         judged: A verdict that is not a rule on `value`, e.g. of top-K agreement.
         interval_method: Default of `interval`; None leaves it to the statistic.
@@ -98,7 +73,7 @@ class Measurement(Plotted):
     direction: str = "report"
     per_example: Float64[np.ndarray, " batch"] | None = None
     components: Mapping[str, Float64[np.ndarray, " batch"]] = field(default_factory=dict)
-    statistic: Statistic | None = None
+    statistic: Any = None
     rule: Rule | None = None
     judged: Verdict | None = None
     interval_method: str | None = None
@@ -110,12 +85,6 @@ class Measurement(Plotted):
     provenance: Mapping[str, Any] = field(default_factory=dict)
     seed: int = 0
     meaning: str = ""
-
-    @cached_property
-    def _used(self) -> Float64[np.ndarray, "n_components n"]:
-        assert self.statistic is not None
-        table = np.stack([self.components[name] for name in self.statistic.components])
-        return table[:, np.isfinite(table).all(axis=0)]
 
     def __repr__(self) -> str:
         value = f"{self.value:.4g} {self.unit}"
@@ -153,15 +122,13 @@ class Measurement(Plotted):
         method = method or self.interval_method
         key = (level, method)
         if key not in self._intervals:
-            self._intervals[key] = self._interval(level, method)
+            if self.statistic is None or math.isnan(self.value):
+                reason = "no_per_example_values" if self.statistic is None else "undefined"
+                return undefined_interval(level, method or "none", self.reason or reason)
+            table = np.stack([self.components[name] for name in self.statistic.components])
+            used = table[:, np.isfinite(table).all(axis=0)]
+            self._intervals[key] = self.statistic.interval(used, level=level, method=method, seed=self.seed)
         return self._intervals[key]
-
-    def _interval(self, level: float, method: str | None) -> Interval:
-        if self.statistic is None:
-            return undefined_interval(level, method or "none", self.reason or "no_per_example_values")
-        if math.isnan(self.value):
-            return undefined_interval(level, method or "none", self.reason or "undefined")
-        return self.statistic.interval(self._used, level=level, method=method, seed=self.seed)
 
     def value_on(self, indices: Int[np.ndarray, "*draws n_drawn"]) -> Float[np.ndarray, "*draws"]:
         """The value on other multisets of the examples, without a forward pass.
@@ -175,7 +142,8 @@ class Measurement(Plotted):
         if self.statistic is None:
             raise InputError(f"{self.name} keeps no per-example components, so it has no value on a subset")
         sums = [self.components[name][indices].sum(axis=-1) for name in self.statistic.components]
-        return self.statistic.of_sums(np.stack(sums, axis=-1), indices.shape[-1])
+        value: np.ndarray = self.statistic.of_sums(np.stack(sums, axis=-1), indices.shape[-1])
+        return value
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -241,21 +209,14 @@ class Measurement(Plotted):
             level: Coverage of the reported interval.
             per_example: Also list the per-example values.
         """
-        written = {
-            "hash": self.id_hash,
-            "interval": self.interval(level).to_dict(),
-            "verdict": self.verdict.to_dict(),
-            "parts": {key: part._part_dict(level) for key, part in self.parts.items()},
-        }
-        names = [*_WRITTEN, *(["meaning"] if self.meaning else ()), *(["per_example"] if per_example else ())]
+        parts = {key: part.to_dict(level=level) for key, part in self.parts.items()}
+        for part in parts.values():  # a part shares these with the whole
+            for name in ("provenance", "hash", "seed", "notes"):
+                del part[name]
+        interval, verdict = self.interval(level), self.verdict
+        written = {"hash": self.id_hash, "interval": interval, "verdict": verdict, "parts": parts}
+        names = [*_WRITTEN, *["meaning"] * bool(self.meaning), *["per_example"] * per_example]
         document: dict[str, Any] = plain(
             {name: written[name] if name in written else getattr(self, name) for name in names}
         )
         return document
-
-    def _part_dict(self, level: float) -> dict[str, Any]:
-        """A part's record: it shares the provenance and seed of the whole."""
-        record = self.to_dict(level=level)
-        return {
-            key: item for key, item in record.items() if key not in ("provenance", "hash", "seed", "notes")
-        }

@@ -10,7 +10,6 @@ from assay.core.machine import free_memory
 from assay.core.untrusted import LEAST_BOMB, MALFORMED
 
 
-_CELL = 64  # bytes of a cell of a table in memory, at least
 _ROWS = 1 << 16  # decoded at a time
 
 
@@ -44,37 +43,33 @@ def read_parquet_file(path: Path, *, extra: str, most: int | None = None) -> Any
 def _table(file: Any, path: Path, most: int) -> Any:
     """A table of an open `pyarrow.parquet.ParquetFile` of at most so many bytes."""
     pa = importlib.import_module("pyarrow")
-    largest, declared, known = 1, 0, file.schema_arrow  # which is made anew each time
-    columns = [*range(len(file.schema))]
+    columns, chunks = [*range(len(file.schema))], list[Any]()
     for group in range(file.metadata.num_row_groups):
         # No row is read. Asked for its columns, a footer that contradicts itself ends the process; a reader
         # over them raises.
         list(file.reader.iter_batches(0, row_groups=[group], column_indices=columns))
-        for place in columns:
-            chunk = file.metadata.row_group(group).column(place)
-            width = 8 + (file.schema.column(place).length or 0)
-            declared += max(chunk.total_uncompressed_size, width * chunk.num_values)
-            largest = max(largest, chunk.total_uncompressed_size)
-    n_rows = file.metadata.num_rows
-    _check_memory(_CELL * n_rows * len(known.names), free_memory(), f"{path}, {n_rows:,} rows,")
-    _check_memory(declared, most, str(path))
-    fields = [field.with_type(_decoded(field.type, f"{path}, column {field.name},")) for field in known]
-    schema = pa.schema(fields, metadata=known.metadata)
+        chunks += map(file.metadata.row_group(group).column, columns)
+    _check_memory(sum(max(each.total_uncompressed_size, 8 * each.num_values) for each in chunks), most, path)
+    fields = [
+        field.with_type(_decoded(field.type, f"{path}, column {field.name},")) for field in file.schema_arrow
+    ]
+    schema = pa.schema(fields, metadata=file.schema_arrow.metadata)
     # No text is longer than its part of the file, so this many rows take at most a quarter of the limit.
+    largest = max((each.total_uncompressed_size for each in chunks), default=1) or 1
     rows = min(_ROWS, max(1, most // 4 // largest))
     decoded, batches = 0, []
     for batch in file.iter_batches(batch_size=rows):
         batches.append(batch.cast(schema))
         decoded += batches[-1].nbytes
-        _check_memory(decoded, most, str(path))
+        _check_memory(decoded, most, path)
     return pa.Table.from_batches(batches, schema=schema)
 
 
-def _check_memory(size: int, most: int, what: str) -> None:
-    if size > LEAST_BOMB // 8 and size > most:
+def _check_memory(size: int, most: int, path: Path) -> None:
+    if size > max(most, LEAST_BOMB // 8):
         raise FileFormatError(
-            f"{what} takes {size / 1e9:.1f} GB or more decoded, twice that while it is read; at most "
-            f"{most / 1e9:.1f} GB are decoded with the memory that is free. Split it over several files"
+            f"{path} takes {size / 1e9:.1f} GB or more decoded; at most {most / 1e9:.1f} GB are decoded with "
+            "the memory that is free. Split it over several files"
         )
 
 

@@ -21,7 +21,6 @@ from assay.core.errors import FileFormatError, InputError, unknown_name
 
 
 MACHINE = "machine"  # key of a provenance whose content never enters an identity
-MOST_NESTED = 100  # levels of a record; readers of JSON give up at some more
 
 HIDDEN: Mapping[str, Any] = {"record": "hidden"}  # metadata of a field that is never written
 R = TypeVar("R", bound="Record")
@@ -129,14 +128,12 @@ def _empty(value: object) -> bool:
 
 def _header(cls: type[Record]) -> dict[str, Any]:
     """The entries that tell what a document is."""
-    header = {"kind": cls.record_kind, "schema": cls.record_schema}
-    return {name: value for name, value in header.items() if value} | dict(cls.record_header)
+    header = {"kind": cls.record_kind, "schema": cls.record_schema, **cls.record_header}
+    return {name: value for name, value in header.items() if value}
 
 
 def _problem(error: BaseException, expected: Any) -> str:
     """One line about a value that does not fit."""
-    if isinstance(error, KeyError):
-        return "required field missing"
     if isinstance(error, TypeError | ValueError) and str(error):
         return str(error)
     from cattrs.errors import ForbiddenExtraKeysError
@@ -249,23 +246,24 @@ def plain(value: Any) -> Any:
     """`value` as what JSON can say: records, arrays and tuples become lists and dicts, NaN becomes None.
 
     Raises:
-        InputError: If it holds something else, or nests deeper than JSON is read again.
+        InputError: If it holds something else, or is nested too deeply.
     """
-    return _plain(value, MOST_NESTED)
+    try:
+        return _plain(value)
+    except RecursionError:
+        raise InputError("a record is nested too deeply; flatten it") from None
 
 
-def _plain(value: Any, levels: int) -> Any:
-    if levels < 0:
-        raise InputError(f"a record is nested more than {MOST_NESTED} levels deep; flatten it")
+def _plain(value: Any) -> Any:
     if isinstance(value, Record):
         value = value.to_dict()
     if isinstance(value, Mapping):
-        return {str(key): _plain(item, levels - 1) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset | KeysView | ValuesView):
         items = sorted(value) if isinstance(value, set | frozenset) else value
-        return [_plain(item, levels - 1) for item in items]
+        return [_plain(item) for item in items]
     if hasattr(value, "tolist"):
-        return _plain(value.tolist(), levels)
+        return _plain(value.tolist())
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if value is None or isinstance(value, bool | int | float | str):

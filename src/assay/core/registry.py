@@ -49,9 +49,7 @@ class Registry(Mapping[str, T]):
         return lambda entry: self.add(key, entry)
 
     def __getitem__(self, key: str) -> T:
-        if key not in self._entries:
-            self._load_entry_points()
-        if key in self._broken:
+        if key not in self and key in self._broken:
             raise self._broken[key]
         check_name(self.kind, key, self._entries)
         return self._entries[key]
@@ -76,27 +74,22 @@ class Registry(Mapping[str, T]):
         self._entry_points_loaded = True
         for point in importlib.metadata.entry_points(group=f"assay.{self.plural}"):
             origin = "unknown" if point.dist is None else f"{point.dist.name} {point.dist.version}"
-            name = f"{self.kind} {point.name!r} of the package {origin}"
-            if point.name in self._entries:
-                self._untold.append(f"{name} is left out: the key is taken; it needs another")
-                continue
             try:
-                self._entries[point.name] = self._checked(point.name, point.load())
+                self.add(point.name, self._checked(point.name, point.load()))
             except (Exception, SystemExit) as error:  # noqa: BLE001 - code of other people may raise anything
-                problem = f"{type(error).__name__}: {error}".removeprefix("PluginError: ")
-                self._broken[point.name] = PluginError(
-                    f"{name} ({point.value}) cannot be used: {problem}; repair or uninstall the package"
+                broken = self._broken[point.name] = PluginError(
+                    f"{self.kind} {point.name!r} of the package {origin} ({point.value}) cannot be used: "
+                    f"{type(error).__name__}: {error}; repair or uninstall the package"
                 )
-                self._broken[point.name].__cause__ = error
-                self._untold.append(str(self._broken[point.name]))
+                broken.__cause__ = error
+                self._untold.append(str(broken))
 
     def _checked(self, name: str, entry: T) -> T:
         """An entry of another package, if it is one."""
-        if (wanted := self._holds) is not None:
-            compared = entry if self._classes and isinstance(entry, type) else type(entry)
-            if isinstance(entry, type) is not self._classes or not issubclass(compared, wanted):
-                a = "a subclass of" if self._classes else "an object of"
-                raise PluginError(f"it is {entry!r}, not {a} {wanted.__module__}.{wanted.__qualname__}")
+        wanted, kind = self._holds, entry if self._classes else type(entry)
+        if wanted is not None and not (isinstance(kind, type) and issubclass(kind, wanted)):
+            a = "a subclass of" if self._classes else "an object of"
+            raise PluginError(f"it is {entry!r}, not {a} {wanted.__module__}.{wanted.__qualname__}")
         if (key := getattr(entry, "key", name)) != name:
             raise PluginError(f"its key is {key!r}; the entry point must have the same name")
         return entry

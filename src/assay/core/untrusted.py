@@ -11,7 +11,7 @@ import tokenize
 import tomllib
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,23 +41,15 @@ MALFORMED = (
 DAMAGED_ZIP = (OSError, EOFError, SyntaxError, zipfile.BadZipFile, zlib.error, *MALFORMED)
 
 _LONE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
-_ZIP_RATIO = 1100  # deflate cannot do better than 1032 : 1
-_SIZES = ("compress_size", "file_size")
 LEAST_BOMB = 1 << 30  # bytes; what is smaller is unpacked without a look at the memory
 # Controls but tab and line break, and the marks that turn the direction of text around.
 _CONTROLS = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-_BREAKS = {"\t": "\\t", "\n": "\\n"}
 
 
-def parse_json(text: str | bytes, *, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """A JSON document.
-
-    Args:
-        text: As a file holds it.
-        pairs: Makes an object of its keys and values; default: a `dict`, in which the last of equal keys
-            counts.
+def parse_json(text: str | bytes) -> Any:
+    """A JSON document, as a file holds it.
 
     Raises:
         ValueError: For everything that is none: text that is cut off, bytes that are no UTF-8, nesting too
@@ -65,7 +57,7 @@ def parse_json(text: str | bytes, *, pairs: Callable[[list[tuple[str, Any]]], An
     """
     try:
         content = text if isinstance(text, str) else text.decode("utf-8-sig")
-        document = json.loads(content, object_pairs_hook=pairs)
+        document = json.loads(content)
         if _LONE_SURROGATE.search(content):
             json.dumps(document, ensure_ascii=False).encode()
     except RecursionError:
@@ -73,41 +65,25 @@ def parse_json(text: str | bytes, *, pairs: Callable[[list[tuple[str, Any]]], An
     return document
 
 
-def parse_toml(text: str) -> dict[str, Any]:
-    """A TOML document.
-
-    Raises:
-        ValueError: For everything that is none, nesting too deep for the parser included.
-    """
-    try:
-        return tomllib.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
-
-
-def read_object(
-    path: Path,
-    what: str = "a JSON file",
-    *,
-    parse: Callable[[str], Any] = parse_json,
-    error: type[AssayError] = FileFormatError,
-) -> dict[str, Any]:
-    """The object that a file of JSON, or of another format, holds.
+def read_object(path: Path, what: str = "a JSON file") -> dict[str, Any]:
+    """The object that a file of JSON holds, or of TOML where its name ends in `.toml`.
 
     Args:
         path: The file.
         what: What it should be, with its article.
-        parse: From its text, UTF-8, to what it holds; a ValueError says why it is not of the format.
-        error: Raised for a file that cannot be read, is not of the format, or holds something else.
+
+    Raises:
+        FileFormatError: For a file that cannot be read, is not of its format, or holds something else.
     """
     try:
-        content = parse(path.read_text(encoding="utf-8"))
-    except OSError as failure:
-        raise error(f"cannot read {path}: {failure.strerror or failure}; give {what}") from failure
-    except ValueError as failure:  # not of the format, or not UTF-8
-        raise error(f"{path} is not {what}: {failure}") from failure
+        text = path.read_bytes()
+        content = tomllib.loads(text.decode()) if path.suffix == ".toml" else parse_json(text)
+    except OSError as error:
+        raise FileFormatError(f"cannot read {path}: {error.strerror or error}; give {what}") from error
+    except (ValueError, RecursionError) as error:  # not of the format, or not UTF-8
+        raise FileFormatError(f"{path} is not {what}: {error}") from error
     if not isinstance(content, dict):
-        raise error(f"{path} is not {what}: it holds a {type(content).__name__}")
+        raise FileFormatError(f"{path} is not {what}: it holds a {type(content).__name__}")
     return content
 
 
@@ -177,36 +153,31 @@ def _arrays(archive: zipfile.ZipFile) -> "dict[str, np.ndarray]":
     """The arrays of an archive, none larger than its part of it, and all no larger than the memory."""
     from numpy.lib import format as npy  # not above: commands show their help without it
 
-    members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
-    if len(members) < len(archive.infolist()):
-        raise ValueError("it holds an array twice")
-    packed, unpacked = (sum(getattr(each, key) for each in members.values()) for key in _SIZES)
-    if unpacked > _ZIP_RATIO * max(1, packed):
-        raise ValueError(f"it declares {unpacked:,} bytes in {packed:,}, more than compression can reach")
+    unpacked = sum(info.file_size for info in archive.infolist())
     if unpacked > LEAST_BOMB and unpacked > (free := free_memory()):
         raise FileFormatError(
             f"{archive.filename} takes {unpacked / 1e9:.1f} GB unpacked and {free / 1e9:.1f} GB of memory "
             "are free; split it over several files"
         )
-    for key, info in members.items():
-        with archive.open(info) as stream:
-            readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-            shape, _, dtype = readers[npy.read_magic(stream)](stream)
-        if dtype.hasobject:
-            raise UnsafeFileError(
-                f"{archive.filename}: the array {key!r} holds pickled objects, which could run code; save "
-                "text as an array of strings (dtype 'U')"
-            )
-        # Of a type without width any number of elements takes no byte.
-        needed = math.prod(shape) * max(1, dtype.itemsize)
-        if min(shape, default=0) < 0 or needed > info.file_size:
-            raise ValueError(
-                f"array {key!r} declares {dtype} of shape {shape}, {needed:,} bytes, and {info.file_size:,} "
-                "are there"
-            )
+    readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
     arrays = {}
-    for key, info in members.items():
+    for info in archive.infolist():
+        key = info.filename.removesuffix(".npy")
         with archive.open(info) as stream:
+            shape, _, dtype = readers[npy.read_magic(stream)](stream)
+            if dtype.hasobject:
+                raise UnsafeFileError(
+                    f"{archive.filename}: the array {key!r} holds pickled objects, which could run code; "
+                    "save text as an array of strings (dtype 'U')"
+                )
+            # Of a type without width any number of elements takes no byte.
+            needed = math.prod(shape) * max(1, dtype.itemsize)
+            if min(shape, default=0) < 0 or needed > info.file_size:
+                raise ValueError(
+                    f"array {key!r} declares {dtype} of shape {shape}, {needed:,} bytes, and "
+                    f"{info.file_size:,} are there"
+                )
+            stream.seek(0)
             arrays[key] = npy.read_array(stream, allow_pickle=False)
             stream.read()  # at its end the checksum is compared
     return arrays
@@ -224,4 +195,4 @@ def printable(text: str, *, lines: bool = True) -> str:
         'a\\x1b[2Jb\\r'
     """
     shown = _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
-    return shown if lines else re.sub(r"[\t\n]", lambda found: _BREAKS[found[0]], shown)
+    return shown if lines else shown.replace("\t", "\\t").replace("\n", "\\n")

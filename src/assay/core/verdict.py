@@ -164,62 +164,6 @@ class Rule(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judged(Record):
-    """What was decided about one number, whole: pages and pictures need nothing else.
-
-    Attributes:
-        label: What the number is called.
-        value: The number; None where it is undefined.
-        published_value: The number that the published rule judges, where it is on the same scale.
-        interval: Bounds on the scale of the value; None without finite ones.
-        rule: Thresholds and direction; None for a reported number.
-        status, published, reason: As those of `Verdict`.
-        sentence: What the decision means.
-        because: Why there is no verdict.
-        remedy: What would give one.
-        least, most: Ends of what the number can be; None without.
-        unit: Distance from the first limit that counts as one.
-        ratio: Whether a logarithmic axis suits the number.
-        part: Sub-result that the number belongs to, if it is not the verdict's own.
-    """
-
-    label: str
-    value: float | None
-    published_value: float | None
-    interval: Interval | None
-    rule: Rule | None
-    status: str
-    published: str
-    reason: str | None
-    sentence: str = field(default="", metadata=BRIEF)
-    because: str = field(default="", metadata=BRIEF)
-    remedy: str = field(default="", metadata=BRIEF)
-    least: float | None = None
-    most: float | None = None
-    unit: float = 1.0
-    ratio: bool = False
-    part: str = field(default="", metadata=BRIEF)
-
-    @property
-    def state(self) -> str:
-        """The status, where `not applicable` and `undefined` are kept apart from `inconclusive`."""
-        if self.status != "inconclusive":
-            return self.status
-        if self.reason == "not_applicable":
-            return "not applicable"
-        return "undefined" if self.value is None and self.reason else "inconclusive"
-
-    @property
-    def limits(self) -> tuple[float, ...]:
-        """Thresholds, that of a pass first; empty without a rule."""
-        return self.rule.limits if self.rule else ()
-
-    def side(self, value: float | None) -> str:
-        """Where a number lies by the rule; empty without either."""
-        return "" if value is None or self.rule is None else self.rule.side(value)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Verdict(Record):
     """A judgement with the numbers it rests on.
 
@@ -238,7 +182,7 @@ class Verdict(Record):
         warnings: Codes of what makes the judgement less trustworthy than it looks.
         details: Further numbers, JSON values.
         table_hash: Content hash of the measurement table behind it.
-        judged: The number that was decided, whole; None where whoever judged does not name it.
+        judged: The number that was decided, as a gate describes it for its page; None where nothing does.
     """
 
     status: str
@@ -252,7 +196,7 @@ class Verdict(Record):
     warnings: tuple[str, ...] = field(default=(), metadata=BRIEF)
     details: Mapping[str, Any] = field(default_factory=dict, metadata=BRIEF)
     table_hash: str | None = field(default=None, metadata=BRIEF)
-    judged: Judged | None = field(default=None, metadata=BRIEF)
+    judged: Mapping[str, Any] | None = field(default=None, metadata=BRIEF)
 
     def without_confidence(self, why: str) -> "Verdict":
         """The judgement where nothing is known with confidence.

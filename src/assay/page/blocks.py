@@ -209,7 +209,6 @@ class Details:
     Attributes:
         summary: What is clicked.
         blocks: What it opens.
-        open: Whether it is open at first.
         printed: Whether a terminal shows the blocks though they are not open.
         style: Class of the style sheet.
         name: Last part of the anchor.
@@ -217,7 +216,6 @@ class Details:
 
     summary: Text
     blocks: Sequence["Block"]
-    open: bool = False
     printed: bool = False
     style: str = ""
     name: str = ""

@@ -31,8 +31,7 @@ def place_labels(
 ) -> None:
     """Write each name near its point, clear of the other names, points and intervals, inside the axes.
 
-    Each label in turn, most crowded point first, takes the nearest place around its point that covers least;
-    one further away gets a thin line to it.
+    Each label in turn takes the nearest place around its point that covers least, with a thin line to it.
 
     Args:
         ax: Axes whose limits are final.
@@ -48,17 +47,15 @@ def place_labels(
     renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]  # matplotlib's own
     pixel, window = figure.dpi / 72, ax.get_window_extent(renderer)
     points, bottoms, tops = (ax.transData.transform(np.column_stack([x, each])) for each in (y, low, high))
-    taken = [Bbox([point - MARKER * pixel, point + MARKER * pixel]) for point in points]
-    taken += [Bbox([bottom - pixel, top + pixel]) for bottom, top in zip(bottoms, tops, strict=True)]
-    taken = [box for box in taken if np.isfinite(box.extents).all()]
+    corners = [*zip(points - MARKER * pixel, points + MARKER * pixel, strict=True)]
+    corners += zip(bottoms - pixel, tops + pixel, strict=True)
+    taken = [Bbox(each) for each in corners if np.isfinite(each).all()]
     angles = np.linspace(0, 2 * np.pi, DIRECTIONS, endpoint=False)
     around = [(reach, np.array([np.cos(angle), np.sin(angle)])) for reach in REACHES for angle in angles]
     style: dict[str, Any] = {"ha": "center", "va": "center", "color": INK, "fontsize": LABEL_SIZE}
     line = {"arrowstyle": "-", "color": MUTED, "linewidth": 0.6, "shrinkA": 0, "shrinkB": MARKER}
-    crowding = np.hypot(*(points[:, None] - points).T).sum(axis=0)
-    for place in np.argsort(crowding, kind="stable").tolist():
-        point, spot = points[place], (x[place], y[place])
-        text = ax.annotate(names[place], spot, (0, 0), textcoords="offset points", arrowprops=line, **style)
+    for name, point, spot in zip(names, points, zip(x, y, strict=True), strict=True):
+        text = ax.annotate(name, spot, (0, 0), textcoords="offset points", arrowprops=line, **style)
         text.set_in_layout(False)  # the axes stay where they are
         half = np.array(Text.get_window_extent(text, renderer).size) / 2  # without the line
         # A box touches a circle around the point rather than being centred on it.
@@ -68,6 +65,4 @@ def place_labels(
         costs = [(not within, box.count_overlaps(taken)) for box, within in zip(boxes, inside, strict=True)]
         best = costs.index(min(costs))  # nearest first where several cover as little
         text.set_position((centres[best] - point) / pixel)
-        assert text.arrow_patch is not None
-        text.arrow_patch.set_visible(around[best][0] > REACHES[0])
         taken.append(boxes[best])

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,7 +9,6 @@ import numpy as np
 from assay.page.blocks import Column, Table, columns
 from assay.page.draw import INK, OPPOSES, PAPER, RULE, SUPPORTS, axes_of, plain_power
 from assay.page.text import MINUS, number
-from assay.page.text import percent as shown_percent
 
 
 if TYPE_CHECKING:
@@ -80,14 +78,13 @@ def _last_word(name: str) -> str:
     return name if name.endswith("%") else name.rsplit(" ", 1)[-1]
 
 
-def matrix_table(matrix: Matrix, *, percent: bool = False) -> Table:
+def matrix_table(matrix: Matrix) -> Table:
     """The numbers behind the picture."""
-    show = shown_percent if percent else partial(number, digits=3)
     corner = Column(name=f"{matrix.row_title} \\ {matrix.column_title}")
     return Table(
         columns=[corner, *columns(*matrix.columns, numeric=True)],
         rows=[
-            [name, *("" if math.isnan(value) else show(float(value)) for value in row)]
+            [name, *("" if math.isnan(value) else number(float(value), 3) for value in row)]
             for name, row in zip(matrix.rows, matrix.values, strict=True)
         ],
     )

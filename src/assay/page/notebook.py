@@ -50,9 +50,9 @@ class ProgressDisplay:
             sys.stderr.write(f"{printable(stage, lines=False)} {count}\n")
 
     def _draw(self) -> None:
-        show = importlib.import_module("IPython.display").display  # which has no types
         self._drawn = time.monotonic()
         if self._handle is None:
+            show = importlib.import_module("IPython.display").display  # which has no types
             self._handle = show(self, display_id=True)
         else:
             self._handle.update(self)

@@ -53,7 +53,7 @@ def _lines(block: Block) -> "Iterator[str | RichTable]":
             yield from _paragraphs(*(f"{name}: {plain_text(fact).strip()}" for name, fact in block.facts))
         case b.Note():
             yield from _paragraphs(block.text)
-        case b.Details() if block.open or block.printed:
+        case b.Details() if block.printed:
             yield from _all(block.blocks)
 
 

@@ -67,7 +67,6 @@ def model_text(model: Mapping[str, Any], shape: str = "") -> Text:
         shape,
         f"revision {model['revision'][:12]}" if model.get("revision") else "",
         model.get("dtype"),
-        model.get("quantisation"),
         f"norms behind branches {model['post_norm']}" if model.get("post_norm") else "",
         "hash of the weights",
     )
@@ -113,13 +112,6 @@ def noun(word: str, n: int) -> str:
 def plural(n: int, word: str) -> str:
     """A count with its noun: 1 batch, 2 batches."""
     return f"{number(n)} {noun(word, n)}"
-
-
-def out_of(n: int, total: int, word: str) -> str:
-    """A part of so many: 3 of the 20 models, all 20 models, the model."""
-    if n == total:
-        return f"the {word}" if n == 1 else f"all {plural(n, word)}"
-    return f"{number(n)} of the {plural(total, word)}"
 
 
 # ------------------------------------------------------------------------------------------------ numbers

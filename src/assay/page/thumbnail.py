@@ -2,15 +2,11 @@
 
 import base64
 import io
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from assay.core.errors import InputError
 
-
-if TYPE_CHECKING:
-    from PIL import Image
 
 PNG = "data:image/png;base64,"
 SIDE = 64  # pixels
@@ -25,14 +21,9 @@ def thumbnail(image: np.ndarray) -> str:
     from PIL import Image
 
     pixels = image[..., 0] if image.shape[2:] == (1,) else image
-    return png_uri(Image.fromarray(np.ascontiguousarray(pixels)), SIDE)
-
-
-def png_uri(picture: "Image.Image", side: int) -> str:
-    """A picture as a PNG data URI, no side longer than so many pixels."""
-    shrunk, buffer = picture.copy(), io.BytesIO()
-    shrunk.thumbnail((side, side))
-    shrunk.save(buffer, format="PNG", optimize=True)
+    picture, buffer = Image.fromarray(np.ascontiguousarray(pixels)), io.BytesIO()
+    picture.thumbnail((SIDE, SIDE))
+    picture.save(buffer, format="PNG", optimize=True)
     return f"{PNG}{base64.b64encode(buffer.getvalue()).decode('ascii')}"
 
 

@@ -5,24 +5,26 @@ of that record is the result's id: asking again for what a store holds costs one
 interrupted audit finds its scores and measurements where it left them.
 """
 
+import hashlib
 import os
 import time
-from bisect import bisect
-from collections.abc import Collection, Mapping, Sequence
+import warnings
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import torch
 
-from assay.circuits import Circuit
+from assay.circuits import Circuit, EdgeScores
 from assay.circuits.naming import IMAGES
-from assay.core.errors import InputError, check_least, check_name
+from assay.core.errors import AssayWarning, InputError, check_least, check_name
 from assay.core.machine import counting_examples
-from assay.core.record import MACHINE, library_version, plain
+from assay.core.record import MACHINE, library_version, plain, record_id
 from assay.discovery.edges import get_method
 from assay.execution import Ablation, CircuitRuns, get_ablation
 from assay.metrics import faithfulness_curve, find_metric
@@ -30,17 +32,18 @@ from assay.metrics.curve import FRACTIONS
 from assay.metrics.metric import SIGNED_MARGINS
 from assay.metrics.plots import CurveData, curve_data
 from assay.models import Model, load_model
+from assay.models.loading import EMBEDDED
 from assay.objectives import Objective, get_objective
-from assay.page.text import EDGES_LIMIT
-from assay.pipeline.audit_result import SCHEMA, Audit, read_audit, repeat, written
+from assay.page.graph import graph_of
+from assay.pipeline.audit_result import SCHEMA, Audit, drawn_edges
 from assay.pipeline.checks import check_options, check_writable, registered, usual_replacement
 from assay.pipeline.gates import calibrate_measured, calibrate_runs
 from assay.pipeline.prompts import N, divide
 from assay.pipeline.sizing import COARSE, FINE, SizedCircuit, discover_circuit
-from assay.pipeline.stage import Progress, RunSettings, Stage, measure_stored, noted, silent
+from assay.pipeline.stage import Content, Progress, RunSettings, Stage, measure_stored, noted, silent
 from assay.pipeline.worst import USUAL_SIDE, pairs_of, usual_sizes, worst_case_stage, worst_measured
-from assay.store import Store
-from assay.tasks import ImageTask, PairTask, Task, Tokens
+from assay.store import About, Store, StoredResult
+from assay.tasks import TASKS, ImageTask, PairTask, Task, Tokens, is_task_file
 
 
 # Raised when an audit looks at other pairs, other runs or prompts, or comes to another size than before.
@@ -55,15 +58,12 @@ OTHER_ABLATIONS = ("zero", "mean")  # that the first number of a report is shown
 MINIMALITY_HEADS = 64  # models of at most so many heads get minimality in a full audit: one run per head
 RANDOM, RANDOM_FULL = 5, 20  # random circuits of the chosen size
 RANDOM_PER_SIZE = 4  # random circuits at each published size of the curve of a full audit
-OPENED_EDGES = 150  # of a larger circuit, a drawing opens on so many at most
-LISTED_EDGES = 600  # edges that a drawing shows at least, so that its circuit can be enlarged
 EXAMPLES = 3
 
 # Why a stage is not run, and what runs it.
 CAUSES = {
     "skip": "left out by --skip",
     "images": "needs prompts; the inputs are images",
-    "reads": "serves prompts that are read at one position each",
     "edges": "the ablation is defined for edges alone; with --full, gates take the mean",
     "draws": "the ablation draws other values in every run, so no divergence belongs to an input",
     "heads": f"more than {MINIMALITY_HEADS} heads: `assay measure --metric minimality`",
@@ -80,7 +80,7 @@ def audit(
     objective: str | Objective | None = None,
     ablation: str | None = None,
     n: int | None = None,
-    steps: int | str = 5,
+    steps: int = 5,
     target: float = 0.9,
     seed: int = 0,
     metrics: Sequence[str] | None = None,
@@ -110,16 +110,16 @@ def audit(
 
     Args:
         model: `mini`, a hub id, a directory, or a loaded model.
-        task: Key of a registered task, a JSONL file, or a task of your own. The last two are divided: by
-            their field `split` (`discover` or `measure`), else their distinct clean prompts are dealt to two
-            halves with the seed. Below 20 distinct prompts per half all serve for both, and every verdict is
-            marked `same_prompts` and at most inconclusive. Images are halved likewise.
+        task: Key of a registered task, a JSONL file, or a task of your own. The last two are divided: their
+            distinct clean prompts are dealt to two halves with the seed. Below 20 distinct prompts per half
+            all serve for both, and every verdict is marked `same_prompts` and at most inconclusive. Images
+            are halved likewise.
         method: Discovery method.
         objective: Loss whose negative is the margin; default: the task's own.
         ablation: What a cut edge carries; default: the task's own.
         n: Prompts of each of the two draws, >= 2; default: 100, also of a longer file or own task. Of a full
             audit: 200, and all prompts of a file or own task.
-        steps: Quadrature nodes of the method, or "auto": 3 nodes, refined to 9 where that changes the scores.
+        steps: Quadrature nodes of the method.
         target: Normalised faithfulness to reach, in (0, 1].
         seed: Root seed of prompts, random circuits and resampling.
         metrics: Keys of what to measure beside faithfulness, normalised and plain, and top-K; default:
@@ -187,7 +187,7 @@ def audit(
     settings = RunSettings(
         model=model, objective=loss, ablation=replacement.key, batch_size=batch_size, seed=seed
     )
-    record = {
+    record: dict[str, Any] = {
         "job": "audit",
         "schema": SCHEMA,
         "library": library_version(),
@@ -220,46 +220,65 @@ def audit(
             how: dict[str, Any] = {"method": method, "steps": steps, "target": target, "search": search}
             sized = discover_circuit(halves, settings, **how, **kept)
             runs = cast(CircuitRuns, sized.runs)  # on the other half; everything below reads them
-            measurements = _measurements(runs, record, **kept)
+            measurements, keys = [], record["metrics"]  # the first is the normalised faithfulness
+            for place, key in enumerate(keys):
+                progress("measure", place, len(keys))
+                circuits = record["n_random"] if key in BASELINED else 0
+                measurements.append(measure_stored(runs, key, random_circuits=circuits, store=store))
+            progress("measure", len(keys), len(keys))
             curve = None
             if "curve" not in causes:
                 with counting_examples(partial(progress, "faithfulness curve")):
                     curve = _curve(sized, runs, measurements[0], target=target, full=full)
-            facts = {
-                "kind": "audit",
-                "schema": SCHEMA,
-                "created": datetime.now(UTC).isoformat(timespec="seconds"),
-                "model": model.describe() | {key: getattr(model, key) for key in SHAPE},
-                "task": _examined(runs),
-                **_scored(sized, record),
-                "circuit": _reported(sized, measurements[0], target),
-                **_drawing(sized, runs),
-                "curve": curve,
-                "measurements": measurements,
-                "other_ablations": _under_other_ablations(runs, record, store),
-                "worst_case": None if "attack" in causes else _worst_case(runs, full=full, **kept),
-                "calibration": None if "calibrate" in causes else _gates(runs, settings, full=full, **kept),
-                "left_out": _left_out(runs, record, full=full),
-            }
-        provenance = {
-            "id": stage.id,
-            "library": f"assay {library_version()}",
-            "record": record,
-            "scores": dict(sized.scores.provenance),
-            MACHINE: {
-                "device": str(model.device),
-                "dtype": str(model.dtype).removeprefix("torch."),
-                "torch": torch.__version__,
-                "seconds": round(time.perf_counter() - began, 1),
-            },
+            first = HEADLINE[0]
+            others = [
+                {**measure_stored(runs.under(key), first, store=store), "name": f"{first}, {key} ablation"}
+                for key in record["other_ablations"]
+                if runs.counted.any()  # else there is no number to stand beside
+            ]
+            worst = None if "attack" in causes else _worst_case(runs, full=full, **kept)
+            gates = None
+            if "calibrate" not in causes:  # which images have
+                prompts = cast(PairTask, runs.task)
+                of = (runs.circuit, prompts, settings)
+                made = calibrate_measured(*of, **kept) if full else calibrate_runs(runs, **kept)
+                gates = made.document
+        machine = {
+            "device": str(model.device),
+            "dtype": str(model.dtype).removeprefix("torch."),
+            "torch": torch.__version__,
+            "seconds": round(time.perf_counter() - began, 1),
         }
-        facts |= {"provenance": provenance, "notes": dict.fromkeys([*notes, *more]).keys()}
+        facts = {
+            "kind": "audit",
+            "schema": SCHEMA,
+            "created": datetime.now(UTC).isoformat(timespec="seconds"),
+            "model": model.describe() | {key: getattr(model, key) for key in SHAPE},
+            "task": _examined(runs),
+            **_scored(sized, record),
+            "circuit": _reported(sized, measurements[0], target),
+            **drawn_edges(sized, runs),
+            "curve": curve,
+            "measurements": measurements,
+            "other_ablations": others,
+            "worst_case": worst,
+            "calibration": gates,
+            "left_out": _left_out(runs, record, full=full),
+            "provenance": {
+                "id": stage.id,
+                "library": f"assay {library_version()}",
+                "record": record,
+                "scores": dict(sized.scores.provenance),
+                MACHINE: machine,
+            },
+            "notes": dict.fromkeys([*notes, *more]).keys(),
+        }
         return replace(Audit.from_dict(plain(facts)), scores=sized.scores, circuit=sized.circuit)
 
-    stage = Stage(kind="audit", record=record, compute=compute, write=written, read=read_audit)
+    stage = Stage(kind="audit", record=record, compute=compute, write=_written, read=_read)
     result = stage.run(store).value
     if result.cached:
-        repeat(note for note in result.notes if note not in notes)
+        _repeat(note for note in result.notes if note not in notes)
     if out is not None:
         result.save(out)
     return result
@@ -274,8 +293,6 @@ def _causes(task: Task, ablation: Ablation, *, full: bool, skip: Collection[str]
     if isinstance(task, ImageTask):
         causes["calibrate"] = "images"
     causes |= dict.fromkeys(skip, "skip")
-    if task.positions.ndim > 1:
-        causes.setdefault("calibrate", "reads")
     if not full and usual_replacement(ablation.key) != ablation.key:
         causes.setdefault("calibrate", "edges")
     return causes
@@ -316,31 +333,6 @@ def _left_out(runs: CircuitRuns, record: Mapping[str, Any], *, full: bool) -> di
 # ---- the stages, as parts of the document -------------------------------------------------------
 
 
-def _measurements(
-    runs: CircuitRuns, record: Mapping[str, Any], store: Store | None, progress: Progress
-) -> list[dict[str, Any]]:
-    """Record of each metric; the first is the normalised faithfulness."""
-    records, keys = [], record["metrics"]
-    for place, key in enumerate(keys):
-        progress("measure", place, len(keys))
-        circuits = record["n_random"] if key in BASELINED else 0
-        records.append(measure_stored(runs, key, random_circuits=circuits, store=store))
-    progress("measure", len(keys), len(keys))
-    return records
-
-
-def _under_other_ablations(
-    runs: CircuitRuns, record: Mapping[str, Any], store: Store | None
-) -> list[dict[str, Any]]:
-    """Records of the normalised faithfulness with other values on the cut edges."""
-    first = HEADLINE[0]
-    return [
-        {**measure_stored(runs.under(key), first, store=store), "name": f"{first}, {key} ablation"}
-        for key in record["other_ablations"]
-        if runs.counted.any()  # else there is no number to stand beside
-    ]
-
-
 def _worst_case(
     runs: CircuitRuns, *, full: bool, store: Store | None, progress: Progress
 ) -> dict[str, Any] | None:
@@ -362,22 +354,12 @@ def _worst_case(
     return document
 
 
-def _gates(runs: CircuitRuns, settings: RunSettings, *, full: bool, **kept: Any) -> dict[str, Any]:
-    """The gates on what the audit measured, under its own objective and ablation."""
-    assert isinstance(runs.task, PairTask)  # images have a cause
-    if full:
-        return calibrate_measured(runs.circuit, runs.task, settings, **kept).document
-    return calibrate_runs(runs, **kept).document
-
-
 def _scored(sized: SizedCircuit, record: Mapping[str, Any]) -> dict[str, Any]:
     """How edges were scored and on what, and what the scores are of."""
     scores, graph, how = sized.scores, sized.scores.graph, record["method"]
     steps = scores.details.get("steps", how["steps"]) if get_method(how["key"]).integrates else None
-    sums, examples = (
-        scores.values.double().sum(1),
-        {key: record["discovery"][key] for key in ("n", "data_hash")},
-    )
+    sums = scores.values.double().sum(1)
+    examples = {key: record["discovery"][key] for key in ("n", "data_hash")}
     return {
         "discovery": {**examples, "seed": record["seed"], "held_out": record["held_out"]},
         "graph": {**graph.describe(), "n_edges": graph.n_edges, "fingerprint": graph.fingerprint},
@@ -409,31 +391,33 @@ def _reported(sized: SizedCircuit, faithfulness: Mapping[str, Any], target: floa
 def _examined(runs: CircuitRuns) -> dict[str, Any]:
     """The measured prompts or images: counts, the model's own success, a few examples."""
     task, margins = runs.task, runs.margins("full")
-    signed, prompts = runs.objective in SIGNED_MARGINS, isinstance(task, PairTask)
-    bos = _with_bos(task)
-    return {
+    signed, of_prompts = runs.objective in SIGNED_MARGINS, isinstance(task, PairTask)
+    examined = {
         "name": task.name,
-        "inputs": "prompts" if prompts else "images",
+        "inputs": "prompts" if of_prompts else "images",
         "n": task.n,
         "seed": task.config.get("seed"),
         "objective": runs.objective,
         "ablation": runs.ablation,
         "data_hash": task.data_hash,
-        **({} if bos is None else {"bos": bos}),
         "accuracy": float((margins > 0).mean()) if signed else None,
         "mean_margin": float(margins.mean()) if signed else None,
-        "examples": [
-            _example(task, row) | {"margin": float(margins[row]) if signed else None}
-            for row in range(min(EXAMPLES, task.n))
-            if isinstance(task, PairTask)
-        ],
+        "examples": [],
         "notes": list(runs.notes),
     }
+    if isinstance(task, PairTask):
+        examined["examples"] = [
+            _example(task, row) | {"margin": float(margins[row]) if signed else None}
+            for row in range(min(EXAMPLES, task.n))
+        ]
+        if (bos := _with_bos(task)) is not None:
+            examined["bos"] = bos
+    return examined
 
 
-def _with_bos(task: Task) -> bool | None:
+def _with_bos(task: PairTask) -> bool | None:
     """Whether prompts begin with a BOS token; None where the tokenizer adds none, and a chat template may."""
-    if not isinstance(task, PairTask) or task.config.get("chat"):
+    if task.config.get("chat"):
         return None
     prefix = () if task.texts is None or task.tokenizer is None else Tokens(task.tokenizer).prefix
     if task.config.get("bos") or not prefix:
@@ -451,8 +435,7 @@ def _example(task: PairTask, row: int) -> dict[str, Any]:
     def words(ids: torch.Tensor | None) -> list[str]:
         return [] if ids is None else [decode(each[None]).strip() for each in ids[row].flatten() if each >= 0]
 
-    clean, corrupted = task.clean[row, : int(task.lengths[row])], task.corrupted[row]
-    corrupted = corrupted[: int(task.lengths[row])]
+    clean, corrupted = (side[row, : int(task.lengths[row])] for side in (task.clean, task.corrupted))
     return {
         "clean": task.texts[row] if task.texts else decode(clean),
         "corrupted": task.corrupted_texts[row] if task.corrupted_texts else decode(corrupted),
@@ -497,40 +480,104 @@ def _curve(
     )
 
 
-def _drawing(sized: SizedCircuit, runs: CircuitRuns) -> dict[str, Any]:
-    """The strongest edges by rank: those the circuit was cut from and more, as far as can be drawn.
+# ---- the store ----------------------------------------------------------------------------------
 
-    The drawing of a large circuit opens on an `excerpt`: as many of the strongest edges as leave at most 150
-    that are connected (more where those leave none), with their share of the circuit's attribution and what
-    they keep alone.
+
+def _read(stored: StoredResult) -> Audit:
+    """The audit of a row, without running anything."""
+    audit, graph = Audit.from_dict(stored.payload), graph_of(stored.payload["graph"])
+    scores = EdgeScores(
+        graph, stored.arrays["scores"], provenance=audit.provenance["scores"], details=audit.method
+    )
+    provenance = audit.reported["provenance"]
+    circuit = Circuit(graph=graph, mask=stored.arrays["mask"].bool(), provenance=provenance)
+    return replace(audit, scores=scores, circuit=circuit, cached=True)
+
+
+def _written(audit: Audit) -> Content:
+    """What is stored; an audit is found by the faithfulness of its circuit."""
+    first = audit.measurements[0]
+    about = About(
+        model=audit.model["id"],
+        task=audit.task["name"],
+        method=audit.method["key"],
+        metric=first["name"],
+        **{key: first[key] for key in ("n", "value", "status")},
+        **{key: first["interval"][key] for key in ("low", "high")},
+        seed=audit.discovery["seed"],
+        name=f"{audit.circuit.n_edges:,} edges",
+        circuit=audit.circuit.hash,
+        size=audit.circuit.n_edges,
+        ablation=audit.task["ablation"],
+    )
+    arrays = {"scores": audit.scores.values, "mask": audit.circuit.mask}
+    return Content(payload=audit.to_dict(), about=about, arrays=arrays)
+
+
+def _repeat(notes: Iterable[str]) -> None:
+    """Give warnings again that were given while a result was made."""
+    for note in notes:
+        warnings.warn(note, AssayWarning, stacklevel=3)
+
+
+# ---- requests: what needs no model to be found again --------------------------------------------
+
+READERS = ("numpy", "tokenizers", "torch", "transformers")  # they decide what weights and prompts are
+# Options that say how a command runs and where its results go.
+_UNCOUNTED = frozenset(("batch_size", "config", "json", "out", "quiet", "store", "traceback", "workers"))
+
+
+def stored_answer(request: str, location: str | Path) -> Audit | None:
+    """The audit that a store holds for a request; None where there is none, or no store.
+
+    Args:
+        request: What `request_of` gives.
+        location: Of the store.
     """
-    scores, graph, circuit = sized.scores, sized.scores.graph, sized.circuit
+    try:
+        store = Store(location, create=False)
+    except InputError:  # nothing was stored there yet
+        return None
+    if (identity := store.answer(request)) is None:
+        return None
+    audit = _read(store.get(identity))
+    _repeat(audit.notes)
+    return audit
 
-    def connected(size: int) -> Circuit:
-        return scores.top(size).connected(warn=False)
 
-    shown, excerpt = None, None
-    if circuit.n_edges > OPENED_EDGES:
-        sizes = range(1, min(sized.size, EDGES_LIMIT))
-        size = bisect(sizes, OPENED_EDGES, key=lambda size: connected(size).n_edges)
-        size += not connected(size).n_edges
-        shown, shares = connected(size), [(size + 0.5) / graph.n_edges, 1.0]
-        curve = faithfulness_curve(scores, runs.model, runs.task, runs=runs, fractions=shares)
-        part, whole = (float(scores.values[each.mask].abs().sum()) for each in (shown, circuit))
-        record = curve.points[0].to_dict()
-        excerpt = {
-            "size": size,
-            "n_edges": shown.n_edges,
-            "attribution": part / whole if whole else None,
-            "faithfulness": {"value": record["value"], **record["interval"]},
+def request_of(options: Mapping[str, Any], device: str | None) -> str | None:
+    """Hash of all that an audit is a function of; None where only loading tells that.
+
+    Args:
+        options: Those of `assay audit`.
+        device: Where the model would run; it can choose the number type.
+    """
+    tasks = [options[name] for name in ("task", "discover_on", "measure_on") if options[name] is not None]
+    files = [task for task in tasks if is_task_file(task)]
+    keys = [task.replace("_", "-") for task in tasks if task not in files]
+    # Images come from elsewhere, and a chat template can tell the date.
+    elsewhere = options["images"] is not None or options["chat"] or options["device_map"] is not None
+    ours = all(key in TASKS and TASKS[key].__module__.startswith("assay.") for key in keys)
+    checkpoint = EMBEDDED.get(options["model"], Path(options["model"]))
+    if elsewhere or not ours or not (checkpoint / "config.json").is_file():
+        return None
+    paths = [path for path in checkpoint.iterdir() if not path.name.startswith(".")]
+    if options["model"] == "colour-digits" or not all(map(Path.is_file, paths)):
+        return None
+    try:
+        request = {
+            "options": {name: value for name, value in options.items() if name not in _UNCOUNTED},
+            "device": device,
+            "library": library_version(),
+            "readers": [version(name) for name in READERS],
+            "model": {path.name: _digest(path) for path in paths},
+            "tasks": [_digest(Path(task)) for task in files],
         }
-    flat = scores.values.double().abs().masked_fill(~graph.valid, -torch.inf).flatten()
-    count = min(graph.n_edges, max(LISTED_EDGES, min(sized.size, EDGES_LIMIT)))
-    order = torch.sort(flat, descending=True, stable=True).indices[:count]
-    edges = []
-    for rank, place in enumerate(order.tolist(), start=1):
-        row, column = divmod(place, graph.n_targets)
-        edge = {"source": graph.sources[row], "target": graph.targets[column], "rank": rank}
-        edge |= {"score": float(scores.values[row, column]), "kept": bool(circuit.mask[row, column])}
-        edges.append(edge | ({"shown": True} if shown is not None and shown.mask[row, column] else {}))
-    return {"edges": edges, "excerpt": excerpt}
+    except OSError:  # loading says what is wrong with a file
+        return None
+    return record_id("request", request)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,39 +1,62 @@
-"""What an audit found: its documents and files, its place in a store, and how a command finds it there again.
+"""What an audit found, and its page: the finding, the circuit, its curve, where it lives, every number."""
 
-A command that asks for the same as before needs no model: the hash of its options, and of the content of all
-files that it would read, is kept beside the result.
-"""
-
-import hashlib
+import difflib
 import json
+import math
 import os
-import warnings
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from importlib.metadata import version
+import re
+from bisect import bisect
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
+import torch
+
 from assay.circuits import Circuit, EdgeScores, write_atomically
-from assay.core.errors import AssayWarning, InputError
+from assay.core.errors import InputError
 from assay.core.plotted import Plotted
-from assay.core.record import BRIEF, HIDDEN, Record, library_version, named, record_id
-from assay.metrics.plots import CurveData
-from assay.models.loading import EMBEDDED
-from assay.page.graph import graph_of
+from assay.core.record import BRIEF, HIDDEN, Record, named
+from assay.core.verdict import FEW_PROMPTS
+from assay.metrics import faithfulness_curve
+from assay.metrics.page import LEGEND, OPEN, measurement_rows, measurement_table, with_parts
+from assay.metrics.plots import CurveData, plot_curve
+from assay.page import blocks
+from assay.page import text as words
+from assay.page.blocks import Block, Column, Details, Facts, Figure, Interactive, Note, Page, Section, Table
+from assay.page.form import PAGES, PageForm
+from assay.page.graph import circuit_view, graph_of, signed
+from assay.page.matrix import Matrix, matrix_table, plot_matrix
+from assay.page.text import NARROW, Span, Text, code, italic, listed, number, percent, quiet, rounded
 from assay.pipeline.checks import check_writable
-from assay.pipeline.stage import Content
-from assay.store import About, Store, StoredResult
-from assay.tasks import TASKS, is_task_file
 
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
-    from assay.page.blocks import Page
+    from assay.execution import CircuitRuns
+    from assay.pipeline.sizing import SizedCircuit
 
 SCHEMA = "assay-audit/1"
+OPENED_EDGES = 150  # of a larger circuit, a drawing opens on so many at most
+LISTED_EDGES = 600  # edges that a drawing shows at least, so that its circuit can be enlarged
+PROMPT_LIMIT = 600  # characters of a prompt: what differs is found word by word
+LISTED_ANSWERS = 6  # of a prompt that are named
+UNSOLVED = "task_not_solved"
+STRONGEST = 5  # heads that a sentence names
+AXES = ("head", "layer")
+MOST_APART = 0.20  # of faithfulness under two ablations, from which a sentence names the ablations
+# Rows of the table by their metrics, with what they are called; the judged list lengths of top-K follow.
+MAIN = {
+    "faithfulness": "faithfulness",
+    "faithfulness-norm": "normalised faithfulness",
+    "completeness": "completeness",
+    "kl": "KL divergence",
+}
+Document = Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,7 +89,7 @@ class Audit(Plotted, Record):
 
     record_kind = "audit"
     record_schema = SCHEMA
-    drawn_by = "assay.pipeline.audit_page:plot_audit"
+    drawn_by = "assay.pipeline.audit_result:plot_audit"
 
     created: str
     model: Mapping[str, Any]
@@ -107,21 +130,19 @@ class Audit(Plotted, Record):
         return pd.DataFrame(rows, columns=columns)
 
     @cached_property
-    def pages(self) -> "list[Page]":
+    def pages(self) -> list[Page]:
         """Its page, then those of its worst case and its gates, where it has them."""
         from assay.report.save import pages_of
 
         parts = filter(None, (self.worst_case, self.calibration))
         return [self.page(), *(page for part in parts for page in pages_of(part))]
 
-    def page(self) -> "Page":
+    def page(self) -> Page:
         """Its page."""
         return self._page
 
     @cached_property
-    def _page(self) -> "Page":
-        from assay.pipeline.audit_page import audit_page
-
+    def _page(self) -> Page:
         return audit_page(self)
 
     def save(self, directory: str | os.PathLike[str]) -> Path:
@@ -150,118 +171,394 @@ class Audit(Plotted, Record):
         return all(map(Path.is_file, files)) and self.id.encode() in files[-1].read_bytes()
 
 
-# ---- the store ----------------------------------------------------------------------------------
+def drawn_edges(sized: "SizedCircuit", runs: "CircuitRuns") -> dict[str, Any]:
+    """The strongest edges by rank: those the circuit was cut from and more, as far as can be drawn.
+
+    The drawing of a large circuit opens on an `excerpt`: as many of the strongest edges as leave at most 150
+    that are connected (more where those leave none), with their share of the circuit's attribution and what
+    they keep alone.
+    """
+    scores, graph, circuit = sized.scores, sized.scores.graph, sized.circuit
+
+    def connected(size: int) -> Circuit:
+        return scores.top(size).connected(warn=False)
+
+    shown, excerpt = None, None
+    if circuit.n_edges > OPENED_EDGES:
+        sizes = range(1, min(sized.size, words.EDGES_LIMIT))
+        size = bisect(sizes, OPENED_EDGES, key=lambda size: connected(size).n_edges)
+        size += not connected(size).n_edges
+        shown, shares = connected(size), [(size + 0.5) / graph.n_edges, 1.0]
+        curve = faithfulness_curve(scores, runs.model, runs.task, runs=runs, fractions=shares)
+        part, whole = (float(scores.values[each.mask].abs().sum()) for each in (shown, circuit))
+        record = curve.points[0].to_dict()
+        excerpt = {
+            "size": size,
+            "n_edges": shown.n_edges,
+            "attribution": part / whole if whole else None,
+            "faithfulness": {"value": record["value"], **record["interval"]},
+        }
+    flat = scores.values.double().abs().masked_fill(~graph.valid, -torch.inf).flatten()
+    count = min(graph.n_edges, max(LISTED_EDGES, min(sized.size, words.EDGES_LIMIT)))
+    order = torch.sort(flat, descending=True, stable=True).indices[:count]
+    edges = []
+    for rank, place in enumerate(order.tolist(), start=1):
+        row, column = divmod(place, graph.n_targets)
+        edge = {"source": graph.sources[row], "target": graph.targets[column], "rank": rank}
+        edge |= {"score": float(scores.values[row, column]), "kept": bool(circuit.mask[row, column])}
+        edges.append(edge | ({"shown": True} if shown is not None and shown.mask[row, column] else {}))
+    return {"edges": edges, "excerpt": excerpt}
 
 
-def read_audit(stored: StoredResult) -> Audit:
-    """The audit of a row, without running anything."""
-    audit, graph = Audit.from_dict(stored.payload), graph_of(stored.payload["graph"])
-    scores = EdgeScores(
-        graph, stored.arrays["scores"], provenance=audit.provenance["scores"], details=audit.method
-    )
-    provenance = audit.reported["provenance"]
-    circuit = Circuit(graph=graph, mask=stored.arrays["mask"].bool(), provenance=provenance)
-    return replace(audit, scores=scores, circuit=circuit, cached=True)
+# ---- the page -------------------------------------------------------------------------------------
 
 
-def written(audit: Audit) -> Content:
-    """What is stored; an audit is found by the faithfulness of its circuit."""
-    first = audit.measurements[0]
-    about = About(
-        model=audit.model["id"],
-        task=audit.task["name"],
-        method=audit.method["key"],
-        metric=first["name"],
-        **{key: first[key] for key in ("n", "value", "status")},
-        **{key: first["interval"][key] for key in ("low", "high")},
-        seed=audit.discovery["seed"],
-        name=f"{audit.circuit.n_edges:,} edges",
-        circuit=audit.circuit.hash,
-        size=audit.circuit.n_edges,
-        ablation=audit.task["ablation"],
-    )
-    arrays = {"scores": audit.scores.values, "mask": audit.circuit.mask}
-    return Content(payload=audit.to_dict(), about=about, arrays=arrays)
-
-
-# ---- requests -----------------------------------------------------------------------------------
-
-READERS = ("numpy", "tokenizers", "torch", "transformers")  # they decide what weights and prompts are
-# Options that say how a command runs and where its results go.
-_UNCOUNTED = frozenset(("batch_size", "config", "json", "out", "quiet", "store", "traceback", "workers"))
-
-
-def stored_answer(request: str, location: str | Path) -> Audit | None:
-    """The audit that a store holds for a request; None where there is none, or no store.
+def audit_page(audit: Audit) -> Page:
+    """Everything that is shown of an audit.
 
     Args:
-        request: What `request_of` gives.
-        location: Of the store.
+        audit: What `assay.audit` made.
     """
-    try:
-        store = Store(location, create=False)
-    except InputError:  # nothing was stored there yet
-        return None
-    if (identity := store.answer(request)) is None:
-        return None
-    audit = read_audit(store.get(identity))
-    repeat(audit.notes)
-    return audit
-
-
-def repeat(notes: Iterable[str]) -> None:
-    """Give warnings again that were given while a result was made."""
-    for note in notes:
-        warnings.warn(note, AssayWarning, stacklevel=3)
-
-
-def request_of(options: Mapping[str, Any], device: str | None) -> str | None:
-    """Hash of all that an audit is a function of; None where only loading tells that.
-
-    Args:
-        options: Those of `assay audit`.
-        device: Where the model would run; it can choose the number type.
-    """
-    tasks = [options[name] for name in ("task", "discover_on", "measure_on") if options[name] is not None]
-    # Images come from elsewhere, and a chat template can tell the date.
-    elsewhere = options["images"] is not None or options["chat"] or options["device_map"] is not None
-    if elsewhere or not all(map(_is_known, tasks)):
-        return None
-    try:
-        model = _checkpoint(options["model"])
-        digests = [_digest(Path(task)) for task in tasks if is_task_file(task)]
-    except OSError:  # loading says what is wrong with a file
-        return None
-    if model is None:
-        return None
-    request = {
-        "options": {name: value for name, value in options.items() if name not in _UNCOUNTED},
-        "device": device,
-        "library": library_version(),
-        "readers": [version(name) for name in READERS],
-        "model": model,
-        "tasks": digests,
+    task = audit.task
+    apart = " that were not used to rank its edges" if audit.discovery["held_out"] else ""
+    sections: dict[str, Sequence[Block]] = {
+        "The task": [_task(audit)],
+        "The circuit": [_circuit(audit)],
+        "How much of the behaviour it keeps": [] if audit.curve is None else [_curve(audit, audit.curve)],
+        "Where it lives": [_heads(audit)],
+        "Every number": [_numbers(audit)],
+        "What was not run": [Facts(facts=[*audit.left_out.items()])] if audit.left_out else [],
+        "How it was made": [Note(text=_method(audit))],
     }
-    return record_id("request", request)
+    return Page(
+        kind="circuit audit",
+        title=f"A circuit for {task['name']} in {audit.model['id']}",
+        verdict=verdict(audit),
+        caveats=caveats(audit),
+        lede=(
+            f"Every edge outside the circuit was ablated ({task['ablation']}) and the model run on "
+            f"n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{number(task['n'])} {task['inputs']} of ",
+            italic(task["name"]),
+            f"{apart}. Brackets hold 95{NARROW}% intervals.",
+        ),
+        sections=[Section(title=title, blocks=inside) for title, inside in sections.items() if inside],
+        facts=_facts(audit),
+        records=[
+            blocks.folded_record("The record behind the result’s id", audit.provenance.get("record", {}))
+        ],
+    )
 
 
-def _checkpoint(model: str) -> dict[str, str] | None:
-    """SHA-256 of the files of a language model by name; None where they do not tell all that it is."""
-    folder = EMBEDDED.get(model, Path(model))
-    if not (folder / "config.json").is_file() or model == "colour-digits":
-        return None
-    paths = [path for path in folder.iterdir() if not path.name.startswith(".")]
-    return {path.name: _digest(path) for path in paths} if all(map(Path.is_file, paths)) else None
+# ---- the finding ---------------------------------------------------------------------------------
 
 
-def _is_known(task: str) -> bool:
-    """Whether a task is a file, or one of this package."""
-    if is_task_file(task):
-        return Path(task).is_file()
-    key = task.replace("_", "-")
-    return key in TASKS and TASKS[key].__module__.startswith("assay.")
+def solved(audit: Audit) -> bool:
+    """Whether the model shows a behaviour on the measured prompts that a circuit could keep."""
+    first = audit.measurements[0]
+    return first["value"] is not None and UNSOLVED not in first["warnings"]
 
 
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def verdict(audit: Audit) -> str:
+    """The finding of an audit in one sentence."""
+    circuit, task, n_edges = audit.reported, audit.task, audit.graph["n_edges"]
+    first, *others = audit.measurements
+    if first["n"] == 0 and first["reason"] == FEW_PROMPTS:
+        return (
+            f"Every pair of {task['name']} equals its counterpart, so nothing is ablated and faithfulness is "
+            "undefined."
+        )
+    if not solved(audit):
+        accuracy = task["accuracy"]
+        right = "" if accuracy is None else f" (right on {percent(accuracy)} of the {task['inputs']})"
+        return f"{audit.model['id']} does not solve {task['name']}{right}, so faithfulness is undefined."
+    sentence = (
+        f"{number(circuit['n_edges'])} of {number(n_edges)} edges ({percent(circuit['n_edges'] / n_edges)}) "
+        f"reach a normalised faithfulness of {_estimate(first)} (0: empty circuit, 1: model)"
+    )
+    for plain in (each for each in others if each["name"] == "faithfulness" and each["value"] is not None):
+        if rounded(plain["value"]) != rounded(first["value"]):
+            sentence += f" and a plain faithfulness of {_estimate(plain)} (share of the model’s margin)"
+    random = first["baseline"].get("random") or {}
+    if random.get("value") is not None:
+        sentence += f"; random circuits of that size reach {rounded(random['value'])} normalised"
+    if circuit["n_edges"] >= n_edges:
+        sentence = f"No circuit smaller than the model reaches {number(circuit['target'])}: {sentence}"
+    return f"{sentence}."
+
+
+def _estimate(record: Document) -> str:
+    """A number with its interval, two decimals."""
+    ends = record["interval"] or {}
+    return f"{rounded(record['value'])} {words.interval(ends.get('low'), ends.get('high'))}".strip()
+
+
+def caveats(audit: Audit) -> list[str]:
+    """What a reader must know before trusting the verdict; empty when there is nothing."""
+    notes, kind = [f"{text}." for text in audit.task["notes"]], audit.task["inputs"]
+    first, target = audit.measurements[0], audit.reported["target"]
+    value, low, high = first["value"], *((first["interval"] or {}).get(end) for end in ("low", "high"))
+    if "unstable_denominator" in first["warnings"]:
+        notes.append(
+            f"On these {number(first['n'])} {kind} the model’s gain over the empty circuit is within three "
+            "standard errors of 0, and normalised faithfulness divides by it. Give more, so that it is known."
+        )
+    if not solved(audit):
+        notes.append("The figures below describe the model’s arithmetic, not a behaviour.")
+    else:
+        if value < target:
+            inside = low is not None and high is not None and low <= target <= high
+            notes.append(
+                f"The size was chosen to reach {number(target)} on the discovery {kind}; on the {kind} "
+                f"measured here the circuit’s normalised faithfulness is {number(value)}"
+                f"{', with the target inside the interval.' if inside else '.'}"
+            )
+        others = [each for each in audit.other_ablations if each["value"] is not None]
+        if any(abs(each["value"] - value) > MOST_APART for each in others):
+            apart = [f"{rounded(each['value'])} under {each['provenance']['ablation']}" for each in others]
+            notes.append(
+                f"Normalised faithfulness is {rounded(value)} under {audit.task['ablation']} ablation, but "
+                f"{listed(apart)}: name the ablation with the number."
+            )
+        failing = [each for each in _main_rows(audit) if each["verdict"]["status"] == "fail"]
+        if failing:
+            names = listed([f"{each['name']} ({rounded(each['value'])})" for each in failing])
+            end = "fails its limit" if len(failing) == 1 else "fail their limits"
+            notes.append(f"Not everything is kept: {names} {end}.")
+    if not audit.discovery["held_out"]:
+        other = ", or other prompts with --measure-on FILE" if kind == "prompts" else ""
+        notes.append(
+            f"Discovery and measurement used the same {kind}, so the numbers are optimistic and no verdict "
+            f"is conclusive. Give 40 or more distinct {kind}, of which half are then held out{other}."
+        )
+    gap = audit.method.get("completeness_gap")
+    if gap is not None and gap > 0.05:
+        notes.append(f"The completeness gap of the attribution is {percent(gap)}: take more --steps.")
+    return notes
+
+
+# ---- the sections --------------------------------------------------------------------------------
+
+
+def _task(audit: Audit) -> Interactive | Note:
+    """Prompts side by side, and what the model does with them; of images the latter alone."""
+    task, right = audit.task, ""
+    kind = task["inputs"]
+    if task["accuracy"] is not None:
+        right = (
+            f"The model prefers the right answer on {percent(task['accuracy'])} of the {kind}, with a mean "
+            f"margin of {number(task['mean_margin'])}. "
+        )
+    lacking = " Prompts lack the BOS token that the tokenizer adds." if task.get("bos") is False else ""
+    aside: Text = (f"{right}Objective: ", italic(task["objective"]), f".{lacking}")
+    values = {"examples": [_example(each) for each in task["examples"]], "aside": aside}
+    note = Note(text=aside)
+    return Interactive(template="prompts.html", values=values, blocks=[note]) if task["examples"] else note
+
+
+def _example(example: Document) -> Document:
+    """A pair of prompts with what differs marked, and its answers, of many the first and the last."""
+    clean, corrupted = (words.cut_text(example[side], PROMPT_LIMIT) for side in ("clean", "corrupted"))
+    sides = {"clean": _marked(clean, corrupted), "corrupted": _marked(corrupted, clean)}
+    answers = {name: [*map(str, example.get(name) or ())] for name in ("answers", "wrong")}
+    for name, texts in answers.items():
+        if len(texts) > LISTED_ANSWERS:
+            answers[name] = [*texts[:3], "\N{HORIZONTAL ELLIPSIS}", texts[-1], f"({len(texts)} in all)"]
+    return {**example, **sides, **answers}
+
+
+def _marked(text: str, other: str) -> Text:
+    """The text, with the words marked that the other does not have there."""
+    pieces, others = (re.findall(r"\s+|\w+|[^\w\s]", each) for each in (text, other))
+    found = difflib.SequenceMatcher(None, pieces, others, autojunk=False).get_opcodes()
+    parts = [(tag, "".join(pieces[start:stop])) for tag, start, stop, _, _ in found]
+    return [part if tag == "equal" else Span(part, "mark") for tag, part in parts if part]
+
+
+def _circuit(audit: Audit) -> Interactive:
+    circuit, task, method, excerpt = audit.reported, audit.task, audit.method, audit.excerpt
+    edges = audit.edges[: words.EDGES_LIMIT]
+    size, n_edges, curve = circuit["size"], circuit["n_edges"], audit.curve
+    unconnected = " less those on no path from input to logits" if size > n_edges else ""
+    caption = (
+        f"The circuit: {number(n_edges)} of {number(audit.graph['n_edges'])} edges, the strongest "
+        f"{number(size)}{unconnected}. Scores are {method['key']} attributions ({task['objective']}, "
+        f"{task['ablation']} ablation), means over n = {number(audit.discovery['n'])} discovery "
+        f"{task['inputs']}."
+    )
+    drawn: Document | None = None if curve is None else {"n_edges": curve.n_edges, "values": curve.values}
+    if excerpt is not None:
+        known = {} if curve is None else dict(zip(curve.n_edges, curve.values, strict=True))
+        known[excerpt["size"]] = excerpt["faithfulness"]["value"]
+        drawn = {"n_edges": sorted(known), "values": [known[size] for size in sorted(known)]}
+        kept = words.estimate(*(excerpt["faithfulness"][key] for key in ("value", "low", "high")))
+        caption += (
+            f" The drawing opens on the {number(excerpt['n_edges'])} strongest edges that are connected. "
+            f"They carry {percent(excerpt['attribution'])} of the circuit’s attribution (sum of |score|); "
+            f"alone they reach a normalised faithfulness of {' '.join(kept).strip()}."
+        )
+    if (shared := audit.graph["n_heads"] // audit.graph["n_kv_heads"]) > 1:
+        caption += f" Keys and values are shared by {shared} heads and drawn at the first of them."
+    if size > len(edges):
+        caption += f" At most the strongest {number(len(edges))} edges are drawn."
+    opened = (excerpt or circuit)["size"]
+    return circuit_view(audit.graph, edges, n_edges=n_edges, size=opened, caption=caption, curve=drawn)
+
+
+def plot_audit(audit: Audit, ax: "Axes | None" = None) -> "Axes":
+    """Draw the faithfulness curve of an audit, with its circuit on it."""
+    if audit.curve is None:
+        raise InputError("this audit was made without the curve; run it again without --skip curve")
+    return plot_curve(audit.curve, ax)
+
+
+def _curve(audit: Audit, curve: CurveData) -> Figure:
+    kind, random = audit.task["inputs"], ""
+    if curve.random_fractions:
+        mark, sizes = ("Dashed", "each") if len(curve.random_fractions) > 1 else ("Square", "the chosen")
+        random = f" {mark}: {curve.n_random} random circuits of {sizes} size, mean and range."
+    lines = (curve.n_edges, curve.fractions, curve.values, curve.low, curve.high)
+    rows = [
+        [number(size), percent(share), *words.estimate(value, low, high)]
+        for size, share, value, low, high in zip(*lines, strict=True)
+    ]
+    heads = blocks.columns("edges", "share", "normalised faithfulness", numeric=True)
+    heads.append(Column(name="interval"))
+    return Figure(
+        draw=partial(plot_audit, audit),
+        label=f"Faithfulness by circuit size on {curve.n} {kind}; the numbers are in the table.",
+        caption=(
+            "Normalised faithfulness of the strongest edges by |score|, pruned to connected circuits, by "
+            f"size (n = {number(curve.n)} {kind}; band: 95{NARROW}% interval).{random} The area under the "
+            f"curve (CPR) is {number(curve.cpr)} and its mean distance from 1 (CMD) {number(curve.cmd)}."
+        ),
+        more=[Details(summary="Numbers", blocks=[Table(columns=heads, rows=rows, named=False)])],
+        beside=True,
+        name="curve",
+    )
+
+
+def strongest_heads(audit: Audit) -> str:
+    """The heads of the circuit with the largest attribution."""
+    inside = {*audit.reported["nodes"]}
+    heads = [
+        (abs(value), f"a{layer}.h{head} ({words.plain_text(signed(value))})")
+        for layer, row in enumerate(audit.per_head)
+        for head, value in enumerate(row)
+        if f"a{layer}.h{head}" in inside and math.isfinite(value)
+    ]
+    if not heads:
+        return "The circuit contains no head."
+    names = [name for _, name in sorted(heads, key=lambda each: -each[0])[:STRONGEST]]
+    return f"Strongest heads of the circuit, by summed outgoing attribution: {listed(names)}."
+
+
+def head_data(audit: Audit) -> Matrix:
+    """Summed score of each head's outgoing edges: rows are heads, columns layers in forward order."""
+    values = np.array(audit.per_head, dtype=float).T
+    rows, names = (tuple(f"{name} {i}" for i in range(n)) for name, n in zip(AXES, values.shape, strict=True))
+    return Matrix(rows=rows, columns=names, values=values, row_title=AXES[0], column_title=AXES[1])
+
+
+def _heads(audit: Audit) -> Figure:
+    heads = head_data(audit)
+    return Figure(
+        draw=partial(plot_matrix, heads),
+        label="Attribution of each head, signed; the numbers are in the table.",
+        blocks=[Note(text=strongest_heads(audit))],
+        caption=(
+            f"Each head’s summed outgoing attribution over n = {number(audit.discovery['n'])} "
+            f"{audit.task['inputs']}, in units of the objective: the first-order effect of ablating it. Blue "
+            "supports, vermilion opposes."
+        ),
+        more=[Details(summary="Numbers", blocks=[matrix_table(heads)])],
+        name="heads",
+    )
+
+
+def _judged(topk: Document | None) -> list[str]:
+    """The list lengths of top-K agreement that have limits."""
+    return [key for key in topk["parts"] if key in topk["verdict"]["thresholds"]] if topk else []
+
+
+def _main_rows(audit: Audit) -> list[dict[str, Any]]:
+    """The six numbers that have limits."""
+    records = {each["name"]: each for each in audit.measurements}
+    main = [{**records[key], "name": name, "parts": {}} for key, name in MAIN.items() if key in records]
+    return main + [_agreement(records["topk"], key) for key in _judged(records.get("topk"))]
+
+
+def _numbers(audit: Audit) -> Figure:
+    """Six rows with their limits; everything else that was measured is behind a click."""
+    records = {each["name"]: each for each in audit.measurements}
+    headed = [each for key in (*MAIN, "topk") if (each := records.get(key))]
+    rest = [*audit.other_ablations, *(each for each in audit.measurements if each not in headed)]
+    shown = {f"topk: {key}" for key in _judged(records.get("topk"))}
+    parts = [part for record in headed for part in [*with_parts(record)][1:]]
+    rest += [{**part, "name": name} for name, part in parts if name not in shown]
+    return Figure(
+        blocks=[measurement_table(measurement_rows(_main_rows(audit)))],
+        caption=f"What was measured on the circuit of figure 1. {LEGEND}",
+        kind="Table",
+        more=[Details(summary="More numbers", blocks=[measurement_table(measurement_rows(rest))])],
+        name="numbers",
+    )
+
+
+def _agreement(topk: Document, key: str) -> dict[str, Any]:
+    """One list length of top-K agreement, which is undecided where the whole rests on these examples."""
+    part, reason = topk["parts"][key], topk["verdict"].get("reason")
+    random = (topk["baseline"].get("random") or {}).get("parts") or {}
+    record = {**part, "name": f"top-{key.partition('@')[2]} agreement", "warnings": topk["warnings"]}
+    record["baseline"] = {"random": {"value": random.get(key)}}
+    if reason in OPEN:
+        record |= {"status": topk["status"], "verdict": {**part["verdict"], "reason": reason}}
+    return record
+
+
+def _method(audit: Audit) -> Text:
+    task, circuit, discovery, method = audit.task, audit.reported, audit.discovery, audit.method
+    kind = task["inputs"]
+    steps = f", {method['steps']} steps of the {method['quadrature']} rule" if method["steps"] else ""
+    drawn = "" if task["seed"] is None else f" drawn with seed {discovery['seed']}"
+    measured = f"measured on the same {kind}."
+    if discovery["held_out"]:
+        grown = (
+            ", to which the size was grown until the target held there too" if circuit["confirmed"] else ""
+        )
+        measured = f"measured on {number(task['n'])} other {kind} of the same source{grown}."
+    return (
+        "Every edge was scored with ",
+        italic(method["key"]),
+        f"{steps}, on {number(discovery['n'])} {kind}{drawn}. The circuit is the smallest swept set of the "
+        f"strongest edges by |score| with a normalised faithfulness of {number(circuit['target'])} there "
+        f"({number(circuit['discovery_faithfulness'])}), {measured} Intervals resample {kind}: they say how "
+        f"numbers would move with other {kind} of this kind, not with another model or another wording.",
+    )
+
+
+def _facts(audit: Audit) -> list[tuple[str, Text]]:
+    model, task, provenance = audit.model, audit.task, audit.provenance
+    graph = graph_of(audit.graph)
+    parameters = f", {number(model['n_parameters'])} parameters" if model["n_parameters"] else ""
+    shape = f"{graph.n_layers} layers × {graph.n_heads} heads, width {model['d_model']}{parameters}"
+    machine = [f"{name} {value}" for name, value in (provenance.get("machine") or {}).items()]
+    nodes = f"{number(graph.n_sources)} sources × {number(graph.n_targets)} targets, "
+    return [
+        ("result", code(provenance["id"])),
+        ("model", words.model_text(model, f"{model['family']}, {shape}")),
+        ("task", words.task_text(task, "" if task["seed"] is None else f"seed {task['seed']}")),
+        ("circuit", code(audit.reported["id"])),
+        ("graph", (nodes, quiet("hash"), " ", code(graph.fingerprint))),
+        ("made by", (provenance["library"], *((" ", quiet(note)) for note in (audit.created, *machine)))),
+    ]
+
+
+PAGES.add(
+    "audit",
+    PageForm(
+        noun="audit document",
+        schema=SCHEMA,
+        again="`assay audit`",
+        make=lambda document: audit_page(Audit.from_dict(document)),
+    ),
+)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.circuits import Circuit, EdgeScores, ExportedCircuit, HeadCircuit, load_circuit
-from assay.circuits.loading import is_address
+from assay.circuits.circuit import is_address
 from assay.circuits.naming import named_circuit
 from assay.core.errors import GraphMismatchError, InputError, UnknownNameError
 from assay.graph import Graph

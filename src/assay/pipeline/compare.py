@@ -7,7 +7,7 @@ from assay.core.errors import InputError
 from assay.core.measurement import Measurement
 from assay.metrics import difference
 from assay.page import text as words
-from assay.page.blocks import Cell, Column, Facts, Page, Section, Table
+from assay.page.blocks import Cell, Column, Facts, Page, Section, Table, columns
 from assay.report.sweep import ROWS, find_result, sweep_rows
 from assay.stats import statistic_from_dict
 from assay.store import Store, StoredResult
@@ -16,9 +16,9 @@ from assay.store import Store, StoredResult
 if TYPE_CHECKING:
     import pandas as pd
 
-ENDS = ("value", "low", "high")
+NO_ENDS = {"low": None, "high": None}
 COMPONENTS = "components/"  # begins the names of a stored measurement's arrays
-Numbers = Mapping[str, Any]  # a number or None under each of ENDS, and the id of its `result`
+Numbers = Mapping[str, Any]  # `value`, `low` and `high`, each a number or None, and the id of its `result`
 
 
 def compare_frame(store: Store, a: str, b: str) -> "pd.DataFrame":
@@ -46,49 +46,43 @@ def compare_frame(store: Store, a: str, b: str) -> "pd.DataFrame":
 
 def compare_rows(store: Store, a: str, b: str) -> list[dict[str, Any]]:
     """The rows of `compare_frame`."""
-    sides = {"a": _measured(store, a), "b": _measured(store, b)}
-    shared = [name for name in sides["a"] if name in sides["b"]]
-    if not shared:
+    first, second = (_measured(store, find_result(store, name)) for name in (a, b))
+    if not first.keys() & second.keys():
         raise InputError(
             f"{a} and {b} have no measurement in common; compare two audits, measurements or sweeps"
         )
     rows = []
-    for name in shared:
-        numbers = {side: measured[name] for side, measured in sides.items()}
-        numbers["difference"] = _difference(store, numbers["a"], numbers["b"])
-        ends = {(side, end): values[end] for side, values in numbers.items() for end in ENDS}
-        named = {"_".join(each).removesuffix("_value"): value for each, value in ends.items()}
-        rows.append({"measure": name, **named})
+    for name in (name for name in first if name in second):
+        sides = {"a": first[name], "b": second[name]}
+        row = {"measure": name}
+        for side, numbers in (sides | {"difference": _difference(store, **sides)}).items():
+            row |= {side: numbers["value"], f"{side}_low": numbers["low"], f"{side}_high": numbers["high"]}
+        rows.append(row)
     return rows
 
 
-def _measured(store: Store, name: str) -> dict[str, Numbers]:
+def _measured(store: Store, result: StoredResult) -> dict[str, Numbers]:
     """The numbers of a result by the name of what was measured."""
-    result = find_result(store, name)
     if result.kind == "sweep":
         rows = sweep_rows(store, result.payload["jobs"])
         return {f"{row['job']}: {row['measure']}": row for row in rows if row["value"] is not None}
-    if result.kind == "measurement":
-        return {result.payload["name"]: _numbers(result.payload, result.id)}
-    records = result.payload.get("measurements") or () if result.kind == "audit" else ()
-    return {each["name"]: _numbers(each, each["hash"]) for each in records}
-
-
-def _numbers(record: Mapping[str, Any], identity: str) -> Numbers:
-    interval = record.get("interval") or {}
-    ends = {"low": interval.get("low"), "high": interval.get("high")}
-    return {"value": record.get("value"), **ends, "result": identity}
+    records = {"measurement": [result.payload], "audit": result.payload.get("measurements")}.get(result.kind)
+    numbers = dict[str, Numbers]()
+    for each in records or ():
+        ends = NO_ENDS | (each.get("interval") or {})
+        numbers[each["name"]] = {"value": each.get("value"), "result": each.get("hash", result.id), **ends}
+    return numbers
 
 
 def _difference(store: Store, a: Numbers, b: Numbers) -> Numbers:
     """The value of B less that of A, with the paired interval where both are of the same examples."""
     if a["value"] is None or b["value"] is None:
-        return dict.fromkeys(ENDS)
+        return {"value": None, **NO_ENDS}
     first, second = (_stored(store, each["result"]) for each in (a, b))
     if first is None or second is None or _examples(first) != _examples(second):
-        return {"value": b["value"] - a["value"], "low": None, "high": None}
+        return {"value": b["value"] - a["value"], **NO_ENDS}
     record = difference(first, second).to_dict()
-    return {"value": record["value"], **{end: record["interval"][end] for end in ("low", "high")}}
+    return {"value": record["value"], **record["interval"]}
 
 
 def _stored(store: Store, identity: str) -> Measurement | None:
@@ -116,13 +110,10 @@ def _examples(measurement: Measurement) -> tuple[Any, ...]:
 def compare_page(store: Store, a: str, b: str, rows: Sequence[Mapping[str, Any]] | None = None) -> Page:
     """The table of `compare_frame` as a page; `rows` are those of `compare_rows` where they are made."""
     rows = compare_rows(store, a, b) if rows is None else rows
-    columns = [
-        Column(name="measure", sort=True),
-        *(Column(name=name, numeric=True, sort=True) for name in ("A", "B", f"B {words.MINUS} A")),
-    ]
+    names = ("A", "B", f"B {words.MINUS} A")
     cut = "" if len(rows) <= ROWS else f"The first {ROWS:,} of {len(rows):,} rows. "
     table = Table(
-        columns=columns,
+        columns=[Column(name="measure", sort=True), *columns(*names, numeric=True, sort=True)],
         rows=[
             [words.cut_text(row["measure"], 200), *(_cell(row, side) for side in ("a", "b", "difference"))]
             for row in rows[:ROWS]
@@ -130,19 +121,16 @@ def compare_page(store: Store, a: str, b: str, rows: Sequence[Mapping[str, Any]]
         caption=f"{cut}Brackets: 95 % intervals over examples, of a difference paired by example; a "
         "difference of results on different examples has none.",
     )
-    sides = {"A": _named(find_result(store, a)), "B": _named(find_result(store, b))}
+    facts: list[tuple[str, words.Text]] = []
+    for letter, result in (("A", find_result(store, a)), ("B", find_result(store, b))):
+        of = filter(None, (result.kind, result.model, result.task, result.method, result.name))
+        facts.append((letter, words.cut_text(f"{', '.join(of)} ({result.id})")))
     return Page(
         kind="comparison",
         title=f"{words.cut_text(a, 80)} against {words.cut_text(b, 80)}",
-        head=[Facts(facts=[(letter, words.cut_text(text)) for letter, text in sides.items()])],
+        head=[Facts(facts=facts)],
         sections=[Section(title="What both measured", blocks=[table])],
     )
-
-
-def _named(result: StoredResult) -> str:
-    """What a result is of: kind, model, task, method and size."""
-    facts = (result.kind, result.model, result.task, result.method, result.name)
-    return f"{', '.join(filter(None, facts))} ({result.id})"
 
 
 def _cell(row: Mapping[str, Any], side: str) -> Cell:

@@ -1,34 +1,27 @@
 """An evaluation over labelled domains as a job: domains found and checked, measured, kept one by one."""
 
-import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from assay.analyses.generalization.batches import (
-    check_reference,
-    decoded_once,
-    labelled_inspection,
-)
-from assay.analyses.generalization.dependency import DepthRule, node_layers
-from assay.analyses.generalization.domain_evaluation import DomainEvaluation, LeftOutDomain
 from assay.analyses.generalization.domains import (
     MOST_LABELLED,
     WINDOWS,
     Domain,
-    DomainProbe,
+    DomainEvaluation,
     EvaluationSettings,
+    measure_domain,
     split_known,
 )
-from assay.circuits import load_scores, write_atomically
-from assay.core.errors import FileFormatError, InputError
-from assay.core.record import library_version, plain, record_id
-from assay.core.untrusted import parse_json
+from assay.analyses.generalization.inspection import decoded_once, labelled_inspection
+from assay.circuits import load_scores
+from assay.core.errors import InputError
+from assay.core.record import plain
 from assay.models import Model
 from assay.pipeline.image_stream import FIRST_WATCHED
-from assay.pipeline.monitor_plan import MonitorPlan
-from assay.pipeline.monitor_reference import reference_of
+from assay.pipeline.monitoring import MonitorPlan, reference_of
 from assay.pipeline.stage import Progress, silent
 from assay.tasks import (
     CORRUPTIONS,
@@ -44,163 +37,25 @@ from assay.tasks.image_reading import Files
 
 
 N_CIRCUIT = 300  # images of a circuit where nothing else says how many
-Measured = Iterator[Domain | LeftOutDomain]
-
-
-@dataclass(frozen=True, kw_only=True)
-class EvaluationPlan:
-    """What is evaluated, and on what.
-
-    Attributes:
-        start: How the reference circuit is found; its `window` is the number of images of a circuit.
-        images: Sources of test domains, as `find_domains` takes them.
-        by: Columns of a table that make domains; empty: those of its layout.
-        parts: Random disjoint parts that each test domain is cut into.
-        rated: Images that performance is measured on, at most, of a domain or part.
-        least: Images below which a domain or part is left out.
-        corruptions: Keys of the calibration domains.
-        settings: What is measured.
-    """
-
-    start: MonitorPlan
-    images: tuple[str, ...]
-    by: tuple[str, ...] = ()
-    parts: int = 1
-    rated: int = 1000
-    least: int = 50
-    corruptions: tuple[str, ...] = tuple(CORRUPTIONS)
-    settings: EvaluationSettings = field(default_factory=EvaluationSettings)
-
-    def __post_init__(self) -> None:
-        for key in self.corruptions:
-            CORRUPTIONS[key]
-        small = [name for name in ("parts", "rated", "least") if getattr(self, name) < 1]
-        if small:
-            raise InputError(f"{small[0]} is {getattr(self, small[0])}; give 1 or more")
-
-    @property
-    def changed(self) -> int:
-        """Images in distribution that are corrupted, at most."""
-        return max(self.rated, WINDOWS * self.settings.n)
-
-    @property
-    def most_read(self) -> int:
-        """Images read of a test domain, at most."""
-        return self.parts * max(self.rated, self.settings.n)
-
-    def domains(self) -> dict[str, ImageTask]:
-        """The test domains, without the one that the reference is from; no image is read.
-
-        Raises:
-            InputError: If there is none, or two have one name.
-            FileFormatError: If nothing is at a place.
-        """
-        found: dict[str, ImageTask] = {}
-        for source in self.images:
-            # An empty choice of columns means those of the layout of a table.
-            domains = find_domains(
-                source,
-                by=self.by or (() if is_table(source) else None),
-                n=self.most_read,
-                seed=self.settings.seed,
-                start=FIRST_WATCHED,
-            )
-            for name, images in domains.items():
-                if self._is_reference(source, name, images):
-                    continue
-                if name in found:
-                    raise InputError(f"two test domains are called {name!r}; rename the folder of one")
-                found[name] = images
-        if not found:
-            raise InputError(
-                f"{', '.join(self.images)} holds no domain besides that of the reference; give others"
-            )
-        return found
-
-    def _is_reference(self, source: str, name: str, images: ImageTask) -> bool:
-        reference = self.start.reference
-        if is_shapes(reference):
-            return is_shapes(source) and reference.endswith(f":{name}")
-        root = images.source.root if isinstance(images.source, Files) and not is_table(source) else None
-        return root is not None and root.resolve() == Path(reference).resolve()
-
-
-def images_of_circuit(reference: str, n: int | None) -> int:
-    """Images that every circuit rests on: `n`, else as many as a file of edge scores, else 300.
-
-    Raises:
-        InputError: If a file of edge scores rests on another number, as noise is distance, too.
-    """
-    if is_shapes(reference) or is_table(reference) or not Path(reference).is_file():
-        return N_CIRCUIT if n is None else n
-    record = load_scores(reference).provenance
-    recorded = record.get("batch") or (record.get("task") or {}).get("n")
-    if recorded is None:
-        return N_CIRCUIT if n is None else n
-    if n not in (None, recorded):
-        raise InputError(
-            f"n is {n}, but the circuit of {reference} rests on {recorded} images, and smaller samples have "
-            f"larger shifts; remove --n, or give the images of the reference"
-        )
-    return int(recorded)
-
-
-def known_batches(rated: int, n: int) -> int:
-    """Batches in distribution besides the reference, at most: to be corrupted, and to learn from.
-
-    Args:
-        rated: Images that performance is measured on.
-        n: Images of a batch.
-    """
-    corrupted = max(rated, WINDOWS * n)
-    return -(-corrupted // n) + -(-min(corrupted, MOST_LABELLED) // n)
-
-
-def check_domains(model: Model, plan: EvaluationPlan) -> dict[str, ImageTask]:
-    """The test domains, and everything that can be refused before an image is read.
-
-    Raises:
-        InputError: For a text model, too few images for the classes, domains without labels or with classes
-            that disagree, or settings that do not fit the model.
-        GraphMismatchError: For a file of edge scores of another model.
-    """
-    if model.vision is None:
-        raise InputError(f"{model.id} reads text; assay monitor evaluate needs an image classifier")
-    plan.settings.view.check(model.graph)
-    how = plan.settings
-    DepthRule(ratio=how.ratio, sets=how.sets).layers(model.graph.n_layers)
-    node_layers(model.graph, how.granularity)
-    if max(plan.rated, how.n) < model.n_classes:
-        raise InputError(
-            f"{max(plan.rated, how.n)} images per domain are fewer than the {model.n_classes} classes of "
-            f"{model.id}; raise --rated"
-        )
-    if plan.start.given:
-        check_reference(model, load_scores(plan.start.reference, graph=model.graph))
-    domains = plan.domains()
-    unlabelled = [name for name, images in domains.items() if images.labels is None]
-    if unlabelled:
-        raise InputError(
-            f"{', '.join(unlabelled)} has no labels, but an evaluation needs them; give a folder per class, "
-            "or watch it with assay monitor"
-        )
-    return _of_known_classes(model, plan, domains)
-
-
-def _of_known_classes(
-    model: Model, plan: EvaluationPlan, domains: Mapping[str, ImageTask]
-) -> dict[str, ImageTask]:
-    """Labels in the order of the model's classes, or else the reference's; refuses a class it lacks."""
-    known = model.classes
-    if known is None and not plan.start.given:
-        known = one_domain(find_domains(plan.start.reference), plan.start.reference).classes
-    return {name: images.with_classes(known) for name, images in domains.items()}
 
 
 def evaluate_domains(
     model: Model,
-    plan: EvaluationPlan,
     *,
+    reference: str,
+    images: Sequence[str],
+    known: str | None = None,
+    by: Sequence[str] = (),
+    parts: int = 1,
+    n: int | None = None,
+    rated: int = 1000,
+    least: int = 50,
+    corruptions: Sequence[str] = tuple(CORRUPTIONS),
+    measure: str = "accuracy",
+    distance: str = "spearman",
+    steps: int | str | None = None,
+    seed: int = 0,
+    skip_bad: bool = False,
     cache: Path,
     progress: Progress = silent,
     note: Callable[[str], None] = lambda text: None,
@@ -209,170 +64,162 @@ def evaluate_domains(
 
     Args:
         model: The deployed model.
-        plan: What to evaluate.
+        reference: Images in distribution, or a file of their edge scores.
+        images: Sources of test domains, as `find_domains` takes them.
+        known: Further labelled images in distribution. Default: those that the reference does not use.
+        by: Columns of a table that make domains; empty: those of its layout.
+        parts: Random disjoint parts that each test domain is cut into.
+        n: Images that every circuit rests on. Default: as many as a file of edge scores, else 300.
+        rated: Images that performance is measured on, at most, of a domain or part.
+        least: Images below which a domain or part is left out.
+        corruptions: Keys of the calibration domains.
+        measure: `accuracy` or `macro-f1`.
+        distance: The one that leads the page.
+        steps: Of the reference circuit, as in `MonitorPlan`.
+        seed: Root seed of all random draws.
+        skip_bad: Pass over image files that cannot be read.
         cache: Folder in which every measured domain is kept; the same domain is not measured again.
         progress: Called with a stage, what is done, and the total or 0.
-        note: Told which domains were left out.
+        note: Told which domains were left out, and what else a reader should know.
 
     Raises:
-        InputError: As `check_domains`; without labelled images in distribution for calibration domains; if
-            every test domain is left out.
+        InputError: For domains without labels or with classes that disagree; without labelled images in
+            distribution for calibration domains; if every test domain is left out.
         FileFormatError: If images cannot be read.
+        GraphMismatchError: For a file of edge scores of another model.
         OutputError: If `cache` cannot be written.
     """
-    domains = check_domains(model, plan)
-    transform = EvalTransform.for_model(model)
-    place = cache / "evaluations"
-    asked = plain({"model": model.describe(), "start": vars(plan.start)})
-    found, _, pool = reference_of(
-        model, plan.start, transform, place / record_id("evaluation-reference", asked), progress
+    for key in corruptions:
+        CORRUPTIONS[key]
+    n = _images_of_circuit(reference, n)
+    changed = max(rated, WINDOWS * n)
+    start = MonitorPlan(
+        reference=reference,
+        known=known,
+        window=n,
+        known_batches=-(-changed // n) + -(-min(changed, MOST_LABELLED) // n),
+        steps=steps,
+        seed=seed,
+        skip_bad=skip_bad,
     )
-    if plan.corruptions and (pool is None or pool.labels is None):
+    domains: dict[str, ImageTask] = {}
+    for source in images:
+        # An empty choice of columns means those of the layout of a table.
+        columns = by or (() if is_table(source) else None)
+        found = find_domains(source, by=columns, n=parts * max(rated, n), seed=seed, start=FIRST_WATCHED)
+        for name, each in found.items():
+            if _is_reference(source, name, each, reference):
+                continue
+            if name in domains:
+                raise InputError(f"two test domains are called {name!r}; rename the folder of one")
+            domains[name] = each
+    domains = _checked(model, start, domains, images)
+    place, transform = cache / "evaluations", EvalTransform.for_model(model)
+    settings = EvaluationSettings(measure=measure, n=n, seed=seed)
+    scores, _, pool = reference_of(model, start, transform, place, progress)
+    if pool is not None and pool.labels is None:
+        pool = None
+    if corruptions and pool is None:
         raise InputError(
             "calibration domains are corrupted copies of labelled images in distribution, but there are none "
             "left; give --known, a reference folder per class with more images, or --corruptions none"
         )
-    labelled, learn, corrupted = None, None, None
-    if pool is not None and pool.labels is not None:
-        _check_enough(model, pool)
-        learn, corrupted = split_known(pool, plan.settings.n, seed=plan.settings.seed)
-        if learn is not None:
-            progress("labelled images", 0, 1)
-            labelled = labelled_inspection(model, learn)
-    probe = DomainProbe(
-        model=model,
-        reference=found,
-        labelled=labelled,
-        settings=plan.settings,
-        unlearnt=_unlearnt(pool, plan) if labelled is None else "",
+    learn, sample = None, None
+    if pool is not None:
+        learn, sample = split_known(pool, n, seed=seed)
+        sample = decoded_once(sample.sample(changed, seed=seed))
+    if learn is None:
+        note(f"baselines that learn from labels need {2 * n} labelled images besides the reference")
+    measured = partial(
+        measure_domain,
+        model,
+        scores,
+        settings=settings,
+        labelled=None if learn is None else labelled_inspection(model, learn, cache=place),
         transform=transform,
+        cache=place,
     )
-    keep = _KeptDomains(
-        probe=probe, folder=place, learnt="" if learn is None else learn.source_hash[:16], plan=plan
-    )
-    own: Domain | None = None
-    known: list[Domain] = []
-    if corrupted is not None:
-        progress("in distribution", 0, 1)
-        sample = decoded_once(corrupted.sample(plan.changed, seed=plan.settings.seed))
-        own = keep.measure(sample)
-        for done, key in enumerate(plan.corruptions):
-            progress("corrupted domains", done, len(plan.corruptions))
-            known.append(keep.measure(corrupt(sample, key, seed=plan.settings.seed)))
+    own = None if sample is None else measured(sample)
+    calibration: list[Domain] = []
+    for done, key in enumerate(corruptions if sample is not None else ()):
+        progress("corrupted domains", done, len(corruptions))
+        assert sample is not None
+        calibration.append(measured(corrupt(sample, key, seed=seed)))
     test: list[Domain] = []
-    left_out: list[LeftOutDomain] = []
-    for done, (name, images) in enumerate(domains.items()):
+    left_out: list[dict[str, Any]] = []
+    for done, (name, each) in enumerate(domains.items()):
         progress("test domains", done, len(domains))
-        for each in _parts_of(keep, plan, name, images):
-            (left_out if isinstance(each, LeftOutDomain) else test).append(each)  # type: ignore[arg-type]
-    for each in left_out:
-        note(f"left out {each.domain}: {each.reason}")
+        whole = replace(each.readable() if skip_bad else each, domain=name)
+        for part in whole.parts(parts, seed=seed) if 1 < parts <= whole.n else (whole,):
+            if part.n < max(least, model.n_classes, 2):
+                why = f"{part.n} images, fewer than the {max(least, model.n_classes, 2)} needed"
+                left_out.append({"domain": part.domain, "n": part.n, "reason": why})
+                note(f"left out {part.domain}: {why}")
+            else:
+                test.append(measured(part, group=name))
+        if each.source is not None and each.source.turned:
+            note(f"{len(each.source.turned)} images of {name} were turned as their EXIF orientation says")
     if not test:
-        raise InputError(
-            f"every test domain was left out: {left_out[0].domain}: {left_out[0].reason}; lower --least, or "
-            "give more images"
-        )
-    return _joined(keep, own, known, test, left_out)
-
-
-def _joined(
-    keep: "_KeptDomains",
-    own: Domain | None,
-    known: Sequence[Domain],
-    test: Sequence[Domain],
-    left_out: Sequence[LeftOutDomain],
-) -> DomainEvaluation:
-    probe, plan = keep.probe, keep.plan
-    described, record = probe.model.describe(), plain(dict(probe.reference.provenance))
+        raise InputError("every test domain was left out; lower --least, or give more images")
     return DomainEvaluation(
-        model=described,
-        graph=probe.model.graph.describe(),
-        reference=record,
-        settings=plan.settings,
-        distance=plan.start.distance,
+        model=model.describe(),
+        reference=plain(dict(scores.provenance)),
+        settings=settings,
+        distance=distance,
         own=own,
-        known=tuple(known),
+        known=tuple(calibration),
         test=tuple(test),
         left_out=tuple(left_out),
-        provenance=plain(
-            {
-                "library": library_version(),
-                "model": described,
-                "reference": record,
-                "settings": plan.settings.to_dict(),
-                "distance": plan.start.distance,
-                "skip_bad": plan.start.skip_bad,
-                **{name: getattr(plan, name) for name in ("by", "parts", "rated", "least", "corruptions")},
-                "domains": keep.identities,
-                "left_out": [[each.domain, each.n] for each in left_out],
-            }
-        ),
+        sources={
+            "test": {name: each.source_hash for name, each in domains.items()},
+            "known": [None if each is None else each.source_hash for each in (learn, sample)],
+            "parts": parts,
+            "least": least,
+            "corruptions": list(corruptions),
+        },
     )
 
 
-def _check_enough(model: Model, pool: ImageTask) -> None:
-    if pool.n < model.n_classes:
+def _images_of_circuit(reference: str, n: int | None) -> int:
+    """Images that every circuit rests on.
+
+    Raises:
+        InputError: If a file of edge scores rests on another number, as noise is distance, too.
+    """
+    recorded = None
+    if MonitorPlan(reference=reference).given and Path(reference).is_file():
+        record = load_scores(reference).provenance
+        recorded = record.get("batch") or (record.get("task") or {}).get("n")
+    if recorded is not None and n not in (None, recorded):
         raise InputError(
-            f"{pool.n} labelled images in distribution are left besides the reference, fewer than the "
-            f"{model.n_classes} classes of {model.id}; give more with --known"
+            f"n is {n}, but the circuit of {reference} rests on {recorded} images, and smaller samples have "
+            "larger shifts; remove --n, or give the images of the reference"
         )
+    return int(recorded or n or N_CIRCUIT)
 
 
-def _unlearnt(pool: ImageTask | None, plan: EvaluationPlan) -> str:
-    """Why no baseline learns from labels."""
-    n = plan.settings.n
-    images = 0 if pool is None or pool.labels is None else pool.n
-    return (
-        f"{images} labelled images in distribution are left besides the reference; baselines that learn from "
-        f"labels need {2 * n}: {n} to learn from, and {n} to corrupt"
-    )
+def _is_reference(source: str, name: str, images: ImageTask, reference: str) -> bool:
+    if is_shapes(reference):
+        return is_shapes(source) and reference.endswith(f":{name}")
+    root = images.source.root if isinstance(images.source, Files) and not is_table(source) else None
+    return root is not None and root.resolve() == Path(reference).resolve()
 
 
-def _parts_of(keep: "_KeptDomains", plan: EvaluationPlan, name: str, images: ImageTask) -> Measured:
-    """The domain, or its parts, measured or left out."""
-    model = keep.probe.model
-    images = images.for_model(model)
-    images = replace(images.readable() if plan.start.skip_bad else images, domain=name)
-    least = max(plan.least, model.n_classes, 2)
-    parts = images.parts(plan.parts, seed=plan.settings.seed) if 1 < plan.parts <= images.n else (images,)
-    for part in parts:
-        if part.n < least:
-            why = f"{part.n} images, fewer than the {least} needed"
-            if plan.least < model.n_classes:
-                why += f" for {model.n_classes} classes"
-            yield LeftOutDomain(domain=part.domain, n=part.n, reason=why)
-        else:
-            yield keep.measure(part, group=name)
+def _checked(
+    model: Model, start: MonitorPlan, domains: Mapping[str, ImageTask], sources: Sequence[str]
+) -> dict[str, ImageTask]:
+    """The test domains as the model reads them; what can be refused is, before an image is read.
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _KeptDomains:
-    """Measures domains and keeps each in a file, so that an interrupted evaluation goes on."""
-
-    probe: DomainProbe
-    folder: Path
-    learnt: str
-    plan: EvaluationPlan
-    identities: list[str] = field(default_factory=list)  # of what was measured so far
-
-    def measure(self, images: ImageTask, *, group: str = "") -> Domain:
-        record: dict[str, Any] = {
-            "library": library_version(),
-            "model": self.probe.model.describe(),
-            "reference": plain(dict(self.probe.reference.provenance)),
-            "images": images.source_hash[:16],
-            "domain": [images.domain, group],
-            "learnt": self.learnt,
-            "settings": self.plan.settings.to_dict(),
-        }
-        self.identities.append(record_id("evaluated-domain", record))
-        path = self.folder / f"{self.identities[-1]}.json"
-        if path.exists():
-            try:
-                return Domain.from_dict(parse_json(path.read_text(encoding="utf-8")))
-            except (OSError, ValueError) as error:
-                raise FileFormatError(f"cannot read {path} ({error}); remove it to measure again") from error
-        found = self.probe.measure(images, group=group)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(path, json.dumps(found.to_dict(), allow_nan=False).encode())
-        return found
+    Labels are in the order of the model's classes, or else the reference's.
+    """
+    if not domains:
+        raise InputError(f"{', '.join(sources)} holds no domain besides that of the reference; give others")
+    if unlabelled := [name for name, images in domains.items() if images.labels is None]:
+        raise InputError(
+            f"{', '.join(unlabelled)} has no labels, but an evaluation needs them; give a folder per class, "
+            "or watch it with assay monitor"
+        )
+    classes = model.classes
+    if classes is None and not start.given:
+        classes = one_domain(find_domains(start.reference), start.reference).classes
+    return {name: images.with_classes(classes).for_model(model) for name, images in domains.items()}

@@ -26,7 +26,7 @@ from assay.pipeline.checks import usual_replacement
 from assay.pipeline.stage import Content, Progress, RunSettings, Stage
 from assay.store import About, Store
 from assay.tasks import PairTask
-from assay.tasks.seen import different_examples
+from assay.tasks.examples import different_examples
 
 
 TABLES = "tables"  # folder of measurement tables inside a store
@@ -115,6 +115,7 @@ def calibrate_runs(
     whole = runs.task
     assert isinstance(whole, PairTask)
     task, rows = different_examples(whole, paired=runs.ablation_object.paired)
+    kept = f"y_keep/{INTERVENTIONS[runs.ablation].key}"
     table = MeasurementTable(
         runs.model,
         task,
@@ -122,10 +123,7 @@ def calibrate_runs(
         objective=runs.objective_object,
         ablation=runs.ablation,
         batch_size=runs.batch_size,
-        measured={
-            "y_full": runs.margins("full")[rows],
-            f"y_keep/{INTERVENTIONS[runs.ablation].key}": runs.margins("keep")[rows],
-        },
+        measured={"y_full": runs.margins("full")[rows], kept: runs.margins("keep")[rows]},
     )
     keys = tuple(find_gate(code).key for code in FREE_GATES)
     same = gates_on_same_prompts(runs.circuit, whole) & set(keys)

@@ -36,7 +36,7 @@ from assay.tasks import PairTask, Task
 
 # Bytes that every job counts on, whatever is free: passes of another size round otherwise.
 JOB_MEMORY = 2**32
-_PLACE = ("model", "device", "dtype", "device_map", "bos")  # of a job's source: what `model_at` reads
+_PLACE = ("model", "device", "dtype", "bos")  # of a job's source: what loads its model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,12 +81,12 @@ def run_job(job: Job, store: Store) -> tuple[str, ...]:
         results = KINDS[job.kind](job, store)
     record = job.record
     about = About(
-        model=record.get("model", {}).get("id"),
+        model=record["model"]["id"],
         task=record.get("measured", record.get("discovery", {})).get("name"),
         method=record.get("method", {}).get("key"),
-        seed=record.get("seed"),
+        seed=record["seed"],
         name=job.name,
-        ablation=record.get("ablation"),
+        ablation=record["ablation"],
     )
     store.put("job", job.provenance, {"results": list(results)}, about=about)
     return results
@@ -95,16 +95,13 @@ def run_job(job: Job, store: Store) -> tuple[str, ...]:
 # ---- inputs, kept for the next job of the same worker --------------------------------------------
 
 
-def model_at(place: Mapping[str, Any]) -> Model:
-    """A model by the entries of a job's source: `model`, `device`, `dtype`, `device_map` and `bos`."""
-    placed = {key: place[key] for key in ("device", "device_map")}
-    model = load_model(place["model"], dtype=number_type(place["dtype"]), **placed)
-    return model if place["bos"] is None else prompted(model, bos=place["bos"])
+def _load(model: str, device: str | None, dtype: str | None, bos: bool | None) -> Model:
+    """The model of a job's source."""
+    loaded = load_model(model, device=device, dtype=number_type(dtype))
+    return loaded if bos is None else prompted(loaded, bos=bos)
 
 
-@functools.lru_cache(maxsize=1)
-def _model(*place: Any) -> Model:
-    return model_at(dict(zip(_PLACE, place, strict=True)))
+_model = functools.lru_cache(maxsize=1)(_load)
 
 
 @functools.lru_cache(maxsize=4)
@@ -244,7 +241,7 @@ def expand(
             ablation has no use for, a size beyond a model's graph.
         AssayError: What loading a model or drawing a task raises.
     """
-    place = {"device": device, "dtype": dtype, "device_map": plan.limits.device_map, "bos": plan.bos}
+    place = {"device": device, "dtype": dtype, "bos": plan.bos}
     jobs: dict[str, Job] = {}
     for name in plan.models:
         jobs |= {job.id: job for job in _product(plan, name, place, here or device)}
@@ -255,7 +252,7 @@ def expand(
 def _product(plan: Plan, name: str, place: Mapping[str, Any], here: str | None) -> Iterator[Job]:
     """The jobs of one model on all tasks, under all seeds."""
     source = {"model": plan.locate(name), **place}
-    model = model_at(source | {"device": here})
+    model = _load(**source | {"device": here})
     n_edges = model.graph.n_edges
     if beyond := [size for size in plan.sizes if size > n_edges]:
         raise InputError(f"sizes has {beyond[0]:,}, but model {name!r} has {n_edges:,} edges; plan it apart")
@@ -317,7 +314,7 @@ def _questions(plan: Plan, measured: Task, ablation: str) -> Iterator[tuple[str,
     if (choice := plan.attack) is not None:
         protocol = choice.protocol or usual_protocol(measured, ablation)
         check_name("protocol", protocol, PROTOCOLS)
-        check_ablation(ablation, protocol, enumerate=False)
+        check_ablation(ablation, protocol)
         counts = {key: getattr(choice, key) for key in ("n_clean", "n_corrupted", "n_pairs")}
         size = sizes(protocol, **counts)
         if protocol == "file" or (grammar_of(measured) is None and protocol == "inputs"):

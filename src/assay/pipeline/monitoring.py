@@ -1,33 +1,210 @@
-"""A monitor as a job: started from a plan, observing, everything kept and taken up again."""
+"""A monitor as a job: started from a plan, observing, everything kept in a directory and taken up again."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+from filelock import lock_descriptor
 
 from assay.analyses.generalization.alarms import batches_for
 from assay.analyses.generalization.domains import (
     MOST_LABELLED,
-    DomainCalibration,
-    KnownParts,
+    DomainEvaluation,
+    EvaluationSettings,
     calibrate_on_corruptions,
     split_known,
 )
-from assay.analyses.generalization.monitor import Monitor, Reading
-from assay.circuits import EdgeScores, write_atomically
-from assay.core.errors import FileFormatError, InputError
+from assay.analyses.generalization.monitor import Monitor, Reading, discover_reference
+from assay.circuits import EdgeScores, load_scores, write_atomically
+from assay.core.errors import InputError, OutputError, writing
 from assay.core.random import stream
-from assay.core.untrusted import malformed, parse_json
+from assay.core.record import record_id
 from assay.models import Model
-from assay.pipeline.image_stream import Batch
-from assay.pipeline.monitor_directory import DOCUMENT, DOMAINS, PAGE, READINGS
-from assay.pipeline.monitor_plan import USUAL_REFERENCE, MonitorPlan
-from assay.pipeline.monitor_reference import known_outputs, reference_of
 from assay.pipeline.stage import Progress, silent
+from assay.pipeline.targets import FIRST_KNOWN
 from assay.report.save import save_report
-from assay.tasks import EvalTransform, ImageTask
+from assay.tasks import EvalTransform, ImageTask, find_domains, is_shapes, is_table, one_domain
+
+
+READINGS, DOCUMENT, PAGE = "readings.jsonl", "monitor.json", "monitor.html"
+METHOD, STEPS, QUADRATURE = "eap-ig-inputs", 5, "midpoint"
+USUAL_BATCHES = 39  # known ones drawn from `shapes:`: what two tests at half of alpha 0.05 take
+LEAST_BATCHES = 4  # of a reference, where images suffice
+USUAL_REFERENCE = 1024  # images of a reference, unless calibration needs them
+
+
+@contextmanager
+def held(out: Path) -> Iterator[None]:
+    """Keep a monitor's directory from a second process while entered; makes it if need be.
+
+    Raises:
+        OutputError: If another process holds it, or it cannot be written.
+    """
+    with writing(f"write to {out}", "choose another directory"):
+        out.mkdir(parents=True, exist_ok=True)
+        file = (out / ".lock").open("ab")
+    with file:
+        with writing(f"lock {out}", "choose another directory"):
+            alone = lock_descriptor(file.fileno(), blocking=False)
+        if not alone:
+            raise OutputError(
+                f"{out} is in use by another monitor that still runs; stop it, or choose another directory"
+            )
+        yield
+
+
+@dataclass(frozen=True, kw_only=True)
+class MonitorPlan:
+    """What a monitor starts from.
+
+    Attributes:
+        reference: File of edge scores, folder of images, or `shapes:DOMAIN`.
+        known: Source of further images in distribution. Default: those of the reference's that
+            the reference circuit does not use.
+        window: Images of a batch, 2 or more.
+        reference_n: Those of the reference circuit if it is to be found; whole windows are used. None:
+            1,024 or four windows, or all that calibration leaves.
+        known_batches: Batches to calibrate on; 0: none; None: all available.
+        threshold: Shift above which to raise the alarm.
+        target: Performance below which to raise it: the threshold is then read off 39 corrupted domains.
+        rule, alpha, distance: As in `Monitor`.
+        steps: Of the reference circuit, by `eap-ig-inputs` and the midpoint rule; None: as of a file's
+            circuit, else 5.
+        seed: Root seed of all random draws.
+        skip_bad: Pass over image files that cannot be read.
+    """
+
+    reference: str
+    known: str | None = None
+    window: int = 64
+    reference_n: int | None = None
+    known_batches: int | None = None
+    threshold: float | None = None
+    target: float | None = None
+    rule: str | None = None
+    alpha: float = 0.05
+    distance: str = "spearman"
+    steps: int | str | None = None
+    seed: int = 0
+    skip_bad: bool = False
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and self.target is not None:
+            raise InputError(
+                "threshold and target exclude each other, because a target determines a threshold; give one"
+            )
+        if self.known == self.reference:
+            raise InputError(
+                f"known and reference images are both {self.known}; remove known, and the images are split"
+            )
+
+    @property
+    def given(self) -> bool:
+        """Whether the reference circuit is a file."""
+        source = self.reference
+        return not (is_shapes(source) or is_table(source) or Path(source).is_dir())
+
+    @property
+    def needed(self) -> int:
+        """Known batches that are kept for calibration; one where none are measured."""
+        asked = batches_for(self.alpha / 2) if self.known_batches is None else self.known_batches
+        return max(asked, 1)
+
+    @property
+    def reference_batches(self) -> int:
+        """Batches of the reference, at most; 0 for a file."""
+        usual = max(LEAST_BATCHES, USUAL_REFERENCE // self.window)
+        return 0 if self.given else usual if self.reference_n is None else self.reference_n // self.window
+
+    def images(self, source: str, model: Model, transform: EvalTransform) -> ImageTask:
+        """The images of a source in distribution, as the model reads them; decoded whenever they are read.
+
+        Raises:
+            InputError: If it holds several domains.
+            FileFormatError: If it cannot be read.
+        """
+        batches = max(1, self.reference_batches) + max(
+            self.needed, USUAL_BATCHES if self.known_batches is None else 1
+        )
+        domains = find_domains(source, seed=self.seed, start=FIRST_KNOWN, drawn=self.window * batches)
+        images = one_domain(domains, source).for_model(model, transform)
+        return images.readable() if self.skip_bad else images
+
+    def reference_size(self, n: int) -> int:
+        """Images of the reference circuit, whole windows, when so many are at hand.
+
+        Raises:
+            InputError: For fewer than a window, or than were asked for.
+        """
+        wanted = max(self.reference_n or 0, self.window)
+        if n < wanted:
+            raise InputError(
+                f"{self.reference} holds {n} images, but the reference circuit needs {wanted}; give more "
+                "images or a smaller window"
+            )
+        if self.reference_n is None and self.known is None and self.known_batches != 0:
+            n -= self.window * self.needed
+        return self.window * max(1, min(self.reference_batches, n // self.window))
+
+
+class Reference(NamedTuple):
+    """A reference circuit.
+
+    Attributes:
+        scores: The circuit.
+        images: Those that it rests on; None where the circuit came from a file.
+        pool: Further images in distribution; None where there are none.
+    """
+
+    scores: EdgeScores
+    images: ImageTask | None
+    pool: ImageTask | None
+
+
+def reference_of(
+    model: Model, plan: MonitorPlan, transform: EvalTransform, cache: Path, progress: Progress
+) -> Reference:
+    """The reference circuit, read, discovered or taken from the cache, and images in distribution.
+
+    Raises:
+        InputError: For too few images, or steps that differ from those of a file's circuit.
+        GraphMismatchError: For a file of edge scores of another model.
+    """
+    pool = None if plan.known is None else plan.images(plan.known, model, transform)
+    if plan.given:
+        reference = load_scores(plan.reference, graph=model.graph)
+        recorded = reference.provenance.get("steps")
+        if plan.steps not in (None, recorded):
+            raise InputError(
+                f"steps is {plan.steps}, but the circuit of {plan.reference} was discovered with {recorded}, "
+                "which must hold for every batch; remove steps, or give the images of the reference"
+            )
+        return Reference(reference, None, pool)
+    images = plan.images(plan.reference, model, transform)
+    order = stream(plan.seed, "monitor/reference").permutation(images.n)
+    size = plan.reference_size(images.n)
+    if pool is None and images.n > size:
+        pool = images.subset(order[size:].tolist())
+    known = images.subset(order[:size].tolist())
+    settings: dict[str, Any] = {"steps": plan.steps or STEPS, "quadrature": QUADRATURE, "seed": plan.seed}
+    record = {
+        "model": model.describe(),
+        "images": [known.source_hash, known.domain],
+        "batch": plan.window,
+        **settings,
+    }
+    path = cache / f"reference-{record_id('reference', record)}.safetensors"
+    if path.is_file():
+        return Reference(load_scores(path, graph=model.graph), known, pool)
+    progress("reference", 0, 1)
+    reference = discover_reference(model, known, METHOD, batch=plan.window, **settings)
+    cache.mkdir(parents=True, exist_ok=True)
+    reference.save(path)
+    progress("reference", 1, 1)
+    return Reference(reference, known, pool)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,56 +217,29 @@ class StartedMonitor:
         out: Where everything is kept.
         pool: Images in distribution, from which known batches of other sizes are drawn.
         known_batches: Batches of each size; None: all that the images give.
-        passed: Names of files that could not be read since the last reading.
     """
 
     monitor: Monitor
-    domains: DomainCalibration | None
+    domains: DomainEvaluation | None
     out: Path
-    pool: ImageTask | None = None
-    known_batches: int | None = None
-    passed: list[str] = field(default_factory=list)
-
-    @cached_property
-    def _shown(self) -> list[dict[str, Any]]:
-        return []
-
-    @cached_property
-    def _head(self) -> dict[str, Any]:
-        """What stays the same while it observes."""
-        head = self.monitor.to_dict()
-        self._shown.extend(head.pop("readings"))
-        if self.domains is None:
-            return head
-        return {**head, "domains": self.domains.to_dict()}
+    pool: ImageTask | None
+    known_batches: int | None
 
     @property
     def document(self) -> dict[str, Any]:
-        """What the page shows: the monitor, and the domains if there are any; cheap to ask for again."""
-        head = self._head
-        new = self.monitor.readings[len(self._shown) :]
-        self._shown.extend(each.to_dict() for each in new)
-        return {
-            **head,
-            "readings": list(self._shown),
-            "passed": list(self.passed),
-        }
+        """What the page shows: the monitor, and the domains if there are any."""
+        domains = {} if self.domains is None else {"domains": self.domains.to_dict()}
+        return self.monitor.to_dict() | domains
 
-    def observe(self, batch: Batch) -> Reading:
+    def observe(self, batch: ImageTask) -> Reading:
         """Observe a batch; one of another size than those before is compared with known ones of its size.
 
         Errors as `Monitor.observe` and `Monitor.calibrate`.
         """
-        n = batch.inputs.n
-        if self.monitor.calibration is not None and n not in self.monitor.sizes and self.pool is not None:
-            self.monitor.calibrate(self.pool, batch_size=n, n_batches=self.known_batches)
-        page = str(self.out / PAGE)
-        return self.monitor.observe(batch.inputs, sources=batch.sources, skipped=batch.skipped, page=page)
-
-    @property
-    def done(self) -> frozenset[str]:
-        """Names of images observed or passed over before."""
-        return frozenset(name for each in self.monitor.readings for name in each.names)
+        monitor = self.monitor
+        if monitor.calibrations and batch.n not in monitor.calibrations and self.pool is not None:
+            monitor.calibrate(self.pool, batch_size=batch.n, n_batches=self.known_batches)
+        return monitor.observe(batch, sources=batch.fields["path"], page=str(self.out / PAGE))
 
     def write(self, *, page: bool = True) -> None:
         """Write the document, and the page once there is a reading.
@@ -101,19 +251,13 @@ class StartedMonitor:
             OutputError: If a file cannot be written.
         """
         document = self.document
-        self.out.mkdir(parents=True, exist_ok=True)
         write_atomically(self.out / DOCUMENT, json.dumps(document, indent=1, allow_nan=False).encode())
         if page and document["readings"]:
             save_report(self.out / PAGE, document)
 
 
 def start_monitor(
-    model: Model,
-    plan: MonitorPlan,
-    *,
-    out: Path,
-    transform: EvalTransform | None = None,
-    progress: Progress | None = None,
+    model: Model, plan: MonitorPlan, *, out: Path, progress: Progress = silent
 ) -> StartedMonitor:
     """Find or read the reference circuit, calibrate, and take up earlier readings.
 
@@ -122,7 +266,6 @@ def start_monitor(
         plan: What to start from.
         out: Directory of readings, document and page; what lies there from an earlier run of the same plan is
             used again.
-        transform: Of the images; default: the model's own.
         progress: Called with the name of a stage, what is done, and the total or 0.
 
     Raises:
@@ -131,12 +274,9 @@ def start_monitor(
         FileFormatError: If a file or folder cannot be read.
         OutputError: If something cannot be written.
     """
-    transform = transform or EvalTransform.for_model(model)
-    progress = progress or silent
-    reference, images, pool = reference_of(model, plan, transform, out, progress)
-    domains = None
-    learn: ImageTask | None = None
-    threshold: Any = plan.threshold
+    transform, cache = EvalTransform.for_model(model), out / "cache"
+    reference, images, pool = reference_of(model, plan, transform, cache, progress)
+    learn, domains, threshold = None, None, None
     if pool is not None and pool.labels is not None:
         learn = pool.sample(MOST_LABELLED, seed=plan.seed)  # folders list class after class
     if plan.target is not None:
@@ -147,21 +287,31 @@ def start_monitor(
             )
         parts = split_known(pool, plan.window, seed=plan.seed)
         learn = parts.learn or learn
-        domains = _domains(model, plan, reference, parts, transform, out, progress)
+        domains = calibrate_on_corruptions(
+            model,
+            reference,
+            parts.corrupt,
+            settings=EvaluationSettings(n=min(plan.window, parts.corrupt.n), seed=plan.seed),
+            labelled=parts.learn,
+            transform=transform,
+            cache=cache,
+            progress=lambda _, done, __: progress("corrupted domains", done, 39),
+        )
         threshold = domains.threshold(plan.target, metric=plan.distance)
     if images is None and pool is not None:
-        images, pool = _parted(pool, plan)
+        images, pool = parted(pool, plan)
     monitor = Monitor(
         model,
         reference,
-        threshold,
-        outputs=None if images is None else known_outputs(model, images, out),
+        threshold or plan.threshold,
+        outputs=images,
         distance=plan.distance,
         rule=plan.rule,
         alpha=plan.alpha,
         labelled=learn,
         transform=transform,
         log=out / READINGS,
+        cache=cache,
         seed=plan.seed,
     )
     _calibrate(monitor, plan, pool, progress)
@@ -170,76 +320,21 @@ def start_monitor(
     )
 
 
-def _parted(pool: ImageTask, plan: MonitorPlan) -> tuple[ImageTask | None, ImageTask]:
+def parted(pool: ImageTask, plan: MonitorPlan) -> tuple[ImageTask | None, ImageTask]:
     """Known images to compare outputs with, and those to calibrate on, which must not be among them."""
-    needed = 1 if plan.known_batches == 0 else plan.known_batches or batches_for(plan.alpha / 2)
-    size = min(USUAL_REFERENCE, pool.n // 5, pool.n - plan.window * needed)
+    size = min(USUAL_REFERENCE, pool.n // 5, pool.n - plan.window * plan.needed)
     if size < 2:
         return None, pool
     order = stream(plan.seed, "monitor/outputs").permutation(pool.n)
     return pool.subset(order[:size].tolist()), pool.subset(order[size:].tolist())
 
 
-def _domains(
-    model: Model,
-    plan: MonitorPlan,
-    reference: EdgeScores,
-    parts: KnownParts,
-    transform: EvalTransform,
-    out: Path,
-    progress: Progress,
-) -> DomainCalibration:
-    """The corrupted domains, from the directory where they were measured before."""
-    images = parts.corrupt
-    stored = out / DOMAINS
-    wanted = {
-        "reference": json.loads(json.dumps(dict(reference.provenance))),
-        "domain": images.domain,
-        "hash": images.source_hash[:16],
-        "learnt": None if parts.learn is None else parts.learn.source_hash[:16],
-        "n": min(plan.window, images.n),
-        "seed": plan.seed,
-    }
-    if stored.is_file():
-        calibration = _read_domains(stored)
-        earlier = calibration.provenance["images"]
-        if wanted == {
-            "reference": calibration.provenance["reference"],
-            **{name: earlier.get(name) for name in ("domain", "hash", "learnt", "n", "seed")},
-        }:
-            return calibration
-    calibration = calibrate_on_corruptions(
-        model,
-        reference,
-        images,
-        n=wanted["n"],
-        labelled=parts.learn,
-        transform=transform,
-        progress=lambda _, done, __: progress("corrupted domains", done, 39),
-        seed=plan.seed,
-    )
-    out.mkdir(parents=True, exist_ok=True)
-    write_atomically(stored, json.dumps(calibration.to_dict(), indent=1, allow_nan=False).encode())
-    return calibration
-
-
-def _read_domains(path: Path) -> DomainCalibration:
-    try:
-        content: Mapping[str, Any] = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FileFormatError(f"cannot read {path} ({error}); remove it to measure again") from error
-    with malformed(path, "a calibration on corrupted domains"):
-        return DomainCalibration.from_dict(content)
-
-
 def _calibrate(monitor: Monitor, plan: MonitorPlan, pool: ImageTask | None, progress: Progress) -> None:
     """Known batches, unless there are some already or none are wanted."""
-    if monitor.calibration is not None or monitor.readings or plan.known_batches == 0:
+    if monitor.calibrations or monitor.readings or plan.known_batches == 0:
         return
-    by_default = plan.known_batches is None and (
-        plan.rule in ("threshold", "sequential") or (plan.rule is None and monitor.threshold is not None)
-    )
-    if pool is None or (by_default and pool.n < plan.window):
+    needed = plan.known_batches is not None or monitor.rules.rule in (None, "conformal")
+    if pool is None or (pool.n < plan.window and not needed):
         if plan.known_batches is None:
             return
         raise InputError("no in-distribution images are left to calibrate on; give --known")

@@ -13,12 +13,11 @@ from assay.circuits.naming import IMAGES
 from assay.core.errors import FileFormatError, InputError, check_least, check_name
 from assay.core.machine import usable_cores
 from assay.core.record import BRIEF, HIDDEN, Record
-from assay.core.untrusted import parse_toml, printable, read_object
+from assay.core.untrusted import printable, read_object
 from assay.discovery.edges import get_method
-from assay.discovery.edges.quadrature import Rule
+from assay.discovery.edges.eap_ig import Rule
 from assay.metrics import find_metric
 from assay.models.loading import EMBEDDED
-from assay.models.placing import SPREADING
 from assay.pipeline.checks import check_options
 from assay.tasks import TASKS
 from assay.tasks.load import DEFAULT_N
@@ -28,7 +27,6 @@ SCHEMA = "assay-plan/1"
 PLANTED = "planted"  # a task: the examples of planted models
 DEFAULT_TARGET = 0.9
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_LISTS = ("seeds", "models", "tasks", "methods", "sizes", "metrics", "gates")
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -41,7 +39,6 @@ class Limits(Record):
         retries: Further attempts of a job that failed by other than its input, died or ran out of time.
         timeout: Seconds that one attempt may take; a plan may say `"45s"`, `"10m"`, `"2h"`. None: no limit.
         threads: Threads of each worker.
-        device_map: Where the parts of each model go, as `--device-map` says; None: all to one device.
         batch_size: Examples per pass of every job. Fixed by the plan and not by free memory, so that the
             bytes of a result do not depend on who computed it.
     """
@@ -50,27 +47,17 @@ class Limits(Record):
     retries: int = 2
     timeout: float | None = None
     threads: int = 1
-    device_map: str | None = None
     batch_size: int = 32
 
     def __post_init__(self) -> None:
         workers = 1 if self.workers is None else self.workers
         check_least(1, threads=self.threads, batch_size=self.batch_size, workers=workers)
         check_least(0, retries=self.retries)
-        if self.timeout is not None and not self.timeout > 0:
-            raise InputError(f"timeout is {self.timeout}; expected more than 0 seconds")
-        if self.device_map is not None:
-            check_name("device map", self.device_map, SPREADING)
 
     @property
     def n_workers(self) -> int:
-        """Workers on this machine: as asked for, else one for every `threads` cores that may be used.
-
-        One where a model is spread over all devices.
-        """
-        if self.workers is not None:
-            return self.workers
-        return 1 if self.device_map is not None else max(1, usable_cores() // self.threads)
+        """Workers on this machine: as asked for, else one for every `threads` cores that may be used."""
+        return self.workers or max(1, usable_cores() // self.threads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,22 +66,23 @@ class MethodChoice(Record):
 
     Attributes:
         method: Its key.
-        steps: Nodes of the quadrature, or "auto".
+        steps: Nodes of the quadrature.
         quadrature: Rule that places them.
         options: Options of the method itself, e.g. `{"updates": 300}`.
     """
 
     method: str
-    steps: int | str = 5
+    steps: int = 5
     quadrature: str = "midpoint"
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
         """The method with what is not the default, e.g. `ugs updates=300`."""
-        changes: dict[str, Any] = {} if self.steps == 5 else {"steps": self.steps}
-        changes |= {} if self.quadrature == "midpoint" else {"quadrature": self.quadrature}
-        return " ".join([self.method, *(f"{key}={value}" for key, value in (changes | self.options).items())])
+        own = {"steps": self.steps, "quadrature": self.quadrature}
+        usual = {"steps": MethodChoice.steps, "quadrature": MethodChoice.quadrature}
+        changes = {key: value for key, value in own.items() if value != usual[key]} | self.options
+        return " ".join([self.method, *(f"{key}={value}" for key, value in changes.items())])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,11 +167,11 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
         path: The file; paths inside it start from its folder.
 
     Raises:
-        InputError: If it cannot be read, is no TOML (with the line), or makes no plan (with the place).
+        FileFormatError: If it cannot be read or is not TOML, with the line.
+        InputError: If it is not a plan, with the place.
     """
     path = Path(path)
-    content = read_object(path, "a TOML file of a plan", parse=parse_toml, error=InputError)
-    content.setdefault("name", path.stem)
+    content = {"name": path.stem, **read_object(path, "a TOML file of a plan")}
     return parse_plan(content, origin=path.name, folder=path.parent)
 
 
@@ -206,12 +194,12 @@ def parse_plan(
         'eap'
     """
     try:
-        fields = _fields(content)
-        for name in _LISTS:
-            if isinstance(fields.get(name), str):
+        fields = _underscored(content)
+        for name in ("seeds", "models", "tasks", "methods", "sizes", "metrics", "gates"):
+            if isinstance(fields.get(name, []), str):
                 raise InputError(f"{name} is {fields[name]!r}; expected a list")
-        if isinstance(fields.get("methods"), tuple):
-            fields["methods"] = tuple(map(_method, fields["methods"]))
+        if isinstance(fields.get("methods"), list):
+            fields["methods"] = [_method(each) for each in fields["methods"]]
         if isinstance(limits := fields.get("limits"), dict) and limits.get("timeout") is not None:
             limits["timeout"] = seconds_of(limits["timeout"])
         return _checked(replace(Plan.from_dict(fields), folder=Path(folder)))
@@ -219,16 +207,13 @@ def parse_plan(
         raise InputError(f"{origin}: {error}") from error
 
 
-def _fields(value: Any) -> Any:
-    """Keys as the fields are called, lists as tuples."""
+def _underscored(value: Any) -> Any:
+    """Keys as the fields are called."""
     if isinstance(value, list | tuple):
-        return tuple(map(_fields, value))
+        return [_underscored(each) for each in value]
     if not isinstance(value, Mapping):
         return value
-    fields = {str(key).replace("-", "_"): _fields(item) for key, item in value.items()}
-    if len(fields) < len(value):
-        raise InputError(f"one of {', '.join(map(str, value))} is given twice, with '-' and with '_'")
-    return fields
+    return {str(key).replace("-", "_"): _underscored(item) for key, item in value.items()}
 
 
 def _method(choice: Any) -> Any:
@@ -249,7 +234,7 @@ def seconds_of(text: str | float | int) -> float:
         >>> seconds_of("1.5m")
         90.0
     """
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([smhd]?)\s*", str(text))
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([smhd]?)\s*", str(text))
     seconds = float(match[1]) * _SECONDS[match[2]] if match else math.inf
     if not math.isfinite(seconds):
         raise InputError(f"{text!r} is not a duration; give seconds, or 45s, 10m, 2h, 1d")
@@ -278,7 +263,7 @@ def _checked(plan: Plan) -> Plan:
     if target is not None and not 0 < target <= 1:
         raise InputError(f"target is {target}; expected a number above 0 and at most 1")
     check_options(objective=plan.objective, ablation=plan.ablation)
-    plan = replace(
+    return replace(
         plan,
         target=target,
         tasks=tuple(map(_task, plan.tasks)),
@@ -286,11 +271,6 @@ def _checked(plan: Plan) -> Plan:
         metrics=tuple(find_metric(name).key for name in plan.metrics),
         gates=tuple(find_gate(name).key for name in plan.gates),
     )
-    for name in _LISTS:
-        values = getattr(plan, name)
-        if twice := [each for each in values if values.count(each) > 1]:
-            raise InputError(f"{getattr(twice[0], 'label', twice[0])!r} is listed twice; list it once")
-    return plan
 
 
 def _task(name: str) -> str:
@@ -304,6 +284,6 @@ def _task(name: str) -> str:
 def _canonical(choice: MethodChoice) -> MethodChoice:
     """The choice with its registered key."""
     check_name("quadrature", choice.quadrature, get_args(Rule))
-    if choice.steps != "auto" and not (type(choice.steps) is int and choice.steps >= 1):
-        raise InputError(f"steps is {choice.steps!r}; expected a count of at least 1, or 'auto'")
+    if choice.steps < 1:
+        raise InputError(f"steps is {choice.steps!r}; expected a count of at least 1")
     return replace(choice, method=get_method(choice.method, **choice.options).key)

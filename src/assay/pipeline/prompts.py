@@ -4,6 +4,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -22,13 +23,12 @@ from assay.tasks import (
     load_images,
     load_task,
 )
+from assay.tasks.examples import prompt_tokens, seen_prompts
 from assay.tasks.load import DEFAULT_N
-from assay.tasks.seen import prompt_tokens, seen_prompts
 
 
 FEWEST_PER_HALF = 20  # distinct prompts below which a task is not divided
-SPLIT = "split"  # field that says what a pair is for
-DISCOVER, MEASURE = "discover", "measure"  # its values
+DISCOVER, MEASURE = "discover", "measure"  # what prompts are drawn for
 N, N_FULL = 100, 200  # prompts or images of either draw of an audit
 
 
@@ -82,10 +82,9 @@ def draw_prompts(
     to discovery until that has n rows, the rest is held out; where few distinct prompts exist, half of
     them go to each side.
 
-    A file or a task of your own is divided by its field `split` (`discover` or `measure` for every pair).
-    Without one, its distinct clean prompts are dealt at random to two halves; pairs of one clean prompt stay
-    together. With fewer than 20 distinct prompts per half all of them serve for both. What is drawn is in
-    random order.
+    Of a file or a task of your own, the distinct clean prompts are dealt at random to two halves; pairs of
+    one clean prompt stay together. With fewer than 20 distinct prompts per half all of them serve for both.
+    What is drawn is in random order.
 
     Args:
         model: Tokenises the prompts.
@@ -97,19 +96,15 @@ def draw_prompts(
         measure_on: File or task to measure on, instead of a part of `task`.
 
     Raises:
-        InputError: If a clean prompt is on both sides, or `split` has another value.
+        InputError: If a clean prompt is on both sides.
     """
     if discover_on is not None or measure_on is not None:
-        discovery, measured = (
-            _part(model, task if own is None else own, part, n=n, seed=seed)
-            for own, part in ((discover_on, DISCOVER), (measure_on, MEASURE))
-        )
-        return _apart(discovery, measured)
-    if isinstance(task, str) and _registered(task):
-        return _drawn(model, task, DEFAULT_N if n is None else n, seed)
+        sources = (task if each is None else each for each in (discover_on, measure_on))
+        parts = zip(sources, (DISCOVER, MEASURE), strict=True)
+        return _apart(*(_part(model, source, part, n=n, seed=seed) for source, part in parts))
+    if _registered(task):
+        return _drawn(model, str(task), n or DEFAULT_N, seed)
     whole = task if isinstance(task, PairTask) else load_task(task, model)
-    if SPLIT in whole.fields:
-        return _apart(*(_part(model, whole, part, n=n, seed=seed) for part in (DISCOVER, MEASURE)))
     keys = prompt_tokens(whole.clean, whole.lengths)
     distinct = list(dict.fromkeys(keys))
     if len(distinct) < 2 * FEWEST_PER_HALF:
@@ -137,11 +132,11 @@ def prompts_to_measure(
     """Prompts to measure a circuit on that was found before: others than those it was found on.
 
     Prompts that the record of an edge circuit lists are left out, where at least 20 others (of a registered
-    task as many as asked for) remain; else all serve, and `assay.tasks.seen.found_on` tells that of them.
+    task as many as asked for) remain; else all serve, and `assay.tasks.examples.found_on` tells that of them.
 
     Args:
         model: Tokenises the prompts.
-        task: Key of a registered task or a JSONL file, of which pairs for discovery are left out.
+        task: Key of a registered task or a JSONL file.
         n: Prompts. Default: `drawn`, and all of a file.
         seed: Root seed of the draw.
         measure_on: File to measure on instead.
@@ -150,9 +145,9 @@ def prompts_to_measure(
     """
     source = task if measure_on is None else measure_on
     provenance = circuit.provenance if isinstance(circuit, Circuit) else {}
-    if isinstance(source, str) and _registered(source):
-        return _unseen_drawn(model, source, provenance, n=n or drawn, seed=seed)
-    whole = _part(model, source, MEASURE, n=None, seed=seed)
+    if _registered(source):
+        return _unseen_drawn(model, str(source), provenance, n=n or drawn, seed=seed)
+    whole = load_task(source, model)
     fresh = np.flatnonzero(~seen_prompts(provenance, whole)).tolist()
     prompts = prompt_tokens(whole.clean, whole.lengths)
     if len(fresh) == whole.n or len({prompts[row] for row in fresh}) < FEWEST_PER_HALF:
@@ -201,24 +196,11 @@ def _drawn(model: Model, task: str, n: int, seed: int) -> DrawnPrompts:
 
 
 def _part(model: Model, task: PairTask | str | Path, part: str, *, n: int | None, seed: int) -> PairTask:
-    """The pairs of a task for one purpose: those that its field `split` names, else all."""
+    """The pairs of a task for one purpose."""
     if isinstance(task, str) and _registered(task):
         return load_task(task, model, n=n, seed=seed)
     whole = task if isinstance(task, PairTask) else load_task(task, model)
-    if SPLIT not in whole.fields:
-        return _sample(whole, range(whole.n), n, seed, part)
-    labels = list(whole.fields[SPLIT])
-    if unknown := [row for row, label in enumerate(labels) if label not in (DISCOVER, MEASURE)]:
-        raise InputError(
-            f"field {SPLIT!r} of {whole.name!r} is {labels[unknown[0]]!r} for pair "
-            f"{int(whole.ids[unknown[0]])}; give {DISCOVER!r} or {MEASURE!r} for every pair, or rename it"
-        )
-    rows = [row for row, label in enumerate(labels) if label == part]
-    if not rows:
-        raise InputError(
-            f"no pair of {whole.name!r} has {part!r} in its field {SPLIT!r}; mark some pairs with it"
-        )
-    return _sample(whole, rows, n, seed, part)
+    return _sample(whole, range(whole.n), n, seed, part)
 
 
 def _sample(task: PairTask, rows: Sequence[int], n: int | None, seed: int, part: str) -> PairTask:
@@ -246,13 +228,13 @@ def _apart(discovery: PairTask, measured: PairTask) -> DrawnPrompts:
     Raises:
         InputError: If they share a clean prompt.
     """
-    seen = set(prompt_tokens(discovery.clean, discovery.lengths))
-    shared = [row for row, key in enumerate(prompt_tokens(measured.clean, measured.lengths)) if key in seen]
-    if shared:
-        text = "" if measured.texts is None else f", such as {measured.texts[shared[0]]!r}"
+    first, second = (prompt_tokens(each.clean, each.lengths) for each in (discovery, measured))
+    if shared := {*first} & {*second}:
+        row = next(row for row, key in enumerate(second) if key in shared)
+        text = "" if measured.texts is None else f", such as {measured.texts[row]!r}"
         raise InputError(
-            f"{len(shared)} of the {measured.n} prompts to measure on are also prompts to discover "
-            f"on{text}; keep each clean prompt on one side"
+            f"{len(shared)} prompts to measure on are also prompts to discover on{text}; keep each clean "
+            "prompt on one side"
         )
     return DrawnPrompts(discovery=discovery, measured=measured, held_out=True)
 
@@ -331,8 +313,9 @@ def read_inputs(
     if images is None and (images := _images_named(task, model)) is None:
         # Of a file read whole nothing is drawn; the seed still drives what is done with it.
         whole = n is None and is_task_file(task)
-        return load_task(task, model, n=n, seed=0 if whole else seed)
-    read = load_images(images, model, n=n, seed=seed, skip_bad=skip_bad)
+        read: Task = load_task(task, model, n=n, seed=0 if whole else seed)
+    else:
+        read = load_images(images, model, n=n, seed=seed, skip_bad=skip_bad)
     for note in read.notes:
         warnings.warn(note, AssayWarning, stacklevel=2)
     return read
@@ -345,19 +328,17 @@ def divide(
     n: int | None = None,
     full: bool = False,
     seed: int = 0,
-    discover_on: PairTask | str | Path | None = None,
-    measure_on: PairTask | str | Path | None = None,
     skip_bad: bool = False,
+    **apart: Any,
 ) -> Division:
     """Examples to discover on and others to measure on; the arguments are those of `audit`."""
     task = task.for_model(model).held() if isinstance(task, ImageTask) else task
-    named = isinstance(task, str) and (task.startswith(IMAGES) or digits_source(task) is not None)
-    images = named or model.vision is not None or (isinstance(task, str) and model.id.startswith("planted:"))
+    named = isinstance(task, str) and (_images_named(task, model) is not None or _of_planted(task, model))
 
     def draw(count: int | None) -> Division:
-        if isinstance(task, ImageTask) or (images and isinstance(task, str)):
-            return draw_inputs(model, task, n=count, seed=seed, skip_bad=skip_bad)
-        return draw_prompts(model, task, n=count, seed=seed, discover_on=discover_on, measure_on=measure_on)
+        if isinstance(task, PairTask) or not (named or isinstance(task, ImageTask)):
+            return draw_prompts(model, task, n=count, seed=seed, **apart)
+        return draw_inputs(model, task, n=count, seed=seed, skip_bad=skip_bad)
 
     whole = draw(n)
     there = max(whole.discovery.n, whole.measured.n)

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from assay.core.errors import InputError
 from assay.core.machine import counting_examples
 from assay.execution import CircuitRuns
 from assay.models import Model
-from assay.pipeline.prompts import Division, DrawnPrompts, draw_prompts, prompts_to_measure, warn_same
+from assay.pipeline.prompts import Division, DrawnPrompts, draw_prompts, warn_same
 from assay.pipeline.stage import Progress, RunSettings, discovery_stage, silent
 from assay.stats import recovery_of
 from assay.store import Store
@@ -65,11 +65,11 @@ class SizedCircuit:
 
 def recovery(runs: CircuitRuns, circuit: Circuit) -> float:
     """Normalised faithfulness: 0 the empty circuit, 1 the model; NaN where those two do not differ."""
-    statistic = recovery_of("keep")
+    statistic, empty = recovery_of("keep"), Circuit.empty(circuit.graph)
     margins = {
         "keep": runs.margins_of(circuit),
         "full": runs.margins("full"),
-        "empty": runs.margins_of(Circuit.empty(circuit.graph)),
+        "empty": runs.margins_of(empty),
     }
     sums = np.array([margins[name].sum() for name in statistic.components])
     return float(statistic.of_sums(sums, runs.task.n))
@@ -167,14 +167,9 @@ def size_circuit(
     whole = Circuit.full(scores.graph)
     sweep = settings.on(draws.discovery, whole)
     other = settings.on(draws.measured, whole) if draws.held_out else sweep
-    sized = find_circuit(
-        scores,
-        partial(recovery, sweep),
-        target=target,
-        progress=progress,
-        elsewhere=partial(recovery, other) if draws.held_out else None,
-        search=search,
-    )
+    elsewhere = partial(recovery, other) if draws.held_out else None
+    how: dict[str, Any] = {"target": target, "search": search, "progress": progress}
+    sized = find_circuit(scores, partial(recovery, sweep), elsewhere=elsewhere, **how)
     return replace(sized, runs=other.of(sized.circuit))
 
 
@@ -183,7 +178,7 @@ def discover_circuit(
     settings: RunSettings,
     *,
     method: str,
-    steps: int | str,
+    steps: int,
     store: Store | None,
     progress: Progress,
     **sizing: Any,
@@ -191,8 +186,7 @@ def discover_circuit(
     """Discover and choose the size; `sizing` is `size`, `target` or `search` of `size_circuit`."""
     n = draws.discovery.n
     progress("discover", 0, n)
-    how = dict(vars(settings))
-    stage = discovery_stage(how.pop("model"), draws.discovery, method, steps=steps, **how)
+    stage = discovery_stage(task=draws.discovery, method=method, steps=steps, **vars(settings))
     with counting_examples(partial(progress, "discover")):
         scores = stage.run(store).value
     progress("discover", n, n)
@@ -208,7 +202,7 @@ def runs_of(
     objective: str | None = None,
     ablation: str | None = None,
     n: int | None = None,
-    steps: int | str = 5,
+    steps: int = 5,
     target: float = 0.9,
     top: int | None = None,
     batch_size: int | None = None,
@@ -216,17 +210,18 @@ def runs_of(
     store: Store | None = None,
     progress: Progress,
 ) -> CircuitRuns:
-    """Runs of a circuit on prompts of a task; without a circuit, of one discovered for that task.
+    """Runs of a circuit on a task; without a circuit, of one discovered for that task.
 
     Args:
         model: The model.
-        task: Key, JSONL file or task; or its prompts or images as they were divided into two halves.
+        task: What a circuit is measured on. Without one: key, JSONL file or task; or its prompts or images as
+            they were divided into two halves.
         circuit: What to measure; None discovers one on other prompts than those it is measured on.
         method: Discovery method.
         objective: Loss whose negative is the margin; default: the task's own.
         ablation: What a cut edge carries; default: the task's own.
         n: Prompts to measure on (and as many to discover on); default: 200, all of a file.
-        steps: Quadrature nodes of the method, or "auto".
+        steps: Quadrature nodes of the method.
         target: Normalised faithfulness that a discovered circuit must reach.
         top: Its size instead.
         batch_size: Prompts per pass.
@@ -234,18 +229,11 @@ def runs_of(
         store: Where scores are taken from and kept.
         progress: Told of each stage.
     """
-    of: dict[str, Any] = {
-        "objective": objective,
-        "ablation": ablation,
-        "batch_size": batch_size,
-        "seed": seed,
-    }
-    settings = RunSettings(model=model, **of)
+    settings = RunSettings(
+        model=model, objective=objective, ablation=ablation, batch_size=batch_size, seed=seed
+    )
     if circuit is not None:
-        task = task.measured if isinstance(task, Division) else task
-        if isinstance(task, str):
-            task = prompts_to_measure(model, task, n=n, seed=seed, circuit=circuit)
-        return settings.on(task, circuit)
+        return settings.on(cast(Task, task), circuit)
     if isinstance(task, ImageTask):
         raise InputError("images need a circuit: run `assay discover --images` and pass it with --circuit")
     draws = task if isinstance(task, Division) else draw_prompts(model, task, n=n, seed=seed)

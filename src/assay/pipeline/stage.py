@@ -75,14 +75,6 @@ class Memo(Generic[T]):
     cached: bool
 
 
-def _as_it_is(content: Any) -> Content:
-    return cast(Content, content)
-
-
-def _stored_content(stored: StoredResult) -> Any:
-    return Content(payload=stored.payload, about=stored)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stage(Generic[T]):
     """One result as a function of its record.
@@ -100,8 +92,10 @@ class Stage(Generic[T]):
     kind: str
     record: Mapping[str, Any]
     compute: Callable[[], T]
-    write: Callable[[T], Content] = _as_it_is
-    read: Callable[[StoredResult], T] = _stored_content
+    write: Callable[[T], Content] = lambda content: cast(Content, content)
+    read: Callable[[StoredResult], T] = lambda stored: cast(
+        Any, Content(payload=stored.payload, about=stored)
+    )
     identified: bool = True
 
     @cached_property
@@ -156,7 +150,7 @@ def discovery_stage(
     *,
     objective: str | Objective | None = None,
     ablation: str | Ablation | None = None,
-    steps: int | str = 5,
+    steps: int = 5,
     quadrature: str = "midpoint",
     seed: int = 0,
     batch_size: int | None = None,
@@ -179,14 +173,8 @@ def discovery_stage(
         return EdgeScores(model.graph, values, provenance=stored.provenance, details=details)
 
     def write(scores: EdgeScores) -> Content:
-        about = About(
-            model=model.id,
-            task=task.name,
-            method=configured.key,
-            n=task.n,
-            seed=seed,
-            ablation=choices.ablation.key,
-        )
+        of: dict[str, Any] = {"model": model.id, "task": task.name, "method": configured.key}
+        about = About(**of, n=task.n, seed=seed, ablation=choices.ablation.key)
         payload = {"details": dict(scores.details), "graph": scores.graph.describe()}
         return Content(payload=payload, about=about, arrays={"values": scores.values})
 

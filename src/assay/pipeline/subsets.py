@@ -63,7 +63,7 @@ def read_source(
         source: As of `read_data`; or `digits`, `digits:N`: classifiers of digits, trained now.
         seed: Root seed of the digits.
         folder: A store; trained digits are kept in its folder `select`.
-        progress: Told of models trained or files read.
+        progress: Told of models trained.
         options: As of `read_data`; for the digits they have no effect.
 
     Raises:
@@ -72,7 +72,7 @@ def read_source(
     """
     name, _, count = source.partition(":")
     if name != DIGITS or Path(source).exists():
-        return read_data(Path(source), progress=progress, **options)
+        return read_data(Path(source), **options)
     if count and not count.isdigit():
         raise InputError(f"the source is {source!r}; give digits, or digits:N for N classifiers")
     import sklearn
@@ -156,7 +156,7 @@ def _record(problem: Problem, sizes: Sequence[int], n_permutations: int, folds: 
         "data": {"hash": data.hash, "described": _digest(data), "source": data.origin},
         "split": problem.split.to_dict(),
         "sizes": list(sizes),
-        "settings": problem.settings.identity,
+        "settings": problem.settings.to_dict(),
         # Without a test nothing depends on its folds.
         "verdict": {"n_permutations": n_permutations, "folds": folds if n_permutations else FOLDS},
     }
@@ -165,7 +165,7 @@ def _record(problem: Problem, sizes: Sequence[int], n_permutations: int, folds: 
 def _digest(data: CorrectnessData) -> str:
     """Hash of what the document depends on beside the selection: names, classes, facts, pictures."""
     digest = hashlib.sha256(repr((data.label_names, data.meta.to_dict("list"))).encode())
-    names = ("model_ids", "groups", "families", "labels", "n_id", "embedding", "id_embedding", "images")
+    names = ("model_ids", "groups", "families", "labels", "embedding", "id_embedding", "images")
     for name in names:
         values = getattr(data, name)
         if values is not None:
@@ -186,7 +186,7 @@ def read_subsets(name: str, store: Callable[[], Store]) -> list[Subset]:
         FileFormatError: If the file is damaged or something else.
     """
     path = Path(name)
-    if not path.exists():
+    if not path.exists() and not path.suffix:  # an id
         return _subsets(store().get(name).payload, name)
     try:
         document = parse_json(path.read_bytes())

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 from assay.core.errors import AssayError, AssayWarning, InputError, StoreError, UnsupportedModelError
 from assay.core.extras import needs_extra
 from assay.core.machine import usable_cores
-from assay.core.signals import handled
 
 
 if TYPE_CHECKING:
@@ -341,8 +340,10 @@ class RayWorkers(Workers):
                 cpus = max(usable_cores(), limits.n_workers * limits.threads)
                 options |= {"num_cpus": cpus, "object_store_memory": 100 << 20, "include_dashboard": False}
             try:
-                with handled(None, signal.SIGTERM):  # Ray's own handler ends the process at once
-                    self._ray.init(address=self._address, **options)
+                before = signal.getsignal(signal.SIGTERM)
+                self._ray.init(address=self._address, **options)
+                with contextlib.suppress(ValueError):  # Ray's own handler, of the main thread, ends at once
+                    signal.signal(signal.SIGTERM, before)
             except (ConnectionError, ValueError, RuntimeError) as error:
                 raise AssayError(
                     f"cannot reach a Ray cluster at {self._address!r}: {error}; start one with `ray start "

@@ -12,9 +12,8 @@ from assay.analyses.worst_case import WorstCase, explain, run_sample, sample_pai
 from assay.analyses.worst_case.attack import PREFIX, facts_of, notes_on
 from assay.analyses.worst_case.inputs import PairSample
 from assay.analyses.worst_case.pair_divergence import get_divergence
-from assay.analyses.worst_case.reads import likeliest_differs, pair_divergences
 from assay.analyses.worst_case.rerun import Rerun
-from assay.analyses.worst_case.row_by_row import ablation_of
+from assay.analyses.worst_case.row_by_row import ablation_of, pair_divergences
 from assay.analyses.worst_case.rows import count_pairs
 from assay.analyses.worst_case.sampling import INPUTS, grammar_of, usual_protocol
 from assay.circuits import Circuit
@@ -52,7 +51,6 @@ def sizes(
     n_clean: int | None = None,
     n_corrupted: int | None = None,
     n_pairs: int | None = None,
-    enumerate: bool = False,  # noqa: A002 - the name users know
 ) -> PairCounts:
     """The sizes of a sample, each protocol's own by default.
 
@@ -60,7 +58,7 @@ def sizes(
         InputError: For a count that the protocol has no use for.
     """
     counts = {"n-clean": n_clean, "n-corrupted": n_corrupted, "n-pairs": n_pairs}
-    used = () if enumerate else COUNTED.get(protocol, ("n-pairs",))
+    used = COUNTED.get(protocol, ("n-pairs",))
     for name, count in counts.items():
         if count is not None and name not in used:
             own = " and ".join(f"--{each}" for each in used) or "no count"
@@ -74,8 +72,8 @@ def sizes(
 def usual_sizes(task: Task, ablation: str = "resample") -> tuple[str, PairCounts]:
     """Protocol and sizes of the worst case inside a full audit.
 
-    All pairs of a few inputs where the prompts have one length, matched pairs where they have several or are
-    read at several positions, single inputs where the ablation reads no second one. Where no grammar can draw
+    All pairs of a few inputs where the prompts have one length, matched pairs where they have several,
+    single inputs where the ablation reads no second one. Where no grammar can draw
     others, the task's own pairs; of images every combination of them.
     """
     protocol, n = usual_protocol(task, ablation), task.n
@@ -83,18 +81,16 @@ def usual_sizes(task: Task, ablation: str = "resample") -> tuple[str, PairCounts
         protocol = "all"
     if grammar_of(task) is not None and protocol != INPUTS:
         protocol = "matched"
-        if task.positions.ndim == 1 and bool((task.lengths == task.lengths[0]).all()):
+        if bool((task.lengths == task.lengths[0]).all()):
             # As many inputs as rows would be taken for the rows themselves.
             protocol, n = "all", max(min(task.n - 1, USUAL_SIDE), 1)
     return protocol, PairCounts(n_clean=n, n_corrupted=n)
 
 
-def pairs_of(
-    task: Task, protocol: str, size: PairCounts, *, independent: bool = False, **options: Any
-) -> PairSample:
-    """The pairs of a run; further options are those of `sample_pairs`."""
-    counts = (size.n_clean, size.n_corrupted)
-    return sample_pairs(task, protocol, *counts, independent=independent, prefix=PREFIX, **options)
+def pairs_of(task: Task, protocol: str, size: PairCounts, **options: Any) -> PairSample:
+    """The pairs of a run, not independent unless told; further options are those of `sample_pairs`."""
+    options = {"independent": False, "prefix": PREFIX, **options}
+    return sample_pairs(task, protocol, size.n_clean, size.n_corrupted, **options)
 
 
 def worst_case_stage(
@@ -175,7 +171,7 @@ def worst_measured(runs: CircuitRuns, *, store: Store | None = None) -> WorstCas
         kept, nothing = (pair_divergences(divergence, full, each, sample.clean) for each in (keep, empty))
         if model.result_dtype != torch.float64:
             kept, nothing = (each.astype(np.float32).astype(np.float64) for each in (kept, nothing))
-        arrays = {"empty": nothing, "argmax_differs": likeliest_differs(full, keep, sample.clean)}
+        arrays = {"empty": nothing, "argmax_differs": (keep.argmax(-1) != full.argmax(-1)).numpy()}
         return _result(circuit, model, sample, "kl", (), divergence=kept, **arrays)
 
     return worst_case_stage(circuit, model, sample, compute=compute).run(store).value

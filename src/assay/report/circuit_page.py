@@ -44,29 +44,21 @@ def circuit_page(
         at most 600 kB: heads with the weaker edges are left out, and a note on the page names them.
     """
     exported = ExportedCircuit(circuit=circuit, scores=scores)
-    graph, n_edges = circuit.graph, len(exported.edges)
+    graph, n_edges, scored = circuit.graph, len(exported.edges), scores is not None
     edges = [
         {"source": edge.source, "target": edge.target, "score": edge.score, "rank": rank, "kept": True}
         for rank, edge in enumerate(exported.edges[:EDGES_LIMIT], start=1)
     ]
     attention = _attention(exported, model, task, prompts)
-    captions = [
-        "This circuit has no scores, so all edges are drawn alike."
-        if scores is None
-        else "Scores are attributions: positive where ablating the edge hurts."
-    ]
+    caption = "Scores are attributions: positive where ablating the edge hurts."
+    if not scored:
+        caption = "This circuit has no scores, so all edges are drawn alike."
     if len(edges) < n_edges:
-        captions.append(f"The strongest {number(len(edges))} of {number(n_edges)} edges are drawn.")
+        caption += f" The strongest {number(len(edges))} of {number(n_edges)} edges are drawn."
     if attention is None:
-        captions.append("The page was made without attention patterns.")
-    view = circuit_view(
-        graph.describe(),
-        edges,
-        n_edges=n_edges,
-        caption=" ".join(captions),
-        scored=scores is not None,
-        attention=attention,
-    )
+        caption += " The page was made without attention patterns."
+    drawn: dict[str, Any] = {"n_edges": n_edges, "scored": scored, "attention": attention}
+    view = circuit_view(graph.describe(), edges, caption=caption, **drawn)
     facts: list[tuple[str, Text]] = [("circuit", code(circuit.hash))]
     title = f"A circuit of {number(n_edges)} edges"
     if model is not None:
@@ -106,7 +98,10 @@ def _attention(
     places = {name: [int(part[1:]) for part in name.split(".")] for name in [*heads][: room if rows else 0]}
     return {
         "note": note * (room < len(heads)) + short * (len(rows) < min(prompts, task.n)),
-        "prompts": [{"text": _prompt_text(task, row), "tokens": prompt_tokens(task, row)} for row in rows],
+        "prompts": [
+            {"text": f"{row + 1}: {cut_text(''.join(tokens).strip(), 200)}", "tokens": tokens}
+            for row, tokens in ((row, prompt_tokens(task, row)) for row in rows)
+        ],
         "heads": {
             name: [packed_pattern(pattern[layer, head]) for pattern in patterns]
             for name, (layer, head) in places.items()
@@ -118,9 +113,3 @@ def prompt_tokens(task: PairTask, row: int) -> list[str]:
     """The tokens of a clean prompt as text."""
     ids = task.clean[row, : int(task.lengths[row])].tolist()
     return [str(each) if task.tokenizer is None else task.tokenizer.decode([each]) for each in ids]
-
-
-def _prompt_text(task: PairTask, row: int) -> str:
-    """A clean prompt for a list to choose from, with its number."""
-    text = task.texts[row] if task.texts is not None else "".join(prompt_tokens(task, row))
-    return f"{row + 1}: {cut_text(text.strip(), 200)}"

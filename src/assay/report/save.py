@@ -12,20 +12,20 @@ from assay.core.measurement import Measurement
 from assay.metrics.page import is_measurement, measurements_page
 from assay.page.blocks import Note, Page, Section
 from assay.page.form import PAGES, Document, PageForm, schema_of
-from assay.page.text import bounded, code, cut_text, record_text
+from assay.page.text import bounded, record_text
 from assay.report.sweep import sweep_page
 from assay.store import Store, StoredResult
 
 
 # Where the page of each kind is made; it registers itself when its module is imported.
 _MODULES = {
-    "audit": "assay.pipeline.audit_page",
+    "audit": "assay.pipeline.audit_result",
     "benchmark": "assay.analyses.benchmark.page",
     "calibration": "assay.analyses.calibration.page",
     "domain-evaluation": "assay.analyses.generalization.evaluation_page",
     "monitor": "assay.analyses.generalization.monitor_page",
     "ranking": "assay.analyses.generalization.ranking_page",
-    "ranking-comparison": "assay.analyses.generalization.comparison_page",
+    "ranking-comparison": "assay.analyses.generalization.comparison",
     "subset": "assay.analyses.subsets.page",
     "subset-path": "assay.analyses.subsets.page",
     "worst_case": "assay.analyses.worst_case.page",
@@ -38,7 +38,7 @@ def save_report(path: str | os.PathLike[str], *results: object) -> Path:
     Args:
         path: The file to write (its directory is made if needed); replaced only when complete.
         results: What `assay.audit`, `assay.worst_case`, `assay.calibrate_all`, `assay.rank`,
-            `assay.oodselect` or `assay.selection_path` returned, an `assay.Monitor` with readings, or the
+            `assay.selection_path` returned, an `assay.Monitor` with readings, or the
             documents that they stored; a `Measurement` or a list of them make a table; a
             `Page` is taken as it is.
 
@@ -77,11 +77,19 @@ def pages_of(result: object) -> list[Page]:
     """What is shown of a result: one page, or several where it has parts with pages of their own."""
     if isinstance(result, Page):
         return [result]
-    if (pages := getattr(result, "pages", None)) is not None:
-        return list(pages)
+    if isinstance(pages := getattr(result, "pages", None), list):
+        return pages
     if isinstance(result, list) and result and all(isinstance(each, Measurement) for each in result):
         return [measurements_page([bounded(each.to_dict()) for each in result])]
-    document = bounded(_document(result))
+    # A subset has a record too, which leaves out what its page shows.
+    made = getattr(result, "document", None) or getattr(result, "to_dict", lambda: result)
+    document = made() if callable(made) else made
+    if not isinstance(document, Mapping):
+        raise InputError(
+            f"cannot make a report from {type(result).__name__}. Pass audits, worst cases, calibrations, "
+            "rankings, subsets, monitors, their documents, measurements or lists of measurements"
+        )
+    document = bounded(document)
     if is_measurement(document):
         return [measurements_page([document])]
     form = _form(document)
@@ -90,25 +98,11 @@ def pages_of(result: object) -> list[Page]:
     return [form.make(form.read(document)), *others]
 
 
-def _document(result: object) -> Document:
-    """The document of a result; a subset has a record too, which leaves out what its page shows."""
-    document = getattr(result, "document", None)
-    if document is None:
-        document = result.to_dict() if hasattr(result, "to_dict") else result
-    if not isinstance(document, Mapping):
-        raise InputError(
-            f"cannot make a report from {type(result).__name__}. Pass audits, worst cases, calibrations, "
-            "rankings, subsets, monitors, their documents, measurements or lists of measurements"
-        )
-    return document
-
-
 def _form(document: Document) -> PageForm:
     """The form of a document by its kind; that of an audit names none."""
-    kind = document.get("kind")
-    if not isinstance(kind, str) or (kind not in _MODULES and kind not in PAGES):
-        kind = "audit"
-    if kind in _MODULES:
+    kind = str(document.get("kind"))
+    if kind not in PAGES:
+        kind = kind if kind in _MODULES else "audit"
         importlib.import_module(_MODULES[kind])
     return PAGES[kind]
 
@@ -120,22 +114,12 @@ def stored_pages(store: Store, result: StoredResult) -> list[Page]:
     document = {"kind": result.kind, **result.payload}  # the store knows the kind of what names none
     if is_measurement(document) or schema_of(document) == _form(document).schema:
         return pages_of(document)
-    kind = result.kind.replace("_", " ")
-    made = result.created[:16].replace("T", " ")
-    records = {"Result": result.payload, "How it was made": result.provenance}
+    kind, record = result.kind.replace("_", " "), record_text(result.document())
     return [
         Page(
             kind=kind,
             title=f"{kind.capitalize()} {result.id}",
-            lede=f"Made {made} UTC. A result of this kind does not have its own page; this is its record.",
-            sections=[
-                Section(title=title, blocks=[Note(text=record_text(record), style="code")])
-                for title, record in records.items()
-            ],
-            facts=[
-                ("result", code(result.id)),
-                ("arrays", cut_text(", ".join(result.arrays)) or "none"),
-                ("whole", code(f"assay show {result.id} --json")),
-            ],
+            lede="A result of this kind does not have its own page; this is its record.",
+            sections=[Section(title="Record", blocks=[Note(text=record, style="code")])],
         )
     ]

@@ -46,14 +46,10 @@ def sweep_frame(store: Store, sweep: str) -> "pd.DataFrame":
     """
     import pandas as pd
 
-    return pd.DataFrame(sweep_rows(store, _jobs(find_result(store, sweep))))
-
-
-def _jobs(sweep: StoredResult) -> Sequence[Row]:
-    if sweep.kind != "sweep":
-        raise InputError(f"{sweep.id} is a {sweep.kind}, not a sweep; see `assay store ls --kind sweep`")
-    jobs: Sequence[Row] = sweep.payload["jobs"]
-    return jobs
+    result = find_result(store, sweep)
+    if result.kind != "sweep":
+        raise InputError(f"{result.id} is a {result.kind}, not a sweep; see `assay store ls --kind sweep`")
+    return pd.DataFrame(sweep_rows(store, result.payload["jobs"]))
 
 
 def sweep_rows(store: Store, jobs: Iterable[Row]) -> list[dict[str, Any]]:
@@ -63,12 +59,14 @@ def sweep_rows(store: Store, jobs: Iterable[Row]) -> list[dict[str, Any]]:
     for job in jobs:
         facts = {"job": job["name"], "kind": job["kind"], "status": job.get("status") or "done"}
         facts |= {"error": job.get("error"), **dict.fromkeys(NUMBERS)}
-        results = [summaries[key] for key in job["results"] if key in summaries]
-        for each in results:
-            facts |= {"measure": each.metric or each.name or each.kind, "verdict": each.status}
-            numbers = {name: getattr(each, name) for name in NUMBERS[1:-2]}
-            rows.append({**facts, **numbers, "result": each.id})
-        if not results:
+        for each in (summaries[key] for key in job["results"] if key in summaries):
+            own = {
+                "measure": each.metric or each.name or each.kind,
+                "verdict": each.status,
+                "result": each.id,
+            }
+            rows.append(facts | {name: getattr(each, name) for name in NUMBERS[1:-2]} | own)
+        if not any(key in summaries for key in job["results"]):
             rows.append(facts)
     return rows
 
@@ -76,7 +74,7 @@ def sweep_rows(store: Store, jobs: Iterable[Row]) -> list[dict[str, Any]]:
 def sweep_page(store: Store, sweep: str) -> Page:
     """The page of a stored sweep, by its name or id, as `sweep_frame` takes them."""
     result = find_result(store, sweep)
-    rows = sweep_rows(store, _jobs(result))
+    rows = sweep_rows(store, result.payload["jobs"])
     made: Text = (code(result.id), " ", quiet(result.created[:16].replace("T", " ")))
     plan = folded_record("The plan behind the sweep", result.provenance)
     return jobs_page(str(result.payload["name"]), rows, facts=[("result", made)], records=[plan])
@@ -91,15 +89,15 @@ def jobs_page(name: str, rows: Sequence[Row], **more: Any) -> Page:
         more: Further entries of the page.
     """
     states = Counter({row["job"]: row["status"] for row in rows}.values())
-    failed = [row for row in rows if row["status"] == "failed"]
     sections = [Section(title="Jobs and what they measured", blocks=[_table(rows)])]
-    if failed:
-        why: list[list[Cell | Text]] = [
-            [cut_text(row["job"], 200), Cell(text=cut_text(row["error"] or ""), style="why")]
-            for row in failed[:ROWS]
-        ]
+    why: list[list[Cell | Text]] = [
+        [cut_text(row["job"], 200), Cell(text=cut_text(row["error"] or ""), style="why")]
+        for row in rows
+        if row["status"] == "failed"
+    ]
+    if why:
         again = ("Run the same ", code("assay sweep"), " again to retry them; finished jobs are kept.")
-        table = Table(columns=columns("job", "why"), rows=why, caption=again, tall=len(why) > 20)
+        table = Table(columns=columns("job", "why"), rows=why[:ROWS], caption=again, tall=len(why) > 20)
         sections.insert(0, Section(title="Jobs that failed", blocks=[table]))
     counts = listed([f"{count:,} {state}" for state, count in sorted(states.items())])
     verdict = f"{plural(states.total(), 'job')}: {counts}."

@@ -14,8 +14,7 @@ file of arrays is written and renamed inside the transaction that adds the row, 
 result, and what a killed writer leaves is a file that no row names.
 """
 
-from assay.store.database import DATABASE_NAME, SCHEMA_VERSION
-from assay.store.result import About, ResultSummary, StoredResult
+from assay.store.database import DATABASE_NAME, SCHEMA_VERSION, About, ResultSummary, StoredResult
 from assay.store.store import Content, Outbox, Store
 
 

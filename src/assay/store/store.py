@@ -20,8 +20,7 @@ from torch import Tensor
 from assay.circuits.files import TEMPORARY, write_atomically
 from assay.core.errors import FileFormatError, InputError, UnknownNameError, check_name, writing
 from assay.core.record import plain, record_id
-from assay.store.database import RESULTS, Database
-from assay.store.result import COLUMNS, About, ResultSummary, StoredResult
+from assay.store.database import COLUMNS, RESULTS, About, Database, ResultSummary, StoredResult
 
 
 if TYPE_CHECKING:

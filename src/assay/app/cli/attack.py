@@ -42,7 +42,6 @@ class AttackSettings(Reporting, OfCircuit, OnImages, OnTask):
             inputs.
         n_corrupted: Corrupted inputs of protocol all. Default: 300.
         n_pairs: Pairs of protocols matched and iid. Default: 3000.
-        enumerate: Run every distinct input once, weighted by its probability, instead of a sample.
         reuse_clean: Corrupt the clean prompts of the sample, as the published runs did.
         divergence: Divergence: kl, reverse-kl, js, tv or logit-diff-gap.
         threshold: Report the share of pairs above this divergence; repeat for several.
@@ -61,7 +60,6 @@ class AttackSettings(Reporting, OfCircuit, OnImages, OnTask):
     n_clean: Annotated[Count | None, PAIRS] = None
     n_corrupted: Annotated[Count | None, PAIRS] = None
     n_pairs: Annotated[Count | None, RARE] = None
-    enumerate: Annotated[bool, RARE] = False
     reuse_clean: Annotated[bool, RARE] = False
     divergence: Annotated[str, PAIRS] = "kl"
     threshold: Annotated[tuple[float, ...], RARE] = ()
@@ -112,7 +110,7 @@ def attack(settings: AttackSettings) -> None:
             ablation = _found_under(settings, task)
             more: dict[str, Any] = {"ablation": ablation, "store": store, "progress": progress}
             circuit = settings.runs(model, found_on, **more).circuit
-        names = ("ablation", "seed", "reuse_clean", "independent", "enumerate")
+        names = ("ablation", "seed", "reuse_clean", "independent")
         how = {name: getattr(settings, name) for name in names}
         sample = pairs_of(model.bind(task), protocol, size, **how)
         stored = worst_case_stage(
@@ -155,7 +153,7 @@ def _check(settings: AttackSettings, protocol: str) -> None:
     task = None if settings.of_images else settings.task
     call(settings, check_options, task=task, ablation=None)
     get_divergence(settings.divergence)
-    check_ablation(settings.ablation, protocol, enumerate=settings.enumerate)
+    check_ablation(settings.ablation, protocol)
     if protocol == "inputs" and not settings.of_grammar and (settings.n_clean or settings.search):
         raise InputError(
             f"{settings.task} has no grammar, so all of its rows are run; leave out --n-clean and --search"

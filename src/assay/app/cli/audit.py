@@ -47,7 +47,7 @@ def audit(settings: AuditSettings) -> None:
     The report is report.html in the directory of --out, beside the results. It lists what was not run.
     """
     from assay.pipeline.audit import audit as run_audit
-    from assay.pipeline.audit_result import request_of, stored_answer
+    from assay.pipeline.audit import request_of, stored_answer
     from assay.pipeline.checks import check_options
     from assay.store import Store
 

@@ -1,16 +1,16 @@
 """`assay benchmark`: discovery methods judged by quality and cost."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command, family
 from assay.app.console import print_pages, progress_on_stderr, remark
 from assay.app.delivery import File, check_outputs, make_room
-from assay.app.options import DISCOVERY, INPUTS, OUTPUT, RUNNING, Count, call
+from assay.app.options import DISCOVERY, INPUTS, OUTPUT, RUNNING, Count, call, parse_options
 from assay.app.settings import Ablating, OnModel, RunningModels
 from assay.core.errors import InputError
 
@@ -68,24 +68,17 @@ def discovery(settings: BenchmarkSettings) -> None:
     from assay.analyses.benchmark import benchmark_discovery, choose_entries
     from assay.analyses.benchmark.page import benchmark_page
     from assay.analyses.benchmark.targets import find_target
-    from assay.pipeline.benchmark import (
-        QUICK_WITHOUT,
-        export_submission,
-        parse_options,
-        quick_settings,
-        write_benchmark,
-    )
+    from assay.discovery.edges import METHODS
+    from assay.pipeline import benchmark as files
 
-    methods: Sequence[str] | None = _methods(settings.methods)
-    options: Mapping[str, Mapping[str, Any]] = parse_options(settings.options)
-    n = settings.n
+    names = [name.strip() for text in settings.methods for name in text.split(",") if name.strip()]
+    methods, options, n = names or None, parse_options(settings.options), settings.n
     if settings.quick:
-        shrunk = quick_settings(methods, options, n)
-        methods, options, n = shrunk.methods, shrunk.options, shrunk.n
-        remark(
-            f"quick: {n} examples, learned masks far from converged"
-            + ("" if settings.methods else f", without {' and '.join(QUICK_WITHOUT)}")
-        )
+        variants = [name for name in options if "@" in name]
+        methods = names or [*(key for key in METHODS if key not in files.QUICK_WITHOUT), *variants]
+        options, n = files.quick_options(methods, options), n or files.QUICK_N
+        without = "" if names else f", without {' and '.join(files.QUICK_WITHOUT)}"
+        remark(f"quick: {n} examples, learned masks far from converged{without}")
     choose_entries(methods, options)  # wrong names cost no loading
     check_outputs(settings, folders=(settings.export, settings.scores_dir))
     with progress_on_stderr() as progress:
@@ -106,7 +99,7 @@ def discovery(settings: BenchmarkSettings) -> None:
             methods=methods,
             options=options,
             held_out=target.held_out if settings.evaluate == "held-out" else None,
-            imports=_imported(settings.imports, target.model, target.task.name),
+            imports=_imported(settings.imports, target.model),
             truth=target.truth,
             progress=progress,
         )
@@ -118,25 +111,20 @@ def discovery(settings: BenchmarkSettings) -> None:
         for name, scores in result.scores.items():
             scores.save(make_room(folder / f"{name}.safetensors"))
 
-    files = {
-        "benchmark": File(settings.out, lambda folder: write_benchmark(folder, result)),
+    def export(folder: Path) -> None:
+        files.export_submission(folder, result, target.model)
+
+    written = {
+        "benchmark": File(settings.out, lambda folder: files.write_benchmark(folder, result)),
         "scores": File(settings.scores_dir, save_scores),
-        "submission": File(settings.export, lambda folder: export_submission(folder, result, target.model)),
+        "submission": File(settings.export, export),
     }
     identity = _keep(settings, result)
     document = result.to_dict()
-    settings.deliver(document, files, show=lambda: print_pages(benchmark_page(document)), identity=identity)
+    settings.deliver(document, written, show=lambda: print_pages(benchmark_page(document)), identity=identity)
 
 
-def _methods(texts: Sequence[str]) -> list[str] | None:
-    """Names from options that may be repeated and may hold commas; None where there is no option."""
-    names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
-    if texts and not names:
-        raise InputError("--methods is empty; give names of methods, or leave it out for all of them")
-    return names or None
-
-
-def _imported(paths: Sequence[Path], model: "Model", task: str) -> "dict[str, EdgeScores]":
+def _imported(paths: Sequence[Path], model: "Model") -> "dict[str, EdgeScores]":
     """Scores of other tools, by the names of their files."""
     from assay.pipeline.benchmark import read_scores
 
@@ -146,7 +134,7 @@ def _imported(paths: Sequence[Path], model: "Model", task: str) -> "dict[str, Ed
             raise InputError(
                 f"two imported files are named {name!r}; rename one, because rows are labelled by that name"
             )
-    return {name: read_scores(path, model, task) for name, path in zip(names, paths, strict=True)}
+    return {name: read_scores(path, model) for name, path in zip(names, paths, strict=True)}
 
 
 def _keep(settings: BenchmarkSettings, result: "DiscoveryBenchmark") -> str:

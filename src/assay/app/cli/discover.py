@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.console import echo, print_table, progress_on_stderr
 from assay.app.delivery import File, Saving, check_outputs
-from assay.app.options import CIRCUIT, DISCOVERY, INPUTS, OUTPUT, RARE, Count, call
+from assay.app.options import CIRCUIT, DISCOVERY, INPUTS, OUTPUT, RARE, Count, call, parse_options
 from assay.app.settings import Ablating, Discovering, OnImages, OnTask, Quadrature, RunningModels
 from assay.core.errors import InputError
 from assay.core.machine import counting_examples
@@ -50,7 +50,6 @@ class DiscoverSettings(RunningModels, Saving, Quadrature, Ablating, Discovering,
 def discover(settings: DiscoverSettings) -> None:
     """Score every edge and keep the strongest as a circuit."""
     from assay.core.record import library_version
-    from assay.pipeline.benchmark import parse_options
     from assay.pipeline.checks import check_options
     from assay.pipeline.circuits import keep_circuit
     from assay.pipeline.prompts import read_inputs

@@ -2,20 +2,20 @@
 
 import importlib.metadata
 import platform
-import sys
+import re
 from typing import Any
 
 from assay.app.cli.parsing import STORE, command
 from assay.app.console import echo, note, print_table
 from assay.app.delivery import Talking
-from assay.core.extras import DISTRIBUTION, EXTRAS, install_command, installed_version
+from assay.core.extras import DISTRIBUTION, install_command
 
 
 SCHEMA = "assay-doctor/1"
 # Packages beneath the engine; their versions decide numbers and errors.
 ENGINE = ("torch", "transformers", "numpy", "scipy", "scikit-learn", "pandas", "matplotlib", "cyclopts")
 LOGITS = 1e-4  # largest difference of the full circuit's logits, relative to the largest logit
-GAP = 0.02  # largest completeness gap, the tolerance of steps="auto"
+GAP = 0.02  # largest completeness gap
 PROMPTS = 4
 
 
@@ -38,17 +38,27 @@ def versions() -> dict[str, str | None]:
     from assay.core.record import library_version
 
     plugins = [
-        each.metadata["Name"]
+        each.name
         for each in importlib.metadata.distributions()
         if any(point.group.startswith("assay.") for point in each.entry_points)
     ]
     own = {DISTRIBUTION: library_version(), "python": platform.python_version()}
-    return own | {name: installed_version(name) for name in (*ENGINE, *plugins)}
+    return own | {name: _installed(name) for name in (*ENGINE, *plugins)}
+
+
+def _installed(distribution: str) -> str | None:
+    """Version of a distribution; none if it is not installed."""
+    found = next(iter(importlib.metadata.distributions(name=distribution)), None)
+    return None if found is None else found.version
 
 
 def extras() -> dict[str, Any]:
     """Of each extra: whether it is installed, its packages, and what installs it."""
-    packages = {extra: {name: installed_version(name) for name in names} for extra, names in EXTRAS.items()}
+    packages: dict[str, dict[str, str | None]] = {}
+    for row in importlib.metadata.requires(DISTRIBUTION) or ():
+        for name, extra in re.findall(r"^([\w.-]+).*extra == ['\"](\w+)", row):
+            if name != DISTRIBUTION and extra not in ("dev", "docs"):
+                packages.setdefault(extra, {})[name] = _installed(name)
     return {
         extra: {"installed": all(found.values()), "packages": found, "command": install_command(extra)}
         for extra, found in packages.items()
@@ -65,7 +75,6 @@ def machine() -> dict[str, Any]:
     gpus = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
     return {
         "system": platform.platform(),
-        "interpreter": sys.executable,
         "cores": usable_cores(),
         "free_memory": free_memory(),
         "devices": [f"cuda:{index} {name}" for index, name in enumerate(gpus)],
@@ -95,7 +104,7 @@ def engine_checks() -> list[dict[str, Any]]:
     task = load_task("ioi", model, n=PROMPTS)
     largest, half = run_model(model, task).abs().max(), Circuit.random(model.graph, model.graph.n_edges // 2)
     own = torch.arange(PROMPTS)[:, None].expand(-1, 2)
-    own_pass = model.module(task.clean.to(model.device)).logits.cpu()
+    own_pass = model.module(task.clean.to(model.device)).logits.detach().cpu()
     native = own_pass[torch.arange(PROMPTS), task.positions]
     full = run_circuit(model, task, Circuit.full(model.graph), pairs=own) - native
     two_ways = run_circuit(model, task, half) - run_circuit(model, task, half, pairs=own)

@@ -1,10 +1,8 @@
 """`assay monitor evaluate`: what would an alarm on the circuit have been worth on domains with labels?"""
 
-import csv
-import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Literal
 
 from assay.app.cli.monitor import monitor  # noqa: F401 - the command that this one belongs to
 from assay.app.cli.parsing import app, command
@@ -14,10 +12,6 @@ from assay.app.monitor.settings import ALARM
 from assay.app.options import DISCOVERY, INPUTS, OUTPUT, RARE, STEPS, Count, Steps, at_least, call
 from assay.app.settings import OnClassifier, Seeded, SkipBad
 from assay.core.errors import InputError
-
-
-if TYPE_CHECKING:
-    from assay.pipeline.domain_evaluation import EvaluationPlan
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +25,8 @@ class EvaluateSettings(Computing, Seeded, SkipBad, OnClassifier):
         images: Labelled test domains: DIR/DOMAIN/CLASS/*, DIR/CORRUPTION/SEVERITY/CLASS/*, shapes,
             or a table such as camelyon17:DIR; repeat for several.
         domains_by: Columns of a table that make domains, e.g. region,year. Default: those of its layout.
+        skip_bad: Skip and count image files that cannot be decoded.
+        exif: Turn images as their EXIF orientation says (turn), or leave them as stored (ignore).
         parts: Random disjoint parts that each test domain is cut into.
         n: Images of each domain for its circuit and the baselines, in total. Default: 300, or as many as a
             file of edge scores rests on.
@@ -47,6 +43,8 @@ class EvaluateSettings(Computing, Seeded, SkipBad, OnClassifier):
     known: Annotated[str | None, INPUTS] = None
     images: Annotated[tuple[str, ...], INPUTS] = ()
     domains_by: Annotated[str | None, INPUTS] = None
+    skip_bad: Annotated[bool, INPUTS] = False
+    exif: Annotated[Literal["turn", "ignore"], INPUTS] = "turn"
     parts: Annotated[Count, INPUTS] = 1
     n: Annotated[int | None, INPUTS, at_least(2)] = None
     rated: Annotated[Count, INPUTS] = 1000
@@ -69,89 +67,50 @@ def evaluate(settings: EvaluateSettings) -> None:
     """
     from assay.analyses.generalization import DISTANCES
     from assay.pipeline.domain_evaluation import evaluate_domains
+    from assay.store import About
+    from assay.tasks import CORRUPTIONS
 
     DISTANCES[settings.distance]
     model, style = settings.load_classifier(remark)
-    plan = _plan(settings, style)
-    check_outputs(settings)
-    with progress_on_stderr() as progress:
-        result = evaluate_domains(model, plan, cache=settings.store_folder(), progress=progress, note=remark)
-    _hand_over(settings, result.to_dict())
-
-
-def _plan(settings: EvaluateSettings, style: str | None) -> "EvaluationPlan":
-    """What to evaluate; an embedded model has images of its own."""
-    from assay.analyses.generalization.domains import EvaluationSettings
-    from assay.pipeline.domain_evaluation import EvaluationPlan, images_of_circuit, known_batches
-    from assay.pipeline.monitor_plan import MonitorPlan
-
     images = settings.images or (("shapes",) if settings.model is None else ())
     if not images or (settings.reference is None and style is None):
         raise InputError(
             "your own model needs --reference, images it does well on, and --images, labelled test domains"
         )
-    reference = settings.reference or f"shapes:{style}"
-    n = images_of_circuit(reference, settings.n)
-    start = call(
-        settings,
-        MonitorPlan,
-        reference=reference,
-        window=n,
-        known_batches=known_batches(settings.rated, n),
-    )
-    how = call(settings, EvaluationSettings, n=n)
-    by = () if settings.domains_by is None else tuple(map(str.strip, settings.domains_by.split(",")))
-    return call(
-        settings, EvaluationPlan, start=start, images=images, by=by, settings=how, **_corruptions(settings)
-    )
-
-
-def _corruptions(settings: EvaluateSettings) -> dict[str, Any]:
-    from assay.tasks import CORRUPTIONS
-
-    text = settings.corruptions
-    named = {"all": tuple(CORRUPTIONS), "none": ()}
-    return {"corruptions": named.get(text) if text in named else tuple(map(str.strip, text.split(",")))}
-
-
-def _hand_over(settings: EvaluateSettings, document: dict[str, Any]) -> None:
-    """The result to the store, to files and to stdout."""
-    from assay.circuits import write_atomically
-    from assay.store import About
-
+    check_outputs(settings)
+    with progress_on_stderr() as progress:
+        result = call(
+            settings,
+            evaluate_domains,
+            model,
+            reference=settings.reference or f"shapes:{style}",
+            images=images,
+            by=_listed(settings.domains_by or ""),
+            corruptions={"all": tuple(CORRUPTIONS), "none": ()}.get(
+                settings.corruptions, _listed(settings.corruptions)
+            ),
+            cache=settings.store_folder(),
+            progress=progress,
+            note=remark,
+        )
+    document = result.to_dict()
     about = About(
-        model=document["model"]["id"],
+        model=model.id,
         metric=settings.measure,
-        n=sum(each["n"] for each in document["test"]),
+        n=sum(each.n for each in result.test),
         seed=settings.seed,
-        name=f"{len(document['test'])} domains",
+        name=f"{len(result.test)} domains",
     )
     identity = settings.open_store().put(document["kind"], document["provenance"], document, about=about)
     files: dict[str, File] = {}
-    if settings.out is not None:
+    if (out := settings.out) is not None:
         files = {
-            "document": json_file(settings.out / "evaluation.json", document),
-            "report": File(settings.out / "report.html"),
-            "table": File(
-                settings.out / "domains.csv",
-                lambda path: write_atomically(path, _table(document).encode()),
-            ),
+            "document": json_file(out / "evaluation.json", document),
+            "report": File(out / "report.html"),
+            "table": File(out / "domains.csv", lambda path: result.to_frame().to_csv(path, index=False)),
         }
     settings.deliver(document, files, identity=identity)
 
 
-def _table(document: dict[str, Any]) -> str:
-    """A row per domain: what it was used for, its sizes, performance, and every metric."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    facts = ("domain", "group", "n", "n_labelled", "accuracy", "macro_f1")
-    scores = list(document["metrics"])
-    biases = sorted(document["test"][0]["depth_bias"])
-    writer.writerow(["use", *facts, *scores, *(f"ddb-{name}" for name in biases)])
-    uses = {"in distribution": [document["own"]] if document["own"] else [], "calibration": document["known"]}
-    for use, domains in (uses | {"test": document["test"]}).items():
-        for each in domains:
-            measured = each["shifts"] | each["baselines"]
-            row = [each[name] for name in facts] + [measured.get(key) for key in scores]
-            writer.writerow([use, *row, *(each["depth_bias"][name] for name in biases)])
-    return text.getvalue()
+def _listed(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, map(str.strip, text.split(","))))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.console import echo_result, print_pages, progress_on_stderr
+from assay.app.console import echo_result, print_pages, progress_on_stderr, remark
 from assay.app.delivery import Saving, check_outputs, json_file
 from assay.app.options import INPUTS, at_least, call, own_group
 from assay.app.settings import Ablating, OfCircuit, OnImages
@@ -78,5 +78,7 @@ def _show(records: list[dict[str, Any]]) -> None:
     from assay.metrics.page import measurements_page
 
     print_pages(measurements_page(records))
+    for text in dict.fromkeys(text for record in records for text in record["notes"]):
+        remark(text)
     for record in records:
         echo_result(f"{record['hash']}  {record['name']}")

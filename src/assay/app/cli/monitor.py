@@ -1,6 +1,7 @@
 """`assay monitor`: batches of images in, circuit shift out, with an alarm."""
 
 import json
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +10,7 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import GATE_FIRED, IMAGES, app, command
 from assay.app.console import echo, echo_result, note, print_json, progress_on_stderr, remark, say
-from assay.app.delivery import Computing, Quiet
+from assay.app.delivery import Computing, Talking
 from assay.app.monitor.settings import MonitorOptions
 from assay.app.options import RUNNING
 from assay.core.errors import InputError
@@ -17,7 +18,6 @@ from assay.core.errors import InputError
 
 if TYPE_CHECKING:
     from assay.analyses.generalization.monitor import Reading
-    from assay.app.monitor.watch import MonitorRun, Stop
     from assay.pipeline.monitoring import StartedMonitor
 
 
@@ -41,18 +41,23 @@ def monitor(settings: MonitorSettings) -> int:
     """
     from assay.app.monitor.watch import MonitorRun, stopped_by_signals
 
-    with stopped_by_signals() as stop, MonitorRun(settings, stop=stop, tell=remark) as run:
-        _start(run)
-        readings = _observe(settings, run, stop)
+    readings: list[Reading] = []
+    with stopped_by_signals() as stop, ExitStack() as running:
+        run = MonitorRun(settings, stop=stop, tell=remark)
+        with progress_on_stderr() as progress:
+            started = running.enter_context(run.started(progress))
+        remark(started.monitor.rules.guarantee)
+        for reading in run.observe(started):
+            readings.append(reading)
+            _print(settings, reading, first=len(readings) == 1)
+            if settings.gate and settings.follow and reading.alarm:
+                break
         if stop.is_set():
             note("Stopped. Run the same command again to resume.")
-        run.finish()
-        _finish(settings, run.started, readings)
-    if not settings.gate:
-        return 0
+    _finish(settings, started, readings)
     # Without a new batch the alarm is what the newest reading said.
-    alarms = sum(bool(each.alarm) for each in readings or run.started.monitor.readings[-1:])
-    if not alarms:
+    alarms = sum(bool(each.alarm) for each in readings or started.monitor.readings[-1:])
+    if not (settings.gate and alarms):
         return 0
     say(f"gate: {alarms} batch(es) raised the alarm" if readings else "gate: the alarm is on")
     return GATE_FIRED
@@ -62,7 +67,7 @@ Directory = Annotated[Path, Parameter(name="DIR", help="Output directory of a mo
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatusSettings(Quiet):
+class StatusSettings(Talking):
     """Which monitor."""
 
 
@@ -74,46 +79,29 @@ def status(directory: Directory, /, *, settings: StatusSettings) -> int:
     """
     from assay.analyses.generalization.monitor import read_readings
     from assay.page.text import plural
-    from assay.pipeline.monitor_directory import READINGS
+    from assay.pipeline.monitoring import READINGS
 
     readings = read_readings(directory / READINGS)
     if not readings:
         raise InputError(f"{directory} holds no readings; give the --out of a monitor")
     last = readings[-1]
-    state = {None: "no alarm is set", True: "alarm on", False: "alarm off"}[last.alarm]
-    echo(f"{state}: {last.sentence} ({plural(len(readings), 'batch')}, the last {last.time[:16]} UTC)")
+    if settings.json:
+        print_json({"alarm": last.alarm, "batches": len(readings), "last": last.to_dict()})
+    else:
+        state = {None: "no alarm is set", True: "alarm on", False: "alarm off"}[last.alarm]
+        echo(f"{state}: {last.sentence} ({plural(len(readings), 'batch')}, the last {last.time[:16]} UTC)")
     return GATE_FIRED if last.alarm else 0
 
 
-def _start(run: "MonitorRun") -> None:
-    """The reference, and what the alarm promises."""
-    with progress_on_stderr() as progress:
-        run.start(progress)
-    remark(run.started.monitor.guarantee.statement)
-
-
-def _observe(settings: MonitorSettings, run: "MonitorRun", stop: "Stop") -> "list[Reading]":
-    """Readings, each printed as it comes."""
-    readings: list[Reading] = []
-    for reading in run.observe():
-        readings.append(reading)
-        if not settings.json:
-            echo(f"{_HEAD}\n{_line(reading)}" if len(readings) == 1 else _line(reading))
-        elif settings.follow:
+def _print(settings: MonitorSettings, reading: "Reading", *, first: bool) -> None:
+    """A row of the table as it comes, so of fixed width; with --json and --follow, a line of JSON."""
+    if settings.json:
+        if settings.follow:
             echo(json.dumps(reading.to_dict(), allow_nan=False))
-        if settings.gate and settings.follow and reading.alarm:
-            break
-    return readings
-
-
-_HEAD = (
-    f"{'batch':>5}  {'origin':<14} {'n':>5} {'shift':>7} {'p':>6} {'outputs':>7} {'p':>6} {'e-value':>8}"
-    "  alarm"
-)
-
-
-def _line(reading: "Reading") -> str:
-    """A row of the table; printed as it comes, so of fixed width."""
+        return
+    if first:
+        heads = f"{'batch':>5}  {'origin':<14} {'n':>5} {'shift':>7} {'p':>6} {'outputs':>7} {'p':>6}"
+        echo(f"{heads} {'e-value':>8}  alarm")
     p, outputs, output_p = (
         "" if each is None else f"{each:.3f}"
         for each in (reading.p_value, reading.output_shift, reading.output_p_value)
@@ -121,7 +109,7 @@ def _line(reading: "Reading") -> str:
     e = "" if reading.e_value is None else f"{reading.e_value:.3g}"
     alarm = {None: "", False: "no", True: "ALARM"}[reading.alarm]
     skipped = f"  {len(reading.skipped)} unreadable" if reading.skipped else ""
-    return (
+    echo(
         f"{reading.index + 1:>5}  {reading.domain[:14]:<14} {reading.n:>5} {reading.shift:>7.3f} "
         f"{p:>6} {outputs:>7} {output_p:>6} {e:>8}  {alarm:<5}{skipped}".rstrip()
     )
@@ -129,49 +117,35 @@ def _line(reading: "Reading") -> str:
 
 def _finish(settings: MonitorSettings, started: "StartedMonitor", readings: "list[Reading]") -> None:
     """What came of the run: the document, or a verdict and the files."""
-    from assay.pipeline.monitor_directory import DOCUMENT, PAGE, READINGS
+    from assay.analyses.generalization.monitor_page import verdict
+    from assay.pipeline.monitoring import DOCUMENT, PAGE, READINGS
+    from assay.store import About
 
-    identity = _keep(settings, started)
+    document, every = started.document, started.monitor.readings
+    identity = ""
+    if every:
+        names = ("model", "graph", "reference", "settings", "readings")
+        about = About(
+            model=started.monitor.model.id,
+            metric=started.monitor.distance,
+            n=sum(each.n for each in every),
+            seed=settings.seed,
+            status="alarm" if any(each.alarm for each in every) else "calm",
+            name=f"{len(every)} batches",
+        )
+        identity = settings.keep("monitor", {name: document[name] for name in names}, document, about)
     if settings.json:
         if not settings.follow:
-            print_json(started.document)
+            print_json(document)
         return
-    if not readings:
-        echo(
-            f"no new batch: fewer new images than one batch needs ({len(started.monitor.readings)} readings "
-            "so far)"
-        )
-        if started.passed:
-            echo(f"skipped {len(started.passed)} unreadable image file(s)")
+    if readings:
+        echo(f"\n{verdict(document)}")
     else:
-        from assay.analyses.generalization.monitor_page import verdict
-
-        echo()
-        echo(verdict(started.document))
-    names = {"readings": READINGS, "document": DOCUMENT} | (
-        {"report": PAGE} if started.monitor.readings else {}
-    )
-    for name, file in names.items():
+        echo(f"no new batch: fewer new images than one batch needs ({len(every)} readings so far)")
+    if n := len(started.monitor.skipped):
+        echo(f"skipped {n} unreadable image file(s) since the last batch")
+    for name, file in {"readings": READINGS, "document": DOCUMENT, "report": PAGE}.items():
         if (settings.out / file).exists():
             echo(f"{name:<8} {settings.out / file}")
     if identity:
         echo_result(identity)
-
-
-def _keep(settings: MonitorSettings, started: "StartedMonitor") -> str:
-    """Store the document once there is a reading; returns its id."""
-    from assay.store import About
-
-    document = started.document
-    if not document["readings"]:
-        return ""
-    names = ("model", "graph", "reference", "settings", "readings")
-    about = About(
-        model=document["model"]["id"],
-        metric=document["distance"]["key"],
-        n=sum(each["n"] for each in document["readings"]),
-        seed=settings.seed,
-        status="alarm" if any(each["alarm"] for each in document["readings"]) else "calm",
-        name=f"{len(document['readings'])} batches",
-    )
-    return settings.keep("monitor", {name: document[name] for name in names}, document, about)

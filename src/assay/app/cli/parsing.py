@@ -5,10 +5,12 @@ its docstring their help. Values come from the command line, else `ASSAY_NAME` v
 `--config`, else the field's default.
 """
 
+import errno
 import gc
 import inspect
 import io
 import os
+import signal
 import sys
 import threading
 import warnings
@@ -21,7 +23,6 @@ from cyclopts.config import Env, Toml
 from assay.app.console import print_json, quiet, say, show_warning
 from assay.app.delivery import Quiet, Talking
 from assay.app.options import FILTERS, RareGroup
-from assay.app.settings import ImageWorkers
 from assay.core.errors import AssayError, AssayWarning, InputError, by_option, check_name
 from assay.core.machine import decoding_with
 
@@ -199,8 +200,8 @@ def run(arguments: Sequence[str]) -> int:
         function, bound, _ = app.parse_args(words, print_error=False, exit_on_error=False)
         bound.apply_defaults()
         settings = next((each for each in bound.arguments.values() if isinstance(each, Quiet)), settings)
-        given = settings if isinstance(settings, ImageWorkers) else ImageWorkers()
-        decoding = decoding_with(given.workers, turns=given.exif == "turn")
+        workers, exif = (getattr(settings, name, None) for name in ("workers", "exif"))
+        decoding = decoding_with(workers, turns=exif != "ignore")
         with warnings.catch_warnings(), quiet(silent=settings.quiet), decoding:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", AssayWarning)
@@ -214,6 +215,10 @@ def run(arguments: Sequence[str]) -> int:
         if settings.traceback:
             raise
         return _failed(settings, by_option(str(error)), 2 if isinstance(error, InputError) else 1)
+    except OSError as error:
+        if error.errno != errno.ENAMETOOLONG or settings.traceback:
+            raise
+        return _failed(settings, f"{str(error.filename)[:80]}... is too long for a file name", 2)
     except KeyboardInterrupt:
         say("Interrupted. Run the same command again to resume.")
         return INTERRUPTED
@@ -235,8 +240,15 @@ def _failed(settings: Quiet, message: str, code: int) -> int:
     return code
 
 
+def _interrupt(number: int, frame: object) -> None:
+    """SIGTERM ends a command as Ctrl-C does."""
+    del number, frame
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     """Entry point of the command."""
+    signal.signal(signal.SIGTERM, _interrupt)
     gc.set_threshold(10_000)  # imports make lasting objects: searching them took a tenth of a short command
     # One kind of progress at a time: transformers draws a bar even for weights on disk.
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

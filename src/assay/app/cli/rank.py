@@ -1,22 +1,22 @@
 """`assay rank`: which model of a zoo to deploy on images that may have no labels."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 from assay.app.cli.parsing import IMAGES, command
 from assay.app.console import progress_on_stderr, remark
 from assay.app.delivery import Computing, File, check_outputs, json_file
-from assay.app.options import INPUTS, OUTPUT, Count, at_least, call, keywords, own_group
+from assay.app.options import INPUTS, OUTPUT, Count, at_least, call, own_group
 from assay.app.settings import Placed, Seeded, SkipBad
 from assay.core.errors import InputError
 
 
 if TYPE_CHECKING:
-    from assay.analyses.generalization.ranking_table import Ranking
-    from assay.pipeline.targets import Domain
+    from assay.analyses.generalization.ranking import Ranking
+    from assay.tasks import ImageTask
     from assay.zoo import Zoo
 
 RANKING = own_group("Ranking")
@@ -58,9 +58,16 @@ def rank(settings: RankSettings) -> None:
 
     By depth bias and by every baseline, before deployment; the images may have no labels.
     """
-    lineups = _lineups(settings)
+    from assay.analyses.generalization.comparison import compare_rankings
+
+    lineups = list(_lineups(settings))
     check_outputs(settings)
-    document = _document(_rankings(settings, lineups))
+    rankings: dict[str, list[Ranking]] = {}
+    with progress_on_stderr() as progress:
+        for lineup in lineups:
+            rankings.setdefault(lineup.dataset, []).append(_ranking(settings, lineup, progress))
+    alone = next(iter(rankings.values()))[0] if len(lineups) == 1 else None
+    document = (alone or compare_rankings(rankings)).to_dict()
     _keep(settings, document)
     files = {}
     if settings.out is not None:
@@ -75,9 +82,8 @@ def _keep(settings: RankSettings, document: dict[str, Any]) -> None:
 
     about = About()
     if target := document.get("target"):
-        task, domain = target["name"], target["domain"]
         about = About(
-            task=f"{task}:{domain}" if task and domain and task != domain else task or domain,
+            task=":".join(dict.fromkeys(filter(None, (target["name"], target["domain"])))),
             metric=document["measure"],
             n=target["n"],
             seed=settings.seed,
@@ -86,97 +92,73 @@ def _keep(settings: RankSettings, document: dict[str, Any]) -> None:
     settings.open_store().put(document["kind"], document["provenance"], document, about=about)
 
 
-def _document(rankings: "Sequence[tuple[str, Ranking]]") -> dict[str, Any]:
-    """The document of the ranking, or of several compared by data set."""
-    from assay.analyses.generalization.comparison import compare_rankings
-
-    if len(rankings) == 1:
-        return rankings[0][1].to_dict()
-    by_dataset: dict[str, list[Ranking]] = {}
-    for dataset, ranking in rankings:
-        by_dataset.setdefault(dataset, []).append(ranking)
-    return compare_rankings(by_dataset).to_dict()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lineup:
-    """The models of a zoo, the images they are ranked on, and labelled images of their own domain."""
+class Lineup(NamedTuple):
+    """A zoo, what its models are ranked on, and labelled images of their own domain."""
 
     zoo: "Zoo"
-    targets: "Sequence[Domain]"
-    known: "Domain | None"
     prefix: str
+    dataset: str
+    target: "ImageTask"
+    known: "ImageTask | None"
 
 
-def _lineups(settings: RankSettings) -> list[Lineup]:
-    """Models and images, a line-up per zoo."""
+def _lineups(settings: RankSettings) -> Iterator[Lineup]:
+    """Every zoo on every target but its own domain, in the order given."""
     from assay.pipeline.targets import known_target, targets
     from assay.zoo import Zoo
     from assay.zoo.archive import missing_text
 
-    if len(settings.id_images) not in (0, max(1, len(settings.zoo))):
-        raise InputError(
-            f"--id-images is given {len(settings.id_images)} times for {max(1, len(settings.zoo))} zoo(s); "
-            "give one per zoo, in their order, or none"
-        )
     zoos = [Zoo.open(path) for path in settings.zoo] or [Zoo.embedded()]
-    images = settings.images or ("shapes:sketch",)
-    styles = [each.removeprefix("shapes:") for each in images if each.startswith("shapes:")]
-    folders = [Path(each) for each in images if not each.startswith("shapes:")]
-    domains = call(settings, targets, folders, styles, note=remark)
-    found = []
-    for zoo, known in zip(zoos, settings.id_images or [None] * len(zoos), strict=True):
-        zoo.check_done(2)
-        others = [each for each in domains if len(zoos) == 1 or each.name != zoo.id_domain]
-        if not others:
-            raise InputError(f"no target is left for {zoo.name}, which was trained on {zoo.id_domain}")
-        found.append(
-            Lineup(
-                zoo=zoo,
-                targets=others,
-                known=call(settings, known_target, zoo, known),
-                prefix=f"{zoo.name}/" if len(zoos) > 1 else "",
-            )
+    if len(settings.id_images) not in (0, len(zoos)):
+        raise InputError(
+            f"--id-images is given {len(settings.id_images)} times for {len(zoos)} zoo(s); give one per zoo, "
+            "in their order, or none"
         )
+    domains = call(settings, targets, settings.images or ("shapes:sketch",))
+    for note in dict.fromkeys(note for _, images in domains for note in images.notes):
+        remark(note)
+    for zoo, path in zip(zoos, settings.id_images or [None] * len(zoos), strict=True):
+        zoo.check_done(2)
+        known = call(settings, known_target, zoo, path)
+        if path is not None and zoo.data.get("config", {}).get("source") == path.name:
+            remark(f"{path} bears the name of the images that {zoo.name} was trained on; use held-out ones")
         if zoo.missing:
             remark(f"{zoo.path}: {missing_text(zoo.missing, len(zoo.keys))}")
-    return found
+        others = domains
+        if len(zoos) > 1 or len(domains) > 1:
+            own = known.source_hash if known is not None else None
+            others = [
+                (name, each)
+                for name, each in domains
+                if each.source_hash != own and each.domain != zoo.id_domain
+            ]
+        if not others:
+            raise InputError(f"no target is left for {zoo.name}, which was trained on {zoo.id_domain}")
+        for left_out in (each.domain for _, each in domains if all(each is not kept for _, kept in others)):
+            remark(f"{left_out} is the own domain of {zoo.name} and is not among its targets")
+        for dataset, target in others:
+            yield Lineup(zoo, f"{zoo.name}/" if len(zoos) > 1 else "", dataset, target, known)
 
 
-def _rankings(settings: RankSettings, lineups: Sequence[Lineup]) -> "list[tuple[str, Ranking]]":
-    """Data set and ranking of every zoo on every target, in the order given."""
-    found: list[tuple[str, Ranking]] = []
-    with progress_on_stderr() as progress:
-        for lineup in lineups:
-            for target in lineup.targets:
-                names = [lineup.zoo.name] * (len(lineups) > 1) + [target.name] * (len(lineup.targets) > 1)
-                found.append((target.dataset, _ranking(settings, lineup, target, names, progress)))
-    return found
-
-
-def _ranking(
-    settings: RankSettings,
-    lineup: Lineup,
-    target: "Domain",
-    names: Sequence[str],
-    progress: Callable[[str, int, int], None],
-) -> "Ranking":
-    """The models of one zoo on one target; `names` say which, before the stage in progress."""
+def _ranking(settings: RankSettings, lineup: Lineup, progress: Callable[[str, int, int], None]) -> "Ranking":
+    """The models of one zoo on one target."""
     from assay.analyses.generalization.inspection import InspectionSettings
     from assay.analyses.generalization.ranking import rank_models
 
-    metrics = None if settings.metrics is None else list(map(str.strip, settings.metrics.split(",")))
-    device, zoo = settings.place(), lineup.zoo
+    zoo, prefix, target, device = lineup.zoo, lineup.prefix, lineup.target, settings.place()
 
     def shown(stage: str, done: int, total: int) -> None:
-        progress(": ".join([*names, stage]), done, total)
+        progress(f"{prefix}{target.domain}: {stage}", done, total)
 
-    return rank_models(
-        {lineup.prefix + key: partial(zoo.load, key, device=device) for key in zoo.keys},
-        target.read,
-        id_data=None if lineup.known is None else lineup.known.read,
-        missing={lineup.prefix + key: why for key, why in zoo.missing.items()},
+    return call(
+        settings,
+        rank_models,
+        {prefix + key: partial(zoo.load, key, device=device) for key in zoo.keys},
+        target,
+        id_data=lineup.known,
+        metrics=None if settings.metrics is None else [each.strip() for each in settings.metrics.split(",")],
+        missing={prefix + key: why for key, why in zoo.missing.items()},
         cache=settings.store_folder() / "inspections",
         progress=shown,
-        **keywords(settings, rank_models, metrics=metrics, settings=call(settings, InspectionSettings)),
+        settings=call(settings, InspectionSettings),
     )

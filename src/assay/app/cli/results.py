@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 SUBJECT = own_group("Subject")
 
-# Kind -> further columns of the list, with the fact that each shows.
-MORE_COLUMNS = {"models": {"reads": "reads", "--post-norm": "post_norm"}}
-
 
 @command(STORE, name="list", example="assay list metrics --json")
 def list_(kind: str, /, *, settings: Talking) -> None:
@@ -41,12 +38,7 @@ def list_(kind: str, /, *, settings: Talking) -> None:
 
 
 def _print_entries(kind: str, entries: "Sequence[Entry]") -> None:
-    more, rows = MORE_COLUMNS.get(kind, {}), []
-    for entry in entries:
-        facts = (entry.facts.get(fact) or "" for fact in more.values())
-        cells = (", ".join(fact) if isinstance(fact, tuple) else fact for fact in facts)
-        rows.append([entry.key, entry.summary, *cells])
-    print_table("", ["key", "description", *more], rows)
+    print_table("", ["key", "description"], [[entry.key, entry.summary] for entry in entries])
     if kind == "models":
         echo("Any of them by a hub id or a directory. `assay list tasks` names the tasks for prompts.")
 

@@ -13,7 +13,7 @@ from assay.app.cli.parsing import GATE_FIRED, SUBSETS, app, command
 from assay.app.console import echo, note, print_json, print_table, progress_on_stderr, say
 from assay.app.delivery import Computing, File, Storing, Talking, check_outputs, json_file
 from assay.app.options import INPUTS, OUTPUT, RARE, RUNNING, Count, at_least, own_group
-from assay.app.settings import Placed, Seeded
+from assay.app.settings import Seeded
 from assay.core.errors import InputError, check_name
 
 
@@ -113,7 +113,7 @@ def _ends(text: str | None) -> tuple[float, float] | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SelectSettings(Seeded, AnswerSettings, Placed, Computing):
+class SelectSettings(Seeded, AnswerSettings, Computing):
     """What subsets are selected from, how, and how they are tested.
 
     Attributes:
@@ -125,7 +125,7 @@ class SelectSettings(Seeded, AnswerSettings, Placed, Computing):
         allowed: File of the ids that may be selected: one per line, or a table, ids first.
         permutations: Permutations of the test; a supported verdict needs at least 19. 0: no test.
         folds: Folds of the cross-fit of the test.
-        workers: Threads of the permutations. Default: one per CPU, or one on an accelerator.
+        workers: Threads of the permutations. Default: one per CPU.
         gate: Exit with code 3 if a subset is supported, or no verdict is possible.
         out: Directory of selection.json, report.html, subset.json, ids.csv and sizes.csv.
         report: HTML page to write.
@@ -183,7 +183,6 @@ def select(predictions: str = "digits", /, *, settings: SelectSettings) -> int:
             compat=settings.compat,
             strata=settings.strata,
             allowed=None if settings.allowed is None else _places(settings.allowed, data),
-            device=None if settings.device == "auto" else settings.place(),
             seed=settings.seed,
         )
     _hand_over(settings, result)

@@ -75,11 +75,11 @@ def ls(settings: ListSettings) -> None:
 
 
 def _write_csv(results: "Sequence[ResultSummary]") -> None:
-    from assay.store.result import COLUMNS
+    from assay.store.database import COLUMNS
 
     writer = csv.DictWriter(sys.stdout, COLUMNS, lineterminator="\n")
     writer.writeheader()
-    writer.writerows(asdict(each) for each in results)
+    writer.writerows(map(asdict, results))
 
 
 def _print_summaries(results: "Sequence[ResultSummary]") -> None:
@@ -99,7 +99,7 @@ class RemoveSettings(Talking, Storing):
     """How results are removed.
 
     Attributes:
-        yes: Remove without asking.
+        yes: Remove; without it the results are shown.
         force: Also remove results that others refer to.
     """
 
@@ -108,7 +108,7 @@ class RemoveSettings(Talking, Storing):
 
 
 @command(parent=store_app, example="assay store rm 3f2a91c0 8d21 --yes")
-def rm(*identities: Annotated[str, Parameter(name="ID")], settings: RemoveSettings) -> int:
+def rm(*identities: Annotated[str, Parameter(name="ID")], settings: RemoveSettings) -> None:
     """Remove results and the arrays that only they have.
 
     Args:
@@ -119,37 +119,29 @@ def rm(*identities: Annotated[str, Parameter(name="ID")], settings: RemoveSettin
         raise InputError("no result to remove; give ids, see `assay store ls`")
     store = settings.existing_store()
     if not settings.yes:
-        for each in identities:
-            found = store.get(each)
+        for found in map(store.get, identities):
             say(f"{found.id}  {found.kind}  {found.about}")
-        if not sys.stdin.isatty():
-            raise InputError(
-                "nothing was removed: cannot ask for confirmation without a terminal; pass --yes"
-            )
-        say(f"Remove {len(identities)} from {store.directory}? [y/N] ")
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-            say("nothing was removed")
-            return 1
+        raise InputError("nothing was removed; pass --yes to remove these")
     removed = store.remove(identities, force=settings.force)
     settings.deliver(
         {"removed": [each.id for each in removed]}, show=lambda: echo(f"{len(removed):,} removed")
     )
-    return 0
 
 
 @command(parent=store_app, example="assay store merge ../other/assay-out --store assay-out")
-def merge(other: Annotated[str, Parameter(name="OTHER")], /, *, settings: StoreSettings) -> None:
-    """Add the results of another store.
+def merge(*others: Annotated[str, Parameter(name="OTHER")], settings: StoreSettings) -> None:
+    """Add the results of other stores.
 
     Args:
-        other: The other store, a directory or a URL; only read.
+        others: Other stores, each a directory or a URL; only read.
         settings: The options.
     """
     from assay.store import Store
 
-    source = Store(other, create=False)
-    added = settings.open_store().merge(source)
-    n = source.count()
+    sources = [Store(other, create=False) for other in others]
+    store = settings.open_store()
+    added = [identity for source in sources for identity in store.merge(source)]
+    n = sum(source.count() for source in sources)
     settings.deliver(
         {"added": added, "results": n},
         show=lambda: echo(f"{len(added):,} added, {n - len(added):,} already there"),

@@ -1,6 +1,5 @@
 """`assay sweep`: a plan of many jobs on local processes or on Ray."""
 
-import signal
 import sys
 from collections.abc import Sequence
 from contextlib import closing, redirect_stdout
@@ -14,8 +13,7 @@ from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.console import note, print_pages, print_table, progress_on_stderr, remark, say
 from assay.app.delivery import Computing, check_outputs
 from assay.app.options import RUNNING, Count
-from assay.app.settings import Mapped, Typed
-from assay.core.signals import handled, interrupt
+from assay.app.settings import Placed, Typed
 
 
 if TYPE_CHECKING:
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepSettings(Computing, Typed, Mapped):
+class SweepSettings(Computing, Typed, Placed):
     """How a plan is run.
 
     Attributes:
@@ -43,14 +41,14 @@ class SweepSettings(Computing, Typed, Mapped):
     dry_run: Annotated[bool, RUNNING] = False
 
     def dealt(self) -> list[str]:
-        """The CUDA devices that jobs are dealt to; none on a CPU, on Ray, or for models spread over all.
+        """The CUDA devices that jobs are dealt to; none on a CPU or on Ray.
 
         Raises:
             InputError: For devices that are not there.
         """
         from assay.pipeline.checks import check_options
 
-        if self.spreads or self.ray is not None:
+        if self.ray is not None:
             return []
         named = self.place(lambda text: None) if self.devices is None else self.devices
         devices = [name.strip() for name in (named or "").split(",") if name.strip().startswith("cuda")]
@@ -72,11 +70,10 @@ def sweep(plan: Path, /, *, settings: SweepSettings) -> int:
     from assay.pipeline.workers import LocalWorkers, RayWorkers
 
     content = read_plan(plan)
-    settings = replace(settings, device_map=settings.device_map or content.limits.device_map)
     devices = settings.dealt()
     # Two jobs share a GPU only where their number is asked for.
     count = settings.workers or content.limits.workers or (len(devices) if settings.ray is None else 0)
-    limits = replace(content.limits, device_map=settings.device_map, workers=count or None)
+    limits = replace(content.limits, workers=count or None)
     content = replace(content, limits=limits)
     if not settings.dry_run:
         check_outputs(settings)
@@ -99,8 +96,7 @@ def _run(settings: SweepSettings, plan: "Plan", jobs: "Sequence[Job]", workers: 
     from assay.pipeline.sweep import keep_sweep, run_jobs
 
     store = settings.open_store()
-    # A batch system's SIGTERM ends a sweep as Ctrl-C does: workers first. Ray tells stdout of dead workers.
-    with progress_on_stderr() as progress, handled(interrupt, signal.SIGTERM), redirect_stdout(sys.stderr):
+    with progress_on_stderr() as progress, redirect_stdout(sys.stderr):  # Ray tells stdout of dead workers
         outcome = run_jobs(
             jobs, store.location, workers=workers, limits=plan.limits, log=plan.name, progress=progress
         )

@@ -79,7 +79,8 @@ def train_(grid: Annotated[str, Parameter(name="CONFIG")], /, *, settings: Train
         images = images.held()
     elif settings.skip_bad:
         images = images.readable()
-    _remark(images)
+    for text in images.notes:
+        remark(text)
     with progress_on_stderr() as progress:
         zoo = train_zoo(
             chosen,
@@ -92,7 +93,7 @@ def train_(grid: Annotated[str, Parameter(name="CONFIG")], /, *, settings: Train
                 f"{key}: step {row['step']:,}, validation loss {row['loss']:.3f}, score {row['score']:.3f}"
             ),
         )
-    document = _document(zoo)
+    document = zoo.to_dict() | {"path": str(zoo.path)}
     best = max((each.id_accuracy for each in zoo.entries if each.id_accuracy is not None), default=None)
     about = About(
         task=zoo.id_domain, metric="accuracy", n=len(zoo.keys), seed=settings.seed, value=best, name=zoo.name
@@ -128,6 +129,8 @@ def index(zoo: ZooFolder = None, /, *, settings: IndexSettings) -> None:
         zoo: A zoo. Default: the embedded one.
         settings: The options.
     """
+    import pandas as pd
+
     from assay.store import About
     from assay.tasks import EvalTransform
     from assay.tasks.image_source import FIRST_FREE
@@ -152,25 +155,24 @@ def index(zoo: ZooFolder = None, /, *, settings: IndexSettings) -> None:
     running: dict[str, Any] = {"device": settings.place(), "dtype": settings.torch_dtype}
     records, lines = [], []
     for images in map(read, domains):
-        _remark(images)
+        for text in images.notes:
+            remark(text)
         with progress_on_stderr() as progress:
             matrix = opened.correctness(images, id_images=within, progress=progress, **running)
         path = matrix.save(make_room(folder / f"{matrix.domain.replace('/', '-')}.npz"))
-        answers = zip(matrix.keys, matrix.id_accuracy.tolist(), matrix.accuracy.tolist(), strict=True)
-        models = [{"key": key, "id_accuracy": y, "accuracy": accuracy} for key, y, accuracy in answers]
+        weights = [opened.entry(key).weight_hash for key in matrix.keys]
+        numbers = {"id_accuracy": matrix.id_accuracy, "accuracy": matrix.accuracy}
+        models = pd.DataFrame({"key": matrix.keys, "weights": weights, **numbers}).to_dict("records")
         record = {"domain": matrix.domain, "path": str(path), "n": images.n, "models": models}
-        weights = {key: opened.entry(key).weight_hash for key in matrix.keys}
-        provenance = {"zoo": opened.name, "images": images.source_hash[:16], "weights": weights}
-        provenance |= {"dtype": settings.dtype, "id_accuracy": matrix.id_accuracy.tolist()}
-        worst, best = matrix.accuracy.min(), matrix.accuracy.max()
-        name = f"{len(models)} models of {opened.name}"
-        found: dict[str, Any] = {"task": matrix.domain, "metric": "accuracy", "n": images.n, "name": name}
-        about = About(**found, seed=settings.seed, value=float(best))
+        provenance = {"zoo": opened.name, "images": images.source_hash[:16], "dtype": settings.dtype}
+        facts: dict[str, Any] = {"task": matrix.domain, "metric": "accuracy", "n": images.n}
+        name, best = f"{len(models)} models of {opened.name}", float(matrix.accuracy.max())
+        about = About(**facts, name=name, seed=settings.seed, value=best)
         arrays = {"correct": matrix.correct, "ids": matrix.ids, "labels": matrix.labels}
-        lines.append(
-            f"{matrix.domain}: {name}, {images.n} images, accuracy {worst:.1%} to {best:.1%}  {path}"
-        )
-        lines.append(f"result   {settings.keep('correctness', provenance, record, about, arrays)}")
+        identity = settings.keep("correctness", provenance | {"models": models}, record, about, arrays)
+        reach = f"accuracy {matrix.accuracy.min():.1%} to {best:.1%}"
+        lines.append(f"{matrix.domain}: {name}, {images.n} images, {reach}  {path}")
+        lines.append(f"result   {identity}")
         records.append(record)
     settings.deliver(records, show=lambda: echo("\n".join(lines)))
 
@@ -184,7 +186,7 @@ def list_(zoo: ZooFolder = None, /, *, settings: Talking) -> None:
         settings: The options.
     """
     opened = _opened(zoo)
-    settings.deliver(_document(opened), show=lambda: _show(opened))
+    settings.deliver(opened.to_dict() | {"path": str(opened.path)}, show=lambda: _show(opened))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,35 +252,18 @@ def _domain(settings: Domains, sources: Sequence[str], option: str, *, start: in
     return domains[0]
 
 
-def _remark(images: "ImageTask") -> None:
-    """Say what was left out."""
-    for text in images.notes:
-        remark(text)
-
-
 def _opened(path: Path | None) -> "Zoo":
     from assay.zoo import Zoo
 
     return Zoo.embedded() if path is None else Zoo.open(path)
 
 
-def _document(zoo: "Zoo") -> dict[str, Any]:
-    return {**zoo.to_dict(), "path": str(zoo.path)}
-
-
 def _show(zoo: "Zoo") -> None:
     trained = f", trained on {zoo.id_domain}" if zoo.id_domain else ""
     echo(f"{zoo.name}: {len(zoo.keys)} of {len(zoo.entries)} models done{trained}")
-    rows = [
-        [
-            entry.key,
-            entry.status,
-            "" if entry.id_accuracy is None else f"{entry.id_accuracy:.1%}",
-            "" if entry.best_step is None else str(entry.best_step),
-            str(len(entry.checkpoints) or ""),
-            entry.reason,
-        ]
-        for entry in zoo.entries
-    ]
-    columns = ["model", "status", "ID accuracy", "best step", "checkpoints", ""]
-    print_table("", columns, rows, right=("ID accuracy", "best step", "checkpoints"))
+    rows = []
+    for entry in zoo.entries:
+        accuracy = "" if entry.id_accuracy is None else f"{entry.id_accuracy:.1%}"
+        rows.append([entry.key, entry.status, accuracy, str(entry.best_step or ""), entry.reason])
+    columns = ["model", "status", "ID accuracy", "best step", ""]
+    print_table("", columns, rows, right=("ID accuracy", "best step"))

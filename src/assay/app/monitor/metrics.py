@@ -1,83 +1,58 @@
 """State of a monitor as a text file for Prometheus."""
 
-from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING
+
+from assay.analyses.generalization.alarms import CIRCUIT, OUTPUTS
 
 
-Document = Mapping[str, Any]
-Value = float | int | None
-# What a document says: name after `assay_monitor_`, help, and where it stands. `_total` names a counter.
-OF_MONITOR: tuple[tuple[str, str, Callable[[Document], Value]], ...] = (
-    ("batches_total", "Batches observed.", lambda each: len(each["readings"])),
-    ("images_total", "Images observed.", lambda each: sum(one["n"] for one in each["readings"])),
-    (
-        "unreadable_files_total",
-        "Image files skipped because they could not be read.",
-        lambda each: sum(len(one["skipped"]) for one in each["readings"]) + len(each["passed"]),
-    ),
-    (
-        "alarms_total",
-        "Batches that raised the alarm.",
-        lambda each: sum(bool(one["alarm"]) for one in each["readings"]),
-    ),
-    (
-        "threshold",
-        "Shift above which the threshold rule raises the alarm.",
-        lambda each: (each["threshold"] or {}).get("value"),
-    ),
-    (
-        "conformal_limit",
-        "Shift above which the conformal rule raises the alarm.",
-        lambda each: (each["conformal"] or {}).get("limit"),
-    ),
-    ("output_limit", "The same of the outputs.", lambda each: (each["outputs"] or {}).get("limit")),
-)
-# The same of its last reading.
-OF_LAST: tuple[tuple[str, str, Callable[[Document], Value]], ...] = (
-    ("shift", "Circuit shift of the last batch.", lambda last: last["shift"]),
-    ("output_shift", "Shift of the outputs of the last batch.", lambda last: last["output_shift"]),
-    ("output_p_value", "Conformal p-value of that.", lambda last: last["output_p_value"]),
-    ("alarm", "1 if the last batch raised the alarm.", lambda last: last["alarm"]),
-    ("p_value", "Conformal p-value of the last batch.", lambda last: last["p_value"]),
-    ("e_value", "Capital of the sequential test.", lambda last: last["e_value"]),
-    (
-        "last_reading_timestamp_seconds",
-        "Time at which the last batch was observed.",
-        lambda last: datetime.fromisoformat(last["time"]).timestamp(),
-    ),
-)
+if TYPE_CHECKING:
+    from assay.analyses.generalization.monitor import Monitor
 
 
-def metrics_text(document: Document, name: str) -> bytes:
+def metrics_text(monitor: "Monitor", name: str) -> bytes:
     """The state of a monitor in the Prometheus text format.
 
     Args:
-        document: That of a started monitor.
+        monitor: That of a started monitor.
         name: What to call it (label `monitor`).
 
     Returns:
         Lines `assay_monitor_NAME{monitor="...",model="...",distance="..."} VALUE` with their help, in UTF-8.
         Numbers that do not exist are left out.
     """
-    return "".join(_lines(document, name)).encode()
-
-
-def _lines(document: Document, name: str) -> Iterator[str]:
-    labels = {"monitor": name, "model": document["model"]["id"], "distance": document["distance"]["key"]}
-    found = [(key, text, take(document)) for key, text, take in OF_MONITOR]
-    if document["readings"]:
-        last = document["readings"][-1]
-        found += [(key, text, take(last)) for key, text, take in OF_LAST]
-    for key, text, value in found:
-        if value is not None:
-            yield _head(key, text)
-            yield _sample(key, labels, value)
-    last = document["readings"][-1] if document["readings"] else {"baselines": {}}
-    if baselines := {key: value for key, value in last["baselines"].items() if value is not None}:
-        yield _head("baseline", "Label-free baselines of the last batch.")
-        for key, value in baselines.items():
-            yield _sample("baseline", {**labels, "baseline": key}, value)
+    readings, rules = monitor.readings, monitor.rules
+    threshold = None if rules.threshold is None else rules.threshold.value
+    skipped = sum(len(each.skipped) for each in readings) + len(monitor.skipped)
+    # Name after `assay_monitor_`, value, help; `_total` names a counter.
+    found: list[tuple[str, float | int | None, str]] = [
+        ("batches_total", len(readings), "Batches observed."),
+        ("images_total", sum(each.n for each in readings), "Images observed."),
+        ("unreadable_files_total", skipped, "Image files skipped because they could not be read."),
+        ("alarms_total", sum(bool(each.alarm) for each in readings), "Batches that raised the alarm."),
+        ("threshold", threshold, "Shift that raises the alarm."),
+        ("conformal_limit", rules.limits.get(CIRCUIT), "Shift that raises the alarm by the conformal rule."),
+        ("output_limit", rules.limits.get(OUTPUTS), "The same of the outputs."),
+    ]
+    for last in readings[-1:]:
+        observed = datetime.fromisoformat(last.time).timestamp()
+        found += [
+            ("shift", last.shift, "Circuit shift of the last batch."),
+            ("output_shift", last.output_shift, "Shift of the outputs of the last batch."),
+            ("output_p_value", last.output_p_value, "Conformal p-value of that."),
+            ("alarm", last.alarm, "1 if the last batch raised the alarm."),
+            ("p_value", last.p_value, "Conformal p-value of the last batch."),
+            ("e_value", last.e_value, "Capital of the sequential test."),
+            ("last_reading_timestamp_seconds", observed, "Time at which the last batch was observed."),
+        ]
+    labels = {"monitor": name, "model": monitor.model.id, "distance": monitor.distance}
+    lines = [
+        f"{_head(key, text)}{_sample(key, labels, value)}" for key, value, text in found if value is not None
+    ]
+    baselines = readings[-1].baselines if readings else {}
+    lines += [_head("baseline", "Label-free baselines of the last batch.")] if baselines else []
+    lines += [_sample("baseline", {**labels, "baseline": key}, value) for key, value in baselines.items()]
+    return "".join(lines).encode()
 
 
 def _head(key: str, text: str) -> str:
@@ -85,7 +60,7 @@ def _head(key: str, text: str) -> str:
     return f"# HELP assay_monitor_{key} {text}\n# TYPE assay_monitor_{key} {kind}\n"
 
 
-def _sample(key: str, labels: Mapping[str, str], value: float | int) -> str:
+def _sample(key: str, labels: dict[str, str], value: float | int) -> str:
     shown = ",".join(f'{label}="{_escaped(text)}"' for label, text in labels.items())
     return f"assay_monitor_{key}{{{shown}}} {float(value)}\n"
 

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -13,7 +13,6 @@ from assay.app.options import (
     RARE,
     SECONDS,
     STEPS,
-    Count,
     Steps,
     at_least,
     own_group,
@@ -35,15 +34,13 @@ class MonitorOptions(Seeded, OnClassifier):
         known: More in-distribution images to calibrate on. Default: those not used as the reference.
         n: Images to draw from each shapes:STYLE to watch, in total.
         skip_bad: Skip and count unreadable image files. Default: with --follow.
+        exif: Turn images as their EXIF orientation says (turn), or leave them as stored (ignore).
         window: Images per batch.
         reference_n: Images in the reference. Default: 1,024, or all that calibration leaves.
         known_batches: Batches to calibrate on; 0 for none. Default: all available.
-        order: Order of the files: time, name or random.
         follow: Wait for new images in the folder.
-        idle_timeout: Stop after this many seconds without a new batch.
         flush_after: Close a batch that is not full once an image of it has waited this long with --follow,
             e.g. 45s, 10m or 2h. Default: never.
-        max_batches: Stop after this many batches.
         threshold: Shift above which to raise the alarm.
         target: Accuracy below which to raise the alarm; calibrates on 39 corrupted domains.
         rule: threshold, conformal or sequential. Default: threshold if given, else conformal.
@@ -59,15 +56,13 @@ class MonitorOptions(Seeded, OnClassifier):
     images: Annotated[tuple[str, ...], INPUTS] = ()
     known: Annotated[str | None, INPUTS] = None
     n: Annotated[int, INPUTS, at_least(2)] = 384
-    skip_bad: Annotated[bool | None, RARE, Parameter(negative="--no-skip-bad")] = None
+    skip_bad: Annotated[bool | None, INPUTS, Parameter(negative="--no-skip-bad")] = None
+    exif: Annotated[Literal["turn", "ignore"], INPUTS] = "turn"
     window: Annotated[int, WATCHING, at_least(2)] = 64
     reference_n: Annotated[int | None, RARE, at_least(2)] = None
     known_batches: Annotated[int | None, RARE, at_least(0)] = None
-    order: Annotated[str, RARE] = "time"
     follow: Annotated[bool, WATCHING] = False
-    idle_timeout: Annotated[float | None, RARE] = None
     flush_after: Annotated[float | None, WATCHING, SECONDS] = None
-    max_batches: Annotated[Count | None, WATCHING] = None
     threshold: Annotated[float | None, ALARM] = None
     target: Annotated[float | None, ALARM] = None
     rule: Annotated[str | None, ALARM] = None

@@ -6,8 +6,9 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from types import FrameType, TracebackType
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
 
 from assay.analyses.generalization.monitor import Reading
 from assay.app.monitor.metrics import metrics_text
@@ -17,12 +18,10 @@ from assay.circuits import write_atomically
 from assay.core.errors import InputError
 from assay.core.signals import handled
 from assay.pipeline.checks import check_options, check_writable
-from assay.pipeline.image_stream import Batch, Watch, batches
-from assay.pipeline.monitor_directory import READINGS, held, torn_line
-from assay.pipeline.monitor_plan import MonitorPlan
-from assay.pipeline.monitoring import StartedMonitor, start_monitor
-from assay.pipeline.stage import Progress
-from assay.tasks import EvalTransform, is_shapes
+from assay.pipeline.image_stream import batches
+from assay.pipeline.monitoring import MonitorPlan, StartedMonitor, held, start_monitor
+from assay.pipeline.stage import Progress, silent
+from assay.tasks import EvalTransform, ImageTask, is_shapes
 
 
 DEMO = ("flat", "sketch", "neon")  # what is watched out of the box, in this order
@@ -44,7 +43,7 @@ class Stop(threading.Event):
 
 
 class MonitorRun:
-    """One run of a monitor, from the model to the last batch. Use it as a context.
+    """One run of a monitor, from the model to the last batch.
 
     Args:
         options: What to watch and how.
@@ -57,15 +56,16 @@ class MonitorRun:
 
     def __init__(self, options: MonitorOptions, *, stop: Stop | None = None, tell: Tell) -> None:
         call(options, check_options)
+        self.options, self.stop, self._tell = options, stop or Stop(), tell
         self.model, style = options.load_classifier(tell)
-        sources = options.images
-        if not sources and options.model is None:
-            sources = tuple(f"shapes:{each}" for each in DEMO)
-        if not sources or (options.reference is None and style is None):
+        self._sources = options.images
+        if not self._sources and options.model is None:
+            self._sources = tuple(f"shapes:{each}" for each in DEMO)
+        if not self._sources or (options.reference is None and style is None):
             raise InputError(
                 "your own model needs --reference, images it does well on, and --images, those to watch"
             )
-        if options.follow and (len(sources) > 1 or is_shapes(sources[0])):
+        if options.follow and (len(self._sources) > 1 or is_shapes(self._sources[0])):
             raise InputError("--follow watches one folder; give one --images DIR")
         self.plan = call(
             options,
@@ -73,90 +73,80 @@ class MonitorRun:
             reference=options.reference or f"shapes:{style}",
             skip_bad=bool(options.skip_bad),
         )
-        self._watch = call(
-            options,
-            Watch,
-            transform=EvalTransform.for_model(self.model),
-            size=options.window,
-            skip_bad=options.follow if options.skip_bad is None else options.skip_bad,
-        )
-        self._options, self._sources = options, sources
-        self.stop = Stop() if stop is None else stop
-        self._tell = tell
-        self._started: StartedMonitor | None = None
-        self._write_at = 0.0
-        self._held = ExitStack()
+        known = [Path(each).resolve() for each in (self.plan.reference, self.plan.known) if each]
+        for source in self._sources:
+            if not is_shapes(source) and Path(source).resolve() in known:
+                tell(f"{source} holds the known images: their shift is too small, and an alarm means nothing")
 
-    def __enter__(self) -> "MonitorRun":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._held.close()
-
-    @property
-    def started(self) -> StartedMonitor:
-        """The monitor, once `start` was called."""
-        assert self._started is not None, "call start() first"
-        return self._started
-
-    def start(self, progress: Progress | None = None) -> None:
-        """Find or read the reference, calibrate, take up earlier readings.
+    @contextmanager
+    def started(self, progress: Progress = silent) -> Iterator[StartedMonitor]:
+        """The reference found or read, calibrated, earlier readings taken up; document and page at the end.
 
         Raises:
             OutputError: If the directory cannot be written, or another process watches with it.
             InputError, FileFormatError: As `start_monitor`; also if smaller batches could not be compared.
         """
-        out = self._options.out
-        check_writable(out)
-        if (file := self._options.metrics_file) is not None:
-            check_writable(file.parent)
-        self._held.enter_context(held(out))
-        if torn_line(out / READINGS):
-            self._tell(
-                f"the last line of {out / READINGS} is incomplete and is ignored; its images are observed "
-                "again"
-            )
-        self._started = start_monitor(
-            self.model, self.plan, out=out, transform=self._watch.transform, progress=progress
-        )
-        flushes = self._watch.follow and self._watch.flush_after is not None
-        if flushes and self._started.monitor.calibration is not None and self._started.pool is None:
-            raise InputError("--flush-after needs images to compare smaller batches with; give --known")
-        self._started.write(page=False)
-        self._write_at = time.monotonic() + WRITE_EVERY
-        self._export()
+        out, options = self.options.out, self.options
+        for folder in (out, *([] if options.metrics_file is None else [options.metrics_file.parent])):
+            check_writable(folder)
+        with held(out):
+            started = start_monitor(self.model, self.plan, out=out, progress=progress)
+            if options.follow and options.flush_after and started.monitor.calibrations and not started.pool:
+                raise InputError("--flush-after needs images to compare smaller batches with; give --known")
+            started.write(page=False)
+            self._write_at = time.monotonic() + WRITE_EVERY
+            self._export(started)
+            yield started
+            started.write()
 
-    def observe(self) -> Iterator[Reading]:
+    def observe(self, started: StartedMonitor) -> Iterator[Reading]:
         """Observe batch after batch until there are no more, or `stop` is set."""
         self.stop.observing = True
         try:
-            for batch in self._batches():
-                if batch.note:
-                    self._tell(batch.note)
-                reading = self.started.observe(batch)
-                self.started.passed.clear()  # the reading names them
-                self._export()
-                if reading.alarm and self._options.on_alarm is not None:
-                    self._alert(self._options.on_alarm, reading)
+            for batch in self._batches(started):
+                reading = started.observe(batch)
+                self._export(started)
+                if reading.alarm and self.options.on_alarm is not None:
+                    self._alert(self.options.on_alarm, reading)
                 yield reading
-                self._keep()
+                self._keep(started)
                 if self.stop.is_set():
                     return
         finally:
             self.stop.observing = False
 
-    def finish(self) -> None:
-        """Write document and page.
+    def _batches(self, started: StartedMonitor) -> Iterator[ImageTask]:
+        """Images of all sources."""
 
-        Raises:
-            OutputError: If a file cannot be written.
-        """
-        self.started.write()
+        def skip(name: str) -> None:
+            started.monitor.skip(name)
+            self._tell(f"skipped {name}: it cannot be decoded")
+            started.write(page=False)
+            self._export(started)
+
+        def wait(seconds: float) -> bool:
+            self._keep(started)
+            return self.stop.wait(seconds)
+
+        skip_bad = self.options.follow if self.options.skip_bad is None else self.options.skip_bad
+        turned = False
+        for source in self._sources:
+            for batch in call(
+                self.options,
+                batches,
+                source,
+                transform=EvalTransform.for_model(self.model),
+                size=self.options.window,
+                skip_bad=skip_bad,
+                done=started.monitor.done,
+                skip=skip,
+                tell=self._tell,
+                wait=wait,
+            ):
+                if not turned and (notes := [each for each in batch.notes if "EXIF" in each]):
+                    turned = True
+                    self._tell(f"{notes[0]} (--exif ignore leaves images as stored)")
+                yield batch
 
     def _alert(self, command: str, reading: Reading) -> None:
         """Run the command of an alarm. What goes wrong with it is told and does not end the monitor."""
@@ -173,49 +163,18 @@ class MonitorRun:
         if problem:
             self._tell(f"the command of --on-alarm {problem} at batch {reading.index + 1}")
 
-    def _batches(self) -> Iterator[Batch]:
-        """Images of all sources, at most so many."""
-        given, most = 0, self._options.max_batches
-        for source in self._sources:
-            if most is not None and given >= most:
-                return
-            for batch in batches(
-                source,
-                self._watch,
-                done=self.started.done,
-                wait=self._wait,
-                tell=self._tell,
-                passed=self._pass_over,
-            ):
-                yield batch
-                given += 1
-                if most is not None and given >= most:
-                    return
-
-    def _pass_over(self, name: str) -> None:
-        self.started.passed.append(name)
-        self._tell(f"skipped {name}: it cannot be decoded")
-        self.started.write(page=False)
-        self._export()
-
-    def _wait(self, seconds: float) -> bool:
-        self._keep()
-        return self.stop.wait(seconds)
-
-    def _export(self) -> None:
+    def _export(self, started: StartedMonitor) -> None:
         """Write the state for Prometheus, where it is asked for."""
-        if self._options.metrics_file is not None:
-            text = metrics_text(self.started.document, self._options.out.absolute().name)
-            write_atomically(self._options.metrics_file, text)
+        if self.options.metrics_file is not None:
+            text = metrics_text(started.monitor, self.options.out.absolute().name)
+            write_atomically(self.options.metrics_file, text)
 
-    def _keep(self) -> None:
+    def _keep(self, started: StartedMonitor) -> None:
         """Write document and page now and then; it takes the longer, the more readings there are."""
         begun = time.monotonic()
-        if begun < self._write_at:
-            return
-        self.started.write()
-        now = time.monotonic()
-        self._write_at = now + max(WRITE_EVERY, WRITE_SHARE * (now - begun))
+        if begun >= self._write_at:
+            started.write()
+            self._write_at = time.monotonic() + max(WRITE_EVERY, WRITE_SHARE * (time.monotonic() - begun))
 
 
 @contextmanager

@@ -8,7 +8,6 @@ import base64
 import hmac
 import ipaddress
 import re
-import signal
 import socket
 from collections.abc import Callable, Iterable
 
@@ -22,7 +21,6 @@ from starlette.types import ASGIApp
 
 from assay.app.site.pages import HANDLERS, Pages, notice
 from assay.core.errors import InputError, OutputError
-from assay.core.signals import handled, interrupt
 from assay.page.html import content_policy
 from assay.store import Store
 
@@ -84,20 +82,12 @@ def address_of(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 def _credentials(request: Request) -> str:
     """The token that a visitor shows: as a password, which browsers ask for, or by itself."""
     scheme, _, text = request.headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer":
-        return text.strip()
     if scheme.lower() != "basic":
-        return ""
+        return text.strip() if scheme.lower() == "bearer" else ""
     try:
         return base64.b64decode(text).decode().partition(":")[2]
     except ValueError:  # not base64, or not UTF-8
         return ""
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a server on this address can be reached from this machine alone."""
-    address = address_of(host)
-    return host == "localhost" or (address is not None and address.is_loopback)
 
 
 def create_app(
@@ -119,7 +109,9 @@ def create_app(
     Raises:
         InputError: Without a token on an address that others can reach, or with an empty one.
     """
-    if token is None and not is_loopback(host):
+    address = address_of(host)
+    alone = host == "localhost" or (address is not None and address.is_loopback)
+    if token is None and not alone:
         raise InputError(
             f"others can reach the store on {host}: give --token TEXT (16 characters or more), or use "
             "127.0.0.1"
@@ -152,7 +144,7 @@ def serve(
     allowed_hosts: Iterable[str] = (),
     ready: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve the site until Ctrl-C or SIGTERM.
+    """Serve the site until Ctrl-C.
 
     Args:
         store: What it shows.
@@ -181,9 +173,7 @@ def serve(
     try:
         if ready is not None:
             ready(address)
-        # SIGTERM as Ctrl-C: uvicorn sends it on when it is done.
-        with handled(interrupt, signal.SIGTERM):
-            uvicorn.Server(config).run(sockets=[listening])
+        uvicorn.Server(config).run(sockets=[listening])
     except KeyboardInterrupt:
         return  # the usual end; uvicorn has closed its connections by now
     finally:
