@@ -34,8 +34,17 @@ def _windowed() -> nn.Module:
         return transformers.MistralForCausalLM(config).double().eval()
 
 
+def _behind_norms() -> nn.Module:
+    """Heads that depend on each other through the norm of what they write together."""
+    config = transformers.Olmo2Config(**SIZES)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return transformers.Olmo2ForCausalLM(config).double().eval()
+
+
 _OTHERS: dict[str, Callable[[], nn.Module]] = {
     "window": _windowed,
+    "post-norm": _behind_norms,
     "vit": lambda: randomise(transformers.ViTForImageClassification(transformers.ViTConfig(**_VIT))),
     "pooled": lambda: randomise(
         transformers.DeiTForImageClassificationWithTeacher(transformers.DeiTConfig(**_VIT))
@@ -43,7 +52,7 @@ _OTHERS: dict[str, Callable[[], nn.Module]] = {
 }
 
 TEXT = ("gpt2", "neox", "llama", "window")
-NAMES = (*TEXT, "vit", "pooled")
+NAMES = (*TEXT, "post-norm", "vit", "pooled")
 
 
 def random_prompts(model: Model, n: int, length: int, *, ragged: bool) -> PairTask:

@@ -4,7 +4,7 @@ import torch
 
 from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.discovery.heads.replacing import Heads, run_with_heads_replaced
-from assay.execution.sites import Setting
+from assay.execution.replacements import Setting
 from assay.models import Model
 from assay.tasks import Task
 

@@ -6,7 +6,7 @@ norms, MLPs and attention replaced. Nothing of the library's hooks is used.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import literal_vits
@@ -74,7 +74,7 @@ def _rotate(model: Model, x: Tensor) -> Tensor:
     return result
 
 
-def _head(model: Model, layer: int, head: int, streams: dict[str, Tensor], attention: str) -> Tensor:
+def _head(model: Model, layer: int, head: int, streams: dict[str, Tensor]) -> Tensor:
     block = model.blocks[layer]
     kv = block.kv_head(head)
     column = {"q": head, "k": model.n_heads + kv, "v": model.n_heads + model.n_kv_heads + kv}
@@ -93,14 +93,10 @@ def _head(model: Model, layer: int, head: int, streams: dict[str, Tensor], atten
     length = logits.shape[-1]
     later = torch.ones(length, length, dtype=torch.bool).triu(1)
     pattern = logits.masked_fill(later, -math.inf).softmax(-1)
-    if attention == "values":
-        pattern = pattern.detach()
     return pattern @ parts["v"] @ block.out_weight()[head]
 
 
-def coefficients(
-    model: Model, tokens: Tensor, loss: Callable[[Tensor], Tensor], attention: str
-) -> tuple[Outputs, Tensor]:
+def coefficients(model: Model, tokens: Tensor, loss: Callable[[Tensor], Tensor]) -> tuple[Outputs, Tensor]:
     """What arrives at every target's own copy of the stream, and the logits at all positions."""
     copies: Outputs = {}
     outputs: Outputs = {}
@@ -122,7 +118,7 @@ def coefficients(
                 name = model.graph.channel_name
                 names = {"q": name(layer, "q", head), "k": name(layer, "k", kv), "v": name(layer, "v", kv)}
                 streams = {channel: read(name) for channel, name in names.items()}
-                heads[f"a{layer}.h{head}"] = _head(model, layer, head, streams, attention)
+                heads[f"a{layer}.h{head}"] = _head(model, layer, head, streams)
             after = biases if block.out_bias() is None else biases + block.out_bias()
             if model.graph.parallel:
                 mlp_in = read(f"m{layer}")
@@ -145,16 +141,7 @@ def coefficients(
 # -------------------------------------------------------------------------------------- vision transformers
 
 
-@dataclass(frozen=True, kw_only=True)
-class ConstantPattern(Layer):
-    """A block whose attention pattern is a constant (AH rule)."""
-
-    def mixed(self, number: int, streams: dict[str, Tensor]) -> Tensor:
-        detached = {**streams, "q": streams["q"].detach(), "k": streams["k"].detach()}
-        return super().mixed(number, detached)
-
-
-def vit_with_rules(module: nn.Module, attention: str) -> LiteralVit:
+def vit_with_rules(module: nn.Module) -> LiteralVit:
     """The literal form of a Hugging Face or timm classifier, its backward pass by the rules."""
     native: Any = module
     plain = literal_vits.literal(module)
@@ -165,12 +152,11 @@ def vit_with_rules(module: nn.Module, attention: str) -> LiteralVit:
         backbone = native.vit if hasattr(native, "vit") else native.deit
         blocks, read = backbone.layers, _hugging_face_read(native, backbone)
         parts = [(block.layernorm_before, None, None, _hugging_face_mlp(block)) for block in blocks]
-    kind = ConstantPattern if attention == "values" else Layer
     layers = []
     for layer, (norm, q_norm, k_norm, mlp) in zip(plain.layers, parts, strict=True):
         adjust = {"q": ruled_norm(q_norm), "k": ruled_norm(k_norm)} if layer.adjust else {}
         fields = {**vars(layer), "norm": ruled_norm(norm), "adjust": adjust, "mlp": mlp}
-        layers.append(kind(**fields))
+        layers.append(Layer(**fields))
     return replace(plain, layers=tuple(layers), read=read)
 
 

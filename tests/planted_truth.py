@@ -18,7 +18,7 @@ def truth_path(name: str) -> Path:
 
 
 def truth_document(planted: Planted) -> dict[str, Any]:
-    """What a truth file holds: the edges, what each node does, the sizes of the model.
+    """What a truth file holds: the edges, the sizes of the model.
 
     Args:
         planted: The model.
@@ -26,7 +26,7 @@ def truth_document(planted: Planted) -> dict[str, Any]:
     Returns:
         JSON values: `format` (version of the file), `name`, `graph` (its fingerprint), `n_edges`
         (of the whole graph), `sizes`, `ablation` (under which the edges are the
-        circuit), `edges`, `roles`, `notes`.
+        circuit), `edges`.
     """
     model, graph = planted.model, planted.model.graph
     return {
@@ -44,8 +44,6 @@ def truth_document(planted: Planted) -> dict[str, Any]:
         },
         "ablation": "resample",
         "edges": list(planted.edges),
-        "roles": dict(planted.roles),
-        "notes": list(planted.notes),
     }
 
 

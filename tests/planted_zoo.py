@@ -68,3 +68,10 @@ def planted(
 
 
 SETTINGS = InspectionSettings(draws=30)
+
+
+def inspected(
+    targets: dict[str, Inspection], known: dict[str, Inspection] | None = None
+) -> list[tuple[str, Inspection, Inspection | None]]:
+    """What `rank_inspections` takes."""
+    return [(name, each, known[name] if known else None) for name, each in targets.items()]

@@ -19,13 +19,15 @@ from tiny_classifier import draw_files, tiny_classifier
 from transformers import ViTConfig, ViTForImageClassification
 from type_checks import no_type_checks
 
-from assay.analyses.generalization import rank_models
-from assay.analyses.generalization.domains import DomainProbe
+from assay.analyses.generalization import domains, rank_models
 from assay.analyses.generalization.inspection import InspectionSettings
+from assay.analyses.generalization.ranking import shared_images
+from assay.app.monitor.settings import MonitorOptions
+from assay.app.monitor.watch import MonitorRun, Stop
 from assay.circuits import load_scores
 from assay.models import load_model
-from assay.pipeline.monitor_plan import MonitorPlan
-from assay.pipeline.monitoring import _parted
+from assay.pipeline import domain_evaluation
+from assay.pipeline.monitoring import MonitorPlan, parted
 from assay.pipeline.targets import targets
 from assay.tasks import draw_shapes
 from assay.zoo import Grid, Zoo
@@ -83,8 +85,7 @@ def test_a_row_per_batch_and_everything_is_kept(made: Path) -> None:
     origins = ["flat"] * 3 + ["stripes"] * 3
     assert [row[:3] for row in shown] == [[str(at + 1), each, "8"] for at, each in enumerate(origins)]
     out = Path("assay-monitor")
-    names = {".lock", "readings.jsonl", "monitor.json", "monitor.html", "reference.safetensors"}
-    names |= {"known-outputs.safetensors"}
+    names = {".lock", "cache", "readings.jsonl", "monitor.json", "monitor.html"}
     assert {each.name for each in out.iterdir()} == names
     kept = json.loads((out / "monitor.json").read_text())
     assert len(kept["calibration"]["shifts"]) == 4
@@ -117,10 +118,10 @@ def test_an_alarm_is_exit_code_3_with_gate_and_ends_following(made: Path, tmp_pa
     quiet = watch(made, *arguments, "--threshold", "1.9", "--gate", "--out", "c")
     assert "No alarm in 2 batches" in quiet.stdout
     draw_files(tmp_path / "new", "stripes", 32)
-    follow = (*KNOWN, "--images", "new", "--follow", "--known-batches", "0")
-    assert len(rows(watch(made, *follow, "--threshold", "0.0", "--gate", "--out", "d", code=3))) == 1
-    enough = watch(made, *follow, "--threshold", "0.0", "--max-batches", "2", "--out", "e", "--json")
-    assert [json.loads(line)["index"] for line in enough.stdout.splitlines()] == [0, 1]
+    follow = (*KNOWN, "--images", "new", "--follow", "--known-batches", "0", "--threshold", "0.0", "--gate")
+    assert len(rows(watch(made, *follow, "--out", "d", code=3))) == 1
+    lines = watch(made, *follow, "--out", "e", "--json", code=3).stdout.splitlines()
+    assert [json.loads(line)["index"] for line in lines] == [0]
 
 
 def test_the_state_of_the_alarm_is_told_also_where_nothing_new_came(made: Path, tmp_path: Path) -> None:
@@ -134,6 +135,8 @@ def test_the_state_of_the_alarm_is_told_also_where_nothing_new_came(made: Path, 
     told = run("monitor", "status", "assay-monitor", code=3).stdout
     assert re.match(r"alarm on: circuit shift 0\.\d+ of batch 1, limit 0 \(1 batch, the last 20\d\d-", told)
     assert len(told.splitlines()) == 1
+    state = json.loads(run("monitor", "status", "assay-monitor", "--json", code=3).stdout)
+    assert (state["alarm"], state["batches"], state["last"]["index"]) == (True, 1, 0)
     watch(made, *arguments[:-1], "1.9", "--out", "quiet")
     assert run("monitor", "status", "quiet").stdout.startswith("alarm off: circuit shift")
     assert "holds no readings" in run("monitor", "status", "nowhere", code=2).stderr
@@ -143,18 +146,22 @@ def test_an_unfilled_batch_is_closed_and_compared_with_known_ones_of_its_size(
     made: Path, tmp_path: Path
 ) -> None:
     draw_files(tmp_path / "new", "flat", 13)
-    follow = ("--images", "new", "--follow", "--flush-after", "0.1s", "--max-batches", "2")
-    assert [row[2] for row in rows(watch(made, *FEW, *follow))] == ["8", "5"]
-    lines = [json.loads(line) for line in Path("assay-monitor/readings.jsonl").read_text().splitlines()]
+    settings = {"reference": "shapes:flat", "window": 8, "reference_n": 8, "steps": 1, "known_batches": 4}
+    settings |= {"alpha": 0.2, "images": ("new",), "follow": True, "flush_after": 0.1, "out": Path("out")}
+    stop = Stop()
+    follow = MonitorRun(MonitorOptions(model=str(made / "model"), **settings), stop=stop, tell=print)
+    with follow.started() as started:
+        for reading in follow.observe(started):
+            if reading.index:
+                stop.set()
+    lines = [json.loads(line) for line in Path("out/readings.jsonl").read_text().splitlines()]
     assert [line["kind"] for line in lines] == ["monitor", "calibration", "reading", "calibration", "reading"]
     assert (lines[3]["n"], len(lines[3]["shifts"]), len(lines[3]["output_shifts"])) == (5, 4, 4)
+    assert (lines[4]["n"], lines[4]["page"]) == (5, "out/monitor.html")
     assert lines[4]["p_value"] is not None
-    assert lines[4]["page"].endswith("monitor.html")
-    draw_files(tmp_path / "known", "flat", 8)
-    few = ("--reference", "known", *FEW[2:], *follow, "--out", "few")
-    watch(made, *few, "--known", "shapes:flat")
-    assert "--flush-after needs images to compare smaller batches with" in watch(made, *few, code=2).stderr
-    assert "TIME" not in watch(made, *FEW, *follow[:-4], "--flush-after", "soon", code=2).stdout
+    few = ("--reference", "new", *KNOWN[2:], "--known-batches", "0", "--images", "new", "--out", "few")
+    assert "new holds the known images" in watch(made, *few).stderr
+    assert "TIME" not in watch(made, *FEW, "--images", "new", "--flush-after", "soon", code=2).stdout
 
 
 @pytest.mark.parametrize(("windows", "outputs", "left"), [(21, 0, 21), (41, 4, 39), (60, 24, 48)])
@@ -162,7 +169,7 @@ def test_known_outputs_leave_the_batches_that_calibration_needs(
     windows: int, outputs: int, left: int
 ) -> None:
     pool = draw_shapes("flat", 2 * windows, size=16)
-    found, rest = _parted(pool, MonitorPlan(reference="file", window=2))
+    found, rest = parted(pool, MonitorPlan(reference="file", window=2))
     assert (0 if found is None else found.n, rest.n) == (outputs, 2 * left)
 
 
@@ -183,25 +190,24 @@ def test_the_state_for_prometheus_is_written_after_each_batch(
 
 
 def test_a_target_calibrates_on_the_corrupted_domains(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from assay.analyses.generalization import domains
-
     few = {key: domains.CORRUPTIONS[key] for key in ("fog-1", "solarize")}
     monkeypatch.setattr(domains, "CORRUPTIONS", few)
     arguments = (*KNOWN, "--known-batches", "1", "--target", "0.3", "--images", "shapes:flat")
     watch(made, *arguments, "--n", "8")
     found = json.loads(Path("assay-monitor/monitor.json").read_text())
     assert found["threshold"]["domain"] in few
-    kept = Path("assay-monitor/domains.json")
-    assert {each["domain"] for each in json.loads(kept.read_text())["known"]} == set(few)
-    written = kept.stat().st_mtime_ns
+    assert {each["domain"] for each in found["domains"]["known"]} == set(few)
+    kept = {path: path.stat().st_mtime_ns for path in Path("assay-monitor/cache").iterdir()}
     watch(made, *arguments, "--n", "16")
-    assert kept.stat().st_mtime_ns == written  # measured once
+    assert kept == {path: path.stat().st_mtime_ns for path in kept}  # measured once
+    assert kept.keys() == {*Path("assay-monitor/cache").iterdir()}
     assert "What a shift means" in Path("assay-monitor/monitor.html").read_text()
 
 
 def test_a_file_of_scores_is_a_reference_too(made: Path) -> None:
-    watch(made, *FEW, "--images", "shapes:flat", "--n", "8")
-    stored = Path("assay-monitor/reference.safetensors")
+    images = ("--images", made / "styles" / "flat", "--n", "8", "--steps", "1", "--top", "20")
+    run("discover", "--model", made / "model", *images, "--scores-out", "scores.safetensors", "--quiet")
+    stored = Path("scores.safetensors")
     given = ("--reference", stored, "--images", "shapes:flat", "--window", "8", "--quiet")
     known = ("--known", "shapes:flat", "--known-batches", "4", "--alpha", "0.2")
     watch(made, *given, *known, "--n", "8", "--out", "again")
@@ -211,7 +217,7 @@ def test_a_file_of_scores_is_a_reference_too(made: Path) -> None:
     assert "steps is 3, but the circuit of" in refused.stderr
     assert not Path("third/readings.jsonl").exists()
     few = watch(made, *FEW[:-1], "0.01", "--images", "shapes:flat", "--out", "fourth", code=2)
-    assert "needs at least 99" in few.stderr
+    assert "but 99 are needed" in few.stderr
 
 
 def test_unreadable_images_fail_or_are_counted(made: Path, tmp_path: Path) -> None:
@@ -224,7 +230,24 @@ def test_unreadable_images_fail_or_are_counted(made: Path, tmp_path: Path) -> No
     passed = watch(made, *arguments, "--skip-bad")
     assert len(rows(passed)) == 2
     assert "1 unreadable" in passed.stdout
-    assert "1 image file could not be read" in Path("assay-monitor/monitor.html").read_text()
+    assert "1 unreadable image file was left out" in Path("assay-monitor/monitor.html").read_text()
+
+
+def test_images_that_are_turned_are_told_of_and_can_be_left_as_stored(made: Path, tmp_path: Path) -> None:
+    turned = Image.Exif()
+    turned[0x0112] = 6
+    (tmp_path / "new").mkdir()
+    for place, pixels in enumerate(draw_shapes("flat", 8, start=700).pixels):
+        Image.fromarray(pixels).save(tmp_path / "new" / f"{place}.jpg", exif=turned)
+    arguments = (*FEW, "--images", "new")
+    assert "8 images of new were turned as their EXIF orientation says" in watch(made, *arguments).stderr
+    stored = watch(made, *arguments, "--exif", "ignore", "--out", "stored")
+    assert "turned" not in stored.stderr
+    shifts = [
+        json.loads(Path(out, "monitor.json").read_text())["readings"][0]["shift"]
+        for out in ("assay-monitor", "stored")
+    ]
+    assert shifts[0] != shifts[1]
 
 
 def test_without_arguments_it_watches_the_embedded_zoo() -> None:
@@ -273,10 +296,7 @@ def test_folders_of_domains_give_a_document_and_a_table(made: Path, monkeypatch:
     assert [row["use"] for row in table] == ["in distribution", *["calibration"] * 3, *["test"] * 6]
     assert float(table[-1]["spearman"]) == found["test"][-1]["shifts"]["spearman"]
 
-    def measured(self: DomainProbe, images: Any, **more: Any) -> None:
-        raise AssertionError(f"{images.domain} was measured again")
-
-    monkeypatch.setattr(DomainProbe, "measure", measured)
+    monkeypatch.setattr(domains, "labelled_inspection", lambda *a, **b: pytest.fail("measured again"))
     assert json.loads(evaluate(made, *asked).stdout) == found
 
 
@@ -312,9 +332,7 @@ def test_the_measure_is_chosen_and_scores_of_other_steps_are_refused(made: Path)
 def test_bad_input_is_named_before_a_model_runs(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(
-        "assay.pipeline.domain_evaluation.reference_of", lambda *a: pytest.fail("the model ran")
-    )
+    monkeypatch.setattr(domain_evaluation, "reference_of", lambda *a: pytest.fail("the model ran"))
     draw_files(tmp_path / "other" / "neon", "neon", 12, by_class=True)
     draw_files(tmp_path / "other" / "neon" / "giraffe", "neon", 1)
     (tmp_path / "unlabelled").mkdir()
@@ -364,14 +382,18 @@ def test_a_zoo_is_ranked_on_a_labelled_domain(made: Path) -> None:
 
 def test_several_zoos_and_domains_share_one_table(made: Path) -> None:
     zoo, pictures = made / "models", made / "pictures"
-    found = document(
+    found = run(
         "rank", "--zoo", zoo, "--zoo", zoo, "--images", pictures, "--images", "shapes:relief",
-        "--metrics", "ddb-output,average-confidence", *DRAWN,
+        "--id-images", pictures / "flat", "--id-images", pictures / "neon",
+        "--metrics", "ddb-output,average-confidence", "--json", *DRAWN,
     )  # fmt: skip
-    assert found["kind"] == "ranking-comparison"
-    assert set(found["datasets"]) == {"shapes", "pictures"}
-    assert len(found["rankings"]) == 6
-    names = [each["name"] for each in found["rankings"][0]["models"]]
+    assert "flat is the own domain of models and is not among its targets" in found.stderr
+    document = json.loads(found.stdout)
+    assert document["kind"] == "ranking-comparison"
+    assert set(document["datasets"]) == {"shapes", "pictures"}
+    domains = [each["target"]["domain"] for each in document["rankings"]]
+    assert sorted(domains) == ["flat", "neon", "relief", "relief"]
+    names = [each["name"] for each in document["rankings"][0]["models"]]
     assert names == [f"models/model-{seed}" for seed in range(3)]
 
 
@@ -390,6 +412,8 @@ def test_unreadable_images_and_unknown_classes_are_named(made: Path, tmp_path: P
     assert broken[3].name in run(*rank, "--images", "broken", code=1).stderr
     skipped = run(*rank, "--images", "broken", "--skip-bad")
     assert "1 files of broken were skipped" in skipped.stderr
+    assert "not readable: " in skipped.stderr
+    assert broken[3].name in skipped.stderr
     assert "17 images" in skipped.stdout
     for name in ("dog", "cat"):
         (tmp_path / "foreign" / name).mkdir(parents=True)
@@ -401,7 +425,8 @@ def test_models_that_fit_images_differently_do_not_share_a_reading(tmp_path: Pat
     picture = np.zeros((40, 20, 3), dtype=np.uint8)
     picture[20:] = 255
     Image.fromarray(picture).save(tmp_path / "a.png")
-    (found,) = targets([tmp_path], [])
+    ((_, found),) = targets([str(tmp_path)])
+    read_by = shared_images(found)
     config = ViTConfig(
         hidden_size=8,
         num_hidden_layers=1,
@@ -414,7 +439,7 @@ def test_models_that_fit_images_differently_do_not_share_a_reading(tmp_path: Pat
     read = []
     for mode in ("squash", "center"):
         model.preprocessing = {"input_size": (3, 16, 24), "crop_pct": 0.5, "crop_mode": mode}
-        read.append(found.read(model).clean)
+        read.append(read_by(model).clean)
     assert not torch.equal(*read)
 
 

@@ -216,5 +216,5 @@ def test_files_that_are_no_predictions_are_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     for name in ("absent.npz", "broken.npz", "empty"):
         found = run(tmp_path / name, "--store", tmp_path / "store", "--quiet")
-        assert found.exit_code == 1
-        assert name in found.stderr
+        assert (found.exit_code, name in found.stderr) == (1, True)
+    assert "absent.json is not a subset: " in run("evaluate", tmp_path / "absent.json", "new.npz").stderr

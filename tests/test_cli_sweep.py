@@ -136,19 +136,10 @@ def test_a_failed_job_ends_with_1_and_is_in_the_log(tmp_path: Path, monkeypatch:
     assert Store(store).count("sweep") == 0
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--devices", "cuda:77"], "device 'cuda:77' does not exist"),
-        (["--device-map", "auto", "--device", "cpu"], "both say where the model goes"),
-    ],
-)
-def test_what_does_not_go_together_is_refused_before_anything_is_made(
-    plan: Path, tmp_path: Path, arguments: list[str], message: str
-) -> None:
-    result = run(plan, "--store", tmp_path / "store", *arguments)
+def test_a_device_that_is_not_there_is_refused_before_anything_is_made(plan: Path, tmp_path: Path) -> None:
+    result = run(plan, "--store", tmp_path / "store", "--devices", "cuda:77")
     assert (result.exit_code, result.stdout) == (2, "")
-    assert message in result.stderr
+    assert "device 'cuda:77' does not exist" in result.stderr
     assert not (tmp_path / "store").exists()
 
 

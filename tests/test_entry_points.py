@@ -184,6 +184,4 @@ print(json.dumps({{
     assert "shelf-method" in found["keys"]
     # Each once, however often one asks: those above, and the key that is taken.
     assert len(found["heard"]) == len(BROKEN) + 1
-    assert "method 'eap' of the package assay-broken 1.2 is left out: the key is taken" in " ".join(
-        found["heard"]
-    )
+    assert "method 'eap' of the package assay-broken 1.2" in " ".join(found["heard"])

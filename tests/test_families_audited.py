@@ -68,9 +68,6 @@ def test_a_treatment_needs_norms_behind_branches() -> None:
     assert "mini has no norms behind its branches, so post_norm='eap-ig' does not apply" in result.stderr
 
 
-def test_families_are_listed_with_what_they_read() -> None:
-    listed = {each["key"]: each for each in json.loads(invoke("list", "models", "--json").stdout)}
-    assert listed["gemma2"]["post_norm"] == ["exact", "eap-ig"]
-    assert (listed["llama"]["reads"], listed["clip"]["reads"]) == ("prompts", "images")
+def test_families_are_listed() -> None:
     shown = invoke("list", "models").stdout
     assert "GPT-NeoX, Pythia (type gpt_neox)." in shown

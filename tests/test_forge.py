@@ -11,10 +11,10 @@ import pytest
 import yaml
 
 import assay
-from assay.core.extras import EXTRAS
 
 
 REPOSITORY = Path(__file__).resolve().parents[1]
+EXTRAS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
 
 FORGE = REPOSITORY / ".github"

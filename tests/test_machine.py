@@ -65,24 +65,6 @@ def test_cached_files_are_memory_that_can_be_had(groups: Path) -> None:
     assert free_memory() == 0
 
 
-def test_limits_of_the_first_version_hold(groups: Path, tmp_path: Path) -> None:
-    (tmp_path / "own").write_text("4:memory:/box\n3:cpu,cpuacct:/box\n1:name=systemd:/box\n0::/\n")
-    (groups / "cpu,cpuacct").mkdir()
-    for name in ("cpu", "memory"):
-        (groups / name / "box").mkdir(parents=True)
-    (groups / "cpu" / "box" / "cpu.cfs_quota_us").write_text("-1\n")
-    (groups / "cpu" / "box" / "cpu.cfs_period_us").write_text("100000\n")
-    assert usable_cores() == 64
-    (groups / "cpu" / "box" / "cpu.cfs_quota_us").write_text("400000\n")
-    assert usable_cores() == 4
-    (groups / "memory" / "box" / "memory.limit_in_bytes").write_text(f"{2 * GIB}\n")
-    (groups / "memory" / "box" / "memory.usage_in_bytes").write_text(f"{GIB}\n")
-    (groups / "memory" / "box" / "memory.stat").write_text(
-        f"inactive_file 1\ntotal_inactive_file {GIB // 2}\n"
-    )
-    assert free_memory() == GIB + GIB // 2
-
-
 def test_what_only_unix_has_is_not_imported() -> None:
     code = (
         "import os, sys\n"

@@ -159,10 +159,8 @@ def test_edges_and_circuits_are_the_frozen_ones(name: str, method: str, model: A
 # ---- accuracies ---------------------------------------------------------------------------------
 
 
-def of_numbers(key: str, fields: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Right and wrong continuations of a prompt of numbers, where each digit is a token."""
-    if key == "arithmetic":
-        return [str(fields["result"])[0]], [str(fields["corrupted.result"])[0]]
+def of_years(fields: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Right and wrong continuations of a prompt of years, where each digit is a token."""
     tens = int(fields["year"][2])
     return [str(d) for d in range(tens + 1, 10)], [str(d) for d in range(tens)]
 
@@ -208,8 +206,8 @@ def test_accuracies_are_the_frozen_ones_and_those_of_transformers_alone(
             rows.append([bos + task.clean[row, len(bos) : int(task.lengths[row])].tolist(), *sides])
             continue
         text, pieces = task.texts[row], [[tokenizer.decode([i]) for i in side] for side in sides]
-        if key in ("arithmetic", "greater-than"):
-            pieces = list(of_numbers(key, {name: each[row] for name, each in task.fields.items()}))
+        if key == "greater-than":
+            pieces = list(of_years({name: each[row] for name, each in task.fields.items()}))
         ids = tokenizer(text)["input_ids"]
         whole = [[tokenizer(text + piece)["input_ids"] for piece in side] for side in pieces]
         assert all(each[:-1] == ids for side in whole for each in side)

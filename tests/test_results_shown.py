@@ -15,21 +15,18 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from planted_subsets import planted_matrix
-from planted_zoo import SETTINGS, planted
+from planted_zoo import SETTINGS, inspected, planted
 from report.synthetic_store import made_audit
 
 import assay
 from assay.analyses.benchmark import (
     BenchmarkRow,
     Bounded,
-    Detected,
     DiscoveryBenchmark,
     Ranked,
-    TruthCell,
-    TruthTable,
 )
-from assay.analyses.generalization.comparison import compare_rankings
-from assay.analyses.generalization.dynamics import DepthReading, Dynamics
+from assay.analyses.generalization import motif
+from assay.analyses.generalization.dynamics import Dynamics
 from assay.analyses.generalization.monitor import Monitor, Reading
 from assay.analyses.generalization.ranking import rank_inspections
 from assay.core.errors import InputError
@@ -48,7 +45,13 @@ def mini() -> SimpleNamespace:
 @functools.cache
 def ranking(seed: int = 0) -> Any:
     shown = {f"q{quality:g}": planted(quality, seed=seed) for quality in (0.1, 0.5, 0.9)}
-    return rank_inspections(shown, metrics=["ddb-output", "ddb-global", "rankme"], settings=SETTINGS)
+    metrics = ["ddb-output", "ddb-global", "rankme"]
+    return rank_inspections(inspected(shown), metrics=metrics, settings=SETTINGS)
+
+
+def found_motif() -> Any:
+    matrices = [each.dependency for each in ranking().inspections]
+    return motif(np.stack(matrices), ranking().performance.values)
 
 
 @functools.cache
@@ -90,25 +93,11 @@ def benchmark() -> DiscoveryBenchmark:
     )
 
 
-def truth() -> TruthTable:
-    found = Detected(**dict.fromkeys(Detected.__dataclass_fields__, 0.96))
-    pairs = [(method, objective) for method in ("eap", "exact") for objective in ("logit_diff", "kl")]
-    cells = [
-        TruthCell(model="a", method=method, objective=objective, n_edges=50, n_true=5, found=found)
-        for method, objective in pairs
-    ]
-    return TruthTable(cells=tuple(cells))
-
-
 def dynamics() -> Dynamics:
-    readings = [
-        DepthReading(step=0, deep=0.1, shallow=0.2, depth_bias=-0.7, scores={"validation": 0.2}),
-        DepthReading(
-            step=100, deep=0.2, shallow=0.1, depth_bias=0.7, low=0.5, high=0.9, scores={"validation": 0.8}
-        ),
-    ]
+    numbers = {"deep": 0.2, "shallow": 0.1, "depth_bias": 0.7, "low": 0.5, "high": 0.9}
+    readings = tuple({"step": step, **numbers, "scores": {"validation": 0.8}} for step in (0, 100))
     facts = {"images": {"n": 32}, "shallow_blocks": [0, 2], "deep_blocks": [9, 9]}
-    return Dynamics(readings=tuple(readings), facts=facts)
+    return Dynamics(readings=readings, facts=facts)
 
 
 def measurement() -> Measurement:
@@ -125,7 +114,7 @@ MADE: dict[str, tuple[Callable[[], Any], Callable[[Any], int]]] = {
     "CalibrationReport": (calibration, len),
     "CertifiedCircuit": (
         lambda: assay.certify(mini().scores, 30, resamples=200),
-        lambda each: each.n_included + each.n_abstained,
+        lambda each: each.circuit.n_edges + each.abstained.n_edges,
     ),
     "Circuit": (lambda: mini().circuit, lambda each: each.n_edges),
     "DiscoveryBenchmark": (benchmark, lambda each: len(each.rows)),
@@ -135,15 +124,10 @@ MADE: dict[str, tuple[Callable[[], Any], Callable[[Any], int]]] = {
     "HeadScores": (lambda: assay.discover_heads(mini().model, mini().task), lambda each: each.values.size),
     "Measurement": (measurement, lambda each: each.n + each.n_excluded),
     "Monitor": (monitor, lambda each: len(each.readings)),
-    "Motif": (lambda: ranking().motif(), lambda each: each.used.numel()),
+    "Motif": (found_motif, lambda each: each.used.numel()),
     "Ranking": (ranking, lambda each: len(each.names) * (1 + len(each.columns))),
-    "RankingComparison": (
-        lambda: compare_rankings([ranking(), ranking(1)]),
-        lambda each: len(each.metrics),
-    ),
     "SelectionPath": (path, lambda each: len(each.sizes) + len(each.baselines)),
     "Subset": (lambda: path()[20], lambda each: each.size),
-    "TruthTable": (truth, lambda each: len(each.cells)),
     "WorstCase": (worst, lambda each: each.divergence.size),
 }
 

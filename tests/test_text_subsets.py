@@ -12,7 +12,7 @@ import pytest
 from assay.analyses.subsets import CorrectnessData
 from assay.analyses.subsets.copies import unit_codes
 from assay.analyses.subsets.line import line_correlation
-from assay.analyses.subsets.permutation import SequentialPermutation
+from assay.analyses.subsets.verdict import SequentialPermutation
 
 
 REPOSITORY = Path(__file__).resolve().parent.parent

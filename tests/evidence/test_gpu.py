@@ -67,8 +67,8 @@ def on(module: nn.Module, device: str, dtype: torch.dtype) -> Model:
 def all_pairs(model: Model, task: PairTask, circuit: Circuit) -> torch.Tensor:
     """Logits of every pair of three clean and four corrupted prompts."""
     runner = PairRunner(model, circuit)
-    clean = runner.prepare_clean(task.clean[:3].to(model.device))
-    return runner.product(clean, runner.prepare_corrupted(task.corrupted[:4].to(model.device)))
+    clean = runner.prepare(task.clean[:3].to(model.device), clean=True)
+    return runner.product(clean, runner.prepare(task.corrupted[:4].to(model.device), clean=False))
 
 
 # A path of the engine -> what it gives for a model, a task and a circuit.

@@ -22,9 +22,10 @@ import torch
 FOLDER = Path(__file__).parent
 CASES: dict[str, Callable[[], Any]] = {}
 SINGLE_PRECISION: set[str] = set()  # names of cases that compute in float32
+PAIRED: set[str] = set()  # names of those that hold divergences of pairs
 
 
-def case(*, single: bool = False) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
+def case(*, single: bool = False, paired: bool = False) -> Callable[[Callable[[], Any]], Callable[[], Any]]:
     """Register a run under the name of its function; it happens in an empty directory."""
 
     def register(function: Callable[[], Any]) -> Callable[[], Any]:
@@ -32,6 +33,8 @@ def case(*, single: bool = False) -> Callable[[Callable[[], Any]], Callable[[], 
         CASES[name] = function
         if single:
             SINGLE_PRECISION.add(name)
+        if paired:
+            PAIRED.add(name)
         return function
 
     return register
@@ -186,9 +189,9 @@ def worst_case_matched() -> Any:
     ).to_dict()  # fmt: skip
 
 
-@case(single=True)
+@case(single=True, paired=True)
 def attack_command() -> Any:
-    """A search and an explanation beside the pairs."""
+    """An explanation beside the pairs."""
     command(
         "discover", "--model", "mini", "--task", "ioi", "--method", "eap", "--objective", "logit_diff",
         "--ablation", "resample", "--n", "12", "--steps", "5", "--top", "150", "--seed", "0",
@@ -196,9 +199,8 @@ def attack_command() -> Any:
     )  # fmt: skip
     return command(
         "attack", "--circuit", "circuit.safetensors", "--model", "mini", "--task", "ioi", "--protocol",
-        "all", "--n-clean", "10", "--n-corrupted", "9", "--divergence", "kl", "--search", "150",
-        "--explain", "--percentile", "0.5", "--delta", "0.95", "--seed",
-        "0", "--batch-size", "12", "--store", "store",
+        "all", "--n-clean", "10", "--n-corrupted", "9", "--divergence", "kl", "--explain",
+        "--percentile", "0.5", "--delta", "0.95", "--seed", "0", "--batch-size", "12", "--store", "store",
     )  # fmt: skip
 
 
@@ -216,7 +218,7 @@ def calibration() -> Any:
     ).to_dict()  # fmt: skip
 
 
-@case(single=True)
+@case(single=True, paired=True)
 def sweep() -> Any:
     """Everything that a sweep leaves in its store."""
     from assay.store import Store

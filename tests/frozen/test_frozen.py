@@ -3,8 +3,8 @@
 import json
 
 import pytest
-from frozen.cases import CASES, FOLDER, SINGLE_PRECISION, arithmetic, run
-from frozen.compare import ELSEWHERE, EXACT, SINGLE, differences
+from frozen.cases import CASES, FOLDER, PAIRED, SINGLE_PRECISION, arithmetic, run
+from frozen.compare import ELSEWHERE, EXACT, PAIRS, SINGLE, differences
 from type_checks import no_type_checks
 
 
@@ -17,6 +17,7 @@ def test_every_number_of_a_document_is_the_frozen_one(name: str) -> None:
         found = run(name)
     frozen = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     relative = SINGLE if name in SINGLE_PRECISION else EXACT if same else ELSEWHERE
+    relative = PAIRS if name in PAIRED else relative
     lines = list(differences(frozen, found, relative=relative))
     assert not lines, "\n".join([f"{len(lines)} differences, the first ones:", *lines[:20]])
 

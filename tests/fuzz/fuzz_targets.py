@@ -27,7 +27,7 @@ from type_checks import no_type_checks
 
 import assay
 from assay.analyses.benchmark import DiscoveryBenchmark
-from assay.analyses.generalization.domains import Domain, DomainCalibration
+from assay.analyses.generalization.domains import Domain, load_domain
 from assay.analyses.subsets import CorrectnessData, load_subset
 from assay.analyses.subsets.files import read_data
 from assay.analyses.worst_case import WorstCase, worst_case
@@ -38,20 +38,16 @@ from assay.circuits import (
     save_submission,
     write_eap_ig,
 )
-from assay.circuits.eap_ig import their_target
-from assay.circuits.slots import edge_slots
-from assay.circuits.spans import Spans
+from assay.circuits.spans import Spans, edge_slots
 from assay.core.errors import AssayError
 from assay.core.record import canonical_json
 from assay.graph import build_graph
 from assay.models.loading import MINI
-from assay.pipeline.monitoring import _read_domains
 from assay.pipeline.plan import read_plan
 from assay.store import DATABASE_NAME, Store
 from assay.tasks import EvalTransform, find_domains
 from assay.tasks.load import read_pairs
 from assay.zoo import Zoo
-from assay.zoo.grid import Grid
 
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -171,7 +167,12 @@ def _circuit() -> assay.Circuit:
     return assay.Circuit(graph=GRAPH, mask=mask, heads=((0, 1), (1, 2)), roles=roles)
 
 
-SPANS = Spans.each(4)
+SPANS = Spans(
+    names=("0", "1"),
+    reach=torch.ones(2, 2).bool().triu(),
+    read=torch.tensor([False, True]),
+    rule={"kind": "each"},
+)
 AT_SPANS = assay.EdgeScores(GRAPH, edge_slots(GRAPH, SPANS).float(), spans=SPANS)
 
 
@@ -194,7 +195,7 @@ def _(folder: Path) -> Path:
     content = {
         "cfg": {"n_layers": 2, "n_heads": 3, "parallel_attn_mlp": False, "d_model": 24},
         "src_nodes": list(GRAPH.sources),
-        "dst_nodes": [their_target(name) for name in GRAPH.targets],
+        "dst_nodes": list(GRAPH.targets),
         "edges_scores": torch.ones(GRAPH.valid.shape),
         "edges_in_graph": GRAPH.valid.clone(),
     }
@@ -220,7 +221,6 @@ def _correctness() -> CorrectnessData:
         families=[f"family{number // 4}" for number in range(9)],
         labels=np.arange(12) % 3,
         label_names=["cat", "dog", "=owl"],
-        n_id=100,
         meta={"place": [f"p{number % 2}" for number in range(12)], "size": np.arange(12.0)},
         embedding=rng.normal(size=(12, 4)).astype(np.float32),
         id_embedding=rng.normal(size=(5, 4)).astype(np.float32),
@@ -231,15 +231,6 @@ def _correctness() -> CorrectnessData:
 def _(folder: Path) -> Path:
     _correctness().save(folder / "data.npz")
     return folder / "data.npz"
-
-
-@target("prediction files", lambda folder: CorrectnessData.from_predictions(folder, ood_env=[2]))
-def _(folder: Path) -> Path:
-    rows = ["env0_in,0,9,1,1", "env0_out,1,0,2,1", "env1_out,2,0,0,1", "env2_in,1,-1,5,2", "env2_out,0,4,4,0"]
-    text = "\n".join(["domain,label,p_0,p_1,p_2", *rows, ""])
-    for run in ("alexnet/a", "alexnet/b", "vit/a", "vit/b"):
-        written(folder / "runs" / run / "global_step_200_predictions.csv", text)
-    return folder / "runs"
 
 
 @target(
@@ -306,18 +297,6 @@ def _(folder: Path) -> Path:
     return folder / "domain"
 
 
-@target("table of images", lambda folder: _read_all(f"camelyon17:{folder}"), only=".csv")
-def _(folder: Path) -> Path:
-    lines = ["patient,node,x_coord,y_coord,tumor,center,split,slide"]
-    for number in range(4):
-        lines.append(f"00{number},1,{number},2,{number % 2},{number % 3},{number % 2},7")
-        name = f"patient_00{number}_node_1"
-        path = folder / "patches" / name / f"patch_{name}_x_{number}_y_2.png"
-        path.parent.mkdir(parents=True)
-        path.write_bytes(_encoded()[0])
-    return written(folder / "metadata.csv", "\n".join([*lines, ""])).parent
-
-
 # -------------------------------------------------------------------------------------- worst pairs
 
 TINY = {"vocab_size": 61, "n_positions": 16, "n_embd": 24, "n_layer": 1, "n_head": 3}
@@ -377,23 +356,6 @@ def _(folder: Path) -> Path:
     return written(folder / "plan.toml", "\n".join(lines))
 
 
-@target("grid", lambda path: len(Grid.read(path).recipes()))
-def _(folder: Path) -> Path:
-    lines = (
-        'name = "small"',
-        "skip = [{ lr = 0.01, weight_decay = 0.1 }]",
-        "[inits.small]",
-        'source = "scratch"',
-        "architecture = { hidden_size = 32, num_hidden_layers = 2 }",
-        "[axes]",
-        "lr = [0.001, 0.01]",
-        "weight_decay = [0.0, 0.1]",
-        "[fixed]",
-        "steps = 40",
-    )
-    return written(folder / "grid.toml", "\n".join(lines))
-
-
 def _read_zoo(folder: Path) -> object:
     zoo = Zoo.open(folder)
     return repr(zoo), [zoo.folder(key) for key in zoo.keys]
@@ -417,12 +379,6 @@ def _(folder: Path) -> Path:
         shutil.copy(path, folder)
     _module().save_pretrained(folder)
     return folder
-
-
-@target("vision model", lambda folder: assay.load_model(folder))
-def _(folder: Path) -> Path:
-    source = Zoo.embedded().folder(Zoo.embedded().keys[0])
-    return Path(shutil.copytree(source, folder / "model", ignore=shutil.ignore_patterns("checkpoints")))
 
 
 # -------------------------------------------------------------------------------------- stores and documents
@@ -460,7 +416,7 @@ def _(folder: Path) -> Path:
     return Path(shutil.copy(source, folder / "benchmark.json"))
 
 
-@target("corrupted domains", _read_domains)
+@target("measured domain", load_domain)
 def _(folder: Path) -> Path:
     one = Domain(domain="noise/1", n=8, performance=0.5, shifts={"spearman": 0.5}, baselines={"ac": 0.5})
-    return written(folder / "domains.json", DomainCalibration(known=(one,), test=(one,)).to_dict())
+    return written(folder / "domain.json", one.to_dict())

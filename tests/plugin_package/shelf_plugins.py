@@ -19,7 +19,7 @@ from assay.page.blocks import Column, Facts, Page, Section, Table
 from assay.page.form import Document, PageForm
 from assay.stats import mean_of
 from assay.tasks import Task
-from assay.tasks.induction import Induction
+from assay.tasks.sequences import Induction
 
 
 class ShelfMethod(Random):

@@ -23,7 +23,7 @@ from assay.circuits import read_eap_ig
 from assay.core import untrusted
 from assay.core.errors import FileFormatError, InputError
 from assay.core.parquet import read_parquet_file
-from assay.core.untrusted import load_npz, parse_json, parse_toml
+from assay.core.untrusted import load_npz, parse_json
 from assay.store import DATABASE_NAME, Store
 from assay.tasks import read_files
 
@@ -82,12 +82,6 @@ def test_archives_of_arrays(
         zipped(path, names, head, 0)
         with watched(), pytest.raises(FileFormatError, match="declares"):
             read(path)
-    content = zipped(path, ("X",), header((10,)), 10).read_bytes()
-    # The size before packing in the central directory becomes 4 GB; the data stay as they are.
-    at = content.rindex(b"PK\x01\x02") + 24
-    path.write_bytes(content[:at] + struct.pack("<I", 0xFFFFFFF0) + content[at + 4 :])
-    with watched(), pytest.raises(FileFormatError):
-        read(path)
     monkeypatch.setattr(untrusted, "LEAST_BOMB", 1 << 20)
     free(monkeypatch, 1 << 25)
     zipped(path, ("images",), header((40, 1000, 1000)), 40_000_000)
@@ -151,9 +145,6 @@ def test_nesting_and_numbers_without_end() -> None:
     for text in ("[" * 100_000, '{"a":' * 100_000, "9" * 100_000):
         with pytest.raises(ValueError):
             parse_json(text)
-    for text in (*(f"a = {each}" for each in ("[" * 50_000, "{b=" * 50_000, "9" * 100_000)), "a." * 50_000):
-        with pytest.raises(ValueError):
-            parse_toml(text)
 
 
 def test_payloads_nested_thousands_deep(tmp_path: Path) -> None:
@@ -162,7 +153,7 @@ def test_payloads_nested_thousands_deep(tmp_path: Path) -> None:
     for _ in range(5000):
         deep = {"a": deep}
     for provenance, payload in (({}, {"deep": [deep]}), ({"deep": deep}, {})):
-        with pytest.raises(InputError, match="nested more than 100 levels"):
+        with pytest.raises(InputError, match="nested too deeply"):
             store.put("measurement", provenance, payload)
     identity = store.put("measurement", {}, {"value": 1.0})
     with sqlite3.connect(tmp_path / DATABASE_NAME) as database:

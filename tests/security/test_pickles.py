@@ -98,7 +98,6 @@ PLACES: dict[str, Callable[[Path], Place]] = {
     "weights renamed": lambda at: in_a_folder(model_folder(at), "model.safetensors"),
     "decoy": lambda at: in_a_folder(beside_a_decoy(at), "pytorch_model.bin"),
     "decoy of timm": lambda at: in_a_folder(beside_a_decoy(at, architecture=TIMM), "pytorch_model.bin"),
-    "timm": alone(lambda path: assay.load_model(f"timm:{TIMM}@{path}"), "weights"),
     "zoo": in_a_zoo,
     "circuit": alone(assay.load_circuit, "circuit.safetensors"),
     "scores": alone(assay.load_scores, "scores.safetensors"),
@@ -168,7 +167,7 @@ def test_an_index_names_no_pickle_and_nothing_elsewhere(tmp_path: Path) -> None:
     index_of(folder, "x.safetensors")
     assert assay.load_model(folder).weight_hash == usual
     index_of(folder, "absent.safetensors")
-    with pytest.raises(FileFormatError, match="1 of them do not exist"):
+    with pytest.raises(FileFormatError, match="has no weights absent.safetensors"):
         assay.load_model(folder)
     for content in ("[]", "{"):
         (folder / "model.safetensors.index.json").write_text(content)
