@@ -78,9 +78,9 @@ def measure(model: Model, task: Any, repeats: int, device: str) -> dict[str, Any
         found[name] = {
             "seconds": round(taken, 4),
             "share of the attribution": round(taken / attribution, 4),
-            "included": certified.n_included,
-            "excluded": certified.n_excluded,
-            "abstained": certified.n_abstained,
+            "included": certified.circuit.n_edges,
+            "excluded": certified.excluded.n_edges,
+            "abstained": certified.abstained.n_edges,
         }
     return found
 

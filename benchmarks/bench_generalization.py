@@ -60,8 +60,8 @@ def metrics() -> dict[str, object]:
     numbers = a.values[graph.valid].double().numpy()
     unit = best(lambda: np.sort(numbers, kind="stable"), 20)
     generator = torch.Generator().manual_seed(2)
-    each = torch.randn(EXAMPLES, graph.n_sources, generator=generator)
-    outputs = OutputScores(graph=graph, values=each.mean(0), per_example=each, provenance={}, details={})
+    drawn = torch.randn(200, graph.n_sources, generator=generator)
+    outputs = OutputScores(graph, drawn.mean(0), None, {}, {"n": EXAMPLES}, resampled=drawn)
     matrices = torch.rand(MODELS, 14, 14, generator=generator)
     performance = torch.rand(MODELS, generator=generator).tolist()
     calls: dict[str, tuple[Callable[[], object], float | None]] = {

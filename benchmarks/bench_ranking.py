@@ -32,12 +32,12 @@ def measured(n: int) -> dict[str, Any]:
     from assay.zoo import Zoo
 
     zoo = Zoo.embedded()
-    (target,) = targets([], ["sketch"], n=n, seed=0)
+    ((_, target),) = targets(["shapes:sketch"], n=n, seed=0)
     known = known_target(zoo, None, n=n, seed=0)
     assert known is not None
     zoo.load(zoo.keys[0])
     started, spent = time.perf_counter(), time.process_time()
-    ranking = rank_models(zoo, target.read, id_data=known.read)
+    ranking = rank_models(zoo, target, id_data=known)
     seconds, cpu = time.perf_counter() - started, time.process_time() - spent
     rows = {key: column.rows() for key, column in ranking.columns.items()}
     return {

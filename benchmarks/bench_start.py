@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from assay.core.random import stream
-from assay.stats import cell_tests, certificate, confidence_sequence
+from assay.stats import cell_tests, certificate
 
 
 REPETITIONS = 5
@@ -39,7 +39,6 @@ def main() -> None:
     pairs = rng.gamma(2.0, size=(1000, 1)) + rng.gamma(2.0, size=(1000, 1000))
     exceeds = pairs > np.quantile(pairs, 0.99)
     place = np.arange(1000)
-    shares = (rng.uniform(size=1000) < 0.9) * 1.0
     interpreter = best(fresh("pass"))
     document = {
         "benchmark": "start",
@@ -53,7 +52,6 @@ def main() -> None:
                 lambda: cell_tests(exceeds, place[:, None] % 120, place[None] % 97)
             ),
             "certificates of a million pairs": best(lambda: certificate(pairs, 0.99)),
-            "confidence sequence of 1,000 values": best(lambda: confidence_sequence(shares)),
         },
         "goal": {"import assay, beyond it": 0.3, "assay --help": 0.5},
     }

@@ -9,13 +9,12 @@ Parts, one or more with `--part`; without it the first two, about a minute:
     large       1800 x 71,433, one size, in a process of its own                    (minutes)
     largest     4200 x 146,722, two sizes, in a process of its own                  (minutes)
     verdict     1800 x 71,433, eight sizes, two workers, whole and killed           (about half an hour)
-    device      1000 x 20,000: swap and adam on `--device` (default: cuda) and on the CPU    (a minute)
 
 Every part but `verdict` runs on one core. Prints one JSON document; `--save` merges the parts into that of
-benchmarks/results, by kind of device: a CPU without fast products of bytes (VNNI) is one of its own,
-`cpu_float32`. Exit code 1, and nothing saved, if the killed verdict has other bytes than the whole one.
+benchmarks/results; a CPU without fast products of bytes (VNNI) has one of its own, `cpu_float32`. Exit code
+1, and nothing saved, if the killed verdict has other bytes than the whole one.
 
-    python benchmarks/bench_subsets.py [--part NAME ...] [--device DEVICE] [--save]
+    python benchmarks/bench_subsets.py [--part NAME ...] [--save]
 """
 
 import os
@@ -26,7 +25,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # read when numpy and torch are i
 import argparse
 import json
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -89,15 +87,13 @@ def timed(call: Callable[[], Found]) -> tuple[Found, float]:
     return found, time.process_time() - started
 
 
-def solvers(
-    correct: np.ndarray, y: np.ndarray, parts: Parts, device: str | None = None
-) -> dict[str, Callable[[int], Found]]:
+def solvers(correct: np.ndarray, y: np.ndarray, parts: Parts) -> dict[str, Callable[[int], Found]]:
     """Swap, and adam with 5 and 20 trials."""
     train, validation, _ = parts
-    sides = Answers.of(correct, train, device), Answers.of(correct, validation, device)
+    sides = Answers.of(correct, train), Answers.of(correct, validation)
 
     def published(trials: int, size: int) -> Found:
-        return adam(sides[0], y[train], size, validation=sides[1], id_validation=y[validation], trials=trials)
+        return adam(sides[0], size, y[train], y[validation], validation=sides[1], trials=trials)
 
     return {
         "swap": lambda size: swap(sides[0], [(size, y[train], y[validation])], validation=sides[1])[0],
@@ -199,25 +195,6 @@ def scores_part() -> dict[str, Any]:
     return table
 
 
-def device_part(device: str) -> dict[str, Any]:
-    """Wall seconds of swap and adam, on the CPU and on a device, and whether the sets are the same."""
-    made, rows = planted_matrix(1000, 20_000, residual=RESIDUAL), {}
-    places = {
-        name: solvers(made.correct, made.id_accuracy, split(1000), place)
-        for name, place in (("cpu", None), (device, device))
-    }
-    for solver in ("swap", "adam, 20 trials"):
-        row: dict[str, Any] = {}
-        sets = []
-        for place, calls in places.items():
-            calls["swap"](1000)  # what is made once
-            started = time.perf_counter()
-            sets.append(calls[solver](1000).indices)
-            row[f"{place}, s"] = round(time.perf_counter() - started, 3)
-        rows[solver] = row | {"same sets": np.array_equal(*sets)}
-    return {"models": 1000, "examples": 20_000} | rows
-
-
 # ------------------------------------------------------------------------------ in processes of their own
 
 
@@ -280,8 +257,9 @@ def measured_here(name: str, folder: Path, keep: Path) -> dict[str, Any]:
             found, seconds = timed(partial(swap_one, size))
             r = line_correlation(data.id_accuracy[parts[2]], data.accuracy(found.indices)[parts[2]])
             rows[str(size)] = {"seconds": round(seconds, 2), "test R": round(r, 4)}
-    unit = 1 if sys.platform == "darwin" else 1024  # the system says bytes on macOS, kilobytes on Linux
-    peak = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6, 1)
+    # Of this process alone: what `resource` says begins with the memory of the one that started it.
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    peak = round(int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6, 1)
     seconds = {"seconds wall": time.perf_counter() - wall, "core seconds": time.process_time() - spent}
     return {name: round(each, 1) for name, each in seconds.items()} | {"peak MB": peak} | rows
 
@@ -301,8 +279,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--part", nargs="+", choices=(*PARTS, "device"), default=list(QUICK))
-    parser.add_argument("--device", default="cuda", help="of the part `device`")
+    parser.add_argument("--part", nargs="+", choices=tuple(PARTS), default=list(QUICK))
     parser.add_argument("--save", action="store_true")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -310,15 +287,12 @@ def main() -> None:
         name, folder, keep = options.child
         print(json.dumps(measured_here(name, Path(folder), Path(keep))))
         return
-    on_device = "device" in options.part
-    if on_device and len(options.part) > 1:
-        parser.error("the part `device` is saved by kind of device; run it alone")
-    parts = {name: device_part(options.device) if on_device else PARTS[name]() for name in options.part}
-    kind = options.device.partition(":")[0] if on_device else "cpu" if bytes_are_fast() else "cpu_float32"
+    parts = {name: PARTS[name]() for name in options.part}
+    kind = "cpu" if bytes_are_fast() else "cpu_float32"
     document: dict[str, Any] = {
         "benchmark": "subsets",
         "machine": {
-            "device": kind.partition("_")[0],
+            "device": "cpu",
             "threads": 1,
             "numpy": np.__version__,
             "scipy": scipy.__version__,
@@ -329,7 +303,7 @@ def main() -> None:
     path = Path(__file__).parent / "results" / f"subsets_{kind}.json"
     if options.save and path.exists():
         merged = json.loads(path.read_text(encoding="utf-8"))["parts"] | parts
-        document["parts"] = {name: merged[name] for name in (*PARTS, "device") if name in merged}
+        document["parts"] = {name: merged[name] for name in PARTS if name in merged}
     print(json.dumps(document, indent=1))
     if not parts.get("verdict", {}).get("same bytes", True):
         sys.exit("the killed verdict has other bytes than the whole one")

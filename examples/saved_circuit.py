@@ -19,7 +19,8 @@ def main() -> None:
 
     circuit = assay.load_circuit(path, graph=model.graph)
     print(circuit, "found by", circuit.provenance["method"], "on", circuit.provenance["task"]["name"])
-    for task, found in zip(tasks, assay.measure(circuit, model, tasks, "faithfulness-norm"), strict=True):
+    for task in tasks:
+        found = assay.measure(circuit, model, task, "faithfulness-norm")
         interval = found.interval()
         print(f"{task.name:17} {found.value:6.2f} [{interval.low:5.2f}, {interval.high:5.2f}] {found.status}")
 

@@ -49,7 +49,7 @@ ranking = assay.rank(
     metrics=["ddb-output", "id-accuracy", "average-confidence", "atc"],
     settings=InspectionSettings(draws=200),
 )
-ranking.plot()[0].figure
+ranking.plot().figure
 
 # %% [markdown]
 # The *regret* of a metric is the accuracy of the best model minus that of the model it picks. Compare it with
@@ -88,7 +88,7 @@ known = draw_shapes("flat", 24 + 19 * 24, start=2_000_000)
 reference = assay.discover(model, known.subset(range(24)).with_transform(EvalTransform.for_model(model)))
 monitor = assay.Monitor(model, reference, alpha=0.05)
 monitor.calibrate(known.subset(range(24, known.n)), batch_size=24)
-print(monitor.guarantee.statement)
+print(monitor.rules.guarantee)
 
 # %% [markdown]
 # The guarantee comes from known batches that share no image with the reference or with each other. Nineteen

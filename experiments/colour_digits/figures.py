@@ -10,7 +10,6 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from assay.models.planted import planted_model
 from assay.tasks import draw_digits
 
 
@@ -56,28 +55,12 @@ def curves() -> Figure:
     return figure
 
 
-def planted() -> Figure:
-    """Images of `patch-marker` with their class."""
-    drawn = planted_model("patch-marker/vit/bare").examples(6)
-    assert drawn.labels is not None
-    figure = Figure(figsize=(9, 1.8), layout="constrained")
-    for axis, image, label in zip(figure.subplots(1, 6), drawn.clean, drawn.labels.tolist(), strict=True):
-        axis.imshow((image.permute(1, 2, 0) + 1).numpy() / 2, interpolation="nearest")
-        axis.set_title(("red", "blue")[label], fontsize=10)
-        axis.set_xticks(np.arange(3.5, 15, 4), labels=[])
-        axis.set_yticks(np.arange(3.5, 15, 4), labels=[])
-        axis.tick_params(length=0)
-        axis.grid(color="0.6", lw=0.8)
-    return figure
-
-
 def main() -> None:
     """Draw and write."""
     mpl.use("agg")
     for name, figure in (
         ("colour-digits", examples()),
         ("colour-digits-circuits", curves()),
-        ("patch-marker", planted()),
     ):
         figure.savefig(IMAGES / f"{name}.png", dpi=110, bbox_inches="tight")
 

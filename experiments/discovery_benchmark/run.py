@@ -22,23 +22,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
+import truth as truth_tables
 from matplotlib.axes import Axes
 
-from assay.analyses.benchmark import DiscoveryBenchmark, TruthTable, benchmark_discovery, measure_truth, plots
+from assay.analyses.benchmark import DiscoveryBenchmark, benchmark_discovery, measure_truth, plots
 from assay.analyses.benchmark import tables as benchmark_tables
 from assay.analyses.benchmark.targets import find_target
+from assay.app.options import parse_options
 from assay.discovery.edges import METHODS, discover
 from assay.models.planted import planted_names
 from assay.page import draw
 from assay.page.blocks import Column, Table
 from assay.page.text import plain_text
-from assay.pipeline.benchmark import parse_options
 
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent.parent / "docs"
 TRUTH_N, MINI_N, SEED = 32, 60, 0
+CELL = ["model", "method", "objective"]
 STRONGEST = 100  # edges whose signs are compared
 MINI_TASKS = ("ioi", "greater-than")
 # Learned masks on planted models: their few edges need fewer updates than the 3,000 of the papers.
@@ -70,26 +73,26 @@ def truth(
     chosen = [each for each in planted_names() if models is None or each.startswith(tuple(models))]
     path = HERE / "truth.json"
     for model in chosen:  # saved model by model: a run that is stopped keeps what it has
-        found = measure_truth(
-            [model],
-            names,
-            n=TRUTH_N,
-            options=options_of(names, TRUTH_OPTIONS | options),
-            seed=SEED,
-            progress=progress,
-        )
+        how = {"options": options_of(names, TRUTH_OPTIONS | options), "progress": progress}
+        found = measure_truth([model], names, n=TRUTH_N, seed=SEED, **how)
         if path.exists():
-            found = TruthTable.load(path).merged(found)
-            found = TruthTable(cells=in_order(found), settings=found.settings)
-        found.save(path)
+            found = pd.concat([read_truth(path), found]).drop_duplicates(CELL, keep="last")
+        document = {"n": TRUTH_N, "seed": SEED, "rows": json.loads(in_order(found).to_json(orient="records"))}
+        path.write_text(json.dumps(document, indent=1) + "\n")
 
 
-def in_order(table: TruthTable) -> tuple[Any, ...]:
-    """Cells of models that still exist, in the order of the planted models and of `ORDER`."""
-    places = {name: place for place, name in enumerate(planted_names())}
-    methods = {name: place for place, name in enumerate(dict.fromkeys((*ORDER, *table.methods)))}
-    kept = [cell for cell in table.cells if cell.model in places]
-    return tuple(sorted(kept, key=lambda cell: (places[cell.model], methods[cell.method])))
+def read_truth(path: Path) -> pd.DataFrame:
+    """What `truth` wrote."""
+    return pd.DataFrame(json.loads(path.read_text())["rows"])
+
+
+def in_order(table: pd.DataFrame) -> pd.DataFrame:
+    """Rows in the order of the planted models and of `ORDER`."""
+    models = {name: place for place, name in enumerate(planted_names())}
+    methods = {name: place for place, name in enumerate(dict.fromkeys((*ORDER, *table.method)))}
+    return table.sort_values(
+        ["model", "method"], key=lambda names: names.map(models | methods), kind="stable", ignore_index=True
+    )
 
 
 def mini(
@@ -145,14 +148,14 @@ def docs() -> None:
     tables.mkdir(exist_ok=True)
     path = HERE / "truth.json"
     if path.exists():
-        table = TruthTable.load(path)
-        table = TruthTable(cells=in_order(table), settings=table.settings)
-        (tables / "truth-methods.inc").write_text(markdown_table(benchmark_tables.truth_methods_table(table)))
-        (tables / "truth-models.inc").write_text(markdown_table(benchmark_tables.truth_models_table(table)))
-        (tables / "truth-misses.inc").write_text(bullets(benchmark_tables.misses(table)))
-        (tables / "truth-refusals.inc").write_text(bullets(benchmark_tables.refusals(table)))
-        (tables / "truth-facts.inc").write_text(truth_facts(table))
-        write_picture(images / "truth-map.svg", plots.plot_truth(table))
+        table = read_truth(path)
+        (tables / "truth-methods.inc").write_text(markdown_table(truth_tables.methods_table(table)))
+        (tables / "truth-models.inc").write_text(markdown_table(truth_tables.models_table(table)))
+        (tables / "truth-misses.inc").write_text(bullets(truth_tables.misses(table)))
+        (tables / "truth-refusals.inc").write_text(bullets(truth_tables.refusals(table)))
+        facts = truth_tables.facts(table, json.loads(path.read_text()))
+        (tables / "truth-facts.inc").write_text(facts)
+        write_picture(images / "truth-map.svg", truth_tables.plot_truth(table))
     found = [HERE / f"mini-{task}.json" for task in MINI_TASKS] + [HERE / "colour-digits.json"]
     for each in found:
         if not each.exists():
@@ -190,22 +193,6 @@ def markdown_table(table: Table) -> str:
     rules = ["---:" if column.numeric else "---" for column in table.columns]
     lines = ([cell.replace("|", "\\|") for cell in cells] for cells in (names, rules, *table.texts()))
     return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
-
-
-def truth_facts(table: TruthTable) -> str:
-    """What was measured, in a sentence."""
-    options = table.settings["options"]
-    told = "; ".join(
-        f"{name} with {', '.join(f'{key} = {value}' for key, value in own.items())}"
-        for name, own in options.items()
-    )
-    partly = "".join(f" {each[0].upper()}{each[1:]}." for each in benchmark_tables.partly_measured(table))
-    lowest = benchmark_tables.share(table.summary().lowest_best)
-    return (
-        f"{len(table.models)} models, {len(table.methods)} methods, {table.settings['n']} examples of each "
-        f"model, seed {table.settings['seed']}, resample ablation{'; ' + told if told else ''}. The best "
-        f"method of each model reaches an AUROC of at least {lowest}.{partly}\n"
-    )
 
 
 def bullets(lines: Sequence[str]) -> str:

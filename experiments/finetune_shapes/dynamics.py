@@ -1,4 +1,4 @@
-"""Depth bias, both its sides and accuracy along the training of the first model of the embedded zoo.
+"""Depth bias and accuracy along the training of the first model of the embedded zoo.
 
     python experiments/finetune_shapes/dynamics.py
 
@@ -8,8 +8,7 @@ Writes training_dynamics.json beside this file and the picture of the documentat
 import json
 from pathlib import Path
 
-from assay.analyses.generalization.dynamics import training_dynamics
-from assay.report.dynamics import plot_dynamics
+from assay.analyses.generalization import training_dynamics
 from assay.tasks import draw_shapes
 from assay.zoo import Zoo
 
@@ -26,6 +25,5 @@ if __name__ == "__main__":
             style: draw_shapes(style, 300, start=6000) for style in ("flat", "sketch", "stripes", "relief")
         },
     )
-    document = found.to_dict()
-    (HERE / "training_dynamics.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
-    plot_dynamics({"from scratch on flat": found}).savefig(PICTURE, metadata={"Date": None})
+    (HERE / "training_dynamics.json").write_text(json.dumps(found.to_dict(), indent=1) + "\n")
+    found.plot()[0].figure.savefig(PICTURE, metadata={"Date": None})

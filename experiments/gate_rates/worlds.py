@@ -26,7 +26,7 @@ from assay.analyses.calibration.stability import distributional_stability
 from assay.analyses.calibration.validity import incremental_validity, nomological_validity
 from assay.core.verdict import Verdict
 from assay.metrics.metric import find_metric, record
-from assay.metrics.topk import THRESHOLDS, judge_agreement, overlap, rank_agreement, top_k
+from assay.metrics.topk import judge_agreement, order_agreement, overlap, top_k
 from assay.stats import mean_of
 
 
@@ -226,8 +226,8 @@ def _d05(n: int, noise: float) -> Judge:
                 interval_method=method,
                 seed=_seed(rng),
             )
-        found = judge_agreement(parts, THRESHOLDS)
-        tau = float(rank_agreement(full, circuit, 10).mean())
+        found = judge_agreement(parts)
+        tau = float(order_agreement(full, circuit, top_k(full, 10), top_k(circuit, 10)).mean())
         return replace(found, values={**found.values, "tau@10": tau})
 
     return judge

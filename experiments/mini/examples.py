@@ -53,8 +53,8 @@ class Source:
             prompts = [varied_signature(prompt, self.grammar.template, rng) for prompt in prompts]
         coded = self.tokens.encode([p.text for p in prompts], [p.slots for p in prompts])
         return [
-            self._answered(p, each.ids, {name: first for name, (first, _) in each.slots.items()}, rng)
-            for p, each in zip(prompts, coded, strict=True)
+            self._answered(prompt, ids, places, rng)
+            for prompt, (ids, places) in zip(prompts, coded, strict=True)
         ]
 
     def _answered(
@@ -93,7 +93,7 @@ def varied_signature(prompt: Prompt, template: str, rng: np.random.Generator) ->
     signature = spare[:before] + values["M"] + spare[before : before + after]
     (words1, words2), (doc1, doc2) = values["doc_words"], values["doc"]
     pieces = {
-        "method": values["method"],
+        "method": values["method"][0],
         "def_args_joined_by_comma_space": ", ".join(signature),
         "method_words_joined_by_space": " ".join(values["method_words"]),
         "doc1": doc1,

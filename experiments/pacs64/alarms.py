@@ -17,10 +17,9 @@ import torch
 from pacs import DOMAINS, RESULTS, SEED, TRANSFORM, arguments, new_vit, read
 
 from assay.analyses.generalization.alarms import CIRCUIT, OUTPUTS, AlarmRules, Calibration
-from assay.analyses.generalization.batches import circuit_like
 from assay.analyses.generalization.inspection import inspect_model
 from assay.analyses.generalization.monitor import discover_reference, probabilities
-from assay.analyses.generalization.shift import circuit_shift, output_shift
+from assay.analyses.generalization.shift import circuit_like, circuit_shift, output_shift
 from assay.core.random import stream
 from assay.models import Model, load_model
 from assay.tasks import ImageTask
@@ -47,9 +46,9 @@ def found_by(known: list[tuple[float, float]], new: tuple[float, float], window:
     """Whether the circuit, the outputs, or one of them raises the alarm."""
     shifts, moved = zip(*known, strict=True)
     calibration = Calibration(shifts=shifts, output_shifts=moved, n=window)
-    rules = AlarmRules(asked="conformal", threshold=None, alpha=RATE, seed=SEED).calibrated(calibration)
-    alone = [rules.tests[name].alarm(value) for name, value in zip((CIRCUIT, OUTPUTS), new, strict=True)]
-    return [*alone, bool(rules.verdict(*new).alarm)]
+    rules = AlarmRules(asked="conformal", alpha=RATE, seed=SEED).calibrated(calibration)
+    alone = [value > rules.limits[name] for name, value in zip((CIRCUIT, OUTPUTS), new, strict=True)]
+    return [*alone, bool(rules.verdict(*new)["alarm"])]
 
 
 def main() -> None:

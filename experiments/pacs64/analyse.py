@@ -99,7 +99,7 @@ def zoo(work: Path, images: Mapping[str, Any], domain: str) -> list[dict[str, An
         rows.append(row)
         predicted.append(classes)
     for target in targets:
-        estimates = baselines.agreement_on_the_line(
+        (estimates,) = baselines.agreement_line(
             np.stack([each["validation"] for each in predicted]),
             labels,
             np.stack([each[target] for each in predicted]),

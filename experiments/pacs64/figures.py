@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from assay.analyses.generalization.ranking_plots import layer_matrix
+from assay.analyses.generalization.ranking_page import layer_matrix
 from assay.page.matrix import plot_matrix
 
 

@@ -87,7 +87,7 @@ def main() -> None:
         found = time.process_time()
         if not (place / "sharpness.json").exists():
             batch = validation[domain].sample(SHARPNESS_IMAGES, seed=SEED).with_transform(TRANSFORM)
-            value = sharpness(model, batch, batch_size=SHARPNESS_IMAGES)
+            value = sharpness(model, [(batch.clean, batch.labels)])
             (place / "sharpness.tmp").write_text(json.dumps({"sharpness": value}))
             os.replace(place / "sharpness.tmp", place / "sharpness.json")
         print(

@@ -9,15 +9,11 @@ import json
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-from images import OOD_DOMAIN, RESULTS
-from images import read as read_images
+from images import RESULTS
 
-from assay import save_report
 from assay.analyses.subsets import (
     CorrectnessData,
     SelectionPath,
@@ -205,26 +201,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--permutations", type=int, default=99)
     parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--report", type=Path, help="also write a report of the main sweep here")
-    parser.add_argument(
-        "--data", type=Path, help="folder of the four .npz files, for the pictures of the report"
-    )
     parser.add_argument("--only", nargs="*", default=["whole", "path", "strata", "kind", "estimator", "full"])
     given = parser.parse_args()
     options = {"n_permutations": given.permutations, "workers": given.workers}
     data, rows = read()
-    shown = data if given.data is None else replace(data, images=read_images(given.data, OOD_DOMAIN).pixels)
     print(f"{data.n_models} models, {data.n_examples} sketches", flush=True)
     if "whole" in given.only:
         write("whole", whole(data, rows))
     if "path" in given.only:
-        found = judged(selection_path(shown, split="family", seed=SEED), **options)
-        write("path", path_record(found))
-        if given.report is not None:
-            save_report(given.report, found)
+        write("path", path_record(judged(selection_path(data, split="family", seed=SEED), **options)))
     if "strata" in given.only:
-        found = selection_path(data, split="family", seed=SEED, strata="label")
-        write("strata", path_record(judged(found, **options)))
+        stratified = selection_path(data, split="family", seed=SEED, strata="label")
+        write("strata", path_record(judged(stratified, **options)))
     for column in ("kind", "estimator"):
         if column in given.only:
             write(f"families_{column}", coarse(data, [row[column] for row in rows], **options))

@@ -46,7 +46,6 @@ def main() -> None:
         groups=[each.name for each in done],
         families=[each.family for each in done],
         example_ids=table["paths"][rows],
-        n_id=int((~sketch).sum()),
         labels=table["labels"][rows].astype(np.int64),
         label_names=names,
         source={"data": "PACS at 64 x 64, sketch", "script": "experiments/pacs64_subsets"},

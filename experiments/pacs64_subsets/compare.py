@@ -1,12 +1,11 @@
 """Selections beside baselines, with and without fixed class shares, on family-disjoint and random splits.
 
-python experiments/pacs64_subsets/compare.py [--only splits holdout]
+python experiments/pacs64_subsets/compare.py
 
 Writes `results/splits.json` and `results/holdout.json`. The selections on family-disjoint splits are those of
 `path.json` and `strata.json` again.
 """
 
-import argparse
 import json
 import math
 from collections.abc import Sequence
@@ -16,13 +15,16 @@ from typing import Any
 import numpy as np
 from analyse import SEED, baseline_records, read, write
 from images import RESULTS
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV, StratifiedKFold
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
 
 from assay.analyses.subsets import (
     CorrectnessData,
-    CrossFit,
     Problem,
+    Subset,
     cross_fit,
-    example_holdout,
     line_correlation,
     probit,
     selection_path,
@@ -30,19 +32,14 @@ from assay.analyses.subsets import (
 from assay.analyses.subsets.baselines import baseline_values
 from assay.analyses.subsets.swap import Pool
 from assay.analyses.subsets.verdict import combine, unit_jackknife
+from assay.core.random import stream
+from assay.stats import auroc
 
 
 SIZES = (20, 100, 250, 500, 1000)
 HELD_OUT_SIZES = (100, 250, 500, 1000)
 KINDS = ("hard", "marginal")
-
-
-def folds_of(fit: CrossFit, n_models: int) -> np.ndarray:
-    """The fold that tests each model."""
-    fold_of = np.empty(n_models, dtype=np.int64)
-    for fold, split in enumerate(fit.splits):
-        fold_of[split.test] = fold
-    return fold_of
+ENDS = {"mean": "r", "low": "low", "high": "high"}
 
 
 def z_of(y: np.ndarray, accuracy: np.ndarray, fold_of: np.ndarray) -> float:
@@ -78,7 +75,8 @@ def chosen_by(problem: Problem, kind: str, sizes: Sequence[int]) -> list[np.ndar
 def cross_fitted(problem: Problem, sizes: Sequence[int]) -> dict[str, Any]:
     """R_cf of the selections and of the baselines that are chosen on the same folds, by size."""
     data, fit = problem.data, cross_fit(problem, sizes)
-    units, fold_of, y = data.units(), folds_of(fit, data.n_models), data.id_accuracy
+    units, y = data.units(), data.id_accuracy
+    fold_of = np.argmax([np.isin(np.arange(data.n_models), split.test) for split in fit.splits], axis=0)
     problems = [replace(problem, split=split) for split in fit.splits]
     found: dict[str, Any] = {
         "selection": [
@@ -117,6 +115,27 @@ def splits(data: CorrectnessData) -> dict[str, Any]:
     return found
 
 
+def predicted(subset: Subset, phi: np.ndarray, folds: int = 5) -> tuple[np.ndarray, float]:
+    """For each fold of the examples the set that looks most like what is selected among the others; AUROC."""
+    problem, size, rng = subset.problem, subset.size, stream(0, "example folds")
+    fold_of = np.empty(len(phi), dtype=np.int64)
+    fold_of[rng.permutation(problem.pool)] = np.arange(len(phi)) % folds
+    found, areas = [], []
+    for fold in range(folds):
+        n, here = size // folds + (fold < size % folds), np.flatnonzero(fold_of == fold)
+        among = replace(problem, settings=replace(problem.settings, allowed=fold_of != fold))
+        (chosen,) = among.select_all([size - n], [problem.data.id_accuracy])[0]
+        rows = np.concatenate([chosen, np.setdiff1d(np.flatnonzero(fold_of != fold), chosen)])
+        parts = StratifiedKFold(3, shuffle=True, random_state=int(rng.integers(2**31)))
+        logistic = make_pipeline(StandardScaler(), LogisticRegression(class_weight="balanced", max_iter=1000))
+        strengths = {"logisticregression__C": [1e-3, 1e-2, 1e-1, 1.0, 10.0]}
+        fitted = GridSearchCV(logistic, strengths, scoring="roc_auc", cv=parts)
+        score = fitted.fit(phi[rows], np.arange(len(rows)) < len(chosen)).decision_function(phi[here])
+        found.append(here[np.argsort(-score, kind="stable")[:n]])
+        areas.append(auroc(score, np.isin(here, subset.indices)).value)
+    return np.sort(np.concatenate(found)), float(np.mean(areas))
+
+
 def holdout(data: CorrectnessData) -> dict[str, Any]:
     """Whether features of a sketch tell if it is in a subset; and the sketches furthest from other images."""
     with np.load(RESULTS / "embedding.npz") as archive:
@@ -141,24 +160,22 @@ def holdout(data: CorrectnessData) -> dict[str, Any]:
         for name, phi in features.items():
             rows = []
             for each, far in zip(path, furthest, strict=True):
-                held = example_holdout(each, phi)
-                record = {key: value for key, value in held.to_dict().items() if key != "predicted"}
-                rows.append(record | {"common_with_furthest": len(np.intersect1d(held.predicted, far))})
-                print(mix, name, each.size, round(held.auroc, 3), round(held.correlation.r, 3), flush=True)
+                members, area = predicted(each, phi)
+                random = path.baselines.query(f"kind == 'random' and size == {each.size}").iloc[0]
+                held = path.problem.correlate(members)
+                record: dict[str, Any] = {"correlation": held.to_dict(), "auroc": area}
+                record |= {f"random_{key}": random[of] for key, of in ENDS.items()}
+                record["describable"] = bool(held.r < random["low"] and held.high < 0)
+                rows.append(record | {"common_with_furthest": len(np.intersect1d(members, far))})
             cell[name] = rows
         found[mix] = cell
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="*", default=["splits", "holdout"])
-    given = parser.parse_args()
     data, _ = read()
-    if "splits" in given.only:
-        write("splits", splits(data))
-    if "holdout" in given.only:
-        write("holdout", holdout(data))
+    write("splits", splits(data))
+    write("holdout", holdout(data))
 
 
 if __name__ == "__main__":

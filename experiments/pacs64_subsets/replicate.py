@@ -20,6 +20,7 @@ from assay.analyses.subsets.copies import unit_codes
 from assay.analyses.subsets.line import line_correlations
 from assay.analyses.subsets.overlap import expected_jaccard
 from assay.core.random import stream
+from assay.stats import auroc
 
 
 DRAWS = 1000
@@ -80,27 +81,20 @@ def photos(example_ids: np.ndarray) -> np.ndarray:
     )
 
 
-def auroc(member: np.ndarray, score: np.ndarray) -> float:
-    """Probability that a member has the lower score."""
-    ranks = stats.rankdata(-score)
-    n = int(member.sum())
-    return float((ranks[member].sum() - n * (n + 1) / 2) / (n * (len(member) - n)))
-
-
 def membership(data: CorrectnessData, theirs: np.ndarray, r: np.ndarray, code: int) -> dict[str, Any]:
     """Whether, inside a class, our models find the published examples to be the harmful ones."""
     assert data.labels is not None
     members = np.flatnonzero((data.labels == code) & np.isfinite(r))
     inside = np.isin(members, theirs)
     units = photos(data.example_ids[members])
-    found = auroc(inside, r[members])
+    found = auroc(-r[members], inside).value
     rng = stream(SEED, f"membership/{len(theirs)}/{code}")
     rows_of = [np.flatnonzero(units == unit) for unit in range(units.max() + 1)]
     drawn = []
     for _ in range(RESAMPLES):
         rows = np.concatenate([rows_of[unit] for unit in rng.integers(0, len(rows_of), len(rows_of))])
         if 0 < inside[rows].sum() < len(rows):
-            drawn.append(auroc(inside[rows], r[members][rows]))
+            drawn.append(auroc(-r[members][rows], inside[rows]).value)
     low, high = np.quantile(drawn, [0.025, 0.975])
     mean = {"selected": r[members][inside].mean(), "others": r[members][~inside].mean()}
     return {"auroc": found, "low": low, "high": high, "n_selected": int(inside.sum()), "mean_r": mean}

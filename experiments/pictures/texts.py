@@ -188,7 +188,7 @@ def positions() -> Figure:
 
 
 def planted() -> Figure:
-    world = assay.planted_model("induction/gpt2/inert", seed=0)
+    world = assay.planted_model("induction/gpt2/interfering", seed=0)
     graph = world.model.graph
     mask = torch.zeros_like(graph.valid)
     for edge in world.edges:

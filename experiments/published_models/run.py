@@ -33,11 +33,9 @@ SIZES = {
 }
 EVERY_METHOD = ("ioi", "greater-than", "docstring")
 DEFAULT_METHOD = (
-    "arithmetic",
     "capital-country",
     "gendered-pronoun",
     "induction",
-    "mcqa",
     "sva",
 )
 DEFAULT = "eap-ig-inputs"

@@ -29,7 +29,6 @@ from assay.tasks import PairTask
 METHODS: dict[str, EdgeMethod] = {
     "eap": get_method("eap"),
     "relp": get_method("relp"),
-    "relp, attention=values": get_method("relp", attention="values"),
     "eap-ig-inputs": get_method("eap-ig-inputs"),
     "ifr": get_method("ifr"),
 }

@@ -172,7 +172,7 @@ def of_outputs(n: int, sets: int) -> list[dict[str, object]]:
         for key, numbers in found.items():
             if not np.isfinite(numbers).all():  # alpha-ReQ needs 20 eigenvalues beyond the 10th
                 continue
-            ends = interval_of(numbers, n, TABLE[key], 0.95)
+            ends = interval_of(numbers, n, TABLE[key])
             tallies.setdefault(key, Tally()).add(numbers[0], ends.low, ends.high, numbers[1:])
     names = {"id-accuracy": "accuracy"}
     facts = {"n": n, "sets": sets}

@@ -136,7 +136,7 @@ def main(out: Path) -> None:
     def build(inits: dict[str, Any], recipes: tuple[dict[str, Any], ...], **more: Any) -> Zoo:
         content = {"name": "shapes", "inits": inits, "fixed": ADAMW, "configurations": recipes}
         grid = Grid.from_dict(content)
-        return train_zoo(grid, images, validation, out, transform=TRANSFORM, progress=progress, **more)
+        return train_zoo(grid, images, validation, out, progress=progress, **more)
 
     # One model with its way there, for training dynamics; then the other recipes.
     build(scratch, SCRATCH[:1], checkpoints=(0, 100, 250, 500, 750))

@@ -28,9 +28,9 @@ import numpy as np
 from structures import N_EXAMPLES, N_MODELS, PLANTED, SIZE, STRUCTURES, Drawn, draw
 
 from assay.analyses.subsets.data import CorrectnessData
-from assay.analyses.subsets.permutation import permute_accuracy
 from assay.analyses.subsets.problem import Problem, Settings
 from assay.analyses.subsets.splits import split_models
+from assay.analyses.subsets.verdict import permute_accuracy
 from assay.core.random import stream
 from assay.stats import clopper_pearson
 

@@ -8,6 +8,7 @@ the prompts to select from, the rest is for training.
 """
 
 import argparse
+import itertools
 import time
 import zlib
 from collections.abc import Iterator
@@ -49,7 +50,17 @@ class Prompts(NamedTuple):
 def all_prompts(tokens: Tokens) -> Prompts:
     """Every prompt; those of one triple of nouns and preposition, in any number, are in one part."""
     grammar = SubjectVerbAgreement(tokens)
-    values = [each for each, _ in grammar.support()]
+    choices = itertools.product(grammar.nouns, (0, 1), grammar.nouns, (True, False), grammar.preps)
+    values = [
+        {
+            "subject": subject,
+            "number": number,
+            "other": other,
+            "number2": number if congruent else 1 - number,
+            "prep": prep,
+        }
+        for subject, number, other, congruent, prep in choices
+    ]
     prompts = [grammar.render(each) for each in values]
     encoded = tokens.encode([each.text for each in prompts], [each.slots for each in prompts])
 
@@ -60,7 +71,7 @@ def all_prompts(tokens: Tokens) -> Prompts:
     triples = ["|".join((each["subject"][0], each["prep"], each["other"][0])) for each in values]
     names = ("attractor", "number", "noun1", "prep", "noun2")
     return Prompts(
-        ids=torch.tensor([each.ids for each in encoded]),
+        ids=torch.tensor([ids for ids, _ in encoded]),
         right=verbs("answers"),
         wrong=verbs("wrong"),
         incongruent=np.array([each.fields["attractor"] == "incongruent" for each in prompts]),
@@ -188,7 +199,6 @@ def main() -> None:
         model_ids=[f"run-{seed:02d}-step-{step}" for seed in seeds for step in CHECKPOINTS],
         groups=[f"run-{seed:02d}" for seed in seeds for _ in CHECKPOINTS],
         example_ids=prompts.texts[pool],
-        n_id=len(inside),
         meta={name: column[pool] for name, column in prompts.facts.items()},
         source={"data": "subject-verb agreement, held-out prompts", "script": "experiments/text_subsets"},
     )

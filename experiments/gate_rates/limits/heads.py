@@ -100,28 +100,7 @@ def _m3b_cells() -> list[Cell]:
         )
         for shape in ("normal", "mirrored exponential")
     ]
-    cells += [
-        Cell(
-            gate="M3b",
-            part="anytime",
-            world=f"3 heads, {kind}, others without effect",
-            shape="two-valued",
-            n=60,
-            truth="limit",
-            judge=_anytime(kind),
-        )
-        for kind in ("sign", "clipped")
-    ]
     return cells
-
-
-def _anytime(kind: str) -> Judge:
-    def judge(rng: np.random.Generator) -> Verdict:
-        effects = np.where(rng.random((60, 3)) < np.array([0.99, 0.5, 0.5]), 0.5, -0.5)
-        found = certified_stability(effects, sequence=kind, n_draws=1, seed=seed_of(rng))
-        return found.sub_results["anytime"]
-
-    return judge
 
 
 # ----------------------------------------------------------------------------------------------------- S3

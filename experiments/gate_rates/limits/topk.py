@@ -50,7 +50,7 @@ def _both(shape: str, n: int, first: float, five: float) -> Judge:
             "acc@1": _part("acc@1", _OVERLAPS["two-valued"](rng, n, first)),
             "acc@5": _part("acc@5", _OVERLAPS[shape](rng, n, five)),
         }
-        return judge_agreement(parts, THRESHOLDS)
+        return judge_agreement(parts)
 
     return judge
 
