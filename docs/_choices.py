@@ -7,12 +7,15 @@ planted models, so that no page keeps a copy.
 import re
 import tomllib
 from pathlib import Path
-from typing import Any
 
 from _commands import table, write_if_changed
 from sphinx.application import Sphinx
 
 import assay
+from assay.analyses.calibration import GATES
+from assay.discovery.edges import METHODS
+from assay.metrics import METRICS
+from assay.metrics.metric import MetricSpec
 
 
 def sentence(text: str) -> str:
@@ -33,15 +36,16 @@ def methods(source: Path) -> list[str]:
         theory = (source / "theory" / f"{entry.key}.md").read_text(encoding="utf-8")
         cost = re.search(r"^\| cost \| (.+?) \|$", theory, re.MULTILINE)
         assert cost is not None, f"docs/theory/{entry.key}.md has no row of its cost"
-        objective = entry.facts.get("objective", "logit_diff")
+        method = METHODS[entry.key]
+        objective = method.objective or "logit_diff"
         _, share, _ = found.get((entry.key, objective), ("", "not measured", ""))
         rows.append(
             (
                 f"[`{entry.key}`](../theory/{entry.key}.md)",
                 entry.summary,
-                "yes" if entry.facts["needs_gradients"] else "no",
+                "yes" if method.needs_gradients else "no",
                 re.split(r"[;:.] ", cost[1])[0],
-                "yes" if entry.facts["keeps_examples"] else "no",
+                "yes" if method.keeps_examples else "no",
                 share,
             )
         )
@@ -49,14 +53,14 @@ def methods(source: Path) -> list[str]:
     return table(header, rows)
 
 
-def limit_of(facts: dict[str, Any]) -> str:
+def limit_of(metric: MetricSpec) -> str:
     """The published rule of a metric in a few signs."""
-    limit = facts.get("pass_threshold")
+    limit = metric.pass_threshold
     if limit is None:
         return "none"
-    below = facts["direction"] == "lower"
-    sign = ("<" if below else ">") if facts["strict"] else ("≤" if below else "≥")
-    fail = facts.get("fail_threshold")
+    below = metric.direction == "lower"
+    sign = ("<" if below else ">") if metric.strict else ("≤" if below else "≥")
+    fail = metric.fail_threshold
     return f"{sign} {limit:g}" + (
         f"; fails {'above' if below else 'below'} {fail:g}" if fail is not None else ""
     )
@@ -67,21 +71,21 @@ def metrics(source: Path) -> list[str]:
     pages = {path: path.read_text(encoding="utf-8") for path in sorted((source / "theory").glob("*.md"))}
     rows = []
     for entry in assay.list("metrics"):
-        facts = entry.facts
+        metric = METRICS[entry.key]
         # The page about a metric has its key in the title, the code table or the first paragraph.
         home = min(
             (path for path, text in pages.items() if f"`{entry.key}`" in text),
             key=lambda path: pages[path].find(f"`{entry.key}`"),
         )
-        low, high = (f"{end:g}".replace("inf", "∞") for end in facts["range"])
+        low, high = (f"{end:g}".replace("inf", "∞") for end in metric.range)
         rows.append(
             (
                 f"[`{entry.key}`](../theory/{home.name})",
                 sentence(entry.summary),
-                facts["criterion"],
-                f"{facts['unit']}, {low} to {high}",
-                {"target": "1 is the model"}.get(facts["direction"], facts["direction"]),
-                limit_of(facts),
+                metric.criterion,
+                f"{metric.unit}, {low} to {high}",
+                {"target": "1 is the model"}.get(metric.direction, metric.direction),
+                limit_of(metric),
             )
         )
     return table(("metric", "what it is", "criterion", "unit and range", "better", "passes"), rows)
@@ -91,11 +95,11 @@ def gates(source: Path) -> list[str]:
     """One item per gate: its question, what either outcome means, what is wrong with the published form."""
     lines = []
     for entry in assay.list("gates"):
-        code, facts = entry.facts["code"], entry.facts
-        home = f"../theory/calibrations.md#{code.lower()}-{entry.key}"
-        lines += [f"- [{code}]({home}) `{entry.key}`: **{facts['question']}**", ""]
+        gate = GATES[entry.key]
+        home = f"../theory/calibrations.md#{gate.code.lower()}-{entry.key}"
+        lines += [f"- [{gate.code}]({home}) `{entry.key}`: **{gate.question}**", ""]
         told = (("Pass", "on_pass"), ("Fail", "on_fail"), ("Weakness of the published form", "weakness"))
-        lines += [f"  *{name}.* {sentence(facts[fact]).rstrip('.')}." for name, fact in told]
+        lines += [f"  *{name}.* {sentence(getattr(gate, fact)).rstrip('.')}." for name, fact in told]
         lines.append("")
     return lines
 
