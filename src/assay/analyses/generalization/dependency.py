@@ -204,11 +204,6 @@ class DepthRule:
         if not 0 < self.ratio <= 0.5:
             raise InputError(f"ratio is {self.ratio}; expected a fraction of the blocks in (0, 0.5]")
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The rule without its ratio, by names of arguments."""
-        return {"include_input": self.include_input, "sets": self.sets}
-
 
 def depth_biases(matrices: Matrices, targets: str, layers: LayerSets) -> Float64[np.ndarray, " k"]:
     """Eq. 4 of many dependency matrices at once, as `dependency_depth_bias`; NaN where both sides are 0."""
