@@ -1,4 +1,4 @@
-"""Faithfulness, its corrected form and completeness: worked cases, golden values, degenerate data."""
+"""Faithfulness, completeness, minimality: worked cases, golden values, degenerate data."""
 
 import json
 import math
@@ -6,18 +6,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from array_runs import ArrayRuns, margin_runs, with_margins
+from array_runs import GRAPH, ArrayRuns, margin_runs, with_margins
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from assay.core.errors import InputError
+from assay.circuits import Circuit
 from assay.metrics import measure_runs
-from assay.metrics.faithfulness import recovery_reading
+from assay.metrics.faithfulness import minimality_class, recovery_reading
+
+
+# --------------------------------------------------------------------------------------- of the margin
 
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "output_distributions.json").read_text())
+
+
 FULL, KEEP, DROP, EMPTY = [2.0, 2.0, 4.0], [1.0, 2.0, 3.0], [1.0, 0.5, 0.5], [0.0, 1.0, 1.0]
+
+
 NAMES = ("faithfulness", "faithfulness-norm", "completeness")
 
 
@@ -33,9 +40,6 @@ def golden_runs(case: dict) -> ArrayRuns:
         answers=[[token] for token in case["correct"]],
         wrong=[[token] for token in case["incorrect"]],
     )
-
-
-# ------------------------------------------------------------------------------------------- values
 
 
 def test_worked_values() -> None:
@@ -60,32 +64,6 @@ def test_golden_values(case: dict) -> None:
     assert values == pytest.approx(expected, rel=1e-9)
 
 
-def test_normalised_is_another_spelling_of_the_corrected_form() -> None:
-    plain, option = (
-        measure_runs(runs(), "faithfulness-norm"),
-        measure_runs(runs(), "faithfulness", normalised=True),
-    )
-    assert (option.id, option.value) == (plain.id, plain.value)
-
-
-def test_per_example_values_average_to_the_value_and_components_are_kept() -> None:
-    for name in NAMES:
-        measured = measure_runs(runs(), name)
-        assert measured.per_example is not None
-        assert measured.per_example.mean() == pytest.approx(measured.value, rel=1e-12)
-        assert measured.per_example.shape == (3,)
-    components = measure_runs(runs(), "faithfulness").components
-    np.testing.assert_array_equal(components["keep"], KEEP)
-    np.testing.assert_array_equal(components["full"], FULL)
-
-
-def test_only_the_runs_that_are_needed_are_asked_for() -> None:
-    for name, which in (("faithfulness", "full keep"), ("completeness", "full drop")):
-        asked = runs()
-        measure_runs(asked, name)
-        assert set(asked.asked) == set(which.split())
-
-
 def test_the_objective_decides_what_the_margin_is() -> None:
     logits = {"full": [[2.0, 0.0, 1.0], [3.0, 0.0, 0.5]], "keep": [[1.0, 0.0, 2.0], [3.0, 0.0, 0.5]]}
     common = {"answers": [[0], [0]], "wrong": [[1, 2], [1, 2]]}
@@ -93,9 +71,6 @@ def test_the_objective_decides_what_the_margin_is() -> None:
     assert largest.value == pytest.approx((-1 + 2.5) / (1 + 2.5))
     mean = measure_runs(ArrayRuns(objective="logit_diff", **common, **logits), "faithfulness")
     assert mean.value == pytest.approx((0 + 2.75) / (1.5 + 2.75))
-
-
-# ------------------------------------------------------------------------------------------- properties
 
 
 MARGINS = hnp.arrays(np.float64, 6, elements=st.floats(0.1, 5))
@@ -114,27 +89,6 @@ def test_the_whole_model_recovers_everything_and_the_empty_circuit_nothing(
     assert measure_runs(nothing, "faithfulness-norm").value == pytest.approx(0.0, abs=1e-12)
     assert measure_runs(nothing, "faithfulness").value == pytest.approx(0.25, rel=1e-9)
     assert measure_runs(nothing, "completeness").value == pytest.approx(0.0, abs=1e-12)
-
-
-@settings(max_examples=25)
-@given(MARGINS, MARGINS, st.permutations(range(6)))
-def test_the_order_of_examples_does_not_matter(full: np.ndarray, keep: np.ndarray, order: list[int]) -> None:
-    one = measure_runs(margin_runs(full=list(full), keep=list(keep)), "faithfulness").value
-    two = measure_runs(margin_runs(full=list(full[order]), keep=list(keep[order])), "faithfulness").value
-    assert one == pytest.approx(two, rel=1e-12)
-
-
-def test_a_circuit_that_keeps_more_margin_is_more_faithful() -> None:
-    less, more = (margin_runs(full=FULL, keep=[share * y for y in FULL]) for share in (0.5, 0.9))
-    assert measure_runs(less, "faithfulness").value < measure_runs(more, "faithfulness").value
-
-
-def test_dropping_something_that_matters_more_is_more_complete() -> None:
-    little, much = (margin_runs(full=FULL, drop=[share * y for y in FULL]) for share in (0.9, 0.1))
-    assert measure_runs(little, "completeness").value < measure_runs(much, "completeness").value
-
-
-# --------------------------------------------------------------------------------- verdicts, warnings
 
 
 @pytest.mark.parametrize(
@@ -173,15 +127,6 @@ def test_a_vanishing_margin_is_undefined_not_zero() -> None:
         assert measured.to_dict()["value"] is None
 
 
-@pytest.mark.parametrize("full", [[-1.0, -2.0, 0.5], [9.0, -0.1, -0.1]], ids=["negative-sum", "few-right"])
-def test_an_unsolved_task_is_flagged(full: list[float]) -> None:
-    assert "task_not_solved" in measure_runs(margin_runs(full=full, keep=KEEP), "faithfulness").warnings
-
-
-def test_a_solved_task_is_not_flagged() -> None:
-    assert measure_runs(runs(), "faithfulness").warnings == ()
-
-
 def test_an_unstable_denominator_is_flagged_and_changes_the_interval() -> None:
     full = [3.0, -2.0, 4.0, -1.0, 2.0, -1.0, 3.0]
     measured = measure_runs(margin_runs(full=full, keep=[y / 2 for y in full]), "faithfulness")
@@ -200,22 +145,6 @@ def test_examples_with_non_finite_logits_are_left_out_and_counted() -> None:
     assert measured.per_example is not None
     assert np.isnan(measured.per_example).tolist() == [False, True, False]
     assert np.isnan(measured.components["full"]).tolist() == [False, True, False]
-
-
-def test_up_to_five_percent_left_out_is_not_flagged() -> None:
-    full = with_margins([1.0] * 20)
-    full[3][2] = math.nan
-    tasks = {"answers": [[0]] * 20, "wrong": [[1]] * 20}
-    measured = measure_runs(ArrayRuns(**tasks, full=full, keep=with_margins([0.5] * 20)), "faithfulness")
-    assert (measured.n_excluded, measured.warnings) == (1, ())
-
-
-def test_no_usable_example_is_undefined() -> None:
-    bad = [[math.nan] * 4] * 2
-    broken = ArrayRuns(answers=[[0]] * 2, wrong=[[1]] * 2, full=bad, keep=bad, drop=bad, empty=bad)
-    for name in NAMES:
-        measured = measure_runs(broken, name)
-        assert (measured.reason, measured.n, measured.n_excluded) == ("no_valid_prompt", 0, 2)
 
 
 def test_a_divergence_objective_makes_the_corrected_form_one_minus_a_ratio() -> None:
@@ -238,6 +167,79 @@ def test_tiny_margins_do_not_enter_a_mean_of_ratios() -> None:
     assert measured.details["n_small_margin"] == 1
 
 
-def test_unknown_aggregates_are_refused() -> None:
-    with pytest.raises(InputError, match="unknown aggregate"):
-        measure_runs(runs(), "faithfulness", aggregate="median")
+# ---------------------------------------------------------------------------------------- of each head
+
+
+HEADS = Circuit.from_heads(GRAPH, [(0, 1), (1, 0)])
+
+
+PAIR, KEPT = [2.0, 4.0], [1.5, 3.0]  # F = 0.75
+
+
+def head_circuit_runs(*without: list[float], circuit: Circuit = HEADS, keep: list[float] = KEPT) -> ArrayRuns:
+    others = {
+        circuit.without_head(*head).hash: with_margins(margins)
+        for head, margins in zip(circuit.kept_heads(), without, strict=True)
+    }
+    answers = {"answers": [[0]] * len(PAIR), "wrong": [[1]] * len(PAIR)}
+    return ArrayRuns(
+        circuit=circuit, others=others, full=with_margins(PAIR), keep=with_margins(keep), **answers
+    )
+
+
+def test_worked_importances() -> None:
+    measured = measure_runs(head_circuit_runs([0.5, 1.0], [1.5, 2.85]), "minimality")
+    # F without the first head 1.5 / 6 = 0.25, without the second 4.35 / 6 = 0.725.
+    heads = measured.details["heads"]
+    assert heads["a0.h1"]["importance"] == pytest.approx(0.75 - 0.25)
+    assert heads["a1.h0"]["importance"] == pytest.approx(0.75 - 0.725)
+    assert measured.value == pytest.approx((0.5 + 0.025) / 2)
+    assert measured.details["essential"] == ["a0.h1"]
+    assert measured.details["share_essential"] == 0.5
+    assert measured.details["class"] == "quasi_minimal"
+    assert measured.status == "none"
+
+
+def test_the_error_of_an_importance_is_that_of_its_influence() -> None:
+    measured = measure_runs(head_circuit_runs([0.5, 1.0], [1.5, 2.85]), "minimality")
+    lost = np.array(KEPT) - np.array([0.5, 1.0])
+    influence = (lost - 0.5 * np.array(PAIR)) / 3.0
+    expected = influence.std(ddof=1) / math.sqrt(2)
+    assert measured.details["heads"]["a0.h1"]["standard_error"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("faithfulness", "without", "expected"),
+    [
+        (0.4, [0.9, 0.9], "not_faithful"),
+        (math.nan, [0.9], "not_faithful"),
+        (0.5, [0.5, 0.6], "not_minimal"),
+        (0.9, [0.4, 0.6], "quasi_minimal"),
+        (0.9, [0.4, 0.49], "locally_minimal"),
+    ],
+)
+def test_classes(faithfulness: float, without: list[float], expected: str) -> None:
+    assert minimality_class(faithfulness, np.array(without), 0.5) == expected
+
+
+def test_heads_of_an_edge_circuit_are_those_on_a_path_to_the_output() -> None:
+    edges = ["input->a0.h0.v", "a0.h0->logits", "input->a1.h1.v"]  # a1.h1 leads nowhere
+    circuit = Circuit.from_edges(GRAPH, edges)
+    measured = measure_runs(head_circuit_runs([0.0, 0.0], circuit=circuit), "minimality")
+    assert list(measured.details["heads"]) == ["a0.h0"]
+    assert measured.value == pytest.approx(0.75)
+
+
+def test_without_heads_there_is_nothing_to_remove() -> None:
+    circuit = Circuit.from_edges(GRAPH, ["input->logits"])
+    measured = measure_runs(head_circuit_runs(circuit=circuit), "minimality")
+    assert math.isnan(measured.value)
+    assert measured.reason == "no_heads"
+    assert measured.n == 2
+
+
+def test_an_example_that_breaks_in_one_removal_is_left_out_of_all() -> None:
+    measured = measure_runs(head_circuit_runs([0.5, math.nan], [1.5, 2.85]), "minimality")
+    assert (measured.n, measured.n_excluded) == (1, 1)
+    assert measured.details["heads"]["a1.h0"]["importance"] == pytest.approx(0.0)
+    assert math.isnan(measured.details["heads"]["a0.h1"]["standard_error"])

@@ -1,35 +1,57 @@
-"""Agreement of raters against worked cases, golden values, literal versions and invariances."""
+"""Agreement of raters, internal consistency, detection: golden values, worked cases, literal versions."""
 
 import itertools
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from scipy import stats as scipy_stats
+from scipy import special
 
-from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError
+from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError, ShapeError, UnknownNameError
 from assay.core.random import stream
 from assay.stats import (
+    auroc,
+    average_precision,
+    corrected_rate,
+    cronbach_alpha,
+    d_prime,
     intraclass_correlation,
     kappa_matrix,
     kendall_w,
+    pearson,
     pearson_matrix,
+    precision_at,
     spearman,
+    spearman_brown,
     spearman_matrix,
     top_members,
 )
 
 
+# ---------------------------------------------------------------------------------- concordance, sets, ICC
+
+
 GOLDEN = Path(__file__).parent.parent / "golden" / "calibrations"
+
+
 CONCORDANCE = json.loads((GOLDEN / "kendall_w.json").read_text())
+
+
 KAPPA = json.loads((GOLDEN / "cohen_kappa.json").read_text())
+
+
 ICC = json.loads((GOLDEN / "icc.json").read_text())
+
+
 CONVERGENT = json.loads((GOLDEN / "convergent.json").read_text())
+
+
 RATINGS = arrays.arrays(
     np.float64,
     st.tuples(st.integers(2, 5), st.integers(2, 9)),
@@ -41,14 +63,11 @@ def number(value: float | str | None) -> float:
     return math.nan if value is None else float(value)
 
 
-# --------------------------------------------------------------------------------------------- concordance
-
-
 @pytest.mark.parametrize("case", CONCORDANCE, ids=lambda case: f"{case['mode']}-{case['items']}")
 def test_concordance_matches_golden_values(case: dict) -> None:
     found = kendall_w(np.array(case["scores"]), rng=stream(0, "w"), n_permutations=200)
     assert found.w.value == pytest.approx(case["W_tie_corrected"], rel=1e-9, abs=1e-12)
-    pairs = found.spearman[np.triu_indices(found.n_raters, k=1)]
+    pairs = found.spearman[np.triu_indices(len(found.spearman), k=1)]
     expected = np.array([number(each) for each in case["pairwise_spearman"]])
     assert pairs == pytest.approx(expected, rel=1e-9, nan_ok=True)
     assert found.mean_spearman == pytest.approx(number(case["mean_spearman"]), rel=1e-9, nan_ok=True)
@@ -65,26 +84,6 @@ def test_concordance_of_two_raters_by_hand() -> None:
     assert found.permutation.p_value == pytest.approx(0.5, abs=3.5 * 0.5 / 100)
 
 
-@given(RATINGS, st.integers(0, 2**32 - 1))
-def test_concordance_depends_on_ranks_alone(scores: np.ndarray, seed: int) -> None:
-    found = kendall_w(scores, rng=np.random.default_rng(0), n_permutations=20)
-    rng = np.random.default_rng(seed)
-    moved = rng.permutation(np.exp(scores / 3)[:, rng.permutation(scores.shape[1])])
-    other = kendall_w(moved, rng=np.random.default_rng(0), n_permutations=20)
-    assert other.w.value == pytest.approx(found.w.value, nan_ok=True)
-    if found.w.defined:
-        assert 0 <= found.w.value <= 1 + 1e-12
-    else:
-        assert found.w.reason == "zero_variance"
-        assert (scores == scores[:, :1]).all()
-
-
-@given(st.integers(2, 6), st.integers(0, 2**32 - 1))
-def test_without_ties_concordance_is_a_mean_rank_correlation(m: int, seed: int) -> None:
-    found = kendall_w(np.random.default_rng(seed).normal(size=(m, 7)), rng=stream(0, "w"), n_permutations=1)
-    assert found.w.value == pytest.approx((1 + (m - 1) * found.mean_spearman) / m)
-
-
 def test_the_permutation_test_is_exact_under_the_null_and_sees_agreement() -> None:
     rng = stream(0, "null raters")
     p_values = [
@@ -95,30 +94,6 @@ def test_the_permutation_test_is_exact_under_the_null_and_sees_agreement() -> No
     alike = kendall_w(np.tile(np.arange(20.0), (3, 1)), rng=rng)
     assert alike.w.value == 1.0
     assert alike.permutation.p_value == 1 / 10_001
-
-
-def test_all_orders_of_few_items_are_what_permutations_sample() -> None:
-    scores = np.array([[1.0, 2.0, 2.0, 4.0], [2.0, 1.0, 3.0, 3.0]])
-    ranks = scipy_stats.rankdata(scores, axis=1)
-    spread = [
-        ((ranks[0] + ranks[1][list(order)] - 5) ** 2).sum() for order in itertools.permutations(range(4))
-    ]
-    exact = np.mean(np.array(spread) >= ((ranks.sum(axis=0) - 5) ** 2).sum() - 1e-9)
-    found = kendall_w(scores, rng=stream(0, "orders"))
-    assert found.permutation.p_value == pytest.approx(exact, abs=0.02)
-
-
-def test_too_few_or_only_constant_raters_are_undefined() -> None:
-    for shape in ((1, 5), (3, 1), (0, 4)):
-        found = kendall_w(np.ones(shape), rng=stream(0, "w"))
-        assert found.w.reason == found.chi_square.reason == found.permutation.reason == "too_few"
-        assert math.isnan(found.w.value)
-        json.dumps(found.to_dict(), allow_nan=False)
-    assert kendall_w(np.ones((3, 4)), rng=stream(0, "w")).permutation.reason == "zero_variance"
-    with pytest.raises(NonFiniteError, match="scores hold nan"):
-        kendall_w(np.full((2, 2), math.nan), rng=stream(0, "w"))
-    with pytest.raises(InputError, match="n_permutations is 0; expected at least 1"):
-        kendall_w(np.ones((3, 4)), rng=stream(0, "w"), n_permutations=0)
 
 
 @given(arrays.arrays(np.float64, (2, 3, 6), elements=st.integers(-3, 3).map(float)))
@@ -132,17 +107,6 @@ def test_matrices_of_correlations_are_the_literal_pairs(batch: np.ndarray) -> No
         else:
             assert ranks[at, i, j] == pytest.approx(spearman(a, b), abs=1e-12)
             assert values[at, i, j] == pytest.approx(np.corrcoef(a, b)[0, 1], abs=1e-12)
-
-
-def test_matrices_of_correlations_at_their_limits() -> None:
-    assert np.isnan(pearson_matrix(np.ones((2, 1)))).all()
-    assert pearson_matrix(np.array([[1e200, 2e200], [1e-200, 3e-200]])) == pytest.approx(np.ones((2, 2)))
-    for matrix in (pearson_matrix, spearman_matrix):
-        with pytest.raises(InputError, match="NaN or infinite"):
-            matrix(np.array([[1.0, math.nan]]))
-
-
-# --------------------------------------------------------------------------------------------- chosen sets
 
 
 @pytest.mark.parametrize("case", KAPPA, ids=lambda case: f"n{case['n']}-k{case['k']}")
@@ -181,29 +145,6 @@ def test_kappa_is_symmetric_and_blind_to_which_category_counts(members: np.ndarr
         assert matrix[0, 1] == pytest.approx((agreement - chance) / (1 - chance), abs=1e-12)
 
 
-# ------------------------------------------------------------------------------------ intraclass correlation
-
-
-@pytest.mark.parametrize("case", ICC, ids=lambda case: f"{case['targets']}x{case['raters']}")
-def test_intraclass_correlations_match_golden_values(case: dict) -> None:
-    found = intraclass_correlation(np.array(case["ratings"]), level=0.95)
-    assert (found.ms_targets, found.ms_raters, found.ms_error) == pytest.approx(
-        (case["ms_targets"], case["ms_raters"], case["ms_error"]), rel=1e-9
-    )
-    forms = {
-        "icc2_1": found.agreement,
-        "icc2_k": found.agreement_mean,
-        "icc3_1": found.consistency,
-        "icc3_k": found.consistency_mean,
-    }
-    for name, estimate in forms.items():
-        assert estimate.value == pytest.approx(case[name]["icc"], rel=1e-9)
-        assert estimate.interval is not None
-        assert (estimate.interval.low, estimate.interval.high) == pytest.approx(case[name]["ci95"], rel=1e-9)
-    assert found.targets_test.statistic == pytest.approx(case["icc3_1"]["F"], rel=1e-9)
-    assert found.targets_test.p_value == pytest.approx(case["icc3_1"]["p"], rel=1e-9)
-
-
 @pytest.mark.parametrize("case", CONVERGENT, ids=lambda case: f"{len(case['scores'])}-methods")
 def test_scores_of_several_methods_match_golden_values(case: dict) -> None:
     table = np.array([[scores[head] for head in case["common_heads"]] for scores in case["scores"].values()])
@@ -216,77 +157,6 @@ def test_scores_of_several_methods_match_golden_values(case: dict) -> None:
         assert found.agreement_mean.value == pytest.approx(case[key]["icc2_k"], rel=1e-9)
 
 
-def test_one_sided_bounds_of_the_mean_are_those_of_f() -> None:
-    found = intraclass_correlation(np.array(ICC[0]["ratings"])).consistency_mean
-    f = ICC[0]["icc3_1"]["F"]
-    assert found.interval is not None
-    assert found.interval.level == 0.90
-    assert found.interval.low == pytest.approx(1 - scipy_stats.f.ppf(0.95, 7, 14) / f)
-    assert found.interval.high == pytest.approx(1 - scipy_stats.f.ppf(0.05, 7, 14) / f)
-
-
-def test_rows_with_missing_cells_are_dropped_and_counted() -> None:
-    ratings = np.array(ICC[0]["ratings"])
-    holed = np.vstack([ratings, [[math.nan, 1.0, 2.0], [1.0, math.inf, 2.0]]])
-    found = intraclass_correlation(holed)
-    assert found.n_dropped == 2
-    assert found.n_targets == len(ratings)
-    assert found.agreement == intraclass_correlation(ratings).agreement
-
-
-@given(st.integers(0, 2**32 - 1), st.floats(0.1, 10), st.floats(-3, 3))
-def test_intraclass_correlations_ignore_unit_and_order(seed: int, scale: float, shift: float) -> None:
-    rng = np.random.default_rng(seed)
-    ratings = rng.normal(size=(6, 1)) + rng.normal(size=(6, 3))
-    found = intraclass_correlation(ratings)
-    moved = intraclass_correlation(rng.permutation(scale * ratings + shift)[:, [2, 0, 1]])
-    for name in ("agreement", "agreement_mean", "consistency", "consistency_mean"):
-        assert getattr(moved, name).value == pytest.approx(getattr(found, name).value, rel=1e-6, abs=1e-9)
-    shifted = intraclass_correlation(ratings + np.array([0.0, 5.0, -9.0]))
-    assert shifted.consistency.value == pytest.approx(found.consistency.value, rel=1e-6, abs=1e-9)
-    assert shifted.agreement.value < max(found.agreement.value, 0.5)
-
-
-def test_ratings_without_variance() -> None:
-    same = intraclass_correlation(np.full((4, 3), 0.1) * 3)
-    shifted = intraclass_correlation(np.tile([0.1, 0.2, 0.7], (4, 1)))
-    for found in (same, shifted):
-        for name in ("agreement", "agreement_mean", "consistency", "consistency_mean"):
-            estimate = getattr(found, name)
-            assert math.isnan(estimate.value)
-            assert estimate.reason == "zero_variance"
-            assert not estimate.interval.defined
-    perfect = intraclass_correlation(np.tile(np.arange(5.0)[:, None] / 3, (1, 3)))
-    for name in ("agreement", "agreement_mean", "consistency", "consistency_mean"):
-        estimate = getattr(perfect, name)
-        assert (estimate.value, estimate.interval.low, estimate.interval.high) == (1.0, 1.0, 1.0)
-        assert estimate.interval.reason == "degenerate"
-    additive = intraclass_correlation(np.arange(4.0)[:, None] + np.array([0.0, 2.0, 1.0]))
-    assert additive.consistency.value == additive.consistency_mean.value == 1.0
-    assert (
-        0 < additive.agreement.interval.low < additive.agreement.value < additive.agreement.interval.high < 1
-    )
-    cancelling = intraclass_correlation(np.array([[1.0, -1.0], [-1.0, 1.0]]))
-    assert cancelling.consistency_mean.reason == "no_target_variance"
-    assert cancelling.consistency.value == -1.0
-    assert cancelling.agreement.reason == cancelling.agreement_mean.reason == "negative_variance"
-    for shape in ((1, 3), (4, 1), (0, 2)):
-        few = intraclass_correlation(np.ones(shape))
-        assert few.agreement.reason == few.targets_test.reason == "too_few"
-        json.dumps(few.to_dict(), allow_nan=False)
-
-
-@given(st.integers(0, 2**32 - 1), st.integers(2, 5), st.integers(2, 4))
-def test_bounds_enclose_the_estimate(seed: int, n: int, k: int) -> None:
-    found = intraclass_correlation(np.random.default_rng(seed).normal(size=(n, k)))
-    for name in ("agreement", "agreement_mean", "consistency", "consistency_mean"):
-        estimate = getattr(found, name)
-        if estimate.defined:
-            assert estimate.value <= 1
-            if name.startswith("consistency"):
-                assert estimate.interval.low <= estimate.value <= estimate.interval.high <= 1
-
-
 def test_the_bounds_of_consistency_hold_as_often_as_they_say() -> None:
     rng, n_worlds = stream(0, "icc worlds"), 600
     truth, misses = 0.75, np.zeros(2)  # k = 3 raters, equal variances: 3 / (3 + 1)
@@ -296,3 +166,201 @@ def test_the_bounds_of_consistency_hold_as_often_as_they_say() -> None:
         assert bounds is not None
         misses += (bounds.low > truth, bounds.high < truth)
     assert (np.abs(misses / n_worlds - 0.05) < 3.5 * math.sqrt(0.0475 / n_worlds)).all()
+
+
+# --------------------------------------------------------------------------------------------- reliability
+
+
+FOLDER = Path(__file__).parent.parent / "golden" / "calibrations"
+
+
+HALVES = json.loads((FOLDER / "spearman_brown.json").read_text())
+
+
+ALPHA = json.loads((FOLDER / "cronbach_alpha.json").read_text())
+
+
+TABLES = arrays.arrays(
+    np.float64,
+    st.tuples(st.integers(3, 12), st.integers(2, 6)),
+    elements=st.floats(-5, 5).map(lambda x: round(x, 3)),
+)
+
+
+@pytest.mark.parametrize("case", HALVES["prophecy"], ids=str)
+def test_prophecy_matches_golden_values(case: dict) -> None:
+    found = spearman_brown(case["r"], factor=float(case["length_factor"]))
+    assert found.value == pytest.approx(case["prophecy"], rel=1e-9)
+
+
+def test_split_halves_match_golden_values() -> None:
+    x = np.array(HALVES["odd_even"]["x"])
+    r = pearson(x[0::2], x[1::2])
+    assert r == pytest.approx(HALVES["odd_even"]["pearson_r"], rel=1e-9)
+    assert spearman_brown(r).value == pytest.approx(HALVES["odd_even"]["corrected"], rel=1e-9)
+    profile = HALVES["head_profile"]
+    table = np.array(profile["effects_prompt_by_head"])
+    first, second = table[profile["first_half"]].mean(axis=0), table[profile["second_half"]].mean(axis=0)
+    assert spearman_brown(pearson(first, second)).value == pytest.approx(
+        profile["corrected_pearson"], rel=1e-9
+    )
+    assert spearman_brown(spearman(first, second)).value == pytest.approx(
+        profile["corrected_spearman"], rel=1e-9
+    )
+
+
+@pytest.mark.parametrize("case", ALPHA, ids=lambda case: f"{case['prompts']}x{case['items']}")
+def test_alpha_matches_golden_values(case: dict) -> None:
+    table = np.array(case["scores_prompt_by_item"])
+    found = cronbach_alpha(table)
+    assert found.alpha.value == pytest.approx(case["alpha"], rel=1e-9)
+    for level, ends in ((0.90, case["feldt_one_sided_95"]), (0.95, case["feldt_ci95"])):
+        bounds = cronbach_alpha(table, level=level).alpha.interval
+        assert bounds is not None
+        assert (bounds.low, bounds.high) == pytest.approx(ends, rel=1e-9)
+    assert found.standardised.value == pytest.approx(case["standardized_alpha"], rel=1e-9)
+    assert found.sign_aligned.value == pytest.approx(case["sign_aligned_alpha"], rel=1e-9)
+
+
+@given(TABLES, st.integers(0, 2**32 - 1))
+def test_alpha_ignores_order_and_equals_the_consistency_of_means(table: np.ndarray, seed: int) -> None:
+    found = cronbach_alpha(table)
+    rng = np.random.default_rng(seed)
+    shuffled = cronbach_alpha(rng.permutation(rng.permutation(table), axis=1))
+    assert shuffled.alpha.value == pytest.approx(found.alpha.value, rel=1e-9, abs=1e-9, nan_ok=True)
+    moved = cronbach_alpha(table + np.arange(table.shape[1]))
+    assert moved.alpha.value == pytest.approx(found.alpha.value, rel=1e-6, abs=1e-6, nan_ok=True)
+    if found.alpha.defined and found.alpha.value > -50:
+        consistency = intraclass_correlation(table).consistency_mean
+        assert consistency.value == pytest.approx(found.alpha.value, rel=1e-6, abs=1e-6)
+        assert consistency.interval is not None
+        assert found.alpha.interval is not None
+        assert consistency.interval.low == pytest.approx(found.alpha.interval.low, rel=1e-6, abs=1e-6)
+
+
+# ----------------------------------------------------------------------------------------------- detection
+
+
+DETECTION = json.loads((Path(__file__).parent.parent / "golden" / "signal_detection.json").read_text())
+
+
+LABELLED = st.integers(2, 15).flatmap(
+    lambda n: st.tuples(
+        arrays.arrays(np.float64, n, elements=st.integers(-3, 3).map(float)), arrays.arrays(np.bool_, n)
+    )
+)
+
+
+@pytest.mark.parametrize("case", DETECTION["gaussian"], ids=lambda case: str(len(case["signal"])))
+def test_distances_of_groups_match_golden_values(case: dict) -> None:
+    signal, noise = np.array(case["signal"]), np.array(case["noise"])
+    assert d_prime(signal, noise).value == pytest.approx(case["d_prime"], rel=1e-9)
+    found = auroc(np.concatenate([signal, noise]), np.arange(len(signal) + len(noise)) < len(signal))
+    assert found.value == pytest.approx(case["auroc"], rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("case", DETECTION["sdt"], ids=lambda case: f"{case['hits']}of{case['n_signal']}")
+@pytest.mark.parametrize("correction", ["loglinear", "clip-half"])
+def test_rates_match_golden_values(case: dict, correction: str) -> None:
+    hits, alarms = (
+        special.ndtri(corrected_rate(np.array([float(case[count])]), case[n], correction=correction))[0]
+        for count, n in (("hits", "n_signal"), ("false_alarms", "n_noise"))
+    )
+    expected = case[correction.replace("-", "_")]
+    assert hits - alarms == pytest.approx(expected["d_prime"], rel=1e-9, abs=1e-12)
+    assert -(hits + alarms) / 2 == pytest.approx(expected["criterion"], rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("case", DETECTION["auroc"], ids=["continuous", "ties"])
+def test_ranking_scores_match_golden_values(case: dict) -> None:
+    scores, members = np.array(case["scores"]), np.array(case["labels"], dtype=bool)
+    k = int(members.sum())
+    assert auroc(scores, members).value == pytest.approx(case["auroc"], rel=1e-9)
+    assert average_precision(scores, members).value == pytest.approx(case["average_precision"], rel=1e-9)
+    assert precision_at(scores, members, k).value == pytest.approx(case["precision_at_k"], rel=1e-9)
+
+
+@given(LABELLED)
+def test_ranking_scores_are_the_literal_ones(labelled: tuple[np.ndarray, np.ndarray]) -> None:
+    scores, members = labelled
+    if members.all() or not members.any():
+        reason = "no_others" if members.all() else "no_members"
+        for score in (auroc, average_precision):
+            found = score(scores, members)
+            assert math.isnan(found.value)
+            assert found.reason == reason
+        return
+    pairs = [(a > b) + (a == b) / 2 for a in scores[members] for b in scores[~members]]
+    assert auroc(scores, members).value == pytest.approx(np.mean(pairs))
+    total, recall = 0.0, 0.0
+    for threshold in sorted(set(scores), reverse=True):
+        taken = scores >= threshold
+        reached = members[taken].sum() / members.sum()
+        total, recall = total + (reached - recall) * members[taken].mean(), reached
+    assert average_precision(scores, members).value == pytest.approx(total)
+
+
+# ------------------------------------------------------------------------------------------- at the limits
+
+
+@pytest.mark.parametrize("case", ICC, ids=lambda case: f"{case['targets']}x{case['raters']}")
+def test_intraclass_correlations_match_golden_values(case: dict) -> None:
+    ratings = np.array(case["ratings"])
+    holed = np.vstack([ratings, np.full((1, ratings.shape[1]), math.nan)])
+    found = intraclass_correlation(holed, level=0.95)
+    assert found.n_targets == len(ratings)
+    assert found.agreement.value == pytest.approx(case["icc2_1"]["icc"], rel=1e-9)
+    assert found.agreement_mean.value == pytest.approx(case["icc2_k"]["icc"], rel=1e-9)
+    mean, bounds = found.consistency_mean, found.consistency_mean.interval
+    assert mean.value == pytest.approx(case["icc3_k"]["icc"], rel=1e-9)
+    assert (bounds.low, bounds.high) == pytest.approx(case["icc3_k"]["ci95"], rel=1e-9)
+
+
+def test_what_does_not_vary_is_undefined_for_a_reason() -> None:
+    rng = stream(0, "w")
+    for shape in ((1, 5), (3, 1), (0, 4)):
+        assert kendall_w(np.ones(shape), rng=rng).permutation.reason == "too_few"
+        assert intraclass_correlation(np.ones(shape)).agreement.reason == "too_few"
+    assert kendall_w(np.ones((3, 4)), rng=rng).w.reason == "zero_variance"
+    assert intraclass_correlation(np.tile([0.1, 0.2, 0.7], (4, 1))).agreement.reason == "zero_variance"
+    perfect = intraclass_correlation(np.tile(np.arange(5.0)[:, None] / 3, (1, 3)))
+    ends = perfect.consistency_mean.interval
+    assert (perfect.agreement.value, ends.low, ends.high, ends.reason) == (1.0, 1.0, 1.0, "degenerate")
+    cancelling = intraclass_correlation(np.array([[1.0, -1.0], [-1.0, 1.0]]))
+    assert cancelling.consistency_mean.reason == "no_target_variance"
+    assert cancelling.agreement.reason == cancelling.agreement_mean.reason == "negative_variance"
+    json.dumps(cancelling.to_dict(), allow_nan=False)
+    found = cronbach_alpha(np.outer(np.arange(5.0), [1.0, -1.0]))
+    assert (found.alpha.reason, found.standardised.reason) == ("zero_variance", "pole")
+    assert found.sign_aligned.value == pytest.approx(1.0)
+    partly = cronbach_alpha(np.column_stack([np.arange(5.0), np.ones(5), np.arange(5.0)]))
+    assert (partly.standardised.reason, partly.alpha.value) == ("zero_variance", pytest.approx(0.75))
+    assert partly.item_rest == pytest.approx([1.0, math.nan, 1.0], nan_ok=True)
+    assert cronbach_alpha(np.ones((1, 5))).alpha.reason == "too_few"
+    assert (spearman_brown(math.nan).reason, spearman_brown(-1.0).reason) == ("undefined", "pole")
+    assert d_prime(np.ones(1), np.arange(4.0)).reason == "too_few"
+    assert d_prime(np.full(3, 0.1) * 3, np.full(4, 0.7)).reason == "zero_variance"
+    assert precision_at(np.ones(3), np.array([True, False, True]), 0).reason == "too_few"
+    assert precision_at(np.ones(3), np.array([True, False, True]), 2).value == 0.5
+
+
+@pytest.mark.parametrize(
+    ("refused", "error", "message"),
+    [
+        (lambda: kendall_w(np.full((2, 2), math.nan), rng=stream(0, "w")), NonFiniteError, "scores hold nan"),
+        (lambda: kendall_w(np.ones((3, 4)), rng=stream(0, "w"), n_permutations=0), InputError, "at least 1"),
+        (lambda: pearson_matrix(np.array([[1.0, math.nan]])), InputError, "NaN or infinite"),
+        (lambda: spearman_matrix(np.array([[1.0, math.inf]])), InputError, "NaN or infinite"),
+        (lambda: top_members(np.ones(3), 4), InputError, "k is 4 of 3 scores"),
+        (lambda: auroc(np.ones(2), np.ones(3, dtype=bool)), ShapeError, "give a flag per score"),
+        (
+            lambda: auroc(np.array([1.0, math.nan]), np.array([True, False])),
+            NonFiniteError,
+            "scores hold nan",
+        ),
+        (lambda: corrected_rate(np.ones(1), 5, correction="none"), UnknownNameError, "rate correction"),
+    ],
+)
+def test_bad_input_is_named(refused: Any, error: type, message: str, unchecked: None) -> None:
+    with pytest.raises(error, match=message):
+        refused()

@@ -1,4 +1,4 @@
-"""Permutation tests against worked cases, golden values, literal enumeration and their own size."""
+"""Permutation tests and many hypotheses at once: golden values, literal rules, error rates."""
 
 import itertools
 import json
@@ -11,17 +11,39 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
-from scipy import stats as scipy_stats
 
-from assay.core.errors import InputError, NonFiniteError, ShapeError, UnknownNameError
+from assay.core.errors import InputError
 from assay.core.random import stream
-from assay.stats import MeanTest, benjamini_hochberg, mean_tests, spearman, spearman_test
+from assay.stats import (
+    benjamini_hochberg,
+    benjamini_yekutieli,
+    bonferroni,
+    e_benjamini_hochberg,
+    holm,
+    mean_tests,
+    partial_conjunction,
+    spearman,
+    spearman_test,
+    true_discoveries,
+)
+from assay.stats.permutation import MeanTest
+
+
+# -------------------------------------------------------------------------------------------- permutations
 
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "calibrations"
+
+
 STABILITY = json.loads((GOLDEN / "certified_stability.json").read_text())
+
+
 NOMOLOGICAL = json.loads((GOLDEN / "nomological.json").read_text())
+
+
 RNG = np.random.default_rng  # exact tests draw nothing from it
+
+
 SHORT = arrays.arrays(np.float64, st.integers(1, 8), elements=st.integers(-3, 3).map(float))
 
 
@@ -51,13 +73,6 @@ def test_exact_flips_are_the_literal_ones(x: np.ndarray) -> None:
     assert found.sign_flip.p_value == np.mean([each >= x.sum() for each in sums])
 
 
-@given(SHORT, st.floats(0.01, 100))
-def test_a_scale_changes_no_p_value(x: np.ndarray, scale: float) -> None:
-    first, second = mean_test(x, rng=RNG(0)), mean_test(scale * x, rng=RNG(0))
-    assert first.sign_flip.p_value == second.sign_flip.p_value
-    assert first.t.p_value == pytest.approx(second.t.p_value, nan_ok=True)
-
-
 def test_sums_that_differ_by_rounding_count_as_ties() -> None:
     x = np.array([0.1, 0.2, 0.3, -0.3, -0.2, -0.1])  # sums to -2.8e-17, or to 0 in another order
     whole = np.array([1.0, 2.0, 3.0, -3.0, -2.0, -1.0])
@@ -76,37 +91,11 @@ def test_random_flips_agree_with_counting_all() -> None:
     assert mean_test(x, rng=stream(0, "flips")) == found
 
 
-def test_means_without_spread_or_values() -> None:
-    zeros = mean_test(np.zeros(20), rng=RNG(0))
-    assert zeros.sign_flip.p_value == 1.0
-    assert zeros.t.reason == "zero_variance"
-    assert math.isnan(zeros.t.p_value)
-    up, down = mean_test(np.full(3, 0.1), rng=RNG(0)), mean_test(np.full(3, -0.1), rng=RNG(0))
-    assert (up.sign_flip.p_value, up.t.statistic, up.t.p_value) == (0.125, math.inf, 0.0)
-    assert (down.sign_flip.p_value, down.t.statistic, down.t.p_value) == (1.0, -math.inf, 1.0)
-    assert up.t.reason == "degenerate"
-    one = mean_test(np.array([2.0]), rng=RNG(0))
-    assert one.sign_flip.p_value == 0.5
-    assert one.t.reason == "too_few"
-    none = mean_test(np.empty(0), rng=RNG(0))
-    assert none.sign_flip.reason == none.t.reason == "too_few"
-    assert math.isnan(none.sign_flip.p_value)
-    assert mean_tests(np.empty((4, 0)), rng=RNG(0)) == ()
-    json.dumps(up.to_dict(), allow_nan=False)
-    with pytest.raises(NonFiniteError, match="values hold nan"):
-        mean_test(np.array([math.nan]), rng=RNG(0))
-    with pytest.raises(InputError, match="n_permutations is 0; expected at least 1"):
-        mean_test(np.ones(3), rng=RNG(0), n_permutations=0)
-
-
 def test_a_symmetric_null_is_rejected_at_its_level() -> None:
     worlds = stream(0, "null worlds").standard_t(3, size=(20, 2000))
     p_values = [test.sign_flip.p_value for test in mean_tests(worlds, rng=stream(0, "null flips"))]
     # Columns share their flips, yet each is its own world: three and a half standard errors of 5 %.
     assert np.mean(np.array(p_values) <= 0.05) == pytest.approx(0.05, abs=3.5 * math.sqrt(0.0475 / 2000))
-
-
-# ------------------------------------------------------------------------------------------------- ranks
 
 
 @settings(max_examples=40)
@@ -143,40 +132,115 @@ def test_exact_p_values_of_roles_match_golden_values(case: dict) -> None:
     assert found.p_value == pytest.approx(case["role_level_exact_p_greater"], rel=1e-9)
 
 
-def test_all_orders_of_eight_are_counted_once() -> None:
-    found = spearman_test(np.arange(8.0), np.arange(8.0), rng=RNG(0), alternative="greater")
-    assert found.exact
-    assert found.p_value == found.smallest_p == pytest.approx(1 / math.factorial(8))
-    # Three in order of three: p = 1/6 whatever they are, which no level of 0.05 can reject.
-    assert spearman_test(np.arange(3.0), np.arange(3.0), rng=RNG(0), alternative="greater").smallest_p > 0.05
+# ----------------------------------------------------------------------------------------- many hypotheses
 
 
-def test_random_orders_agree_with_the_t_approximation() -> None:
-    rng = stream(0, "ranks")
-    x = rng.normal(size=40)
-    y = 0.3 * x + rng.normal(size=40)
-    found = spearman_test(x, y, rng=stream(0, "orders"))
-    reference = scipy_stats.spearmanr(x, y)
-    assert not found.exact
-    assert found.rho == pytest.approx(reference.statistic)
-    assert found.p_value == pytest.approx(reference.pvalue, abs=0.012)
-    assert found.smallest_p == 1 / 10_001
+MULTIPLICITY = json.loads((GOLDEN / "multiplicity.json").read_text())
 
 
-@given(st.integers(0, 2**32 - 1))
-def test_monotone_maps_and_swapped_sides_change_nothing(seed: int) -> None:
-    x, y = np.random.default_rng(seed).normal(size=(2, 6))
-    first = spearman_test(x, y, rng=RNG(0))
-    assert spearman_test(np.exp(x), 3 * y - 7, rng=RNG(0)) == first
-    assert spearman_test(y, x, rng=RNG(0)) == first
-    assert spearman_test(-x, y, rng=RNG(0)).rho == pytest.approx(-first.rho)
+RULES = {
+    "bonferroni": bonferroni,
+    "holm": holm,
+    "fdr_bh": benjamini_hochberg,
+    "fdr_by": benjamini_yekutieli,
+}
 
 
-def test_rank_tests_refuse_what_they_cannot_rank(unchecked: None) -> None:
-    assert spearman_test(np.ones(1), np.ones(1), rng=RNG(0)).reason == "too_few"
-    with pytest.raises(UnknownNameError, match="unknown alternative 'greatest'; did you mean 'greater'"):
-        spearman_test(np.ones(3), np.ones(3), rng=RNG(0), alternative="greatest")
-    with pytest.raises(ShapeError, match=r"got shapes \(3,\) and \(4,\)"):
-        spearman_test(np.ones(3), np.ones(4), rng=RNG(0))
-    with pytest.raises(NonFiniteError, match="y hold nan"):
-        spearman_test(np.ones(2), np.array([1.0, math.nan]), rng=RNG(0))
+P_VALUES = arrays.arrays(np.float64, st.integers(1, 30), elements=st.floats(0, 1))
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("case", MULTIPLICITY["sets"], ids=lambda case: f"m{len(case['p'])}")
+def test_adjusted_p_values_match_golden_values(case: dict, rule: str) -> None:
+    found = RULES[rule](np.array(case["p"]))
+    assert found == pytest.approx(np.array(case[rule]["adjusted"]), rel=1e-9, abs=1e-12)
+    assert (found <= 0.05).tolist() == case[rule]["reject"]
+
+
+@given(P_VALUES, st.floats(0.001, 0.999))
+def test_rejections_are_those_of_the_literal_rules(p_values: np.ndarray, level: float) -> None:
+    m, order = len(p_values), np.argsort(p_values, kind="stable")
+    ordered = p_values[order]
+    harmonic = sum(1 / rank for rank in range(1, m + 1))
+
+    def step_down() -> int:
+        return next((i for i in range(m) if ordered[i] > level / (m - i)), m)
+
+    def step_up(at: float) -> int:
+        return max((i + 1 for i in range(m) if ordered[i] <= (i + 1) * at / m), default=0)
+
+    literal = {
+        bonferroni: int(np.count_nonzero(p_values <= level / m)),
+        holm: step_down(),
+        benjamini_hochberg: step_up(level),
+        benjamini_yekutieli: step_up(level / harmonic),
+    }
+    for rule, count in literal.items():
+        adjusted = rule(p_values)
+        if (np.abs(adjusted - level) > 1e-9).all():  # rounding decides at the limit itself
+            assert np.count_nonzero(adjusted <= level) == count
+
+
+@given(arrays.arrays(np.float64, st.integers(1, 30), elements=st.floats(0, 1e6)), st.floats(0.001, 0.999))
+def test_e_rejections_are_those_of_the_literal_rule(e_values: np.ndarray, level: float) -> None:
+    m, ordered = len(e_values), np.sort(e_values)[::-1]
+    count = max((i + 1 for i in range(m) if ordered[i] >= m / ((i + 1) * level)), default=0)
+    adjusted = e_benjamini_hochberg(e_values)
+    if (np.abs(adjusted - level) > 1e-9).all():
+        assert np.count_nonzero(adjusted <= level) == count
+
+
+def test_what_was_not_tested_does_not_count() -> None:
+    found = benjamini_hochberg(np.array([0.01, math.nan, 0.04]))
+    assert found == pytest.approx([0.02, math.nan, 0.04], nan_ok=True)
+    assert np.isnan(benjamini_hochberg(np.full(3, math.nan))).all()
+
+
+def literal_partial_conjunction(p: list[float], least: int) -> float:
+    """The largest of Simes' p-values of all sets of m - u + 1 hypotheses, one of which must be false."""
+
+    def simes(chosen: tuple[float, ...]) -> float:
+        return min(len(chosen) * each / rank for rank, each in enumerate(sorted(chosen), start=1))
+
+    return max(simes(chosen) for chosen in itertools.combinations(p, len(p) - least + 1))
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=7), st.data())
+def test_a_partial_conjunction_is_the_worst_set(p: list[float], data: st.DataObject) -> None:
+    least = data.draw(st.integers(1, len(p)))
+    assert partial_conjunction(np.array(p), least) == pytest.approx(literal_partial_conjunction(p, least))
+
+
+def test_a_count_of_discoveries_is_no_bound_and_the_partial_conjunction_is() -> None:
+    """7 of 15 effects are real: 8 are claimed to be, the limit."""
+    rng = np.random.default_rng(0)
+    counted = proven = 0
+    for _ in range(400):
+        p = np.concatenate([np.full(7, 1e-9), rng.uniform(size=8)])
+        counted += int((benjamini_hochberg(p) <= 0.05).sum() >= 8)
+        proven += int(partial_conjunction(p, 8) <= 0.05)
+    assert counted > 60
+    assert proven <= 30
+
+
+def literal_true_discoveries(p: list[float], chosen: list[int], alpha: float) -> int:
+    """Closed testing: the least number of false ones among the chosen over all sets that Simes keeps."""
+    m = len(p)
+    least = len(chosen)
+    for size in range(1, m + 1):
+        for kept in itertools.combinations(range(m), size):
+            ordered = sorted(p[at] for at in kept)
+            if all(each > alpha * rank / size for rank, each in enumerate(ordered, start=1)):
+                least = min(least, len(set(chosen) - set(kept)))
+    return least
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=7), st.sampled_from((0.05, 0.2, 0.5)), st.data())
+def test_true_discoveries_are_what_closed_testing_leaves(
+    p: list[float], alpha: float, data: st.DataObject
+) -> None:
+    chosen = data.draw(st.lists(st.integers(0, len(p) - 1), unique=True))
+    flags = np.isin(np.arange(len(p)), chosen)
+    assert true_discoveries(np.array(p), flags, alpha=alpha) == literal_true_discoveries(p, chosen, alpha)
+    with pytest.raises(InputError, match="expected values in"):
+        true_discoveries(np.array([*p, math.nan]), np.append(flags, True))

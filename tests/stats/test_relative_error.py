@@ -1,18 +1,182 @@
-"""Relative standard errors and their three bounds: by hand, against loops over resamples, at the limit."""
+"""Functions of sums, spreads and relative errors: by hand, golden values, loops over resamples."""
 
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from scipy import stats as scipy_stats
 
-from assay.core.errors import ShapeError
+from assay.core.errors import InputError
 from assay.core.random import stream
 from assay.core.verdict import ONE_SIDED_95
-from assay.stats import relative_errors
+from assay.stats import (
+    FunctionOfSums,
+    RatioOfSums,
+    bootstrap_spread,
+    clopper_pearson,
+    coefficient_of_variation,
+    mean_difference,
+    mean_of,
+    poisson_weights,
+    ratio_of,
+    recovery_of,
+    relative_errors,
+    statistic_from_dict,
+)
 from assay.stats.intervals import draw_counts
-from assay.stats.spread import bonett_logs, trimmed_kurtosis
+from assay.stats.relative_error import bonett_logs, trimmed_kurtosis
+
+
+# --------------------------------------------------------------------------------------- functions of sums
+
+
+DETECTION = json.loads((Path(__file__).parent.parent / "golden" / "signal_detection.json").read_text())["sdt"]
+
+
+KEEP = np.array([1.0, 2.0, 3.0])
+
+
+FULL = np.array([2.0, 2.0, 4.0])
+
+
+EMPTY = np.array([0.0, 1.0, 1.0])
+
+
+def value(statistic: RatioOfSums | FunctionOfSums, *vectors: np.ndarray) -> float:
+    table = np.stack(vectors)
+    return float(statistic.of_sums(table.sum(axis=1), table.shape[1]))
+
+
+def test_each_form_has_its_worked_value() -> None:
+    assert value(mean_of("x"), KEEP) == 2.0
+    assert value(mean_of("x", offset=1.0, scale=-1.0), KEEP) == -1.0
+    assert value(mean_difference("keep", "empty"), KEEP, EMPTY) == pytest.approx(4 / 3)
+    assert value(ratio_of("keep", "full"), KEEP, FULL) == 0.75
+    assert value(ratio_of("keep", "full", offset=1.0, scale=-1.0), KEEP, FULL) == 0.25
+    recovery = recovery_of("keep")
+    assert recovery.components == ("keep", "empty", "full")
+    assert value(recovery, KEEP, EMPTY, FULL) == pytest.approx((6 - 2) / (8 - 2))
+
+
+def test_a_vanishing_denominator_is_undefined_not_zero() -> None:
+    assert math.isnan(value(ratio_of("a", "b"), KEEP, np.array([1.0, -2.0, 1.0])))
+    assert math.isnan(value(ratio_of("a", "b"), KEEP, np.full(3, 0.9e-8)))
+    assert value(ratio_of("a", "b"), KEEP, np.full(3, 1.1e-8)) == pytest.approx(2 / 1.1e-8)
+    assert math.isnan(value(mean_of("x"), np.empty(0)))
+
+
+VECTORS = hnp.arrays(np.float64, (3, 8), elements=st.floats(0.5, 10))
+
+
+def test_default_interval_is_bca_and_fieller_where_the_denominator_is_unstable() -> None:
+    rng = stream(0, "data")
+    steady = rng.normal(2.0, 0.5, (2, 40))
+    shaky = np.stack([rng.normal(0.5, 1.0, 40), rng.normal(0.3, 1.0, 40)])
+    assert ratio_of("a", "b").interval(steady).method == "bca"
+    assert ratio_of("a", "b").unstable(shaky)
+    assert ratio_of("a", "b").interval(shaky).method == "fieller"
+    assert mean_of("a").interval(shaky[:1]).method == "bca"
+
+
+@pytest.mark.parametrize("method", ["bca", "percentile", "delta", "fieller"])
+def test_a_negative_scale_mirrors_the_interval(method: str) -> None:
+    data = stream(0, "data").normal(2.0, 0.5, (2, 40))
+    kept = ratio_of("a", "b").interval(data, method=method)
+    lost = ratio_of("a", "b", offset=1.0, scale=-1.0).interval(data, method=method)
+    # Percentile and BCa interpolate between the same replicates seen from the other side.
+    assert (lost.low, lost.high) == pytest.approx((1 - kept.high, 1 - kept.low), rel=1e-9)
+
+
+def test_shares_have_an_exact_interval_and_nothing_else_has() -> None:
+    hits = np.array([[1.0, 1.0, 0.0, 1.0]])
+    assert mean_of("hit").interval(hits, method="clopper-pearson") == clopper_pearson(3, 4)
+    with pytest.raises(InputError, match="values that are 0 or 1"):
+        mean_of("x").interval(KEEP[None], method="clopper-pearson")
+
+
+def test_distance_area_weighs_the_absolute_gap_to_one() -> None:
+    form = FunctionOfSums(
+        function="distance-area",
+        components=("empty", "full", "p", "q"),
+        parameters={"weights": [0.5, 2.0], "smallest": 1e-12},
+    )
+    half, twice = EMPTY + (FULL - EMPTY) / 2, EMPTY + 2 * (FULL - EMPTY)
+    assert value(form, EMPTY, FULL, half, twice) == pytest.approx(0.5 * 0.5 + 2.0 * 1.0)
+    assert math.isnan(value(form, FULL, FULL, half, twice))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        mean_of("x"),
+        recovery_of("keep", smallest=1e-12),
+        FunctionOfSums(
+            function="distance-area",
+            components=("empty", "full", "p"),
+            parameters={"weights": [1.0], "smallest": 1e-12},
+        ),
+    ],
+)
+def test_statistics_survive_json(form: RatioOfSums | FunctionOfSums) -> None:
+    assert statistic_from_dict(json.loads(json.dumps(form.to_dict()))) == form
+
+
+# -------------------------------------------------------------------------------------------------- spread
+
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+
+
+CV = json.loads((GOLDEN / "calibrations" / "cv.json").read_text())
+
+
+BOOTSTRAP = json.loads((GOLDEN / "bootstrap.json").read_text())
+
+
+def bonett(x: np.ndarray) -> np.ndarray:
+    """One-sided 95 % bonett of the standard deviation of the values."""
+    logs = bonett_logs(np.array(scipy_stats.norm.ppf(0.95)), len(x), trimmed_kurtosis(x))
+    return np.asarray(x.std(ddof=1) * np.exp(logs))
+
+
+@pytest.mark.parametrize("case", CV["bonett"], ids=lambda case: f"n{len(case['x'])}")
+def test_bonett_bounds_match_golden_values(case: dict) -> None:
+    low, high = bonett(np.array(case["x"]))
+    assert low == pytest.approx(case["one_sided_95_lower"], rel=1e-9)
+    assert high == pytest.approx(case["one_sided_95_upper"], rel=1e-9)
+
+
+@pytest.mark.parametrize("case", BOOTSTRAP, ids=lambda case: case["name"])
+def test_the_bootstrap_spread_matches_golden_values_on_the_same_draws(case: dict) -> None:
+    table = np.array([case["num"], case["den"]])
+    statistic = ratio_of("num", "den")
+    draws = np.array(case["index_draws"])
+    found = bootstrap_spread(
+        table, statistic.of_sums, rng=stream(0, "unused"), n_resamples=len(draws), draws=draws
+    )
+    if found.defined:
+        assert found.value == pytest.approx(case["sigma_ddof0"], rel=1e-9, abs=1e-12)
+    else:
+        assert found.reason == "undefined_replicates"
+
+
+@pytest.mark.parametrize("case", CV["simple"], ids=str)
+def test_the_coefficient_of_variation_matches_golden_values(case: dict) -> None:
+    for ddof in (0, 1):
+        found = coefficient_of_variation(np.array(case["values"]), ddof=ddof)
+        if case[f"cv_ddof{ddof}"] == "inf":  # what published code returns
+            assert math.isnan(found.value)
+            assert found.reason == "zero_mean"
+        else:
+            assert found.value == pytest.approx(case[f"cv_ddof{ddof}"], rel=1e-9, abs=1e-12)
+
+
+# ----------------------------------------------------------------------------------------- relative errors
 
 
 def log_theta(top: np.ndarray, bottom: np.ndarray) -> tuple[float, float]:
@@ -96,24 +260,6 @@ def test_a_p_is_at_most_alpha_where_the_bound_lies_beyond_the_limit(
         np.testing.assert_array_equal(found.p_below(limit) <= tail, high < limit)
 
 
-@settings(max_examples=20, deadline=None)
-@given(scale=st.floats(1e-6, 1e6), sign=st.sampled_from([-1.0, 1.0]))
-def test_a_unit_of_measurement_changes_nothing(scale: float, sign: float) -> None:
-    rng = stream(5, "x")
-    top, bottom = rng.normal(1.0, 1.0, (40, 2)), rng.normal(3.0, 0.5, 40)
-    before = relative_errors(top, bottom, rng=stream(6, "t"))
-    after = relative_errors(sign * scale * top, scale * bottom, rng=stream(6, "t"))
-    np.testing.assert_allclose(before.bounds(), after.bounds(), rtol=1e-6)
-
-
-def test_columns_share_their_resamples_and_do_not_see_each_other() -> None:
-    table = stream(7, "x").normal(1.0, 1.0, (50, 3))
-    together = relative_errors(table, rng=stream(8, "t")).bounds()
-    for column in range(3):
-        alone = relative_errors(table[:, [column]], rng=stream(8, "t")).bounds()
-        np.testing.assert_allclose(together[:, [column]], alone, rtol=1e-9)
-
-
 def test_columns_without_a_spread_or_a_mean() -> None:
     table = np.stack([np.full(20, 0.1), np.tile([-1.0, 1.0], 10), np.arange(20.0)], axis=1)
     found = relative_errors(table, rng=stream(9, "t"))
@@ -126,6 +272,26 @@ def test_columns_without_a_spread_or_a_mean() -> None:
     np.testing.assert_array_equal(found.p_below(0.2)[:2], [0.0, 1.0])
 
 
-def test_a_denominator_per_unit_is_needed() -> None:
-    with pytest.raises(ShapeError, match="one value per unit"):
-        relative_errors(np.ones((4, 1)), np.ones(3), rng=stream(0, "t"))
+# ---------------------------------------------------------------------------------- weights along a stream
+
+
+def test_counts_have_the_poisson_distribution() -> None:
+    weights = poisson_weights(np.arange(5000), 200)
+    shares = np.bincount(weights.astype(int).ravel(), minlength=6)[:6] / weights.size
+    expected = [math.exp(-1) / math.factorial(k) for k in range(6)]
+    # A share over a million draws has a standard error of at most 0.0005.
+    assert shares == pytest.approx(expected, abs=0.002)
+    assert weights.mean() == pytest.approx(1, abs=0.004)
+    assert weights.var() == pytest.approx(1, abs=0.008)
+
+
+@given(st.lists(st.integers(0, 2**62), min_size=1, max_size=20), st.randoms(), st.integers(-5, 2**40))
+def test_a_weight_follows_its_id(ids: list[int], random: object, seed: int) -> None:
+    shuffled = list(ids)
+    random.shuffle(shuffled)  # type: ignore[attr-defined]  # a random.Random
+    whole = poisson_weights(np.array(ids), 7, seed=seed)
+    by_id = {each: whole[:, place] for place, each in enumerate(ids)}
+    for place, each in enumerate(shuffled):
+        alone = poisson_weights(np.array(shuffled), 7, seed=seed)[:, place]
+        assert np.array_equal(alone, by_id[each])
+        assert np.array_equal(poisson_weights(np.array([each]), 7, seed=seed)[:, 0], alone)

@@ -1,8 +1,10 @@
-"""Summaries against golden values, numpy, slow literal versions and worked cases."""
+"""Summaries, tables of cells and their tests: golden values, literal versions, calibration, power."""
 
+import itertools
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError,
 from assay.core.random import stream
 from assay.stats import (
     cell_table,
+    cell_tests,
     compare_with_anchor,
     histogram,
     mean_standard_error,
@@ -22,8 +25,15 @@ from assay.stats import (
 )
 
 
+# -------------------------------------------------------------------------------------------- descriptions
+
+
 GOLDEN = Path(__file__).parent.parent / "golden" / "adversarial"
+
+
 EXPECTED = json.loads((GOLDEN / "stats_expected.json").read_text())
+
+
 KEYS = {f"{percent}%": f"p{percent}" for percent in ("25", "50", "75", "95", "99", "99.9", "99.99")}
 
 
@@ -38,9 +48,6 @@ values_of = arrays.arrays(
     arrays.array_shapes(min_dims=1, max_dims=2, max_side=12),
     elements=st.integers(0, 9).map(float),
 )
-
-
-# ---------------------------------------------------------------------------------------------------- summary
 
 
 @pytest.mark.parametrize("part", ["abs", "z"])
@@ -80,46 +87,6 @@ def test_five_values_by_hand() -> None:
     assert summary.warnings == ("few_tail_points",)
 
 
-@pytest.mark.parametrize(
-    ("n", "few"),
-    [(999, ("p99.9", "p99.99")), (1000, ("p99.99",)), (9999, ("p99.99",)), (10_000, ())],
-)
-def test_percentiles_beyond_the_sample_are_named(n: int, few: tuple[str, ...]) -> None:
-    summary = summarize(np.arange(float(n)))
-    assert summary.few_tail_points == few
-    assert ("few_tail_points" in summary.warnings) is bool(few)
-
-
-def test_constant_values_have_no_z_scores() -> None:
-    summary = summarize(np.full(10_000, 0.1))
-    assert (summary.absolute["mean"], summary.absolute["std"]) == (0.1, 0.0)
-    assert all(math.isnan(score) for score in summary.z.values())
-    assert summary.warnings == ("no_spread",)
-
-
-def test_one_value_has_no_standard_deviation() -> None:
-    summary = summarize(np.array([2.0]))
-    assert math.isnan(summary.absolute["std"])
-    assert math.isnan(summary.standard_error)
-    assert summary.warnings == ("few_tail_points", "no_spread")
-
-
-def test_a_summary_is_finite_json() -> None:
-    record = json.loads(json.dumps(summarize(np.full(3, 0.5), thresholds=[0.2]).to_dict()))
-    assert record["absolute"]["max"] == 0.5
-    assert record["z"]["max"] is None
-    assert record["exceedance"] == {"0.2": 1.0}
-
-
-@given(values=values_of)
-def test_a_summary_ignores_shape_and_order_and_follows_the_unit(values: np.ndarray) -> None:
-    summary, flat = summarize(values), summarize(np.sort(values, axis=None))
-    assert flat.absolute == pytest.approx(dict(summary.absolute), nan_ok=True)
-    scaled = summarize(8 * values)
-    assert scaled.absolute["p95"] == pytest.approx(8 * summary.absolute["p95"])
-    assert scaled.z == pytest.approx(dict(summary.z), nan_ok=True)
-
-
 def test_standard_errors_of_crossed_samples_add_rows_and_columns() -> None:
     values = stream(0, "crossed").normal(size=(40, 30))
     rows, columns = values.mean(axis=1), values.mean(axis=0)
@@ -130,42 +97,12 @@ def test_standard_errors_of_crossed_samples_add_rows_and_columns() -> None:
     assert math.isnan(mean_standard_error(values[:1]))
 
 
-def test_the_two_way_standard_error_is_the_spread_of_the_mean() -> None:
-    rng = stream(0, "spread")
-    draws = [rng.normal(size=(50, 1)) + 0.5 * rng.normal(size=(1, 40)) for _ in range(300)]
-    truth = math.sqrt(1 / 50 + 0.25 / 40)
-    # Of 300 means: 4 % by Monte Carlo; the naive formula would say a sixth of it.
-    assert float(np.std([draw.mean() for draw in draws])) == pytest.approx(truth, rel=0.1)
-    assert float(np.mean([mean_standard_error(draw) for draw in draws])) == pytest.approx(truth, rel=0.05)
-
-
-# --------------------------------------------------------------------------------------------------- anchor
-
-
 def test_an_anchor_by_hand() -> None:
     found = compare_with_anchor(np.array([[1.0, 2.0], [6.0, 3.0]]), np.array([[2.0, 4.0], [3.0, 3.0]]))
     assert found.ratio_of_means == 1.0
     assert found.share_above == 0.25
     # Ranks 1 2 4 3 beside 1 4 2.5 2.5: covariance 1/4 of 0.5, variances 1.25 and 1.125.
     assert found.spearman == pytest.approx(np.corrcoef([1, 2, 4, 3], [1, 4, 2.5, 2.5])[0, 1])
-
-
-def test_an_anchor_of_zeros_has_no_ratio() -> None:
-    with pytest.warns(DegenerateDataWarning, match="one vector is constant"):
-        found = compare_with_anchor(np.array([1.0, 2.0]), np.zeros(2))
-    assert math.isnan(found.ratio_of_means)
-    assert math.isnan(found.spearman)
-    assert found.share_above == 1.0
-
-
-def test_an_anchor_has_the_same_pairs() -> None:
-    with pytest.raises(ShapeError, match=r"shape \(2, 3\), the anchor \(3, 2\)"):
-        compare_with_anchor(np.ones((2, 3)), np.ones((3, 2)))
-    with pytest.raises(NonFiniteError, match=r"anchor values hold nan at \(1,\)"):
-        compare_with_anchor(np.ones(2), np.array([0.0, math.nan]))
-
-
-# ------------------------------------------------------------------------------------------------ histogram
 
 
 def test_histogram_matches_golden_counts(data: dict[str, np.ndarray]) -> None:
@@ -175,74 +112,11 @@ def test_histogram_matches_golden_counts(data: dict[str, np.ndarray]) -> None:
     assert len(found.edges) == 101
 
 
-def test_the_last_bin_is_closed_and_the_others_open_to_the_right() -> None:
-    found = histogram(np.array([0.0, 1.0, 1.0, 2.0]), n_bins=2)
-    assert (found.counts.tolist(), found.edges.tolist()) == ([1, 3], [0.0, 1.0, 2.0])
-
-
-def test_values_that_are_all_zero_fill_one_bin() -> None:
-    found = histogram(np.zeros((2, 3)))
-    assert (found.counts.tolist(), found.edges.tolist()) == ([6], [0.0, 0.0])
-
-
-def test_samples_share_a_range() -> None:
-    found = histogram(np.array([1.0, 3.0]), n_bins=4, maximum=8.0)
-    assert (found.counts.tolist(), found.edges.tolist()) == ([1, 1, 0, 0], [0.0, 2.0, 4.0, 6.0, 8.0])
-    assert histogram(np.zeros(3), n_bins=4, maximum=8.0).counts.tolist() == [3, 0, 0, 0]
-
-
-@given(values=values_of, n_bins=st.integers(1, 30))
-def test_every_value_falls_in_one_bin(values: np.ndarray, n_bins: int) -> None:
-    assert histogram(values, n_bins=n_bins).counts.sum() == values.size
-
-
-def test_histograms_refuse_what_they_cannot_draw() -> None:
-    with pytest.raises(InputError, match=r"the smallest value is -1; .* must not be negative"):
-        histogram(np.array([-1.0, 1.0]))
-    with pytest.raises(InputError, match=r"maximum is 1\.0; .* the largest value, 2"):
-        histogram(np.array([2.0]), maximum=1.0)
-    with pytest.raises(InputError, match="maximum is inf"):
-        histogram(np.array([2.0]), maximum=math.inf)
-    with pytest.raises(InputError, match="n_bins is 0; expected at least 1"):
-        histogram(np.array([2.0]), n_bins=0)
-
-
-# ------------------------------------------------------------------------------------------- largest values
-
-
 def test_largest_values_match_golden_indices(data: dict[str, np.ndarray]) -> None:
     found = top_indices(data["kl"], 10)
     assert found.tolist() == EXPECTED["top10_indices"]
     assert data["kl"][found].tolist() == EXPECTED["top10_values"]
     assert data["kl"][17] == data["kl"][4000]  # the tie at the top
-
-
-def test_ties_go_to_the_lower_clean_then_corrupted_index() -> None:
-    values = np.array([[1.0, 5.0, 2.0], [5.0, 5.0, 3.0]])
-    pairs = np.stack(np.unravel_index(top_indices(values, 4), values.shape), axis=1)
-    assert pairs.tolist() == [[0, 1], [1, 0], [1, 1], [1, 2]]
-    assert top_indices(values, 2).tolist() == [1, 3]  # the cut runs through the tie
-
-
-@given(values=values_of, data=st.data())
-def test_largest_values_equal_a_plain_sort(values: np.ndarray, data: st.DataObject) -> None:
-    k = data.draw(st.integers(1, values.size))
-    flat = values.ravel().tolist()
-    assert top_indices(values, k).tolist() == sorted(range(len(flat)), key=lambda at: (-flat[at], at))[:k]
-
-
-def test_more_than_there_are_returns_all_and_warns() -> None:
-    with pytest.warns(DegenerateDataWarning, match="5 largest values were requested, but there are only 2"):
-        assert top_indices(np.array([1.0, 2.0]), 5).tolist() == [1, 0]
-
-
-@pytest.mark.parametrize("k", [0, -1])
-def test_at_least_one_value_is_asked_for(k: int) -> None:
-    with pytest.raises(InputError, match=rf"k is {k}; expected at least 1"):
-        top_indices(np.ones(3), k)
-
-
-# -------------------------------------------------------------------------------------------------- cells
 
 
 def test_cells_match_golden_values(data: dict[str, np.ndarray]) -> None:
@@ -260,21 +134,6 @@ def test_cells_match_golden_values(data: dict[str, np.ndarray]) -> None:
             assert found == pytest.approx(
                 [expected[key] for key in ("mean", "max", "99.9%", "99.99%")], rel=1e-9
             )
-
-
-def test_four_values_in_three_cells_by_hand() -> None:
-    table = cell_table(
-        np.array([1.0, 2.0, 4.0, 8.0]),
-        np.array([7, 3, 7, 7]),
-        np.array(["x", "y", "x", "y"]),
-        quantiles=(0.5, 1.0),
-    )
-    assert (table.rows, table.columns, table.quantiles_at) == ((3, 7), ("x", "y"), (0.5, 1.0))
-    assert table.n.tolist() == [[0, 1], [2, 1]]
-    nan = math.nan
-    np.testing.assert_array_equal(table.mean, [[nan, 2.0], [2.5, 8.0]])
-    np.testing.assert_array_equal(table.quantiles, [[[nan, 2.0], [2.5, 8.0]], [[nan, 2.0], [4.0, 8.0]]])
-    assert table.to_dict()["mean"] == [[None, 2.0], [2.5, 8.0]]
 
 
 def test_labels_of_inputs_reach_all_their_pairs() -> None:
@@ -308,48 +167,222 @@ def test_quantiles_of_cells_are_numpys(values: np.ndarray, share: float, data: s
         assert table.quantiles[0, at, 0] == pytest.approx(expected, rel=1e-9, abs=1e-12)
 
 
-def test_more_cells_than_small_integers_count() -> None:
-    values = stream(0, "many").gamma(2.0, size=400)
-    labels = np.arange(400)
-    table = cell_table(values, labels, labels)
-    assert (np.diagonal(table.quantiles[0]) == values).all()
-    assert np.isnan(table.quantiles).sum() == 400 * 399
+# ------------------------------------------------------------------------------------------ tests of cells
 
 
-def test_cells_refuse_labels_that_do_not_fit() -> None:
-    with pytest.raises(
-        ShapeError, match=r"labels of the rows have shape \(2,\); expected one that broadcasts to \(3,\)"
-    ):
-        cell_table(np.ones(3), np.array(["a", "b"]))
-    with pytest.raises(ShapeError, match=r"labels of the columns have shape \(4, 3\)"):
-        cell_table(np.ones(3), np.array(["a", "b", "c"]), np.full((4, 3), "x"))
-    with pytest.raises(
-        InputError, match=r"quantiles are \(99\.0,\); expected at least one fraction in \[0, 1\]"
-    ):
-        cell_table(np.ones(2), np.array(["a", "b"]), quantiles=(99.0,))
-    with pytest.raises(InputError, match=r"quantiles are \(\)"):
-        cell_table(np.ones(2), np.array(["a", "b"]), quantiles=())
+def test_two_labels_over_four_inputs_by_hand() -> None:
+    # Rows have 3, 2, 0 and 0 exceeding values of 3 each. Of the 6 ways to deal "a" to two rows one alone
+    # gives it all 5, so p of "a" is about 1/6; "b" has 0, which every deal reaches.
+    exceeds = np.array([[1, 1, 1], [1, 1, 0], [0, 0, 0], [0, 0, 0]], dtype=bool)
+    tests = cell_tests(exceeds, np.array(["a", "a", "b", "b"])[:, None], permutations=9999)
+    assert (tests.rows, tests.columns) == (("a", "b"), (None,))
+    assert tests.n.tolist() == [[6], [6]]
+    assert tests.n_inputs.tolist() == [[2], [2]]
+    assert tests.exceed.ravel() == pytest.approx([5 / 6, 0])
+    assert tests.pooled == pytest.approx(5 / 12)
+    assert tests.p_value[0, 0] == pytest.approx(1 / 6, abs=3.5 * math.sqrt(5 / 36 / 9999))
+    assert tests.p_value[1, 0] == 1
+    assert tests.q_value.ravel() == pytest.approx([2 * tests.p_value[0, 0], 1])
+    assert tests.sparse.all()
+    assert tests.permutations == 9999
 
 
-# --------------------------------------------------------------------------------------------------- errors
+def test_a_cross_of_two_by_two_by_hand() -> None:
+    # One exceeding pair; a label on either side is at its input in half of the deals.
+    exceeds = np.array([[True, False], [False, False]])
+    rows, columns = np.array([["a"], ["b"]]), np.array([["x", "y"]])
+    tests = cell_tests(exceeds, rows, columns, permutations=9999)
+    assert tests.p_value[0, 0] == pytest.approx(1 / 4, abs=3.5 * math.sqrt(3 / 16 / 9999))
+    assert tests.p_value.ravel()[1:].tolist() == [1, 1, 1]
+    assert tests.n_inputs.tolist() == [[1, 1], [1, 1]]
 
 
-def test_every_description_needs_finite_values() -> None:
-    bad = np.array([0.0, math.nan, 1.0])
-    for refused in (
-        lambda values: summarize(values),
-        lambda values: histogram(values),
-        lambda values: top_indices(values, 1),
-        lambda values: cell_table(values, np.zeros(len(values))),
-        lambda values: compare_with_anchor(values, values),
-        lambda values: mean_standard_error(values),
-    ):
-        with pytest.raises(NonFiniteError, match=r"values hold nan at \(1,\)"):
-            refused(bad)
-        with pytest.raises(InputError, match=r"values have shape \(0,\); expected at least one value"):
-            refused(np.empty(0))
+def test_p_is_never_zero_and_one_where_nothing_exceeds() -> None:
+    labels = np.repeat(["a", "b"], 50)[:, None]
+    none = cell_tests(np.zeros((100, 7), dtype=bool), labels)
+    assert (none.p_value == 1).all()
+    planted = np.zeros((100, 7), dtype=bool)
+    planted[:50] = True
+    assert cell_tests(planted, labels).p_value.ravel().tolist() == [1 / 1000, 1]
+    alone = cell_tests(planted, np.full((100, 1), "a"))
+    assert (alone.p_value.item(), alone.exceed.item()) == (1, 0.5)
 
 
-def test_a_standard_error_has_one_or_two_axes() -> None:
-    with pytest.raises(ShapeError, match=r"shape \(2, 2, 2\); expected a vector or a matrix"):
-        mean_standard_error(np.ones((2, 2, 2)))
+def test_duplicate_draws_are_one_input() -> None:
+    # The bad input was drawn 3 times; taken for 3 inputs it makes "a" look worse than it can be known to be.
+    ids, labels = np.array([5, 5, 5, 1, 2, 3, 4, 6]), np.array(list("aaaabbbb"))[:, None]
+    exceeds = np.zeros((8, 10), dtype=bool)
+    exceeds[:3] = True
+    tests = cell_tests(exceeds, labels, inputs=(ids, np.arange(10)), permutations=9999)
+    assert tests.n_inputs.ravel().tolist() == [2, 4]
+    assert tests.n.ravel().tolist() == [40, 40]
+    # Dealt to the six distinct inputs, "a" meets the bad one in 1/3 of the deals.
+    assert tests.p_value[0, 0] == pytest.approx(1 / 3, abs=0.02)
+    assert cell_tests(exceeds, labels, permutations=9999).p_value[0, 0] == pytest.approx(4 / 56, abs=0.01)
+
+
+def test_a_cross_within_one_side_has_cells_without_inputs() -> None:
+    exceeds = stream(0, "cells").random((30, 20)) < 0.1
+    place, thing = np.repeat(["p", "q"], 15)[:, None], np.repeat(["r", "s"], 15)[:, None]
+    tests = cell_tests(exceeds, place, thing)
+    assert tests.n.tolist() == [[300, 0], [0, 300]]
+    assert (
+        np.isnan(tests.p_value).tolist() == np.isnan(tests.q_value).tolist() == [[False, True], [True, False]]
+    )
+    assert tests.sparse[0, 1]
+    assert not tests.significant(1.0)[0, 1]
+    assert json.loads(json.dumps(tests.to_dict()))["exceed"][0][1] is None
+
+
+def literal(exceeds: np.ndarray, rows: np.ndarray, columns: np.ndarray, number: int) -> np.ndarray:
+    """Every deal is written out over the matrix of values. Labels `[n_clean]` and `[n_corrupted]`."""
+    rng = stream(0, "literal")
+    hits: dict[tuple[object, object], int] = {}
+
+    def share(row: object, column: object, rows: np.ndarray, columns: np.ndarray) -> float:
+        return float(exceeds[rows == row][:, columns == column].mean())
+
+    cells = list(itertools.product(np.unique(rows), np.unique(columns)))
+    for _ in range(number):
+        dealt, others = rng.permutation(rows), rng.permutation(columns)
+        for cell in cells:
+            hits[cell] = hits.get(cell, 0) + (share(*cell, dealt, others) >= share(*cell, rows, columns))
+    return np.array([(1 + hits[cell]) / (1 + number) for cell in cells])
+
+
+@pytest.mark.parametrize("kind", ["rows", "columns", "cross", "turned"])
+def test_p_values_equal_those_of_the_literal_version(kind: str) -> None:
+    number, rng = 2000, stream(3, "cells")
+    rows, columns = rng.integers(3, size=24), rng.integers(2, size=18)
+    chance = 0.1 + 0.1 * (rows == 1)[:, None] + 0.1 * (columns == 0) + 0.1 * rng.random((24, 1))
+    exceeds = rng.random((24, 18)) < chance
+    if kind == "rows":
+        found = cell_tests(exceeds, rows[:, None], permutations=number)
+        expected = literal(exceeds, rows, np.zeros(18), number)
+    elif kind == "columns":
+        found = cell_tests(exceeds, columns[None], permutations=number)
+        expected = literal(exceeds, np.zeros(24), columns, number)
+    elif kind == "cross":
+        found = cell_tests(exceeds, rows[:, None], columns[None], permutations=number)
+        expected = literal(exceeds, rows, columns, number)
+    else:
+        found = cell_tests(exceeds, columns[None], rows[:, None], permutations=number)
+        expected = literal(exceeds, rows, columns, number).reshape(3, 2).T.ravel()
+    # Both are counts of 2,000: the difference of two has a standard deviation of at most .016.
+    assert found.p_value.ravel() == pytest.approx(expected, abs=0.055)
+    assert found.p_value.min() < 0.3
+
+
+def test_shares_and_counts_are_those_of_the_cell_table() -> None:
+    rng = stream(5, "cells")
+    exceeds = rng.random((30, 40)) < 0.2
+    rows, columns = rng.choice(list("abc"), (30, 1)), rng.choice(list("xy"), (1, 40))
+    tests, table = cell_tests(exceeds, rows, columns), cell_table(exceeds.astype(float), rows, columns)
+    assert (tests.rows, tests.columns) == (table.rows, table.columns)
+    assert (tests.n == table.n).all()
+    assert tests.exceed == pytest.approx(table.mean)
+
+
+def test_more_cells_get_more_permutations() -> None:
+    exceeds = stream(2, "cells").random((200, 50)) < 0.01
+    few, many = (cell_tests(exceeds, np.arange(200)[:, None] % n) for n in (4, 100))
+    assert (few.permutations, many.permutations) == (999, 4000)
+    # One bad value of a hundred is out of reach with 999: its q would be 100/1000.
+    assert 100 / (1 + many.permutations) < 0.05
+
+
+def null_p_values(n_trials: int, kind: str) -> np.ndarray:
+    """First cell's p-value when labels mean nothing but inputs differ strongly."""
+    found = []
+    for trial in range(n_trials):
+        rng = stream(trial, f"null-{kind}")
+        rows, columns = rng.permutation(np.arange(60) % 4), rng.permutation(np.arange(50) % 3)
+        if kind == "pairs":
+            exceeds = rng.random(400) < 0.2
+            tests = cell_tests(exceeds, rng.integers(4, size=400), permutations=39, seed=trial)
+        else:
+            values = rng.gamma(1.0, size=(60, 1)) + rng.gamma(1.0, size=(1, 50)) + 0.3 * rng.random((60, 50))
+            exceeds = values > np.quantile(values, 0.95)
+            crossed = columns[None] if kind == "cross" else None
+            tests = cell_tests(exceeds, rows[:, None], crossed, permutations=39, seed=trial)
+        found.append(tests.p_value[0, 0])
+    return np.array(found)
+
+
+@pytest.mark.parametrize("kind", ["rows", "cross", "pairs"])
+def test_p_values_are_uniform_or_larger_where_labels_mean_nothing(kind: str) -> None:
+    n_trials = 250
+    p_values = null_p_values(n_trials, kind)
+    for level in (0.05, 0.1, 0.25, 0.5):
+        # Three and a half standard errors; ties only make p larger.
+        slack = 3.5 * math.sqrt(level * (1 - level) / n_trials)
+        assert (p_values <= level).mean() <= level + slack
+    assert (p_values <= 0.5).mean() > 0.3  # and not by never rejecting
+
+
+def planted(rng: np.random.Generator, labels: np.ndarray, n_columns: int) -> np.ndarray:
+    values = rng.gamma(2.0, size=(len(labels), 1)) + rng.gamma(2.0, size=(1, n_columns))
+    values = values + rng.gamma(1.0, size=values.shape) + 6.0 * (labels == "ring")[:, None]
+    return np.asarray(values > np.quantile(values, 0.99))
+
+
+def test_a_planted_bad_value_is_found_and_nothing_else() -> None:
+    objects = np.array(["ball", "bone", "book", "drink", "kiss", "lamp", "ring", "snack"])
+    others, hits = 0, 0
+    for seed in range(10):
+        rng = stream(seed, "planted")
+        labels = rng.choice(objects, 400)
+        found = cell_tests(planted(rng, labels, 300), labels[:, None], seed=seed)
+        marked = [label for label, yes in zip(found.rows, found.significant().ravel(), strict=True) if yes]
+        hits += "ring" in marked
+        others += len(marked) - ("ring" in marked)
+    assert hits == 10
+    assert others <= 2
+
+
+# ------------------------------------------------------------------------------------------- at the limits
+
+
+def test_descriptions_of_little_or_of_nothing() -> None:
+    flat, one = summarize(np.full(10_000, 0.1)), summarize(np.array([2.0]))
+    assert (flat.absolute["mean"], flat.absolute["std"], flat.warnings) == (0.1, 0.0, ("no_spread",))
+    assert all(math.isnan(score) for score in flat.z.values())
+    assert math.isnan(one.absolute["std"])
+    assert one.warnings == ("few_tail_points", "no_spread")
+    assert summarize(np.arange(999.0)).few_tail_points == ("p99.9", "p99.99")
+    assert summarize(np.arange(1000.0)).few_tail_points == ("p99.99",)
+    assert json.loads(json.dumps(summarize(np.full(3, 0.5)).to_dict()))["z"]["max"] is None
+    found = histogram(np.array([0.0, 1.0, 1.0, 2.0]), n_bins=2)  # the last bin holds both its edges
+    assert (found.counts.tolist(), found.edges.tolist()) == ([1, 3], [0.0, 1.0, 2.0])
+    assert histogram(np.zeros((2, 3))).counts.tolist() == [6]
+    assert histogram(np.array([1.0, 3.0]), n_bins=4, maximum=8.0).counts.tolist() == [1, 1, 0, 0]
+    with pytest.warns(DegenerateDataWarning, match="5 largest values were requested"):
+        assert top_indices(np.array([1.0, 2.0]), 5).tolist() == [1, 0]
+    with pytest.warns(DegenerateDataWarning, match="one vector is constant"):
+        assert math.isnan(compare_with_anchor(np.array([1.0, 2.0]), np.zeros(2)).ratio_of_means)
+
+
+@pytest.mark.parametrize(
+    ("refused", "error", "message"),
+    [
+        (lambda: histogram(np.array([-1.0, 1.0])), InputError, "values run from -1"),
+        (lambda: histogram(np.array([2.0]), maximum=1.0), InputError, "the histogram from 0 to 1"),
+        (lambda: top_indices(np.ones(3), 0), InputError, "k is 0; expected at least 1"),
+        (lambda: cell_table(np.ones(3), np.array(["a", "b"])), ValueError, r"\(2,\)"),
+        (lambda: mean_standard_error(np.ones((2, 2, 2))), ShapeError, "expected a vector or a matrix"),
+        (lambda: summarize(np.array([0.0, math.nan])), NonFiniteError, r"values hold nan at \(1,\)"),
+        (lambda: summarize(np.empty(0)), InputError, "expected at least one value"),
+        (lambda: cell_tests(np.zeros((3, 4), dtype=bool), np.zeros((3, 4))), ValueError, "shape mismatch"),
+        (lambda: cell_tests(np.zeros((3, 4), dtype=bool), np.zeros((1, 3))), ValueError, r"\(1,3\)"),
+        (
+            lambda: cell_tests(np.zeros(2, dtype=bool), np.arange(2), inputs=(np.zeros(2),)),
+            InputError,
+            "a label is a property of the input",
+        ),
+    ],
+)
+def test_what_cannot_be_described_is_refused(
+    refused: Any, error: type, message: str, unchecked: None
+) -> None:
+    with pytest.raises(error, match=message):
+        refused()

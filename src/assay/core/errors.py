@@ -13,7 +13,6 @@ AssayError
 ├── UnsupportedModelError (TypeError)   a layout that the residual-stream graph cannot describe
 ├── FileFormatError (ValueError)        a truncated, tampered, foreign or too new file
 │   └── UnsafeFileError                 a pickle where safetensors was expected
-├── WorkerError (RuntimeError)          a process that reads images ended by itself
 ├── HubError (OSError)                  a model repository is missing, gated or out of reach
 ├── OutputError (OSError)               a result cannot be written
 │   └── StoreError                      a results store cannot be reached
@@ -83,10 +82,6 @@ class FileFormatError(AssayError, ValueError):
 
 class UnsafeFileError(FileFormatError):
     """A pickle where safetensors was expected."""
-
-
-class WorkerError(AssayError, RuntimeError):
-    """A process that was started to read images ended before its work did."""
 
 
 class HubError(AssayError, OSError):
@@ -170,3 +165,28 @@ def writing(what: str, remedy: str = "") -> Iterator[None]:
     except OSError as error:
         hint = f"; {remedy}" if remedy else ""
         raise OutputError(f"cannot {what}: {error.strerror or error}{hint}") from error
+
+
+DISTRIBUTION = "circuit-assay"
+
+
+def install_command(extra: str) -> str:
+    """What to type to get an extra."""
+    return f"pip install '{DISTRIBUTION}[{extra}]'"
+
+
+@contextmanager
+def needs_extra(extra: str, need: str) -> Iterator[None]:
+    """Around the imports of an extra.
+
+    Args:
+        extra: Its name in pyproject.toml.
+        need: What needs which package, as the beginning of a sentence.
+
+    Raises:
+        MissingExtraError: If an import fails; the message names the command.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(f"{need}; run: {install_command(extra)}") from error

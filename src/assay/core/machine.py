@@ -28,7 +28,7 @@ def decoding_with(workers: int | None = None, *, turns: bool = True) -> Iterator
     """How images are decoded while entered.
 
     Args:
-        workers: Processes wherever a reader is not told a number; None: as is usual.
+        workers: Threads wherever a reader is not told a number; None: as is usual.
         turns: Turn images that are found meanwhile as their EXIF orientation says.
     """
     before = _DECODING.set((workers, turns))

@@ -15,8 +15,7 @@ import numpy as np
 from jaxtyping import Float, Float64, Int
 
 from assay.core.errors import InputError, check_fraction
-from assay.core.plotted import Plotted
-from assay.core.record import plain, record_id
+from assay.core.record import Plotted, plain, record_id
 from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
 
 
@@ -62,7 +61,7 @@ class Measurement(Plotted):
         meaning: What the value says, a sentence for pages; empty where the page knows it by the code.
     """
 
-    drawn_by = "assay.metrics.plots:plot_measurement"
+    drawn_by = "assay.metrics.page:plot_measurement"
 
     id: str
     name: str

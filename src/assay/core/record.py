@@ -8,17 +8,21 @@ type by its place. The hash of how a value came to be, less facts about the mach
 import dataclasses
 import functools
 import hashlib
+import importlib
 import json
 import math
 import sys
 import typing
 from collections.abc import Callable, KeysView, Mapping, ValuesView
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import numpy as np
 
 from assay.core.errors import FileFormatError, InputError, unknown_name
 
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MACHINE = "machine"  # key of a provenance whose content never enters an identity
 
@@ -295,3 +299,28 @@ def library_version() -> str:
     """Version of the package that runs."""
     version: str = sys.modules["assay"].__version__  # not imported: it lies above every part
     return version
+
+
+class Plotted:
+    """A result that has a picture, which `plot` draws.
+
+    Attributes:
+        drawn_by: `module:function` that draws it on axes or a new figure. Named, so that results, which lie
+            below pictures, load no plotting library before one is asked for.
+    """
+
+    drawn_by: ClassVar[str]
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes | np.ndarray":
+        """Draw the result.
+
+        Args:
+            ax: Where to draw. Default: a new figure.
+
+        Returns:
+            The axes; an array of them where a new figure has several panels.
+        """
+        module, _, name = self.drawn_by.partition(":")
+        drawn: Any = getattr(importlib.import_module(module), name)(self, ax)
+        panels = drawn.get_figure().axes
+        return drawn if ax is not None or len(panels) == 1 else np.array(panels)

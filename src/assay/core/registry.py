@@ -1,13 +1,18 @@
-"""One registry for every plug-in kind: methods, metrics, tasks, ablations, objectives.
+"""Names that are found on first use: entries of registries, and public names of packages.
+
+There is one registry for every plug-in kind: methods, metrics, tasks, ablations, objectives.
 
 A kind owns one `Registry`; an entry is any object with a kebab-case key. Entries of other
 packages join through the entry-point group `assay.<kinds>` and are loaded when a look-up
 misses or everything is listed. One that cannot be used breaks its own name alone.
 """
 
+import ast
+import importlib
 import importlib.metadata
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import TypeVar
 
 from assay.core.errors import AssayWarning, InputError, PluginError, check_name
@@ -93,3 +98,32 @@ class Registry(Mapping[str, T]):
         if (key := getattr(entry, "key", name)) != name:
             raise PluginError(f"its key is {key!r}; the entry point must have the same name")
         return entry
+
+
+def homes_of(package_file: str) -> dict[str, tuple[str, str]]:
+    """Module and name there of each public name.
+
+    Args:
+        package_file: `__file__` of the package, beside which `__init__.pyi` holds a line
+            `from MODULE import NAME as PUBLIC` for each.
+    """
+    stub = ast.parse(Path(package_file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    return {
+        str(alias.asname): (str(statement.module), alias.name)
+        for statement in stub.body
+        if isinstance(statement, ast.ImportFrom)
+        for alias in statement.names
+    }
+
+
+def loader(package: str, homes: Mapping[str, tuple[str, str]]) -> Callable[[str], object]:
+    """The `__getattr__` of a package: imports a public name from its home."""
+
+    def load(name: str) -> object:
+        if name not in homes:
+            names = ", ".join(sorted(homes))
+            raise AttributeError(f"module {package!r} has no attribute {name!r}; public names: {names}")
+        module, own = homes[name]
+        return getattr(importlib.import_module(module), own)
+
+    return load

@@ -1,17 +1,19 @@
 """Measurements of circuits: faithfulness and its relatives, scrubbing, divergences, top-K, curves."""
 
-from assay.metrics import (  # noqa: F401 - each registers its metrics
-    cross_entropy,
-    divergence,
-    faithfulness,
-    minimality,
-    scrubbing,
-    topk,
-)
-from assay.metrics.comparing import compare, difference
+from assay.metrics import divergence, faithfulness, scrubbing, topk  # noqa: F401 - each registers its metrics
 from assay.metrics.curve import FaithfulnessCurve, faithfulness_curve
-from assay.metrics.measuring import measure, measure_runs, measurement_provenance, random_like
-from assay.metrics.metric import METRICS, MetricSpec, find_metric, metric
+from assay.metrics.metric import (
+    METRICS,
+    MetricSpec,
+    compare,
+    difference,
+    find_metric,
+    measure,
+    measure_runs,
+    measurement_provenance,
+    metric,
+    random_like,
+)
 
 
 __all__ = [

@@ -1,6 +1,7 @@
 """Faithfulness as a circuit grows: the curve, its area (CPR) and its distance from 1 (CMD)."""
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -14,9 +15,8 @@ from assay.circuits import Circuit, EdgeScores
 from assay.circuits.spans import check_everywhere
 from assay.core.errors import GraphMismatchError, InputError, check_name
 from assay.core.measurement import Measurement
-from assay.core.plotted import Plotted
 from assay.core.random import stream
-from assay.core.record import plain, record_id
+from assay.core.record import Plotted, plain, record_id
 from assay.core.verdict import SAME_PROMPTS
 from assay.execution import Ablation, CircuitRuns
 from assay.metrics.metric import METRICS, MetricSpec, over_different, record, task_warnings
@@ -34,29 +34,29 @@ if TYPE_CHECKING:
 FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _SMALLEST = 1e-12  # mean margin gained by the whole model over the empty circuit, below which F is undefined
 
-for _spec in (
-    MetricSpec(
-        id="MIB.cpr",
-        key="cpr",
-        name="area under the faithfulness curve",
-        criterion="M4",
-        direction="higher",
-        pass_threshold=0.5,
-        runs=("full", "empty", *("keep",) * len(FRACTIONS)),
-        reference="Mueller et al. 2025, arXiv:2504.13151",
-        meaning="Area under the faithfulness curve: how fast growing circuits recover the behaviour.",
-    ),
-    MetricSpec(
-        id="MIB.cmd",
-        key="cmd",
-        name="distance of the faithfulness curve from 1",
-        criterion="M4",
-        direction="lower",
-        runs=("full", "empty", *("keep",) * len(FRACTIONS)),
-        reference="Mueller et al. 2025, arXiv:2504.13151",
-        meaning="Mean distance of the faithfulness curve from 1.",
-    ),
-):
+_CURVE: dict[str, Any] = {
+    "criterion": "M4",
+    "runs": ("full", "empty", *("keep",) * len(FRACTIONS)),
+    "reference": "Mueller et al. 2025, arXiv:2504.13151",
+}
+_AREA = MetricSpec(
+    id="MIB.cpr",
+    key="cpr",
+    name="area under the faithfulness curve",
+    direction="higher",
+    pass_threshold=0.5,
+    meaning="Area under the faithfulness curve: how fast growing circuits recover the behaviour.",
+    **_CURVE,
+)
+_DISTANCE = MetricSpec(
+    id="MIB.cmd",
+    key="cmd",
+    name="distance of the faithfulness curve from 1",
+    direction="lower",
+    meaning="Mean distance of the faithfulness curve from 1.",
+    **_CURVE,
+)
+for _spec in (_AREA, _DISTANCE):
     METRICS.add(_spec.key, _spec)
 
 
@@ -81,7 +81,7 @@ class FaithfulnessCurve(Plotted):
         provenance: How it came to be.
     """
 
-    drawn_by = "assay.metrics.plots:plot_faithfulness"
+    drawn_by = "assay.metrics.page:plot_faithfulness"
 
     fractions: Float64[np.ndarray, " n_fractions"]
     n_edges: Int[np.ndarray, " n_fractions"]
@@ -103,19 +103,10 @@ class FaithfulnessCurve(Plotted):
         import pandas as pd
 
         low, high = self.band()
-        return pd.DataFrame(
-            {
-                "fraction": self.fractions,
-                "n_edges": np.asarray(self.n_edges, dtype=np.int64),
-                "kept_edges": np.asarray(self.kept_edges, dtype=np.int64),
-                "faithfulness": self.values,
-                "low": low,
-                "high": high,
-                "random_mean": np.full(len(self.points), np.nan)
-                if self.random is None
-                else self.random.mean(axis=0),
-            }
-        )
+        columns = {"fraction": self.fractions, "n_edges": self.n_edges, "kept_edges": self.kept_edges}
+        random = math.nan if self.random is None else self.random.mean(axis=0)
+        ends = {"faithfulness": self.values, "low": low, "high": high, "random_mean": random}
+        return pd.DataFrame(columns | ends)
 
     @cached_property
     def values(self) -> Float64[np.ndarray, " n_fractions"]:
@@ -144,9 +135,8 @@ class FaithfulnessCurve(Plotted):
 
     def band(self, level: float = 0.95) -> Float64[np.ndarray, "2 n_fractions"]:
         """Lower and upper ends of pointwise bootstrap intervals over examples."""
-        return np.array(
-            [(each.low, each.high) for each in (point.interval(level) for point in self.points)]
-        ).T
+        intervals = [point.interval(level) for point in self.points]
+        return np.array([(each.low, each.high) for each in intervals]).T
 
     @property
     def id_hash(self) -> str:
@@ -156,34 +146,22 @@ class FaithfulnessCurve(Plotted):
     def to_dict(self, *, level: float = 0.95) -> dict[str, Any]:
         """Finite JSON: undefined numbers are null."""
         low, high = self.band(level)
-        record = {
+        own = ("fractions", "n_edges", "kept_edges", "values", "absolute", "ranking", "log_scale", "warnings")
+        record = {name: getattr(self, name) for name in (*own, "provenance")} | {
             "hash": self.id_hash,
-            "fractions": self.fractions,
-            "n_edges": self.n_edges,
-            "kept_edges": self.kept_edges,
-            "values": self.values,
             "low": low,
             "high": high,
             "level": level,
             "cpr": self.area.to_dict(level=level),
             "cmd": self.distance.to_dict(level=level),
-            "random": self._random(),
-            "absolute": self.absolute,
-            "ranking": self.ranking,
-            "log_scale": self.log_scale,
+            "random": None,
             "n": self.area.n,
             "n_excluded": self.area.n_excluded,
-            "warnings": self.warnings,
-            "provenance": self.provenance,
         }
+        if (draws := self.random) is not None:
+            ends = {"values": draws.mean(axis=0), "low": draws.min(axis=0), "high": draws.max(axis=0)}
+            record["random"] = ends | {"n_circuits": len(draws), "draws": draws}
         return {key: plain(value) for key, value in record.items()}
-
-    def _random(self) -> dict[str, Any] | None:
-        """Mean, smallest and largest F of the random circuits of each size, and every draw."""
-        if (draws := self.random) is None:
-            return None
-        ends = {"values": draws.mean(axis=0), "low": draws.min(axis=0), "high": draws.max(axis=0)}
-        return ends | {"n_circuits": len(draws), "draws": draws}
 
 
 def trapezoid_weights(
@@ -258,10 +236,8 @@ def faithfulness_curve(
             f"the scores are of {scores.graph.describe()}, but the model is {model.graph.describe()}"
         )
     if runs is None:
-        whole = Circuit.full(model.graph)
-        runs = CircuitRuns(
-            model, task, whole, ablation=ablation, objective=objective, batch_size=batch_size, seed=seed
-        )
+        how: dict[str, Any] = {"ablation": ablation, "objective": objective, "batch_size": batch_size}
+        runs = CircuitRuns(model, task, Circuit.full(model.graph), **how, seed=seed)
     elif runs.model is not model or runs.task is not task:
         raise InputError("runs= was made for another model or task; remove it")
     sizes = [int(share * scores.graph.n_edges) for share in shares]
@@ -286,9 +262,8 @@ def faithfulness_curve(
         empty=runs.margins_of(empty),
         points=[_margins_of(runs, circuit) for circuit in circuits],
     )
-    points, area, distance = integrate(
-        runs, margins, np.array(shares), log_scale=log_scale, provenance=provenance
-    )
+    how = {"log_scale": log_scale, "provenance": provenance}
+    points, area, distance = integrate(runs, margins, np.array(shares), **how)
     return FaithfulnessCurve(
         fractions=np.array(shares),
         n_edges=np.array(sizes),
@@ -297,12 +272,9 @@ def faithfulness_curve(
         points=points,
         area=area,
         distance=distance,
-        random=_random_reference(runs, margins, sizes, random_circuits, prune=prune)
-        if random_circuits
-        else None,
+        random=_random_reference(runs, margins, sizes, random_circuits, prune) if random_circuits else None,
         absolute=absolute,
-        log_scale=log_scale,
-        provenance=provenance,
+        **how,
     )
 
 
@@ -317,11 +289,8 @@ class _Margins(NamedTuple):
 
 def _check_fractions(fractions: Sequence[float]) -> tuple[float, ...]:
     values = tuple(float(share) for share in fractions)
-    ascending = all(a < b for a, b in pairwise(values))
-    if len(values) < 2 or not ascending or not 0 < values[0] <= values[-1] <= 1:
-        raise InputError(
-            f"fractions is {list(fractions)}; give at least two ascending shares of the edges in (0, 1]"
-        )
+    if len(values) < 2 or not all(a < b for a, b in pairwise((0.0, *values))) or values[-1] > 1:
+        raise InputError(f"fractions is {list(values)}; give two or more ascending shares of edges in (0, 1]")
     return values
 
 
@@ -340,48 +309,43 @@ def integrate(
 ) -> tuple[tuple[Measurement, ...], Measurement, Measurement]:
     """Every point of the curve, CPR and CMD from per-example margins."""
     used = margins.used(runs)
-    ends = {"empty": margins.empty, "full": margins.full}
     warnings = task_warnings(runs, used)
     same = (SAME_PROMPTS,) if found_on(provenance["scores"], runs.task) else ()
-    points = []
-    for share, keep in zip(fractions, margins.points, strict=True):
-        own = {**provenance, "fraction": float(share)}
-        recovery = recovery_of("keep", smallest=_SMALLEST)
-        spec = METRICS["faithfulness-norm"]
-        facts: dict[str, Any] = {"provenance": own, "seed": runs.seed}
-        found = record(spec, {**ends, "keep": keep}, recovery, used=used, warnings=warnings, **facts)
-        points.append(over_different(found, runs, *same))
-    names = [f"keep/{index}" for index in range(len(points))]
-    components = {**ends, **dict(zip(names, margins.points, strict=True))}
+    ends = {"empty": margins.empty, "full": margins.full}
+
+    def of(
+        spec: MetricSpec,
+        points: Mapping[str, Float64[np.ndarray, " n"]],
+        statistic: RatioOfSums | FunctionOfSums,
+        **own: Any,
+    ) -> Measurement:
+        facts: dict[str, Any] = {"provenance": {**provenance, **own}, "seed": runs.seed}
+        found = record(spec, {**ends, **points}, statistic, used=used, warnings=warnings, **facts)
+        return over_different(found, runs, *same)
+
+    recovery, spec = recovery_of("keep", smallest=_SMALLEST), METRICS["faithfulness-norm"]
+    points = tuple(
+        of(spec, {"keep": keep}, recovery, fraction=float(share))
+        for share, keep in zip(fractions, margins.points, strict=True)
+    )
+    all_points = {f"keep/{index}": keep for index, keep in enumerate(margins.points)}
     weights = trapezoid_weights(fractions, log_scale=log_scale).tolist()
     area = RatioOfSums(
-        numerator={**dict(zip(names, weights, strict=True)), "empty": -sum(weights)},
+        numerator={**dict(zip(all_points, weights, strict=True)), "empty": -sum(weights)},
         denominator={"full": 1.0, "empty": -1.0},
         smallest=_SMALLEST,
     )
     distance = FunctionOfSums(
         function="distance-area",
-        components=("empty", "full", *names),
+        components=("empty", "full", *all_points),
         parameters={"weights": weights, "smallest": _SMALLEST},
     )
-    integrals = [
-        record(
-            METRICS[key],
-            components,
-            statistic,
-            used=used,
-            warnings=warnings,
-            provenance={**provenance, "integral": key},
-            seed=runs.seed,
-        )
-        for key, statistic in (("cpr", area), ("cmd", distance))
-    ]
-    cpr, cmd = (over_different(each, runs, *same) for each in integrals)
-    return tuple(points), cpr, cmd
+    cpr = of(_AREA, all_points, area, integral="cpr")
+    return points, cpr, of(_DISTANCE, all_points, distance, integral="cmd")
 
 
 def _random_reference(
-    runs: CircuitRuns, margins: _Margins, sizes: Sequence[int], n_circuits: int, *, prune: bool
+    runs: CircuitRuns, margins: _Margins, sizes: Sequence[int], n_circuits: int, prune: bool
 ) -> Float64[np.ndarray, "n_draws n_fractions"]:
     """F of random circuits of each size, the same examples counting as on the curve."""
     graph, used = runs.circuit.graph, margins.used(runs)

@@ -1,32 +1,159 @@
-"""How far the circuit's output distribution is from the model's: all outputs or an answer set."""
+"""How far outputs of a circuit's runs are from the model's: divergences, and cross-entropy of the answers.
 
-from collections.abc import Sequence
+Kernels take logits of any real scale, one row per example; log-softmax and everything after it is float64.
+Rows are taken in blocks, so a large vocabulary costs time but not memory.
+"""
+
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
 from jaxtyping import Bool, Float, Float64, Int
 
-from assay.core.errors import InputError, check_name
+from assay.core.errors import InputError, ShapeError, check_name
 from assay.core.measurement import Measurement
 from assay.execution import CircuitRuns
 from assay.execution.runs import Which
 from assay.metrics.metric import MetricSpec, finite_examples, metric, record
-from assay.metrics.outputs import DIVERGENCES, divergences, restrict
-from assay.stats import mean_of, ratio_of
+from assay.stats import RatioOfSums, mean_difference, mean_of, ratio_of
 
 
 UNITS = {"kl": "nats", "reverse-kl": "nats", "js": "nats", "tv": "fraction"}
-MODES_DROPPED = 0.1  # of KL: a JS below it says that the circuit loses modes rather than inventing them
+DIVERGENCES = tuple(UNITS)
+CONMY = "Conmy et al. 2023, arXiv:2304.14997"
+_BLOCK = 1 << 22  # logits converted to float64 at a time
+_ROUNDING = 1e-9  # nats below zero that rounding can explain
 
 
-def kl_reading(nats: float) -> str:
-    """The published reading of a mean KL divergence."""
-    if nats < 0.01:
-        return "near_perfect"
-    if nats < 0.1:
-        return "good"
-    return "components_missing" if nats <= 1 else "another_prediction"
+# ------------------------------------------------------------------------------------------- kernels
+
+
+def _by_rows(
+    kernel: Callable[..., Float64[np.ndarray, "rows m"]], *tables: Float[np.ndarray, "n d_vocab"]
+) -> Float64[np.ndarray, "n m"]:
+    """`kernel` over blocks of rows of tables of one shape."""
+    shapes = [table.shape for table in tables]
+    if len({*shapes}) > 1:
+        raise ShapeError(f"runs to compare have different shapes: {', '.join(map(str, shapes))}")
+    n, width = shapes[0]
+    rows = max(1, _BLOCK // max(width, 1))
+    starts = range(0, max(n, 1), rows)
+    return np.concatenate([kernel(*(table[at : at + rows] for table in tables)) for at in starts])
+
+
+def _mean_log_ratio(
+    log_p: Float64[np.ndarray, "n d_vocab"], log_q: Float64[np.ndarray, "n d_vocab"]
+) -> Float64[np.ndarray, " n"]:
+    """sum_v p_v (log p_v - log q_v); outputs of probability 0 under p add nothing."""
+    terms = np.exp(log_p) * (log_p - log_q)
+    total = np.where(np.isneginf(log_p), 0.0, terms).sum(axis=1)
+    assert not (total < -_ROUNDING).any(), "a divergence is negative beyond rounding"
+    return np.asarray(np.where(total < 0, 0.0, total))
+
+
+def divergences(
+    full: Float[np.ndarray, "n d_vocab"],
+    circuit: Float[np.ndarray, "n d_vocab"],
+    *,
+    kinds: tuple[str, ...] = ("kl",),
+) -> dict[str, Float64[np.ndarray, " n"]]:
+    """How far the circuit's output distribution is from the full model's, per example.
+
+    With p = softmax(full), q = softmax(circuit), m = (p + q) / 2: `kl` = sum p log(p / q),
+    `reverse-kl` = sum q log(q / p), `js` = (KL(p, m) + KL(q, m)) / 2, `tv` = sum |p - q| / 2.
+
+    Args:
+        full: Logits of the unablated model.
+        circuit: Logits of the same examples in the circuit's run.
+        kinds: Which of the four to compute.
+
+    Returns:
+        By kind, one per example, 0 where the distributions agree: nats, >= 0 for KL; [0, ln 2] for `js`;
+        [0, 1] without unit for `tv`. NaN where a row holds NaN or +inf.
+
+    Raises:
+        ShapeError: If the tables differ in shape.
+    """
+    for kind in kinds:
+        check_name("divergence", kind, DIVERGENCES)
+
+    def kernel(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        # Rows with NaN or infinite logits come out as NaN; who compares counts them.
+        with np.errstate(invalid="ignore"):
+            log_p, log_q = (scipy.special.log_softmax(run.astype(np.float64), axis=1) for run in (a, b))
+            return np.stack([_divergence(kind, log_p, log_q) for kind in kinds], axis=1)
+
+    return dict(zip(kinds, _by_rows(kernel, full, circuit).T, strict=True))
+
+
+def _divergence(
+    kind: str, log_p: Float64[np.ndarray, "n d_vocab"], log_q: Float64[np.ndarray, "n d_vocab"]
+) -> Float64[np.ndarray, " n"]:
+    if kind == "kl":
+        return _mean_log_ratio(log_p, log_q)
+    if kind == "reverse-kl":
+        return _mean_log_ratio(log_q, log_p)
+    if kind == "tv":
+        return np.asarray(np.abs(np.exp(log_p) - np.exp(log_q)).sum(axis=1) / 2)
+    log_m = np.logaddexp(log_p, log_q) - np.log(2)
+    return np.asarray((_mean_log_ratio(log_p, log_m) + _mean_log_ratio(log_q, log_m)) / 2)
+
+
+def restrict(
+    logits: Float[np.ndarray, "n d_vocab"], ids: Int[np.ndarray, "n n_ids"]
+) -> Float64[np.ndarray, "n n_ids"]:
+    """Logits of a set of outputs alone, so that probabilities renormalise on it.
+
+    Args:
+        logits: Logits over the whole vocabulary.
+        ids: The set of each example, padded with -1; repeated ids count once.
+
+    Returns:
+        `-inf` at padding and repetitions.
+    """
+    ordered = np.sort(ids, axis=1)
+    repeated = np.zeros(ids.shape, dtype=bool)
+    repeated[:, 1:] = ordered[:, 1:] == ordered[:, :-1]
+    picked = np.take_along_axis(logits, np.maximum(ordered, 0), axis=1).astype(np.float64)
+    return np.where((ordered < 0) | repeated, -np.inf, picked)
+
+
+def answer_log_probability(
+    logits: Float[np.ndarray, "n d_vocab"], answers: Int[np.ndarray, "n n_answers"]
+) -> Float64[np.ndarray, " n"]:
+    """Log of the probability mass on the answers, nats, <= 0; its negative is the cross-entropy.
+
+    Args:
+        logits: Logits over the vocabulary.
+        answers: Ids of all valid answers, padded with -1.
+    """
+    check_answers(answers, logits.shape[1])
+    sums = _by_rows(lambda block: scipy.special.logsumexp(block.astype(np.float64), axis=1)[:, None], logits)
+    return np.asarray(scipy.special.logsumexp(restrict(logits, answers), axis=1) - sums[:, 0])
+
+
+def answer_is_top(
+    logits: Float[np.ndarray, "n d_vocab"], answers: Int[np.ndarray, "n n_answers"]
+) -> Bool[np.ndarray, " n"]:
+    """Whether the largest logit (the smaller index on a tie) is one of the valid answers."""
+    check_answers(answers, logits.shape[1])
+    return np.asarray((logits.argmax(axis=1)[:, None] == answers).any(axis=1))
+
+
+def check_answers(answers: Int[np.ndarray, "n n_answers"], d_vocab: int) -> None:
+    """Refuse answers outside the vocabulary and examples without one."""
+    bad = (answers >= d_vocab).any(axis=1) | (answers < 0).all(axis=1)
+    if bad.any():
+        row = int(bad.argmax())
+        raise InputError(
+            f"example {row} has answer ids {answers[row].tolist()}; expected at least one, below {d_vocab}"
+        )
+
+
+# ------------------------------------------------------------------------------------------- metrics
 
 
 def run_logits(runs: CircuitRuns, which: Which) -> Float[np.ndarray, "n d_vocab"]:
@@ -34,7 +161,7 @@ def run_logits(runs: CircuitRuns, which: Which) -> Float[np.ndarray, "n d_vocab"
     return np.asarray(runs.logits(which).numpy())
 
 
-def run_divergences(
+def _divergences_of(
     runs: CircuitRuns, which: Which, *, kinds: tuple[str, ...] = ("kl",)
 ) -> dict[str, Float64[np.ndarray, " n"]]:
     """How far the outputs of a run are from the model's, per prompt; see `divergences`."""
@@ -45,13 +172,12 @@ def run_divergences(
     key="output-divergence",
     id="D01.output_divergence",
     name="mean divergence of output distributions",
-    criterion="I2 sufficiency",
-    range=(0.0, float("inf")),
+    range=(0.0, math.inf),
     direction="lower",
     pass_threshold=0.05,
     fail_threshold=0.5,
     unit="nats",
-    reference="Conmy et al. 2023, arXiv:2304.14997",
+    reference=CONMY,
     meaning="Mean divergence between the output distributions of circuit and model.",
 )
 def _output_divergence(runs: CircuitRuns, spec: MetricSpec, *, divergence: str = "kl") -> Measurement:
@@ -63,7 +189,7 @@ def _output_divergence(runs: CircuitRuns, spec: MetricSpec, *, divergence: str =
     """
     check_name("divergence", divergence, DIVERGENCES)
     used = finite_examples(runs, "full", "keep")
-    values = run_divergences(runs, "keep", kinds=(divergence,))
+    values = _divergences_of(runs, "keep", kinds=(divergence,))
     details = {"divergence": divergence}
     return record(spec, values, mean_of(divergence), used=used, details=details, unit=UNITS[divergence])
 
@@ -72,17 +198,16 @@ def _output_divergence(runs: CircuitRuns, spec: MetricSpec, *, divergence: str =
     key="kl",
     id="D03.kl",
     name="KL(full, circuit)",
-    criterion="I2 sufficiency",
-    range=(0.0, float("inf")),
+    range=(0.0, math.inf),
     direction="lower",
     pass_threshold=0.1,
     fail_threshold=1.0,
     unit="nats",
-    reference="Conmy et al. 2023, arXiv:2304.14997",
+    reference=CONMY,
     meaning="Mean information lost when the circuit’s output replaces the model’s.",
 )
 def _kl(
-    runs: CircuitRuns, spec: MetricSpec, *, restricted_to: "str | Sequence[int] | None" = None
+    runs: CircuitRuns, spec: MetricSpec, *, restricted_to: str | Sequence[int] | None = None
 ) -> Measurement:
     """Mean KL(full || circuit), with reverse KL, Jensen-Shannon and total variation beside it.
 
@@ -103,30 +228,25 @@ def _kl(
         kind: record(spec, values, mean_of(kind), used=used, id=f"D03.{kind}", unit=UNITS[kind], rule=None)
         for kind in DIVERGENCES[1:]
     }
-    return record(
-        spec,
-        values,
-        mean_of("kl"),
-        used=used,
-        reading=kl_reading,
-        details=_spread(values["kl"], values["js"], used),
-        parts=parts,
-        id=id_,
-    )
+    details: dict[str, Any] = {}
+    if used.any():
+        nats, js = values["kl"][used], values["js"][used].mean()
+        details = dict(zip(("median", "p95"), np.percentile(nats, [50, 95]).tolist(), strict=True))
+        # JS far below KL says that the circuit loses modes rather than inventing them.
+        details["drops_modes"] = bool(nats.mean() >= 0.1 and js < 0.1 * nats.mean())
+    facts: dict[str, Any] = {"reading": kl_reading, "details": details, "parts": parts, "id": id_}
+    return record(spec, values, mean_of("kl"), used=used, **facts)
 
 
-def _spread(
-    kl: Float64[np.ndarray, " n"], js: Float64[np.ndarray, " n"], used: Bool[np.ndarray, " n"]
-) -> dict[str, Any]:
-    if not used.any():
-        return {}
-    median, high = np.percentile(kl[used], [50, 95])
-    drops = bool(kl[used].mean() >= 0.1 and js[used].mean() < MODES_DROPPED * kl[used].mean())
-    return {"median": float(median), "p95": float(high), "drops_modes": drops}
+def kl_reading(nats: float) -> str:
+    """The published reading of a mean KL divergence."""
+    if nats < 0.1:
+        return "near_perfect" if nats < 0.01 else "good"
+    return "components_missing" if nats <= 1 else "another_prediction"
 
 
 def _answer_set(
-    runs: CircuitRuns, restricted_to: "str | Sequence[int]", shape: tuple[int, ...]
+    runs: CircuitRuns, restricted_to: str | Sequence[int], shape: tuple[int, ...]
 ) -> Int[np.ndarray, "n n_ids"]:
     """Ids of the answer set of each example, padded with -1."""
     n, d_vocab = shape
@@ -147,13 +267,12 @@ def _answer_set(
     key="kl-faithfulness",
     id="D03.kl_faithfulness",
     name="1 - KL over KL of the empty circuit",
-    criterion="I2 sufficiency",
-    range=(-float("inf"), 1.0),
+    range=(-math.inf, 1.0),
     direction="higher",
     pass_threshold=0.8,
     strict=False,
     runs=("full", "keep", "empty"),
-    reference="Conmy et al. 2023, arXiv:2304.14997",
+    reference=CONMY,
     meaning="One minus the divergence relative to that of the empty circuit.",
 )
 def _kl_faithfulness(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
@@ -164,8 +283,82 @@ def _kl_faithfulness(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     """
     used = finite_examples(runs, "full", "keep", "empty")
     which: tuple[Which, ...] = ("keep", "empty")
-    components: dict[str, np.ndarray] = {each: run_divergences(runs, each)["kl"] for each in which}
+    components: dict[str, np.ndarray] = {each: _divergences_of(runs, each)["kl"] for each in which}
     details = {f"mean_kl_{each}": float(kl[used].mean()) for each, kl in components.items() if used.any()}
     return record(
         spec, components, ratio_of("keep", "empty", offset=1.0, scale=-1.0), used=used, details=details
     )
+
+
+# ------------------------------------------------------------------------------------------- cross-entropy
+
+
+def _cross_entropies(
+    runs: CircuitRuns,
+) -> tuple[dict[str, Float64[np.ndarray, " n"]], Bool[np.ndarray, " n"]]:
+    """-log probability mass on the answers in each run, nats, and which examples count."""
+    answers = runs.task.answers.numpy()
+    which: tuple[Which, ...] = ("full", "keep", "drop")
+    losses = {str(each): -answer_log_probability(run_logits(runs, each), answers) for each in which}
+    return losses, finite_examples(runs, *which)
+
+
+_CE_RATIO = RatioOfSums(numerator={"drop": 1.0, "full": -1.0}, denominator={"keep": 1.0, "full": -1.0})
+
+
+def drop_reading(nats: float) -> str:
+    """The published reading of the cross-entropy increase when the circuit is dropped."""
+    if nats >= 0.5:
+        return "critical" if nats > 2 else "significant"
+    return "not_necessary" if nats < 0.1 else "minor"
+
+
+@metric(
+    key="ce-delta",
+    id="D04.ce_delta_drop",
+    name="cross-entropy increase when the circuit is dropped",
+    criterion="I1 necessity",
+    direction="higher",
+    pass_threshold=0.5,
+    fail_threshold=0.1,
+    unit="nats",
+    runs=("full", "keep", "drop"),
+    reference=CONMY,
+    meaning="Increase of the cross-entropy of the right answer when the circuit is ablated.",
+)
+def _ce_delta(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
+    """Mean increase of the cross-entropy of the answer when the circuit is dropped.
+
+    CE = -log of the probability mass on the valid answers. The part `keep` is the increase when only the
+    circuit is kept (sufficiency, lower is better), `ratio` that of dropping over that of keeping.
+    """
+    losses, used = _cross_entropies(runs)
+    keep, drop = mean_difference("keep", "full"), mean_difference("drop", "full")
+    facts: dict[str, Any] = {"id": "D04.ce_delta_keep", "direction": "lower", "rule": None}
+    parts = {
+        "keep": record(spec, losses, keep, used=used, **facts),
+        "ratio": record(spec, losses, _CE_RATIO, used=used, id="D04.ce_ratio", unit="fraction", rule=None),
+    }
+    return record(spec, losses, drop, used=used, reading=drop_reading, parts=parts)
+
+
+@metric(
+    key="ce-ratio",
+    id="D04.ce_ratio",
+    name="cross-entropy increase of dropping over that of keeping the circuit",
+    criterion="I1 necessity",
+    direction="higher",
+    pass_threshold=1.0,
+    strict=False,
+    runs=("full", "keep", "drop"),
+    reference=CONMY,
+    meaning="Damage from ablating the circuit, divided by damage from ablating everything else.",
+)
+def _ce_ratio(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
+    """Mean (CE_drop - CE_full) over mean (CE_keep - CE_full).
+
+    At least 1: the circuit matters more than everything else. Undefined (`zero_denominator`) where
+    keeping the circuit alone costs nothing; a negative value where it improves the model's loss.
+    """
+    losses, used = _cross_entropies(runs)
+    return record(spec, losses, _CE_RATIO, used=used)

@@ -1,5 +1,6 @@
-"""How much of the model's margin a circuit carries: faithfulness, plain and corrected, and completeness."""
+"""How much of the model's margin a circuit carries: faithfulness, completeness, and which heads it needs."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,16 +10,9 @@ from assay.core.errors import check_name
 from assay.core.measurement import Measurement
 from assay.execution import CircuitRuns
 from assay.execution.runs import Which
-from assay.metrics.metric import (
-    METRICS,
-    MetricSpec,
-    finite_examples,
-    metric,
-    record,
-    task_warnings,
-)
+from assay.metrics.metric import METRICS, MetricSpec, finite_examples, metric, record, task_warnings
 from assay.objectives import OBJECTIVES
-from assay.stats import mean_of, ratio_of, recovery_of
+from assay.stats import RatioOfSums, mean_of, ratio_of, recovery_of
 from assay.tasks import ImageTask
 
 
@@ -36,19 +30,30 @@ def recovery_reading(recovery: float) -> str | None:
     return "primary_path_missing" if recovery < 0.5 else None
 
 
-def _mean_margins(runs: CircuitRuns, used: Bool[np.ndarray, " n"], *which: Which) -> dict[str, Any]:
-    """Mean margin of each run and the share of examples that the model itself gets right."""
-    if not used.any():
-        return {}
-    means = {f"mean_margin_{each}": float(runs.margins(each)[used].mean()) for each in which}
-    return means | {"share_solved": float((runs.margins("full")[used] > 0).mean())}
+def _of_margins(
+    runs: CircuitRuns,
+    spec: MetricSpec,
+    statistic: RatioOfSums,
+    *which: Which,
+    components: dict[str, Float64[np.ndarray, " n"]] | None = None,
+    details: dict[str, Any] | None = None,
+    **facts: Any,
+) -> Measurement:
+    """A statistic of the margins of some runs, with their means and the share that the model gets right."""
+    used = finite_examples(runs, *which)
+    margins = {str(each): runs.margins(each) for each in which}
+    means = {}
+    if used.any():
+        means = {f"mean_margin_{each}": float(values[used].mean()) for each, values in margins.items()}
+        means["share_solved"] = float((margins["full"][used] > 0).mean())
+    facts |= {"details": {**(details or {}), **means}, "warnings": task_warnings(runs, used)}
+    return record(spec, {**margins, **(components or {})}, statistic, used=used, **facts)
 
 
 @metric(
     key="faithfulness",
     id="D02.faithfulness",
     name="logit-difference recovery",
-    criterion="I2 sufficiency",
     direction="target",
     pass_threshold=0.8,
     strict=False,
@@ -74,32 +79,20 @@ def _faithfulness(
 
     Undefined (`zero_denominator`) where |sum y_full| < 1e-8 n.
     """
-    if normalised or (isinstance(runs.task, ImageTask) and _is_divergence(runs.objective)):
+    of_divergence = runs.objective in OBJECTIVES and OBJECTIVES[runs.objective].stationary
+    if normalised or (isinstance(runs.task, ImageTask) and of_divergence):
         return _faithfulness_norm(runs, METRICS["faithfulness-norm"])
     check_name("aggregate", aggregate, ("ratio_of_sums", "mean_of_ratios"))
-    used = finite_examples(runs, "full", "keep")
-    full, keep = runs.margins("full"), runs.margins("keep")
-    components = {"keep": keep, "full": full}
-    details = {"aggregate": aggregate, **_mean_margins(runs, used, "full", "keep")}
-    statistic = ratio_of("keep", "full")
+    statistic, facts = ratio_of("keep", "full"), {}
+    details: dict[str, Any] = {"aggregate": aggregate}
     if aggregate == "mean_of_ratios":
-        components["ratio"] = _single_ratios(keep, full, used)
-        details["n_small_margin"] = int((used & np.isnan(components["ratio"])).sum())
-        statistic = mean_of("ratio")
-    return record(
-        spec,
-        components,
-        statistic,
-        used=used,
-        warnings=task_warnings(runs, used),
-        reading=recovery_reading,
-        details=details,
+        used, statistic = finite_examples(runs, "full", "keep"), mean_of("ratio")
+        ratios = _single_ratios(runs.margins("keep"), runs.margins("full"), used)
+        details["n_small_margin"] = int((used & np.isnan(ratios)).sum())
+        facts = {"components": {"ratio": ratios}}
+    return _of_margins(
+        runs, spec, statistic, "full", "keep", details=details, reading=recovery_reading, **facts
     )
-
-
-def _is_divergence(objective: str) -> bool:
-    """Whether an objective measures the distance from the model itself."""
-    return objective in OBJECTIVES and OBJECTIVES[objective].stationary
 
 
 def _single_ratios(
@@ -116,7 +109,6 @@ def _single_ratios(
     key="faithfulness-norm",
     id="D02.faithfulness_norm",
     name="baseline-corrected recovery",
-    criterion="I2 sufficiency",
     direction="target",
     pass_threshold=0.8,
     strict=False,
@@ -130,17 +122,7 @@ def _faithfulness_norm(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     S sums the margin over examples. Under a divergence objective this is 1 - D(keep) / D(empty).
     Undefined (`zero_denominator`) where the empty circuit already has the model's margin.
     """
-    used = finite_examples(runs, "full", "keep", "empty")
-    components = {each: runs.margins(each) for each in ("keep", "full", "empty")}
-    return record(
-        spec,
-        components,
-        recovery_of("keep"),
-        used=used,
-        warnings=task_warnings(runs, used),
-        reading=recovery_reading,
-        details=_mean_margins(runs, used, "full", "keep", "empty"),
-    )
+    return _of_margins(runs, spec, recovery_of("keep"), "full", "keep", "empty", reading=recovery_reading)
 
 
 @metric(
@@ -161,13 +143,107 @@ def _completeness(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     1: nothing outside the circuit does the task; 0: dropping it changes nothing (an empty circuit);
     above 1: what remains prefers the wrong answer. Undefined as `faithfulness`.
     """
-    used = finite_examples(runs, "full", "drop")
-    components = {each: runs.margins(each) for each in ("drop", "full")}
-    return record(
-        spec,
-        components,
-        ratio_of("drop", "full", offset=1.0, scale=-1.0),
-        used=used,
-        warnings=task_warnings(runs, used),
-        details=_mean_margins(runs, used, "full", "drop"),
-    )
+    return _of_margins(runs, spec, ratio_of("drop", "full", offset=1.0, scale=-1.0), "full", "drop")
+
+
+# ------------------------------------------------------------------------------------------- minimality
+
+
+def minimality_class(faithfulness: float, without: Float64[np.ndarray, " n_heads"], threshold: float) -> str:
+    """The published class of a circuit from its faithfulness and those with one head removed.
+
+    Args:
+        faithfulness: F(C).
+        without: F(C minus a head), one per head.
+        threshold: Faithfulness that counts as faithful.
+
+    Returns:
+        `not_faithful`; `locally_minimal` (every single removal breaks it); `quasi_minimal` (at least one
+        does); `not_minimal` (none does).
+    """
+    if not faithfulness >= threshold:
+        return "not_faithful"
+    broken = without < threshold
+    if broken.all():
+        return "locally_minimal"
+    return "quasi_minimal" if broken.any() else "not_minimal"
+
+
+@metric(
+    key="minimality",
+    id="C4b.minimality",
+    name="mean and share of essential heads",
+    criterion="C4 minimality",
+    direction="higher",
+    runs=("full", "keep"),
+    more_runs=True,
+    reference="Wang et al. 2022, arXiv:2211.00593",
+    meaning="Mean loss of faithfulness when one head is removed from the circuit.",
+)
+def _minimality(
+    runs: CircuitRuns, spec: MetricSpec, *, essential_above: float = 0.05, faithful_from: float = 0.5
+) -> Measurement:
+    """Mean over heads of the faithfulness lost with the head: m_h = F(C) - F(C without h).
+
+    The heads are those listed for a head circuit, else those of the connected form of an edge circuit; C
+    without h keeps no edge that leaves h. Negative importance: the circuit is better without the head.
+
+    Options:
+        essential_above: Importance above which a head counts as essential.
+        faithful_from: Faithfulness below which a circuit counts as broken, for the class.
+
+    Undefined (`no_heads`) for a circuit without heads, (`zero_denominator`) as `faithfulness`. The
+    detail `heads` has importance and delta-method standard error of each.
+    """
+    heads = runs.circuit.kept_heads()
+    used = finite_examples(runs, "full", "keep")
+    warnings = task_warnings(runs, used)
+    if not heads:
+        facts: dict[str, Any] = {
+            "unit": spec.unit,
+            "direction": spec.direction,
+            "reason": "no_heads",
+            "warnings": warnings,
+        }
+        return Measurement(id=spec.id, name=spec.key, value=math.nan, n=int(used.sum()), **facts)
+    full, keep = runs.margins("full"), runs.margins("keep")
+    without = np.stack([runs.margins_of(runs.circuit.without_head(*head)) for head in heads])
+    used &= np.isfinite(without).all(axis=0)
+    names = [f"a{layer}.h{head}" for layer, head in heads]
+    details: dict[str, Any] = {"essential_above": essential_above, "faithful_from": faithful_from}
+    if used.any():
+        details |= _per_head(names, keep[used], full[used], without[:, used], essential_above, faithful_from)
+    components = {"keep": keep, "full": full, "without": without.mean(axis=0)}
+    return record(spec, components, _IMPORTANCE, used=used, warnings=warnings, details=details)
+
+
+_IMPORTANCE = RatioOfSums(numerator={"keep": 1.0, "without": -1.0}, denominator={"full": 1.0})
+
+
+def _per_head(
+    names: list[str],
+    keep: Float64[np.ndarray, " n"],
+    full: Float64[np.ndarray, " n"],
+    without: Float64[np.ndarray, "n_heads n"],
+    essential_above: float,
+    faithful_from: float,
+) -> dict[str, Any]:
+    """Importance of each head, which are essential, and the class of the circuit."""
+    n, share = len(full), ratio_of("part", "full")
+    faithfulness = float(share.of_sums(np.array([keep.sum(), full.sum()]), n))
+    left = share.of_sums(np.stack([without.sum(1), np.full(len(names), full.sum())], axis=-1), n)
+    if math.isnan(faithfulness):
+        return {}
+    heads = {}
+    for name, row, remaining in zip(names, without, left, strict=True):
+        linear = _IMPORTANCE.linearised(np.stack([keep, row, full]))
+        error = float(linear.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
+        heads[name] = {"importance": faithfulness - float(remaining), "standard_error": error}
+    essential = [name for name, each in heads.items() if each["importance"] > essential_above]
+    return {
+        "faithfulness": faithfulness,
+        "class": minimality_class(faithfulness, left, faithful_from),
+        "essential": essential,
+        "share_essential": len(essential) / len(names),
+        "heads": heads,
+    }

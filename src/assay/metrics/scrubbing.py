@@ -1,48 +1,65 @@
 """Whether a circuit still does the task when everything outside it comes from other prompts."""
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float64
+from jaxtyping import Float, Float64
+from torch import Tensor
 
 from assay.core.errors import check_least
 from assay.core.measurement import Measurement
+from assay.discovery.heads.interventions import INTERVENTIONS, run_with_edges_replaced
+from assay.discovery.heads.runs import outside, run_with_heads_replaced
 from assay.execution import CircuitRuns
+from assay.execution.ablation import Setting
+from assay.execution.batches import choose_batch_size
+from assay.execution.forward import finite_rows
+from assay.metrics.divergence import divergences, run_logits
 from assay.metrics.metric import MetricSpec, finite_examples, metric, record, task_warnings
-from assay.metrics.replaced import Complement, Replacements
 from assay.stats import RatioOfSums, mean_of, ratio_of
 
 
-METHODS = ("resample-donor", "resample-donor-same-class")
-
-
 def _scrubbed(
-    runs: CircuitRuns, draws: int, same_answer: bool, *, kl: bool
-) -> tuple[Replacements, Bool[np.ndarray, " n"]]:
-    """The replacements, and the examples that may count."""
-    check_least(1, draws=draws)
-    replaced = Complement(runs=runs).draw(METHODS[same_answer], draws=draws, kl=kl)
-    used = finite_examples(runs, "full") & replaced.served & np.isfinite(replaced.margins).all(axis=0)
-    return replaced, used
-
-
-def _facts(
-    found: Replacements,
-    used: Bool[np.ndarray, " n"],
+    runs: CircuitRuns,
+    spec: MetricSpec,
     statistic: RatioOfSums,
-    values: Float64[np.ndarray, "draws n"],
-    *further: Float64[np.ndarray, " n"],
-) -> dict[str, Any]:
-    """The value of each draw, and their spread."""
-    n = int(used.sum())
-    details: dict[str, Any] = {"draws": len(values), "without_donor": int((~found.served).sum())}
-    if not n:
-        return details
-    totals = [each[used].sum() for each in further]
-    each = [float(statistic.of_sums(np.array([row[used].sum(), *totals]), n)) for row in values]
-    spread = float(np.std(each, ddof=1)) if len(each) > 1 else math.nan
-    return details | {"value_by_draw": each, "sd_over_draws": spread}
+    values_of: Callable[[Float[Tensor, "n d_vocab"]], Float64[np.ndarray, " n"]],
+    *over: Float64[np.ndarray, " n"],
+    draws: int,
+    same_answer: bool,
+) -> Measurement:
+    """A statistic of runs with all but the circuit as in donors' clean runs, averaged over draws of donors.
+
+    A circuit of heads has the others replaced inside plain passes, one of edges has its other edges patched.
+    """
+    check_least(1, draws=draws)
+    model, task, circuit = runs.model, runs.task, runs.circuit
+    donor = INTERVENTIONS["resample-donor-same-class" if same_answer else "resample-donor"]
+    size = choose_batch_size(model, task, asked=runs.batch_size)
+    setting = Setting(model=model, task=task, reference=task, batch_size=size, seed=runs.seed)
+    used, values = finite_examples(runs, "full"), []
+    for setting.draw in range(draws):
+        if circuit.heads is not None and (circuit.keeps_mlps or not circuit.graph.mlps):
+            replacement, rest = donor.prepare_heads(setting), outside(circuit.heads, model)
+            logits = run_with_heads_replaced(model, task, rest, replacement, batch_size=size)
+        else:
+            logits = run_with_edges_replaced(circuit, donor, setting)
+        used &= finite_rows(logits).numpy()
+        values.append(values_of(logits))
+    served = donor.served(setting)
+    used &= served
+    details: dict[str, Any] = {"draws": draws, "without_donor": int((~served).sum())}
+    n, totals = int(used.sum()), [each[used].sum() for each in over]
+    if n:
+        by_draw = [float(statistic.of_sums(np.array([each[used].sum(), *totals]), n)) for each in values]
+        spread = float(np.std(by_draw, ddof=1)) if draws > 1 else math.nan
+        details |= {"value_by_draw": by_draw, "sd_over_draws": spread}
+    with np.errstate(invalid="ignore"):  # of examples that do not count
+        components = dict(zip(statistic.components, (np.mean(values, axis=0), *over), strict=True))
+    warnings = task_warnings(runs, used) if over else ()
+    return record(spec, components, statistic, used=used, warnings=warnings, details=details)
 
 
 @metric(
@@ -72,16 +89,8 @@ def _scrub_recovery(
 
     Undefined (`zero_denominator`) where |sum y_full| < 1e-8 n. The detail `value_by_draw` has each draw.
     """
-    replaced, used = _scrubbed(runs, draws, same_answer, kl=False)
-    full, statistic = runs.margins("full"), ratio_of("scrub", "full")
-    return record(
-        spec,
-        {"scrub": replaced.margins.mean(axis=0), "full": full},
-        statistic,
-        used=used,
-        warnings=task_warnings(runs, used),
-        details=_facts(replaced, used, statistic, replaced.margins, full),
-    )
+    how: dict[str, Any] = {"draws": draws, "same_answer": same_answer}
+    return _scrubbed(runs, spec, ratio_of("scrub", "full"), runs.margins_from, runs.margins("full"), **how)
 
 
 @metric(
@@ -108,8 +117,9 @@ def _scrub_kl(
         draws: Draws of donors that are averaged.
         same_answer: Only donors with the same right answers; prompts without one are left out.
     """
-    replaced, used = _scrubbed(runs, draws, same_answer, kl=True)
-    assert replaced.kl is not None
-    statistic = mean_of("kl")
-    details = _facts(replaced, used, statistic, replaced.kl)
-    return record(spec, {"kl": replaced.kl.mean(axis=0)}, statistic, used=used, details=details)
+    full = run_logits(runs, "full")
+
+    def nats(logits: Float[Tensor, "n d_vocab"]) -> Float64[np.ndarray, " n"]:
+        return divergences(full, logits.numpy())["kl"]
+
+    return _scrubbed(runs, spec, mean_of("kl"), nats, draws=draws, same_answer=same_answer)

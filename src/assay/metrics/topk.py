@@ -12,23 +12,17 @@ from assay.core.errors import InputError, check_name
 from assay.core.measurement import Measurement
 from assay.core.verdict import ONE_SIDED_95, Rule, Verdict
 from assay.execution import CircuitRuns
-from assay.metrics.divergence import run_logits
+from assay.metrics.divergence import answer_is_top, run_logits
 from assay.metrics.metric import MetricSpec, finite_examples, metric, record
-from assay.metrics.outputs import answer_is_top
 from assay.stats import fagin_tau_rows, kendall_tau_rows, mean_of
 
 
 SUPPORTS = ("full", "intersection", "union")
 DEFAULT_K = (1, 5, 10)
+_LABELS = ("label-top1-full", "label-top1-circuit")
 MANY_TIES = 0.01  # share of examples with ties at the edge of the list that earns a warning
 # The last two are this library's choice; the published page says "low" and "sharply".
-THRESHOLDS: Mapping[str, float] = {
-    "acc@1": 0.95,
-    "acc@5": 0.90,
-    "tau@10": 0.9,
-    "acc@10_low": 0.70,
-    "fall": 0.25,
-}
+THRESHOLDS = {"acc@1": 0.95, "acc@5": 0.90, "tau@10": 0.9, "acc@10_low": 0.70, "fall": 0.25}
 
 
 # ------------------------------------------------------------------------------------------- kernels
@@ -108,14 +102,11 @@ def check_k(ks: Sequence[Any] | None, n_outputs: int) -> tuple[int, ...]:
     """
     if ks is None:
         return DEFAULT_K if n_outputs > max(DEFAULT_K) else tuple(sorted({1, math.ceil(n_outputs / 4)}))
-    for k in ks:
-        if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-            raise InputError(f"K holds {k!r}; list sizes are integers from 1")
-        if k >= n_outputs:
-            raise InputError(f"K holds {k}, but there are {n_outputs} outputs to rank; choose K below that")
-    if not len(ks) or len(set(ks)) < len(ks):
-        raise InputError(f"K is {list(ks)}; give at least one size, each once")
-    return tuple(sorted(int(k) for k in ks))
+    whole = all(isinstance(k, int | np.integer) and not isinstance(k, bool) for k in ks)
+    sizes = tuple(sorted({int(k) for k in ks})) if whole else ()
+    if not sizes or len(sizes) < len(ks) or sizes[0] < 1 or sizes[-1] >= n_outputs:
+        raise InputError(f"K is {list(ks)}; give integers from 1 to {n_outputs - 1}, each once")
+    return sizes
 
 
 class _Ranking(NamedTuple):
@@ -123,12 +114,9 @@ class _Ranking(NamedTuple):
 
     ks: tuple[int, ...]
     used: Bool[np.ndarray, " n"]
+    n_outputs: int
     runs: tuple[Float[np.ndarray, "rows n_outputs"], Float[np.ndarray, "rows n_outputs"]]
     tops: tuple[Int[np.ndarray, "rows k_plus_1"], Int[np.ndarray, "rows k_plus_1"]]
-
-    @property
-    def n_outputs(self) -> int:
-        return int(self.runs[0].shape[1])
 
     def overlap(self, k: int) -> Float64[np.ndarray, " n"]:
         return overlap(self.tops[0][:, :k], self.tops[1][:, :k])
@@ -158,7 +146,7 @@ def _ranking(runs: CircuitRuns, K: Sequence[int] | None, vocabulary: int | None)
     used = finite_examples(runs, "full", "keep")
     full, keep = (np.where(used[:, None], run[:, :vocabulary], 0.0) for run in logits)
     tops = top_k(full, ks[-1] + 1), top_k(keep, ks[-1] + 1)
-    return _Ranking(ks, used, (full, keep), tops)
+    return _Ranking(ks, used, vocabulary, (full, keep), tops)
 
 
 # ------------------------------------------------------------------------------------------- metrics
@@ -166,31 +154,20 @@ def _ranking(runs: CircuitRuns, K: Sequence[int] | None, vocabulary: int | None)
 
 def _parts(runs: CircuitRuns, spec: MetricSpec, ranking: _Ranking, support: str) -> dict[str, Measurement]:
     """Acc@K and tau_K for each K, and both label accuracies, each with its interval."""
-    answers = runs.task.answers.numpy()
-    columns: dict[str, tuple[str, np.ndarray]] = {}
-    share, correlation = (0.0, 1.0), (-1.0, 1.0)
-    for k in ranking.ks:
-        columns[f"acc@{k}"] = f"D05.acc_at_{k}", ranking.overlap(k)
-    for k in ranking.ks:
-        if k > 1:
-            columns[f"tau@{k}"] = f"D05.tau_{k}", ranking.order(k, support)
-    for key, run in zip(("label-top1-full", "label-top1-circuit"), ranking.runs, strict=True):
-        right = answer_is_top(run, answers).astype(np.float64)
-        columns[key] = "D05." + key.replace("-", "_"), right
-    exact = {"acc@1", "label-top1-full", "label-top1-circuit"}
-    return {
-        key: record(
-            spec,
-            {key: values},
-            mean_of(key, bounds=correlation if key.startswith("tau") else share),
-            used=ranking.used,
-            undefined="all_tied",
-            id=id_,
-            rule=Rule(pass_at=THRESHOLDS[key]) if key in THRESHOLDS else None,
-            interval_method="clopper-pearson" if key in exact else None,
-        )
-        for key, (id_, values) in columns.items()
-    }
+    columns = {f"acc@{k}": ranking.overlap(k) for k in ranking.ks}
+    columns |= {f"tau@{k}": ranking.order(k, support) for k in ranking.ks if k > 1}
+    for key, run in zip(_LABELS, ranking.runs, strict=True):
+        columns[key] = answer_is_top(run, runs.task.answers.numpy()).astype(np.float64)
+    parts = {}
+    for key, values in columns.items():
+        facts: dict[str, Any] = {
+            "id": "D05." + key.replace("acc@", "acc_at_").replace("tau@", "tau_").replace("-", "_"),
+            "rule": Rule(pass_at=THRESHOLDS[key]) if key in THRESHOLDS else None,
+            "interval_method": "clopper-pearson" if key in ("acc@1", *_LABELS) else None,
+        }
+        mean = mean_of(key, bounds=(-1.0, 1.0) if key.startswith("tau") else (0.0, 1.0))
+        parts[key] = record(spec, {key: values}, mean, used=ranking.used, undefined="all_tied", **facts)
+    return parts
 
 
 def reading_patterns(values: Mapping[str, float]) -> list[str]:
@@ -225,20 +202,15 @@ def judge_agreement(parts: Mapping[str, Measurement]) -> Verdict:
     """
     judged_keys = ("acc@1", "acc@5")
     thresholds = {"pass": THRESHOLDS["acc@1"], **{key: THRESHOLDS[key] for key in judged_keys}}
-    missing = [key for key in judged_keys if key not in parts]
-    values = {key: parts[key].value for key in judged_keys if key in parts}
-    if missing or any(math.isnan(value) for value in values.values()):
-        reason = "needs_k_1_and_5" if missing else next(iter(parts.values())).reason
-        return Verdict(
-            status="inconclusive",
-            published="inconclusive",
-            values=values,
-            thresholds=thresholds,
-            reason=reason,
-        )
+    chosen = {key: parts[key] for key in judged_keys if key in parts}
+    values = {key: part.value for key, part in chosen.items()}
+    facts: dict[str, Any] = {"values": values, "thresholds": thresholds}
+    if len(chosen) < 2 or any(math.isnan(value) for value in values.values()):
+        reason = "needs_k_1_and_5" if len(chosen) < 2 else chosen["acc@1"].reason
+        return Verdict(status="inconclusive", published="inconclusive", reason=reason, **facts)
     judged = [
-        Rule(pass_at=thresholds[key]).judge(values[key], parts[key].interval(ONE_SIDED_95), parts[key].n)
-        for key in judged_keys
+        Rule(pass_at=thresholds[key]).judge(part.value, part.interval(ONE_SIDED_95), part.n)
+        for key, part in chosen.items()
     ]
     statuses = [each.status for each in judged]
     status = _count_rule(statuses)
@@ -248,10 +220,9 @@ def judge_agreement(parts: Mapping[str, Measurement]) -> Verdict:
     return Verdict(
         status=status,
         published=_count_rule([each.published for each in judged]),
-        values=values,
-        thresholds=thresholds,
         interval=parts["acc@1"].interval(ONE_SIDED_95),
         n_needed=max(needed, default=None) if status == "inconclusive" else None,
+        **facts,
     )
 
 
@@ -259,7 +230,6 @@ def judge_agreement(parts: Mapping[str, Measurement]) -> Verdict:
     key="topk",
     id="D05.acc_at_K",
     name="top-K set agreement",
-    criterion="I2 sufficiency",
     range=(0.0, 1.0),
     direction="higher",
     pass_threshold=0.95,
@@ -308,21 +278,15 @@ def _topk(
     }
     details["patterns"] = reading_patterns({key: part.value for key, part in parts.items()})
     tied = any(share > MANY_TIES for share in details["tie_fraction"].values())
-    return replace(
-        main,
-        id=spec.id,
-        details=details,
-        parts=parts,
-        judged=judge_agreement(parts),
-        warnings=(*main.warnings, *(["many_ties"] if tied else [])),
-    )
+    warnings = (*main.warnings, "many_ties") if tied else main.warnings
+    judged = judge_agreement(parts)
+    return replace(main, id=spec.id, details=details, parts=parts, judged=judged, warnings=warnings)
 
 
 @metric(
     key="topk-tau",
     id="D05.tau_K",
     name="rank agreement inside the top K",
-    criterion="I2 sufficiency",
     range=(-1.0, 1.0),
     direction="higher",
     pass_threshold=0.9,

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy
@@ -32,8 +33,7 @@ class GroupDifferences(Record):
         classic: F test of equal means under equal variances.
         brown_forsythe: F test of equal spread around the group medians.
         kruskal_wallis: Rank test of equal distributions.
-        means: `[G]` of the groups used.
-        sizes: `[G]` their numbers of values.
+        sizes: `[G]` numbers of values of the groups used.
         used: Positions of the groups used among those given.
     """
 
@@ -45,7 +45,6 @@ class GroupDifferences(Record):
     classic: SignificanceTest
     brown_forsythe: SignificanceTest
     kruskal_wallis: SignificanceTest
-    means: tuple[float, ...]
     sizes: tuple[int, ...]
     used: tuple[int, ...]
 
@@ -81,108 +80,78 @@ def group_differences(
     """
     used = tuple(at for at, group in enumerate(groups) if len(group) >= FEWEST_PER_GROUP)
     kept = [finite(groups[at], f"values of group {at}") for at in used]
-    means = tuple(float(group.mean()) for group in kept)
-    sizes = tuple(len(group) for group in kept)
-    n_groups, n = len(kept), sum(sizes)
-    no_bounds = undefined_interval(level, _METHOD, "too_few_groups")
-    eta = undefined_estimate("too_few_groups", no_bounds)
-    omega = epsilon = undefined_estimate("too_few_groups")
-    tests: tuple[SignificanceTest, ...] = (undefined_test("too_few_groups"),) * 4
-    if n_groups > 1:
-        pooled = np.concatenate(kept)
-        spreads = [varies(group) for group in kept]
-        tests = _tests(kept) if any(spreads) else (undefined_test("zero_variance"),) * 4
-        if not any(spreads):
-            share = float(varies(pooled))
-            interval = Interval(low=share, high=share, level=level, method=_METHOD, reason="degenerate")
-            eta, omega, epsilon = (
-                Estimate(value=share, interval=interval),
-                Estimate(value=share),
-                Estimate(value=share),
-            )
-        else:
-            between = sum(size * (mean - pooled.mean()) ** 2 for size, mean in zip(sizes, means, strict=True))
-            within = float(sum(((group - group.mean()) ** 2).sum() for group in kept))
-            total, mean_within = between + within, within / (n - n_groups)
-            excess = float(between - (n_groups - 1) * mean_within)
-            eta = Estimate(
-                value=float(between / total),
-                interval=_eta_bounds(tests[1].statistic, n_groups - 1, n - n_groups, n, level),
-            )
-            omega = Estimate(value=float(excess / (total + mean_within)))
-            epsilon = Estimate(value=float(excess / total))
+    n_groups, n = len(kept), sum(map(len, kept))
+    varied = [varies(group) for group in kept]
+    reason = "too_few_groups" if n_groups < 2 else None if any(varied) else "zero_variance"
+    if reason:
+        eta = undefined_estimate(reason, undefined_interval(level, _METHOD, reason))
+        omega = epsilon = undefined_estimate(reason)
+        welch = classic = brown_forsythe = kruskal_wallis = undefined_test(reason)
+        if n_groups > 1:  # constant groups
+            share = float(varies(np.concatenate(kept)))
+            omega = epsilon = Estimate(value=share)
+            point = Interval(low=share, high=share, level=level, method=_METHOD, reason="degenerate")
+            eta = Estimate(value=share, interval=point)
+    else:
+        welch = _welch(kept) if all(varied) else undefined_test("zero_variance")
+        classic = _tested(scipy.stats.f_oneway(*kept))
+        deviations = [np.abs(group - np.median(group)) for group in kept]
+        brown_forsythe = undefined_test("zero_variance")
+        if any(varies(group) for group in deviations):
+            brown_forsythe = _tested(scipy.stats.f_oneway(*deviations))
+        kruskal_wallis = _tested(scipy.stats.kruskal(*kept))
+        centre = np.concatenate(kept).mean()
+        between = sum(len(group) * (group.mean() - centre) ** 2 for group in kept)
+        within = float(sum(((group - group.mean()) ** 2).sum() for group in kept))
+        total, mean_within = between + within, within / (n - n_groups)
+        excess = float(between - (n_groups - 1) * mean_within)
+        bounds = _eta_bounds(classic.statistic, n_groups - 1, n - n_groups, level)
+        eta = Estimate(value=float(between / total), interval=bounds)
+        omega = Estimate(value=float(excess / (total + mean_within)))
+        epsilon = Estimate(value=float(excess / total))
     return GroupDifferences(
         eta_squared=eta,
         omega_squared=omega,
         epsilon_squared=epsilon,
         expected_eta_squared=(n_groups - 1) / (n - 1) if n_groups > 1 else math.nan,
-        welch=tests[0],
-        classic=tests[1],
-        brown_forsythe=tests[2],
-        kruskal_wallis=tests[3],
-        means=means,
-        sizes=sizes,
+        welch=welch,
+        classic=classic,
+        brown_forsythe=brown_forsythe,
+        kruskal_wallis=kruskal_wallis,
+        sizes=tuple(map(len, kept)),
         used=used,
     )
 
 
-def _tests(groups: list[Float64[np.ndarray, " _"]]) -> tuple[SignificanceTest, ...]:
-    """Welch, classic, Brown-Forsythe, Kruskal-Wallis, of groups not all of which are constant."""
-    ranks = scipy.stats.kruskal(*groups)
-    return (
-        _welch(groups) if all(varies(group) for group in groups) else undefined_test("zero_variance"),
-        _classic(groups),
-        _classic([np.abs(group - np.median(group)) for group in groups]),
-        SignificanceTest(
-            statistic=float(ranks.statistic),
-            p_value=float(ranks.pvalue),
-            degrees_of_freedom=(float(len(groups) - 1),),
-        ),
-    )
-
-
-def _classic(groups: list[Float64[np.ndarray, " _"]]) -> SignificanceTest:
-    if not any(varies(group) for group in groups):
-        return undefined_test("zero_variance")
-    test = scipy.stats.f_oneway(*groups)
-    return SignificanceTest(
-        statistic=float(test.statistic),
-        p_value=float(test.pvalue),
-        degrees_of_freedom=(float(len(groups) - 1), float(sum(map(len, groups)) - len(groups))),
-    )
+def _tested(test: Any) -> SignificanceTest:
+    """What a test of scipy found."""
+    return SignificanceTest(statistic=float(test.statistic), p_value=float(test.pvalue))
 
 
 def _welch(groups: list[Float64[np.ndarray, " _"]]) -> SignificanceTest:
     n_groups = len(groups)
-    sizes = np.array([len(group) for group in groups])
-    means = np.array([group.mean() for group in groups])
-    weights = sizes / np.array([group.var(ddof=1) for group in groups])
+    sizes, means, variances = np.array([(len(group), group.mean(), group.var(ddof=1)) for group in groups]).T
+    weights = sizes / variances
     centre = weights @ means / weights.sum()
     lack = 3 * ((1 - weights / weights.sum()) ** 2 / (sizes - 1)).sum() / (n_groups**2 - 1)
     statistic = weights @ (means - centre) ** 2 / (n_groups - 1) / (1 + 2 * (n_groups - 2) * lack / 3)
-    df = (float(n_groups - 1), float(1 / lack))
-    return SignificanceTest(
-        statistic=float(statistic), p_value=float(scipy.stats.f.sf(statistic, *df)), degrees_of_freedom=df
-    )
+    p_value = float(scipy.stats.f.sf(statistic, n_groups - 1, 1 / lack))
+    return SignificanceTest(statistic=float(statistic), p_value=p_value)
 
 
-def _eta_bounds(f: float, df_between: int, df_within: int, n: int, level: float) -> Interval:
-    ends = []
+def _eta_bounds(f: float, df_between: int, df_within: int, level: float) -> Interval:
+    """L / (L + N) with the noncentrality L at which F lies below `f` with the probability of either tail."""
+    n, ends = df_between + df_within + 1, []
     for probability in ((1 + level) / 2, (1 - level) / 2):
-        noncentrality = _noncentrality(f, df_between, df_within, probability)
+
+        def excess(noncentrality: float, probability: float = probability) -> float:
+            return float(scipy.special.ncfdtr(df_between, df_within, noncentrality, f)) - probability
+
+        noncentrality = 0.0
+        if f > 0 and scipy.special.fdtr(df_between, df_within, f) > probability:
+            high = max(1.0, 2 * df_between * f)
+            while excess(high) > 0:
+                high *= 2
+            noncentrality = float(scipy.optimize.brentq(excess, 0.0, high, xtol=1e-12 * high, rtol=1e-14))
         ends.append(noncentrality / (noncentrality + n))
     return Interval(low=ends[0], high=ends[1], level=level, method=_METHOD)
-
-
-def _noncentrality(f: float, df_between: int, df_within: int, probability: float) -> float:
-    """Lambda at which a noncentral F lies below `f` with the given probability; 0 where there is none."""
-
-    def excess(noncentrality: float) -> float:
-        return float(scipy.special.ncfdtr(df_between, df_within, noncentrality, f)) - probability
-
-    if f <= 0 or float(scipy.special.fdtr(df_between, df_within, f)) <= probability:
-        return 0.0
-    high = max(1.0, 2 * df_between * f)
-    while excess(high) > 0:
-        high *= 2
-    return float(scipy.optimize.brentq(excess, 0.0, high, xtol=1e-12 * high, rtol=1e-14))

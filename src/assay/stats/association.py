@@ -12,11 +12,11 @@ import scipy
 from jaxtyping import Float, Float64, Int, Real
 
 from assay.core.errors import DegenerateDataWarning, InputError, ShapeError
-from assay.stats._checks import EQUAL
+from assay.stats._checks import EQUAL, varies
 
 
-def _paired(x: np.ndarray, y: np.ndarray, name: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """Both vectors in float64, or None (with a warning) where no correlation is defined."""
+def _paired(x: np.ndarray, y: np.ndarray, name: str) -> np.ndarray | None:
+    """Both vectors in float64, one row each, or None (with a warning) where no correlation is defined."""
     a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
     if a.ndim != 1 or a.shape != b.shape:
         raise ShapeError(f"{name} compares two vectors of equal length, got shapes {a.shape} and {b.shape}")
@@ -24,19 +24,12 @@ def _paired(x: np.ndarray, y: np.ndarray, name: str) -> tuple[np.ndarray, np.nda
         raise InputError(f"{name} got NaN or infinite entries; drop those pairs first")
     if len(a) < 2:
         reason = f"got {len(a)} pair(s); expected at least 2"
-    elif (a == a[0]).all() or (b == b[0]).all():
+    elif not (varies(a) and varies(b)):
         reason = "one vector is constant"
     else:
-        return a, b
+        return np.stack([a, b])
     warnings.warn(f"{name} is undefined: {reason}", DegenerateDataWarning, stacklevel=3)
     return None
-
-
-def _product_moment(a: Float64[np.ndarray, " n"], b: Float64[np.ndarray, " n"]) -> float:
-    """Pearson r of two vectors known to vary; scaled first, so that squares neither overflow nor vanish."""
-    a, b = a - a.mean(), b - b.mean()
-    a, b = a / np.abs(a).max(), b / np.abs(b).max()
-    return float(np.clip(a @ b / math.sqrt((a @ a) * (b @ b)), -1.0, 1.0))
 
 
 def pearson(x: Real[np.ndarray, " n"], y: Real[np.ndarray, " n"]) -> float:
@@ -50,7 +43,7 @@ def pearson(x: Real[np.ndarray, " n"], y: Real[np.ndarray, " n"]) -> float:
         1.0
     """
     pair = _paired(x, y, "Pearson correlation")
-    return math.nan if pair is None else _product_moment(*pair)
+    return math.nan if pair is None else float(pearson_matrix(pair)[0, 1])
 
 
 def spearman(x: Real[np.ndarray, " n"], y: Real[np.ndarray, " n"]) -> float:
@@ -63,7 +56,7 @@ def spearman(x: Real[np.ndarray, " n"], y: Real[np.ndarray, " n"]) -> float:
         Spearman (1904).
     """
     pair = _paired(x, y, "Spearman correlation")
-    return math.nan if pair is None else _product_moment(*(scipy.stats.rankdata(side) for side in pair))
+    return math.nan if pair is None else float(spearman_matrix(pair)[0, 1])
 
 
 def pearson_matrix(scores: Real[np.ndarray, "*batch m n"]) -> Float64[np.ndarray, "*batch m m"]:
@@ -84,8 +77,9 @@ def pearson_matrix(scores: Real[np.ndarray, "*batch m n"]) -> Float64[np.ndarray
     x = x - x.mean(axis=-1, keepdims=True)
     # Scaled by the largest entry first, so that squares neither overflow nor vanish.
     x = np.divide(x, np.abs(x).max(axis=-1, keepdims=True), out=np.full(x.shape, np.nan), where=varying)
-    x = x / np.sqrt((x * x).sum(axis=-1, keepdims=True))
-    return np.asarray(np.clip(x @ x.swapaxes(-1, -2), -1.0, 1.0))
+    products = x @ x.swapaxes(-1, -2)
+    own = np.diagonal(products, axis1=-2, axis2=-1)
+    return np.asarray(np.clip(products / np.sqrt(own[..., :, None] * own[..., None, :]), -1.0, 1.0))
 
 
 def spearman_matrix(scores: Real[np.ndarray, "*batch m n"]) -> Float64[np.ndarray, "*batch m m"]:
@@ -102,7 +96,7 @@ def spearman_matrix(scores: Real[np.ndarray, "*batch m n"]) -> Float64[np.ndarra
         array([[ 1. , -0.5],
                [-0.5,  1. ]])
     """
-    if not np.isfinite(scores).all():
+    if not np.isfinite(scores).all():  # ranks of them would be finite
         raise InputError("scores hold NaN or infinite entries; drop those items first")
     return pearson_matrix(scipy.stats.rankdata(scores, axis=-1))
 

@@ -1,24 +1,124 @@
-"""Which cells of a table of labels exceed a threshold more often than chance: permutations over inputs."""
+"""Values by the labels of their inputs: quantiles of each cell, and which exceed a threshold too often."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64, Shaped
+from jaxtyping import Bool, Float64, Int64, Real, Shaped
 
-from assay.core.errors import InputError, ShapeError
+from assay.core.errors import InputError
 from assay.core.random import stream
 from assay.core.record import Record
-from assay.stats._checks import coded
+from assay.stats._checks import finite
 from assay.stats.multiplicity import benjamini_hochberg
 
 
 SPARSE = 20
-_STREAM = "cell-tests"
 _FEWEST = 999
 _PER_CELL = 40  # a cell that no permutation reaches then has q = 1/40, whatever the number of cells
 _WORK = 2 * 10**7  # entries that all permutations together may touch: about a second
+
+
+def _coded(
+    labels: Shaped[np.ndarray, "..."], shape: tuple[int, ...]
+) -> tuple[tuple[Any, ...], Int64[np.ndarray, "..."]]:
+    """The labels that occur, ascending, and which of them each entry bears, in the shape of the labels."""
+    np.broadcast_to(labels, shape)  # or numpy says which shapes do not fit
+    known, codes = np.unique(labels, return_inverse=True)
+    return tuple(known.tolist()), codes.reshape(labels.shape).astype(np.int64)
+
+
+# ------------------------------------------------------------------------------------------------- quantiles
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellTable(Record):
+    """Values grouped by one or two labels.
+
+    Attributes:
+        rows: Values of the first label, ascending.
+        columns: Values of the second one, ascending; a single None where there is none.
+        quantiles_at: The shares of `quantiles`.
+        n: `[R, C]` values per cell.
+        mean: `[R, C]`; NaN for an empty cell.
+        quantiles: `[Q, R, C]`, type 7; the share 1 is the maximum. NaN for an empty cell.
+    """
+
+    rows: tuple[Any, ...]
+    columns: tuple[Any, ...]
+    quantiles_at: tuple[float, ...]
+    n: Int64[np.ndarray, "R C"]
+    mean: Float64[np.ndarray, "R C"]
+    quantiles: Float64[np.ndarray, "Q R C"]
+
+
+def cell_table(
+    values: Real[np.ndarray, "..."],
+    rows: Shaped[np.ndarray, "..."],
+    columns: Shaped[np.ndarray, "..."] | None = None,
+    *,
+    quantiles: Sequence[float] = (1.0,),
+) -> CellTable:
+    """Count, mean and quantiles of the values of each cell of a cross table.
+
+    Args:
+        values: Finite, any shape.
+        rows: First label of each value, of a shape that broadcasts to that of `values`: for pairs
+            `[n_clean, n_corrupted]`, a label of the clean input is `[n_clean, 1]`.
+        columns: Second label; None groups by the first alone.
+        quantiles: Shares in [0, 1]; 1 is the maximum.
+
+    Returns:
+        Cells of every combination of labels that occur, in ascending order of the labels.
+
+    Notes:
+        The maximum of a cell grows with its count: compare cells of unequal `n` by quantiles they all
+        resolve.
+
+    Example:
+        >>> table = cell_table(np.array([1.0, 5.0, 3.0]), np.array(["b", "a", "b"]))
+        >>> table.rows, table.n.ravel(), table.quantiles.ravel()
+        (('a', 'b'), array([1, 2]), array([5., 3.]))
+    """
+    checked = finite(values)
+    row_labels, row_of = _coded(rows, checked.shape)
+    column_labels, column_of = ((None,), 0) if columns is None else _coded(columns, checked.shape)
+    shape = (len(row_labels), len(column_labels))
+    cell = np.broadcast_to(row_of * shape[1] + column_of, checked.shape).ravel()
+    counts = np.bincount(cell, minlength=shape[0] * shape[1])
+    filled = counts > 0
+    sums = np.bincount(cell, weights=checked.ravel(), minlength=len(counts))
+
+    # By value, then stably by cell in the smallest integers that hold it, which numpy sorts in linear time.
+    by_value = np.argsort(checked, axis=None)
+    narrow = cell.astype(np.min_scalar_type(len(counts)))[by_value]
+    ordered = checked.ravel()[by_value[np.argsort(narrow, kind="stable")]]
+    starts = (np.cumsum(counts) - counts)[filled]
+    table = np.full((len(quantiles), len(counts)), np.nan)
+    for at, share in enumerate(quantiles):
+        place = (counts[filled] - 1) * share
+        low = np.floor(place).astype(np.int64)
+        below = ordered[starts + low]
+        above = ordered[starts + np.minimum(low + 1, counts[filled] - 1)]
+        table[at, filled] = below + (above - below) * (place - low)
+    return CellTable(
+        rows=row_labels,
+        columns=column_labels,
+        quantiles_at=tuple(float(share) for share in quantiles),
+        n=counts.reshape(shape).astype(np.int64),
+        mean=_shares(sums, counts).reshape(shape),
+        quantiles=table.reshape(-1, *shape),
+    )
+
+
+def _shares(sums: Real[np.ndarray, "..."], n: Real[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+    """Sums over counts, NaN for empty cells. Equal ratios of whole numbers are equal floats, so ties stay."""
+    return np.asarray(np.divide(sums, n, out=np.full(np.shape(n), np.nan), where=n > 0))
+
+
+# ----------------------------------------------------------------------------------------------------- tests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,22 +156,19 @@ class CellTests(Record):
         return np.asarray(self.q_value <= level)
 
 
-@dataclass(frozen=True, kw_only=True)
-class _DrawnInputs:
-    """One axis of the values: which input each draw is, and the cell label of each input.
+class _Side:
+    """One axis of the values: which distinct input each draw is, and the cell label that each input bears."""
 
-    `unit` `[draws]` numbers the distinct inputs, `multiplicity` `[units]` counts their draws, `label`
-    `[units]` is what is dealt anew.
-    """
-
-    unit: Int64[np.ndarray, " draws"]
-    multiplicity: Int64[np.ndarray, " units"]
-    label: Int64[np.ndarray, " units"]
-    n_labels: int
-
-    @property
-    def inputs_per_label(self) -> Int64[np.ndarray, " labels"]:
-        return np.bincount(self.label, minlength=self.n_labels)
+    def __init__(
+        self, unit: Int64[np.ndarray, " draws"], labels: Int64[np.ndarray, " draws"], n_labels: int
+    ) -> None:
+        self.unit, self.n_labels = unit, n_labels
+        self.multiplicity = np.bincount(unit)  # draws of each input
+        self.label = np.empty(len(self.multiplicity), dtype=np.int64)
+        self.label[unit] = labels
+        if (self.label[unit] != labels).any():
+            raise InputError("draws of one input have different labels; a label is a property of the input")
+        self.inputs_per_label = np.bincount(self.label, minlength=n_labels)
 
     def draws_per_label(self, label: Int64[np.ndarray, " units"]) -> Int64[np.ndarray, " labels"]:
         return np.bincount(label, weights=self.multiplicity, minlength=self.n_labels).astype(np.int64)
@@ -111,8 +208,8 @@ def cell_tests(
         One row and column per label that occurs, ascending.
 
     Raises:
-        InputError: No values, no permutations, or one input with two labels.
-        ShapeError: Labels or ids that do not fit.
+        InputError: One input with two labels.
+        ValueError: Labels or ids whose shape does not fit, by numpy.
 
     Notes:
         For `[P]` the labels are dealt to pairs (or to distinct ids). That presupposes pairs drawn
@@ -132,41 +229,40 @@ def cell_tests(
         >>> tests.rows, tests.exceed.ravel(), tests.p_value.ravel()
         (('book', 'ring'), array([0. , 0.2]), array([1.   , 0.001]))
     """
-    if exceeds.ndim not in (1, 2):
-        raise ShapeError(
-            f"exceeds has shape {exceeds.shape}; expected [P] pairs or the matrix [n_clean, n_corrupted]"
-        )
-    if exceeds.size == 0:
-        raise InputError(f"exceeds has shape {exceeds.shape}; expected at least one value")
-    if permutations is not None and permutations < 1:
-        raise InputError(f"permutations is {permutations}; expected at least 1")
-    row_axis = _axis(rows, exceeds, "rows")
-    row_labels, row_codes = coded(rows, exceeds.shape, "rows")
-    if columns is None:
-        column_labels, column_codes, column_axis = (None,), np.zeros_like(row_codes), row_axis
-    else:
-        column_axis = _axis(columns, exceeds, "columns")
-        column_labels, column_codes = coded(columns, exceeds.shape, "columns")
+    ids = map(np.arange, exceeds.shape) if inputs is None else inputs
+    units = [np.unique(each, return_inverse=True)[1].astype(np.int64) for each in ids]
+    row_labels, row_codes = _coded(rows, exceeds.shape)
+    column_labels, column_codes = (None,), np.zeros_like(row_codes)
+    if columns is not None:
+        column_labels, column_codes = _coded(columns, exceeds.shape)
     shape = (len(row_labels), len(column_labels))
-    units = _units(inputs, exceeds)
+    row_axis, column_axis = (
+        int(codes.shape not in (exceeds.shape[:1], (len(exceeds), 1))) for codes in (row_codes, column_codes)
+    )
+    # Labels of one axis are dealt together; of two, each for itself.
     if row_axis == column_axis:
-        joint = (row_codes * shape[1] + column_codes).ravel()
-        side = _side(units[row_axis], joint, shape[0] * shape[1])
+        side = _Side(units[row_axis], (row_codes * shape[1] + column_codes).ravel(), shape[0] * shape[1])
         n_inputs = side.inputs_per_label
-        tests = _test_one_side(exceeds, side, row_axis, permutations, seed)
+        n, share, own, deal, work = _of_one_side(exceeds, side, row_axis)
     else:
-        first = _side(units[row_axis], row_codes.ravel(), shape[0])
-        second = _side(units[column_axis], column_codes.ravel(), shape[1])
-        n_inputs = np.minimum.outer(first.inputs_per_label, second.inputs_per_label)
-        turned = exceeds if row_axis == 0 else exceeds.T
-        tests = _test_two_sides(turned, first, second, permutations, seed)
-    n, exceed, p_value, permutations = tests
+        first = _Side(units[row_axis], row_codes.ravel(), shape[0])
+        second = _Side(units[column_axis], column_codes.ravel(), shape[1])
+        n_inputs = np.minimum.outer(first.inputs_per_label, second.inputs_per_label).ravel()
+        n, share, own, deal, work = _of_two_sides(exceeds if row_axis == 0 else exceeds.T, first, second)
+    if permutations is None:
+        n_cells = int(np.count_nonzero(n_inputs))
+        permutations = max(_FEWEST, min(_PER_CELL * n_cells, _WORK // max(work, 1)))
+    observed, rng = share(*own), stream(seed, "cell-tests")
+    reached = np.zeros(len(observed), dtype=np.int64)
+    for _ in range(permutations):
+        reached += share(*deal(rng)) >= observed
+    p_value = np.where(n_inputs > 0, (1 + reached) / (1 + permutations), np.nan)
     return CellTests(
         rows=row_labels,
         columns=column_labels,
         n=n.reshape(shape),
         n_inputs=n_inputs.reshape(shape),
-        exceed=exceed.reshape(shape),
+        exceed=observed.reshape(shape),
         pooled=float(exceeds.mean()),
         p_value=p_value.reshape(shape),
         q_value=benjamini_hochberg(p_value).reshape(shape),
@@ -175,76 +271,13 @@ def cell_tests(
     )
 
 
-# ------------------------------------------------------------------------------------------------- its parts
+# Values per cell, the share of exceeding ones by labels of inputs, the labels as they are, a deal of them,
+# and the entries that a deal touches.
+_Labels = Int64[np.ndarray, "_"]
+_Test = tuple[_Labels, Callable[..., np.ndarray], Sequence[_Labels], Callable[..., Sequence[_Labels]], int]
 
 
-def _axis(labels: Shaped[np.ndarray, "..."], exceeds: Bool[np.ndarray, "..."], name: str) -> int:
-    """The axis of the values whose inputs bear the labels."""
-    wanted = [
-        tuple(n if at == axis else 1 for at, n in enumerate(exceeds.shape)) for axis in range(exceeds.ndim)
-    ]
-    if labels.shape not in wanted:
-        raise ShapeError(
-            f"labels of the {name} have shape {labels.shape}; expected {' or '.join(map(str, wanted))}, "
-            "because a label belongs to an input"
-        )
-    return wanted.index(labels.shape)
-
-
-def _units(
-    inputs: Sequence[Shaped[np.ndarray, " _"]] | None, exceeds: Bool[np.ndarray, "..."]
-) -> list[Int64[np.ndarray, " draws"]]:
-    """For each axis, the number of the distinct input that each draw is."""
-    if inputs is None:
-        return [np.arange(n) for n in exceeds.shape]
-    shapes = tuple(len(ids) for ids in inputs)
-    if shapes != exceeds.shape:
-        raise ShapeError(
-            f"inputs holds ids for {shapes} draws, but the values have shape {exceeds.shape}; expected one "
-            "id array per axis"
-        )
-    return [np.unique(ids, return_inverse=True)[1].astype(np.int64) for ids in inputs]
-
-
-def _side(
-    unit: Int64[np.ndarray, " draws"],
-    labels: Int64[np.ndarray, " draws"],
-    n_labels: int,
-) -> _DrawnInputs:
-    multiplicity = np.bincount(unit)
-    label = np.empty(len(multiplicity), dtype=np.int64)
-    label[unit] = labels
-    torn = np.flatnonzero(label[unit] != labels)
-    if len(torn):
-        at = int(torn[0])
-        twin = int(np.flatnonzero((unit == unit[at]) & (labels != labels[at]))[0])
-        raise InputError(
-            f"draws {min(at, twin)} and {max(at, twin)} have the same input id but different labels; a "
-            "label must be a property of the input"
-        )
-    return _DrawnInputs(unit=unit, multiplicity=multiplicity, label=label, n_labels=n_labels)
-
-
-def _number(permutations: int | None, n_cells: int, per_permutation: int) -> int:
-    if permutations is not None:
-        return permutations
-    return max(_FEWEST, min(_PER_CELL * n_cells, _WORK // max(per_permutation, 1)))
-
-
-_Found = tuple[Int64[np.ndarray, " cells"], Float64[np.ndarray, " cells"], Float64[np.ndarray, " cells"], int]
-
-
-def _shares(
-    hits: Int64[np.ndarray, "..."] | Float64[np.ndarray, "..."],
-    n: Int64[np.ndarray, "..."] | Float64[np.ndarray, "..."],
-) -> Float64[np.ndarray, "..."]:
-    """Share of hits, NaN for empty cells. Equal ratios of whole numbers are equal floats: ties stay ties."""
-    return np.asarray(np.divide(hits, n, out=np.full(np.shape(n), np.nan), where=n > 0))
-
-
-def _test_one_side(
-    exceeds: Bool[np.ndarray, "..."], side: _DrawnInputs, axis: int, permutations: int | None, seed: int
-) -> _Found:
+def _of_one_side(exceeds: Bool[np.ndarray, "..."], side: _Side, axis: int) -> _Test:
     """Labels of one axis: an input matters only through how many of its values exceed.
 
     Inputs of one draw and no exceeding value are alike, so only the others need a place to go: with a million
@@ -253,53 +286,38 @@ def _test_one_side(
     per_draw = exceeds.sum(axis=1 - axis) if exceeds.ndim == 2 else exceeds.astype(np.int64)
     hits = np.bincount(side.unit, weights=per_draw)
     values_per_draw = exceeds.size // len(side.unit)
-    inputs = side.inputs_per_label
     distinct = np.flatnonzero((hits > 0) | (side.multiplicity > 1))
     weights, extra = hits[distinct], side.multiplicity[distinct] - 1
-    duplicated = bool(extra.any())
+    in_cells = partial(np.bincount, minlength=side.n_labels)
 
-    def share(label: Int64[np.ndarray, " distinct"]) -> Float64[np.ndarray, " cells"]:
-        draws = inputs
-        if duplicated:
-            draws = inputs + np.bincount(label, weights=extra, minlength=side.n_labels).astype(np.int64)
-        summed = np.bincount(label, weights=weights, minlength=side.n_labels)
-        return _shares(summed, draws * values_per_draw)
+    def share(label: _Labels) -> Float64[np.ndarray, " cells"]:
+        draws = side.inputs_per_label
+        if extra.any():
+            draws = draws + in_cells(label, weights=extra).astype(np.int64)
+        return _shares(in_cells(label, weights=weights), draws * values_per_draw)
 
-    observed = share(side.label[distinct])
-    number = _number(permutations, int(np.count_nonzero(inputs)), max(len(distinct), side.n_labels))
-    rng = stream(seed, _STREAM)
-    reached = np.zeros(side.n_labels, dtype=np.int64)
-    for _ in range(number):
-        places = rng.choice(len(side.label), len(distinct), replace=False)
-        reached += share(side.label[places]) >= observed
-    p_value = np.where(inputs > 0, (1 + reached) / (1 + number), np.nan)
-    return side.draws_per_label(side.label) * values_per_draw, observed, p_value, number
+    def deal(rng: np.random.Generator) -> Sequence[_Labels]:
+        return (side.label[rng.choice(len(side.label), len(distinct), replace=False)],)
+
+    n = side.draws_per_label(side.label) * values_per_draw
+    return n, share, (side.label[distinct],), deal, max(len(distinct), side.n_labels)
 
 
-def _test_two_sides(
-    exceeds: Bool[np.ndarray, "n_first n_second"],
-    first: _DrawnInputs,
-    second: _DrawnInputs,
-    permutations: int | None,
-    seed: int,
-) -> _Found:
+def _of_two_sides(exceeds: Bool[np.ndarray, "n_first n_second"], first: _Side, second: _Side) -> _Test:
     """Labels of both axes, dealt independently; only the list of exceeding pairs is looked at."""
     places = np.nonzero(exceeds)
-    at_first, at_second = (side.unit[at] for side, at in zip((first, second), places, strict=True))
+    at_first, at_second = first.unit[places[0]], second.unit[places[1]]
     n_cells = first.n_labels * second.n_labels
 
-    def table(
-        label: Int64[np.ndarray, " units"], other: Int64[np.ndarray, " others"]
-    ) -> Float64[np.ndarray, " cells"]:
-        pairs = np.multiply.outer(first.draws_per_label(label), second.draws_per_label(other)).ravel()
-        cell = label[at_first] * second.n_labels + other[at_second]
-        return _shares(np.bincount(cell, minlength=n_cells), pairs)
+    def pairs(label: _Labels, other: _Labels) -> Int64[np.ndarray, " cells"]:
+        return np.outer(first.draws_per_label(label), second.draws_per_label(other)).ravel()
 
-    observed = table(first.label, second.label)
-    number = _number(permutations, n_cells, max(len(at_first), n_cells))
-    rng = stream(seed, _STREAM)
-    reached = np.zeros(n_cells, dtype=np.int64)
-    for _ in range(number):
-        reached += table(rng.permutation(first.label), rng.permutation(second.label)) >= observed
-    n = np.multiply.outer(*(each.draws_per_label(each.label) for each in (first, second))).ravel()
-    return n, observed, (1 + reached) / (1 + number), number
+    def share(label: _Labels, other: _Labels) -> Float64[np.ndarray, " cells"]:
+        cell = label[at_first] * second.n_labels + other[at_second]
+        return _shares(np.bincount(cell, minlength=n_cells), pairs(label, other))
+
+    def deal(rng: np.random.Generator) -> Sequence[_Labels]:
+        return rng.permutation(first.label), rng.permutation(second.label)
+
+    own = first.label, second.label
+    return pairs(*own), share, own, deal, max(len(at_first), n_cells)

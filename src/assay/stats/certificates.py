@@ -15,24 +15,21 @@ floats.
 """
 
 import math
-from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal, overload
 
 import numpy as np
 import scipy
-from jaxtyping import Float64, Int64, Real
+from jaxtyping import Float64, Real
 
-from assay.core.errors import InputError, ShapeError, check_fraction, check_least, check_name, unknown_name
+from assay.core.errors import InputError, ShapeError, check_fraction, check_least, check_name
 from assay.core.record import Record
 from assay.stats._checks import finite
 
 
 ROUNDING = 1e-12  # relative error of a computed tail; a failure this close to the allowed one meets it
-INDEPENDENT = "order-statistic"
-OF_PAIRS = ("ustat", "published")
-_LARGEST = 10**7  # exact sample size; it takes some seconds
+METHODS = {1: ("order-statistic",), 2: ("ustat", "published")}  # by the axes of the values, the default first
+_LARGEST = 2 * 10**6  # exact sample size; it takes some seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,30 +78,13 @@ class Certificate(Record):
     @property
     def statement(self) -> str:
         """The certificate in a sentence."""
-        name = f"percentile {100 * self.percentile:.10g}"
+        name, n = f"percentile {100 * self.percentile:.10g}", f"{self.n} independent values"
         if self.bound is None:
-            return (
-                f"no bound on {name} at confidence {self.delta:g}: {self.n} independent values, "
-                f"{self.n_needed} needed ({self.method})"
-            )
+            start = f"no bound on {name} at confidence {self.delta:g}: {n}, "
+            return f"{start}{self.n_needed} needed ({self.method})"
         kind = "" if self.rigorous else ", approximate"
-        return (
-            f"{name} is at most {self.bound:.6g} with confidence {self.confidence:.6g} "
-            f"({self.method}, {self.n} independent values{kind})"
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SampleSize:
-    """Sample sizes that reach a confidence.
-
-    Attributes:
-        first: Smallest n that does. Some larger ones may not: the exact probability is a sawtooth in n.
-        stable: Smallest n from which on every sample size does.
-    """
-
-    first: int
-    stable: int
+        bound = f"{name} is at most {self.bound:.6g} with confidence {self.confidence:.6g}"
+        return f"{bound} ({self.method}, {n}{kind})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,19 +149,37 @@ def certificate(
         >>> certificate(np.arange(1.0, 1001.0), 0.999).n_needed
         2995
     """
-    checked, method = _checked(values, method)
-    share(percentile, "percentile")
-    share(delta, "delta")
-    m = min(checked.shape)
+    checked = finite(values)
+    if checked.ndim not in METHODS:
+        raise ShapeError(
+            f"values have shape {checked.shape}; [n] independent draws or the matrix [n_clean, n_corrupted] "
+            "of every pair is needed"
+        )
+    methods = METHODS[checked.ndim]
+    method = method or methods[0]
+    check_name("certificate method for these values", method, methods)
+    _share(percentile, "percentile")
+    allowed = float(1 - _share(delta, "delta"))
+    m, most = min(checked.shape), max(checked.shape)
+    sides = checked.shape[0], checked.shape[-1]
     if epsilon is not None:
-        best = _fixed(checked, percentile, delta, epsilon, method)
+        rank, n_needed = order_of(checked.size, percentile, epsilon), m
+        if method == "ustat":
+            failure = all_pairs_order_failure(*sides, percentile, rank)
+        else:
+            failure = percentile_failure(m, percentile, epsilon)
+        if failure > allowed:
+            n_needed = percentile_sample_size(percentile, delta, epsilon, "chernoff")  # enough for all pairs
+            if method != "ustat" and n_needed <= _LARGEST:
+                n_needed = percentile_sample_size(percentile, delta, epsilon)
+        best = OrderStatistic(order=rank, failure=failure, n_needed=n_needed)
     elif method == "ustat":
-        best = best_all_pairs_order(checked.shape[0], checked.shape[1], percentile, delta)
+        best = best_all_pairs_order(*sides, percentile, delta)
     else:
         best = best_order_statistic(m, percentile, delta)
+        if best.order is not None and method == "published":
+            best = replace(best, order=best.order * most)
     order = best.order
-    if order is not None and epsilon is None and method == "published":
-        order *= max(checked.shape)
     short = order is None or best.n_needed > m
     return Certificate(
         bound=None if order is None else float(np.partition(checked, order - 1, axis=None)[order - 1]),
@@ -196,40 +194,6 @@ def certificate(
         reason=None if not short else "too_few" if order is None else "below_delta",
         n_needed=best.n_needed if short else None,
     )
-
-
-def _checked(values: Real[np.ndarray, "..."], method: str | None) -> tuple[Float64[np.ndarray, "..."], str]:
-    """The values in float64 and the method, both known to fit each other."""
-    checked = finite(values)
-    if checked.ndim not in (1, 2):
-        raise ShapeError(
-            f"values have shape {checked.shape}; [n] independent draws or the matrix [n_clean, n_corrupted] "
-            "of every pair is needed"
-        )
-    methods = (INDEPENDENT,) if checked.ndim == 1 else OF_PAIRS
-    method = method or methods[0]
-    check_name("certificate method", method, (INDEPENDENT, *OF_PAIRS))
-    if method not in methods:
-        what = "independent values [n]" if checked.ndim == 1 else "a matrix of pairs that share inputs"
-        raise InputError(f"method {method!r} does not fit {what}; choose {' or '.join(map(repr, methods))}")
-    return checked, method
-
-
-def _fixed(
-    values: Float64[np.ndarray, "..."], p: float, delta: float, epsilon: float, method: str
-) -> OrderStatistic:
-    """The rank ceil((p + epsilon) N), with the sample size that would bring it to delta."""
-    m = min(values.shape)
-    if method == "ustat":
-        failure = all_pairs_failure(values.shape[0], values.shape[1], p, epsilon)
-    else:
-        failure = percentile_failure(m, p, epsilon)
-    n_needed = m
-    if failure > float(1 - share(delta, "delta")):
-        n_needed = percentile_sample_size(p, delta, epsilon, "chernoff")  # enough for the convex bound too
-        if method != "ustat" and n_needed <= _LARGEST:
-            n_needed = percentile_sample_size(p, delta, epsilon)
-    return OrderStatistic(order=order_of(values.size, p, epsilon), failure=failure, n_needed=n_needed)
 
 
 def edit_radius(lower: float, deletion: float) -> int | None:
@@ -261,7 +225,7 @@ def edit_radius(lower: float, deletion: float) -> int | None:
 # ----------------------------------------------------------------------------------------- independent values
 
 
-def share(value: float, name: str) -> Fraction:
+def _share(value: float, name: str) -> Fraction:
     """A number strictly between 0 and 1 as the fraction that its decimal digits say."""
     check_fraction(**{name: value})
     return Fraction(str(value))
@@ -269,7 +233,7 @@ def share(value: float, name: str) -> Fraction:
 
 def _target(p: float, epsilon: float) -> tuple[Fraction, Fraction]:
     """The shares p and p + epsilon."""
-    percentile = share(p, "p")
+    percentile = _share(p, "p")
     if not 0 < epsilon < math.inf:
         raise InputError(f"epsilon is {epsilon}; expected a positive number with p + epsilon < 1")
     target = percentile + Fraction(str(epsilon))
@@ -291,29 +255,24 @@ def _within(failure: float, allowed: float) -> bool:
     return failure <= allowed * (1 + ROUNDING)
 
 
-def _divergence(of: Fraction, reference: Fraction) -> float:
-    """KL divergence of two coins in nats, D(a || b) = b f((a - b) / b) + (1 - b) f((b - a) / (1 - b)).
+def _rate(bound: str, percentile: Fraction, target: Fraction) -> float:
+    """Rate c of the bound exp(-c n) on the failure at order ceil(target n), `chernoff` or `hoeffding`.
 
-    With f(x) = (1 + x) ln(1 + x) - x: both terms are positive, so that nothing cancels for a close to b,
-    where D is about (a - b)^2 / (2 b (1 - b)).
+    Chernoff's is the KL divergence of two coins in nats, D(a || b) = b f((a - b) / b) + (1 - b) f((b - a) /
+    (1 - b)) with f(x) = (1 + x) ln(1 + x) - x: both terms are positive, so that nothing cancels for a close
+    to b, where D is about (a - b)^2 / (2 b (1 - b)).
     """
+    apart = target - percentile
+    if bound == "hoeffding":
+        return float(2 * apart**2)
 
     def term(x: float) -> float:
         if abs(x) > 0.01:
             return float(scipy.special.xlog1py(1 + x, x)) - x
         return x * x * sum((-x) ** k / ((k + 1) * (k + 2)) for k in range(7))
 
-    apart = of - reference
-    return float(reference) * term(float(apart / reference)) + float(1 - reference) * term(
-        float(-apart / (1 - reference))
-    )
-
-
-def closed_form(bound: str, percentile: Fraction, target: Fraction) -> float:
-    """Rate c of the bound exp(-c n) on the failure at order ceil(target n)."""
-    if bound == "chernoff":
-        return _divergence(target, percentile)
-    return float(2 * (target - percentile) ** 2)
+    below, above = float(apart / percentile), float(-apart / (1 - percentile))
+    return float(percentile) * term(below) + float(1 - percentile) * term(above)
 
 
 def percentile_failure(n: int, p: float, epsilon: float, bound: str = "exact") -> float:
@@ -342,13 +301,12 @@ def percentile_failure(n: int, p: float, epsilon: float, bound: str = "exact") -
         >>> round(percentile_failure(10, 0.5, 0.2), 6)  # 176 / 1024: at least 7 heads in 10 tosses
         0.171875
     """
+    check_name("bound", bound, ("exact", "chernoff", "hoeffding"))
     percentile, target = _target(p, epsilon)
-    order = order_of(n, p, epsilon)
     if bound == "exact":
-        return float(scipy.stats.binom.sf(order - 1, n, float(percentile)))
-    if bound in ("chernoff", "hoeffding"):
-        return math.exp(-n * closed_form(bound, percentile, target))
-    raise unknown_name("bound", bound, ("exact", "chernoff", "hoeffding"))
+        return float(scipy.stats.binom.sf(order_of(n, p, epsilon) - 1, n, float(percentile)))
+    check_least(1, n=n)
+    return math.exp(-n * _rate(bound, percentile, target))
 
 
 def percentile_confidence(n: int, p: float, epsilon: float, bound: str = "exact") -> float:
@@ -366,7 +324,7 @@ def percentile_confidence(n: int, p: float, epsilon: float, bound: str = "exact"
     return 1 - percentile_failure(n, p, epsilon, bound)
 
 
-def least_sample(percentile: Fraction, allowed: float) -> int:
+def _least_sample(percentile: Fraction, allowed: float) -> int:
     """Smallest n with p^n <= allowed: below it, not even the maximum is a bound."""
     log_p, log_allowed = math.log1p(-float(1 - percentile)), math.log(allowed)
     n = max(1, math.ceil(log_allowed / log_p))
@@ -387,9 +345,9 @@ def best_order_statistic(n: int, p: float, delta: float) -> OrderStatistic:
         >>> best_order_statistic(59, 0.95, 0.95).order, best_order_statistic(58, 0.95, 0.95).order
         (59, None)
     """
-    percentile, allowed = share(p, "p"), float(1 - share(delta, "delta"))
+    percentile, allowed = _share(p, "p"), float(1 - _share(delta, "delta"))
     check_least(1, n=n)
-    n_needed = least_sample(percentile, allowed)
+    n_needed = _least_sample(percentile, allowed)
     if n < n_needed:
         return OrderStatistic(order=None, failure=math.nan, n_needed=n_needed)
 
@@ -405,79 +363,55 @@ def best_order_statistic(n: int, p: float, delta: float) -> OrderStatistic:
     return OrderStatistic(order=order, failure=failure(order), n_needed=n_needed)
 
 
-@overload
-def percentile_sample_size(
-    p: float, delta: float, epsilon: float, bound: str = "exact", *, details: Literal[False] = False
-) -> int: ...
-@overload
-def percentile_sample_size(
-    p: float, delta: float, epsilon: float, bound: str = "exact", *, details: Literal[True]
-) -> SampleSize: ...
-def percentile_sample_size(
-    p: float, delta: float, epsilon: float, bound: str = "exact", *, details: bool = False
-) -> int | SampleSize:
-    """Sample size from which on `percentile_confidence` is at least delta.
+def percentile_sample_size(p: float, delta: float, epsilon: float, bound: str = "exact") -> int:
+    """Smallest sample size from which on `percentile_confidence` is at least delta, at every larger one too.
 
     Args:
         p: The percentile as a share, in (0, 1).
         delta: Confidence to reach, in (0, 1).
         epsilon: How far above p the order statistic is taken; p + epsilon < 1.
         bound: `exact`, `chernoff` or `hoeffding`.
-        details: Also say which smaller size reaches delta first.
-
-    Returns:
-        The smallest n that is enough together with every larger one, or with `details` a `SampleSize`. The
-        two sizes are equal under the closed forms, which fall with n.
 
     Raises:
         InputError: p or delta outside (0, 1), epsilon <= 0, p + epsilon >= 1, an unknown bound, or an epsilon
-            so small that the exact size may exceed 10^7.
-
-    Notes:
-        The exact failure, Pr(Binom(n, 1 - p) <= j) with j = floor((1 - a) n), falls with n while j stays and
-        jumps up when j steps, so bisection over n would return some crossing. The first size is the first in
-        a run of constant j whose end is enough, the stable one follows the last run whose start is not.
+            so small that the exact size may exceed 2 million.
 
     Example:
-        >>> percentile_sample_size(0.95, 0.95, 0.01, details=True)
-        SampleSize(first=1148, stable=1326)
+        >>> percentile_sample_size(0.95, 0.95, 0.01)
+        1326
     """
-    percentile, target = _target(p, epsilon)
-    allowed = float(1 - share(delta, "delta"))
     check_name("bound", bound, ("exact", "chernoff", "hoeffding"))
-    closed = "chernoff" if bound == "exact" else bound
-    n = math.ceil(-math.log(allowed) / closed_form(closed, percentile, target))
-    size = SampleSize(first=n, stable=n)
     if bound == "exact":
-        if n > _LARGEST:
-            raise InputError(
-                f"epsilon = {epsilon:g} may need {n:.3g} values, but exact sizes are computed only up to "
-                f"{_LARGEST:.0e}; use bound='chernoff' or a larger epsilon"
-            )
-        size = _exact_size(1 - percentile, 1 - target, allowed, n)
-    return size if details else size.stable
+        return exact_sample_sizes(p, delta, epsilon)[1]
+    allowed = float(1 - _share(delta, "delta"))
+    return math.ceil(-math.log(allowed) / _rate(bound, *_target(p, epsilon)))
 
 
-def _exact_size(missing: Fraction, cut: Fraction, allowed: float, enough: int) -> SampleSize:
-    """Sizes n with Pr(Binom(n, missing) <= floor(cut n)) <= allowed, where all from `enough` on have it."""
+def exact_sample_sizes(p: float, delta: float, epsilon: float) -> tuple[int, int]:
+    """The smallest n that reaches delta by the exact probability, and that from which on every n does.
 
-    def met(n: int) -> bool:
-        return _within(float(scipy.stats.binom.cdf(math.floor(cut * n), n, float(missing))), allowed)
+    The exact failure, Pr(Binom(n, 1 - p) <= j) with j = floor((1 - a) n), falls with n while j stays and
+    jumps up when j steps, so some sizes above the first do not reach delta. From Chernoff's size on all do.
 
-    def failures(n: Int64[np.ndarray, " runs"]) -> Float64[np.ndarray, " runs"]:
-        return np.asarray(scipy.stats.binom.cdf(np.arange(len(n)), n, float(missing)))
-
-    runs = np.arange(math.floor(cut * enough) + 2)
-    starts = np.maximum(-(-runs * cut.denominator // cut.numerator), 1)
-    is_enough = failures(starts[1:] - 1) <= allowed * (1 + ROUNDING)
-    too_few = np.flatnonzero(failures(starts[:-1]) > allowed * (1 + ROUNDING))
-    run, last = int(is_enough.argmax()), int(too_few[-1]) if len(too_few) else -1
-    first = range(int(starts[run]), int(starts[run + 1]))
-    stable = range(int(starts[last]), int(starts[last + 1])) if last >= 0 else range(1, 1)
-    return SampleSize(
-        first=first.start + bisect_left(first, True, key=met),
-        stable=stable.start + bisect_left(stable, True, key=met),
-    )
+    Example:
+        >>> exact_sample_sizes(0.95, 0.95, 0.01)
+        (1148, 1326)
+    """
+    enough = percentile_sample_size(p, delta, epsilon, "chernoff")
+    if enough > _LARGEST:
+        raise InputError(
+            f"epsilon = {epsilon:g} may need {enough:.3g} values, but exact sizes are computed only up to "
+            f"{_LARGEST:,}; use bound='chernoff' or a larger epsilon"
+        )
+    percentile, target = _target(p, epsilon)
+    cut = 1 - target
+    fits = cut.numerator * enough < 2**63 and cut.denominator < 2**63
+    n = np.arange(1, enough + 1, dtype=np.int64 if fits else object)
+    below = (n * cut.numerator // cut.denominator).astype(np.float64)
+    failures = scipy.stats.binom.cdf(below, n.astype(np.float64), float(1 - percentile))
+    reached = np.asarray(failures) <= float(1 - _share(delta, "delta")) * (1 + ROUNDING)
+    short = np.flatnonzero(~reached)
+    return int(reached.argmax()) + 1, int(short[-1]) + 2 if len(short) else 1
 
 
 # -------------------------------------------------------------------------------------------------- all pairs
@@ -520,7 +454,7 @@ def all_pairs_order_failure(
         >>> all_pairs_order_failure(2, 2, 0.5, 3)  # j = 1: E[(B - 1)_+] / (3/2 - 1) = (1/4) / (1/2)
         0.5
     """
-    percentile = share(p, "p")
+    percentile = _share(p, "p")
     check_least(1, n_clean=n_clean, n_corrupted=n_corrupted)
     if not 1 <= order <= n_clean * n_corrupted:
         raise InputError(
@@ -532,26 +466,10 @@ def all_pairs_order_failure(
     if target <= percentile:
         return 1.0
     if bound != "convex":
-        return math.exp(-m * closed_form(bound, percentile, target))
+        return math.exp(-m * _rate(bound, percentile, target))
     below = np.arange(math.ceil(target * m))
     ratios = _expected_excess(m, float(percentile))[below] / (float(target * m) - below)
     return min(float(ratios.min()), 1.0)
-
-
-def all_pairs_failure(
-    n_clean: int, n_corrupted: int, p: float, epsilon: float, bound: str = "convex"
-) -> float:
-    """Bound on the probability that X_(k), k = ceil((p + epsilon) N), of all N crossed pairs is below x_p.
-
-    `all_pairs_order_failure` at that order, N = n_clean n_corrupted; see there.
-
-    Example:
-        >>> round(all_pairs_failure(1000, 1000, 0.95, 0.01), 4)
-        0.1724
-    """
-    check_least(1, n_clean=n_clean, n_corrupted=n_corrupted)
-    order = order_of(n_clean * n_corrupted, p, epsilon)
-    return all_pairs_order_failure(n_clean, n_corrupted, p, order, bound)
 
 
 def best_all_pairs_order(n_clean: int, n_corrupted: int, p: float, delta: float) -> OrderStatistic:
@@ -574,10 +492,10 @@ def best_all_pairs_order(n_clean: int, n_corrupted: int, p: float, delta: float)
         >>> best_all_pairs_order(1000, 1000, 0.95, 0.95).order / 1e6 - 0.95 < 0.0138
         True
     """
-    percentile, allowed = share(p, "p"), float(1 - share(delta, "delta"))
+    percentile, allowed = _share(p, "p"), float(1 - _share(delta, "delta"))
     check_least(1, n_clean=n_clean, n_corrupted=n_corrupted)
     m, most = min(n_clean, n_corrupted), max(n_clean, n_corrupted)
-    n_needed = least_sample(percentile, allowed)
+    n_needed = _least_sample(percentile, allowed)
     if m < n_needed:
         return OrderStatistic(order=None, failure=math.nan, n_needed=n_needed)
     least = float((np.arange(m) + _expected_excess(m, float(percentile)) / allowed).min())
@@ -602,4 +520,4 @@ def maximum_exceedance(n: int, *, delta: float = 0.95) -> float:
         0.003
     """
     check_least(1, n=n)
-    return -math.expm1(math.log(float(1 - share(delta, "delta"))) / n)
+    return -math.expm1(math.log(float(1 - _share(delta, "delta"))) / n)

@@ -4,7 +4,7 @@ import numpy as np
 import scipy
 from jaxtyping import Bool, Float, Real
 
-from assay.core.errors import ShapeError, unknown_name
+from assay.core.errors import ShapeError, check_name
 from assay.stats._checks import finite, varies
 from assay.stats.agreement import top_members
 from assay.stats.estimate import Estimate, undefined_estimate
@@ -45,12 +45,8 @@ def d_prime(signal: Real[np.ndarray, " _"], noise: Real[np.ndarray, " _"]) -> Es
 def _sides(scores: np.ndarray, members: np.ndarray) -> str | None:
     """Why members and others cannot be compared, if so."""
     if scores.shape != members.shape:
-        raise ShapeError(
-            f"scores have shape {scores.shape} and members {members.shape}; expected one flag per score"
-        )
-    if not members.any():
-        return "no_members"
-    return "no_others" if members.all() else None
+        raise ShapeError(f"scores have shape {scores.shape}, members {members.shape}; give a flag per score")
+    return "no_members" if not members.any() else "no_others" if members.all() else None
 
 
 def auroc(scores: Real[np.ndarray, " n"], members: Bool[np.ndarray, " n"]) -> Estimate:
@@ -100,11 +96,9 @@ def average_precision(scores: Real[np.ndarray, " n"], members: Bool[np.ndarray, 
     reason = _sides(scores, members)
     if reason:
         return undefined_estimate(reason)
-    order = np.argsort(-finite(scores, "scores"), kind="stable")
-    last_of_ties = np.append(np.diff(scores[order]) != 0, True)
-    hits = np.cumsum(members[order])[last_of_ties]
-    taken = np.flatnonzero(last_of_ties) + 1
-    return Estimate(value=float((np.diff(hits, prepend=0) * hits / taken).sum() / hits[-1]))
+    from sklearn.metrics import average_precision_score
+
+    return Estimate(value=float(average_precision_score(members, finite(scores, "scores"))))
 
 
 def precision_at(scores: Real[np.ndarray, " n"], members: Bool[np.ndarray, " n"], k: int) -> Estimate:
@@ -131,8 +125,7 @@ def corrected_rate(
         correction: `loglinear`, (count + 1/2) / (n + 1), or `clip-half`, count / n clipped to
             [1 / (2 n), 1 - 1 / (2 n)].
     """
+    check_name("rate correction", correction, ("loglinear", "clip-half"))
     if correction == "loglinear":
         return np.asarray((counts + 0.5) / (n + 1))
-    if correction == "clip-half":
-        return np.asarray(np.clip(counts / n, 1 / (2 * n), 1 - 1 / (2 * n)))
-    raise unknown_name("rate correction", correction, ("loglinear", "clip-half"))
+    return np.asarray(np.clip(counts / n, 1 / (2 * n), 1 - 1 / (2 * n)))

@@ -40,13 +40,11 @@ class SignificanceTest(Record):
     Attributes:
         statistic: What was computed; NaN where undefined.
         p_value: Probability of a statistic at least as extreme under the null; NaN where undefined.
-        degrees_of_freedom: Of the reference distribution; empty for a permutation test.
         reason: Why it is undefined or needs care, else None.
     """
 
     statistic: float
     p_value: float
-    degrees_of_freedom: tuple[float, ...] = ()
     reason: str | None = None
 
 

@@ -1,4 +1,4 @@
-"""Confidence intervals of what circuits are measured by: arrays in, `Interval` out; numpy and scipy only.
+"""Confidence intervals of what circuits are measured by: arrays in, `Interval` out.
 
 A statistic enters as a function of sums over examples. A bootstrap resample is then one row of
 draw counts times the table of per-example components, and the jackknife is a subtraction, so
@@ -11,18 +11,22 @@ from dataclasses import replace
 
 import numpy as np
 import scipy
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float, Float64, Int, Real
 
-from assay.core.errors import InputError, check_least, check_name
+from assay.core.errors import InputError, check_fraction, check_least, check_name
 from assay.core.verdict import Interval, undefined_interval
+from assay.stats._checks import EQUAL, finite
 
 
 OfSums = Callable[[Float[np.ndarray, "*draws n_components"], int], Float[np.ndarray, "*draws"]]
 
 N_RESAMPLES = 2000
-_EQUAL = 1e-12  # relative spread below which replicates differ by rounding only
-_UNDEFINED_SHARE = 0.01  # replicates that may be undefined before the interval is
+UNDEFINED_SHARE = 0.01  # replicates that may be undefined before the interval is
 _BLOCK = 1 << 22  # draws counted at a time
+_N_BETS = 200
+# Shares of the largest bet 1 / m, above which a value of 0 ruins.
+_BETS = (np.arange(_N_BETS) + 0.5) / _N_BETS
+_Values = Float64[np.ndarray, "_"]
 
 
 def draw_counts(
@@ -85,9 +89,9 @@ def bootstrap_interval(
     point = float(of_sums(totals, n))
     replicates = of_sums(draw_counts(n, n_resamples, rng, draws) @ values.T, n)
     defined = replicates[np.isfinite(replicates)]
-    if math.isnan(point) or len(defined) < (1 - _UNDEFINED_SHARE) * len(replicates):
+    if math.isnan(point) or len(defined) < (1 - UNDEFINED_SHARE) * len(replicates):
         return undefined_interval(level, method, "undefined_replicates")
-    if np.ptp(defined) <= _EQUAL * max(abs(point), float(np.abs(defined).max())):
+    if np.ptp(defined) <= EQUAL * max(abs(point), float(np.abs(defined).max())):
         return Interval(low=point, high=point, level=level, method=method, reason="degenerate")
     tails = np.array([(1 - level) / 2, (1 + level) / 2])
     reason = None
@@ -102,16 +106,9 @@ def bootstrap_interval(
     return Interval(low=float(low), high=float(high), level=level, method=method, reason=reason)
 
 
-def _bca_levels(
-    tails: Float64[np.ndarray, "2"],
-    point: float,
-    replicates: Float64[np.ndarray, " n_replicates"],
-    left_out: Float64[np.ndarray, " n"],
-) -> Float64[np.ndarray, "2"]:
+def _bca_levels(tails: _Values, point: float, replicates: _Values, left_out: _Values) -> _Values:
     """Percentile levels corrected for bias and acceleration (Efron 1987); non-finite where undefined."""
-    below = (np.count_nonzero(replicates < point) + np.count_nonzero(replicates <= point)) / (
-        2 * len(replicates)
-    )
+    below = float(((replicates < point).sum() + (replicates <= point).sum()) / (2 * len(replicates)))
     if not 0 < below < 1:
         return np.full(2, np.nan)
     bias = scipy.special.ndtri(below)
@@ -177,7 +174,7 @@ def studentized_interval(
     """
     method = "bootstrap-t"
     defined = np.isfinite(replicates) & (errors >= 0)
-    few = defined.sum() < max(1.0, (1 - _UNDEFINED_SHARE) * len(replicates))
+    few = defined.sum() < max(1.0, (1 - UNDEFINED_SHARE) * len(replicates))
     if few or not (math.isfinite(point) and math.isfinite(error)):
         return undefined_interval(level, method, "undefined_replicates")
     if error == 0:
@@ -199,11 +196,12 @@ def outermost(first: Interval, *others: Interval) -> Interval:
     Returns:
         The first undefined one where there is any.
     """
-    for each in (first, *others):
+    intervals = (first, *others)
+    for each in intervals:
         if not each.defined:
             return each
-    ends = [(each.low, each.high) for each in (first, *others)]
-    return replace(first, low=min(low for low, _ in ends), high=max(high for _, high in ends), reason=None)
+    low, high = min(each.low for each in intervals), max(each.high for each in intervals)
+    return replace(first, low=low, high=high, reason=None)
 
 
 def resampled_ratios(
@@ -229,7 +227,7 @@ def resampled_ratios(
         centre = numerators.sum(axis=0) / denominator.sum()
         # Around the ratio itself, or squares would cancel; what rounding leaves of equal values is none.
         left = numerators - centre * denominator[:, None]
-        left[:, np.abs(left).max(axis=0) <= _EQUAL * np.abs(numerators).max(axis=0)] = 0.0
+        left[:, np.abs(left).max(axis=0) <= EQUAL * np.abs(numerators).max(axis=0)] = 0.0
         bottom = (counts @ denominator)[:, None]
         moved = (counts @ left) / bottom
         squares = (
@@ -238,8 +236,7 @@ def resampled_ratios(
             + moved**2 * (counts @ denominator**2)[:, None]
         )
         errors = np.sqrt(np.maximum(squares, 0.0) * n / (n - 1)) / np.abs(bottom)
-    ratios = centre + moved
-    return ratios, errors
+    return centre + moved, errors
 
 
 def fieller_interval(
@@ -261,7 +258,7 @@ def fieller_interval(
         return undefined_interval(level, "fieller", "too_few")
     t = scipy.stats.t.ppf((1 + level) / 2, n - 1)
     ratio = float(numerator.sum() / denominator.sum())
-    if np.abs(numerator - ratio * denominator).max() <= _EQUAL * np.abs(numerator).max():
+    if np.abs(numerator - ratio * denominator).max() <= EQUAL * np.abs(numerator).max():
         return Interval(low=ratio, high=ratio, level=level, method="fieller", reason="degenerate")
     covariance = np.cov(numerator, denominator, ddof=1) * t**2 / n
     top, bottom = numerator.mean(), denominator.mean()
@@ -324,3 +321,64 @@ def fisher_z_interval(r: float, n: int, *, level: float = 0.95, kind: str = "pea
     margin = float(scipy.special.ndtri((1 + level) / 2)) * math.sqrt(inflation / (n - 3))
     z = math.atanh(r)
     return Interval(low=math.tanh(z - margin), high=math.tanh(z + margin), level=level, method="fisher-z")
+
+
+def bounded_mean(
+    values: Real[np.ndarray, " n"], *, level: float = 0.95, bounds: tuple[float, float] = (0.0, 1.0)
+) -> Interval:
+    """Interval of the mean of bounded values, coverage at least `level` for every n and distribution.
+
+    A gambler who starts with 1 and stakes on "the mean is above m" has, if it is not, an expected capital of
+    at most 1 after any number of values; capital 20 then has a probability of at most 5 % (Markov). The lower
+    bound is the smallest m that such a capital does not refute.
+
+    The lower end is the smallest m with K(m) < 1 / alpha, alpha = (1 - level) / 2: the capital K(m) is the
+    mean over 200 bets lambda, evenly spaced in (0, 1 / m), of prod_i (1 + lambda (z_i - m)). The upper end is
+    that of the mirrored values 1 - z. The order of the values does not count.
+
+    Args:
+        values: Independent values of one mean, inside `bounds`.
+        level: Two-sided coverage; each end alone is a bound at (1 + level) / 2.
+        bounds: Smallest and largest value possible, known before any is seen.
+
+    Returns:
+        `too_few` without values. Equal values have an interval that is not empty.
+
+    Raises:
+        InputError: For a value outside the bounds, and a level outside (0, 1).
+
+    Notes:
+        Wider than the exact interval of a share: for values that are 0 or 1, take `clopper_pearson`.
+
+    References:
+        Waudby-Smith and Ramdas (2024), doi:10.1093/jrsssb/qkad009 (fixed bets; a mean of capitals is one).
+
+    Example:
+        >>> interval = bounded_mean(np.ones(20), level=0.90)
+        >>> round(interval.low, 3), interval.high
+        (0.801, 1.0)
+    """
+    check_fraction(level=level)
+    if not len(values):
+        return undefined_interval(level, "betting", "too_few")
+    lowest, highest = bounds
+    z = finite(values)
+    rounding = EQUAL * (highest - lowest)
+    if z.min() < lowest - rounding or z.max() > highest + rounding:
+        raise InputError(f"values run from {z.min():g} to {z.max():g}; expected values in {bounds}")
+    z = np.clip((z - lowest) / (highest - lowest), 0.0, 1.0)
+    limit = math.log(2 / (1 - level))
+    low, high = (lowest + (highest - lowest) * end for end in (_lower(z, limit), 1 - _lower(1 - z, limit)))
+    return Interval(low=low, high=high, level=level, method="betting")
+
+
+def _lower(z: Float64[np.ndarray, " n"], limit: float) -> float:
+    """The mean at which the log capital falls to the limit; the capital falls as the mean rises."""
+    distinct, counts = np.unique(z, return_counts=True)
+
+    def excess(mean: float) -> float:
+        log_growth = np.log1p(_BETS[:, None] * (distinct / mean - 1)) @ counts
+        return float(scipy.special.logsumexp(log_growth)) - math.log(_N_BETS) - limit
+
+    smallest = 1e-12
+    return 0.0 if excess(smallest) < 0 else float(scipy.optimize.brentq(excess, smallest, 1.0, xtol=1e-12))

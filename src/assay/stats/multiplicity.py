@@ -27,14 +27,16 @@ def _adjusted(
 ) -> Float64[np.ndarray, "..."]:
     """The rule applied to what was tested."""
     tested = ~np.isnan(p_values)
-    if not ((p_values[tested] >= 0) & (p_values[tested] <= 1)).all():
-        raise InputError(
-            f"p-values run from {np.nanmin(p_values):g} to {np.nanmax(p_values):g}; expected values in [0, 1]"
-        )
     adjusted = np.full(p_values.shape, np.nan)
     if tested.any():
-        adjusted[tested] = rule(p_values[tested])
+        adjusted[tested] = rule(_checked(p_values[tested]))
     return adjusted
+
+
+def _checked(p_values: Float64[np.ndarray, " m"]) -> Float64[np.ndarray, " m"]:
+    if not ((p_values >= 0) & (p_values <= 1)).all():
+        raise InputError(f"p-values are {p_values}; expected values in [0, 1]")
+    return p_values
 
 
 def bonferroni(p_values: Float64[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
@@ -181,10 +183,8 @@ def partial_conjunction(p_values: Float64[np.ndarray, " m"], least: int) -> floa
     m = len(p_values)
     if not 1 <= least <= m:
         raise InputError(f"least is {least} of {m} p-values; expected a number from 1 to {m}")
-    if not ((p_values >= 0) & (p_values <= 1)).all():
-        raise InputError(f"p-values are {p_values}; expected values in [0, 1]")
     ranks = np.arange(1, m - least + 2)
-    return float(min(1.0, ((m - least + 1) / ranks * np.sort(p_values)[least - 1 :]).min()))
+    return float(min(1.0, ((m - least + 1) / ranks * np.sort(_checked(p_values))[least - 1 :]).min()))
 
 
 def true_discoveries(
@@ -213,18 +213,13 @@ def true_discoveries(
         >>> true_discoveries(p, p < 0.05)
         2
     """
-    if not ((p_values >= 0) & (p_values <= 1)).all():
-        raise InputError(f"p-values are {p_values}; expected values in [0, 1]")
-    m = len(p_values)
-    ordered = np.sort(p_values)
+    m, ordered = len(p_values), np.sort(_checked(p_values))
     sizes = np.arange(1, m + 1)
     # All of the i largest beyond the line through alpha: Simes' test does not reject them.
     kept = [i for i in sizes.tolist() if (i * ordered[m - i :] > alpha * sizes[:i]).all()]
     h = max(kept, default=0)
-    ordered_selected = np.sort(p_values[selected])
+    chosen = np.sort(p_values[selected])
+    places = np.arange(len(chosen))
     if h == 0:
-        return len(ordered_selected)
-    counts = np.searchsorted(
-        ordered_selected, alpha * np.arange(1, len(ordered_selected) + 1) / h, side="right"
-    )
-    return int(max(0, (counts - np.arange(len(ordered_selected))).max(initial=0)))
+        return len(chosen)
+    return int((np.searchsorted(chosen, alpha * (places + 1) / h, side="right") - places).max(initial=0))

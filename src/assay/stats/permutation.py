@@ -1,24 +1,30 @@
 """Tests that need no distribution: signs flipped, ranks permuted."""
 
+import itertools
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import scipy
-from jaxtyping import Bool, Float64, Int64, Real
+from jaxtyping import Float64, Int64, Real
 
 from assay.core.errors import ShapeError, check_least, check_name
 from assay.core.record import Record
-from assay.stats._checks import finite, varies
-from assay.stats.agreement import N_PERMUTATIONS
+from assay.stats._checks import EQUAL, finite, varies
 from assay.stats.estimate import SignificanceTest, undefined_test
 
 
 EXACT_SIGNS = 12
 EXACT_RANKS = 8
-_ROUNDING = 1e-12
+N_PERMUTATIONS = 10_000
 _BLOCK = 1 << 22  # entries permuted at a time
-_ALTERNATIVES = ("greater", "two-sided")
+
+
+def blocks(n_permutations: int, entries: int) -> Iterator[int]:
+    """Permutations of so many entries each to make at a time, until all are made."""
+    rows = max(1, _BLOCK // entries)
+    yield from (min(rows, n_permutations - start) for start in range(0, n_permutations, rows))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,23 +65,19 @@ def mean_tests(
     """
     check_least(1, n_permutations=n_permutations)
     n, k = values.shape
-    if n == 0 or k == 0:
+    if n == 0:
         nothing = undefined_test("too_few")
         return tuple(MeanTest(sign_flip=nothing, t=nothing, exact=True) for _ in range(k))
-    x = finite(values)
+    x = finite(values) if k else values
     exact = n <= EXACT_SIGNS
     # A flipped mean reaches the observed one exactly if the flipped values sum to at most 0.
-    slack = _ROUNDING * np.abs(x).sum(axis=0)
-    reached = np.zeros(k, dtype=np.int64)
+    slack = EQUAL * np.abs(x).sum(axis=0)
     if exact:
         flips = (np.arange(2**n)[:, None] >> np.arange(n)) & 1
-        reached += np.count_nonzero(flips @ x <= slack, axis=0)
-        p_values = reached / 2**n
+        p_values = np.count_nonzero(flips @ x <= slack, axis=0) / 2**n
     else:
-        rows = max(1, _BLOCK // n)
-        for start in range(0, n_permutations, rows):
-            flips = rng.integers(0, 2, (min(rows, n_permutations - start), n))
-            reached += np.count_nonzero(flips @ x <= slack, axis=0)
+        flips_at_a_time = (rng.integers(0, 2, (rows, n)) for rows in blocks(n_permutations, n))
+        reached = sum(np.count_nonzero(flips @ x <= slack, axis=0) for flips in flips_at_a_time)
         p_values = (1 + reached) / (1 + n_permutations)
     return tuple(
         MeanTest(
@@ -88,20 +90,13 @@ def mean_tests(
 
 
 def _t_test(x: Float64[np.ndarray, " n"]) -> SignificanceTest:
-    if len(x) < 2:
-        return undefined_test("too_few")
-    if not x.any():
-        return undefined_test("zero_variance")
-    df = (float(len(x) - 1),)
+    if len(x) < 2 or not x.any():
+        return undefined_test("too_few" if len(x) < 2 else "zero_variance")
     if not varies(x):
         sign = float(np.sign(x[0]))
-        return SignificanceTest(
-            statistic=sign * math.inf, p_value=float(sign < 0), degrees_of_freedom=df, reason="degenerate"
-        )
+        return SignificanceTest(statistic=sign * math.inf, p_value=float(sign < 0), reason="degenerate")
     test = scipy.stats.ttest_1samp(x, 0.0, alternative="greater")
-    return SignificanceTest(
-        statistic=float(test.statistic), p_value=float(test.pvalue), degrees_of_freedom=df
-    )
+    return SignificanceTest(statistic=float(test.statistic), p_value=float(test.pvalue))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,48 +144,36 @@ def spearman_test(
         >>> spearman_test(up, up, alternative="greater", rng=np.random.default_rng(0)).p_value
         0.041666666666666664
     """
-    check_name("alternative", alternative, _ALTERNATIVES)
+    check_name("alternative", alternative, ("greater", "two-sided"))
     check_least(1, n_permutations=n_permutations)
     if x.shape != y.shape:
         raise ShapeError(f"a rank test compares vectors of equal length; got shapes {x.shape} and {y.shape}")
     n = len(x)
-    if n < 2:
-        return _no_rank_test("too_few", exact=True)
-    # Doubled average ranks are whole numbers, so permutations that tie with the sample tie exactly.
-    first, second = (_centred_ranks(finite(side, name)) for side, name in ((x, "x"), (y, "y")))
-    if not (first.any() and second.any()):
-        return _no_rank_test("zero_variance", exact=n <= EXACT_RANKS)
-    observed = int(first @ second)
-    best = int(np.sort(first) @ np.sort(second))
-    worst = int(np.sort(first) @ np.sort(second)[::-1])
-    if alternative == "two-sided":
-        best = max(best, -worst)
     exact = n <= EXACT_RANKS
+    reason = "too_few" if n < 2 else None
+    if not reason:
+        # Doubled average ranks are whole numbers, so permutations that tie with the sample tie exactly.
+        first, second = (_centred_ranks(finite(side, name)) for side, name in ((x, "x"), (y, "y")))
+        reason = None if first.any() and second.any() else "zero_variance"
+    if reason:
+        return RankTest(rho=math.nan, p_value=math.nan, smallest_p=math.nan, exact=exact, reason=reason)
 
-    def extreme(products: Int64[np.ndarray, " _"], limit: int) -> Bool[np.ndarray, " _"]:
-        return np.asarray((np.abs(products) if alternative == "two-sided" else products) >= limit)
+    def extremity(products: Int64[np.ndarray, " _"]) -> Int64[np.ndarray, " _"]:
+        return np.abs(products) if alternative == "two-sided" else products
 
-    limit = abs(observed) if alternative == "two-sided" else observed
+    observed = second[None] @ first
+    limit = extremity(observed)
     if exact:
-        products = second[_all_orders(n)] @ first
-        p_value = float(extreme(products, limit).mean())
-        smallest_p = float(extreme(products, best).mean())
+        products = extremity(second[_all_orders(n)] @ first)
+        p_value, smallest_p = float((products >= limit).mean()), float((products == products.max()).mean())
     else:
-        reached, rows = 0, max(1, _BLOCK // n)
-        for start in range(0, n_permutations, rows):
-            block = np.broadcast_to(second, (min(rows, n_permutations - start), n))
-            reached += int(np.count_nonzero(extreme(rng.permuted(block, axis=1) @ first, limit)))
+        reached = 0
+        for rows in blocks(n_permutations, n):
+            dealt = rng.permuted(np.broadcast_to(second, (rows, n)), axis=1)
+            reached += int(np.count_nonzero(extremity(dealt @ first) >= limit))
         p_value, smallest_p = (1 + reached) / (1 + n_permutations), 1 / (1 + n_permutations)
-    return RankTest(
-        rho=observed / math.sqrt(int(first @ first) * int(second @ second)),
-        p_value=p_value,
-        smallest_p=smallest_p,
-        exact=exact,
-    )
-
-
-def _no_rank_test(reason: str, *, exact: bool) -> RankTest:
-    return RankTest(rho=math.nan, p_value=math.nan, smallest_p=math.nan, exact=exact, reason=reason)
+    rho = int(observed[0]) / math.sqrt(int(first @ first) * int(second @ second))
+    return RankTest(rho=rho, p_value=p_value, smallest_p=smallest_p, exact=exact)
 
 
 def _centred_ranks(values: Float64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]:
@@ -200,8 +183,4 @@ def _centred_ranks(values: Float64[np.ndarray, " n"]) -> Int64[np.ndarray, " n"]
 
 def _all_orders(n: int) -> Int64[np.ndarray, "orders n"]:
     """Every permutation of 0..n-1, one per row."""
-    orders = np.zeros((1, 1), dtype=np.int64)
-    for size in range(2, n + 1):
-        longer = np.insert(orders, 0, size - 1, axis=1)
-        orders = np.concatenate([np.roll(longer, shift, axis=1) for shift in range(size)])
-    return orders
+    return np.array(list(itertools.permutations(range(n))))

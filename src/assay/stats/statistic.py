@@ -12,16 +12,20 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Float64
 
-from assay.core.errors import FileFormatError, InputError, unknown_name
+from assay.core.errors import FileFormatError, InputError, check_name
 from assay.core.random import stream
 from assay.core.record import BRIEF, Record
-from assay.core.registry import Registry
 from assay.core.verdict import Interval
-from assay.stats.bounded import bounded_mean
-from assay.stats.intervals import bootstrap_interval, clopper_pearson, delta_interval, fieller_interval
+from assay.stats.intervals import (
+    bootstrap_interval,
+    bounded_mean,
+    clopper_pearson,
+    delta_interval,
+    fieller_interval,
+)
 
 
-_STREAM = "bootstrap"
+Table = Float64[np.ndarray, "n_components n"]
 _METHODS = ("bca", "percentile", "delta", "fieller", "clopper-pearson", "betting")
 
 
@@ -53,16 +57,17 @@ class RatioOfSums(Record):
         """Names of the per-example vectors it sums."""
         return tuple(dict.fromkeys((*self.numerator, *self.denominator)))
 
-    def _weights(self, of: Mapping[str, float]) -> Float64[np.ndarray, " n_components"]:
-        return np.array([float(of.get(name, 0.0)) for name in self.components])
+    def _coefficients(self) -> Float64[np.ndarray, "2 n_components"]:
+        """Of N and of D. Used one by one: products with both round otherwise, and tied resamples part."""
+        sides = (self.numerator, self.denominator)
+        return np.array([[float(side.get(name, 0.0)) for name in self.components] for side in sides])
 
     def of_sums(self, sums: Float[np.ndarray, "*draws n_components"], n: int) -> Float[np.ndarray, "*draws"]:
         """F from the sums over `n` examples; NaN where the denominator vanishes."""
-        top = sums @ self._weights(self.numerator)
-        bottom = (
-            sums @ self._weights(self.denominator) if self.denominator else np.full(np.shape(top), float(n))
-        )
-        return self._of_pair(np.stack([top, bottom], axis=-1), n)
+        pair = np.stack([sums @ side for side in self._coefficients()], axis=-1)
+        if not self.denominator:
+            pair[..., 1] = n
+        return self._of_pair(pair, n)
 
     def _of_pair(self, sums: Float[np.ndarray, "*draws 2"], n: int) -> Float[np.ndarray, "*draws"]:
         """F from the sums N and D themselves."""
@@ -71,20 +76,19 @@ class RatioOfSums(Record):
         ratio = np.divide(top, bottom, out=np.full(np.shape(top), np.nan), where=usable)
         return np.asarray(self.offset + self.scale * ratio)
 
-    def _per_example(self, values: Float64[np.ndarray, "n_components n"]) -> Float64[np.ndarray, "2 n"]:
-        top = self._weights(self.numerator) @ values
-        bottom = self._weights(self.denominator) @ values if self.denominator else np.ones(values.shape[1])
-        return np.stack([top, bottom])
+    def _per_example(self, values: Table) -> Float64[np.ndarray, "2 n"]:
+        pair = np.stack([side @ values for side in self._coefficients()])
+        if not self.denominator:
+            pair[1] = 1.0
+        return pair
 
-    def pair(
-        self, values: Float64[np.ndarray, "n_components n"]
-    ) -> tuple[Float64[np.ndarray, "n 1"], Float64[np.ndarray, " n"] | None]:
+    def pair(self, values: Table) -> tuple[Float64[np.ndarray, "n 1"], Float64[np.ndarray, " n"] | None]:
         """F as one ratio: offset D + scale N per example, as a column, and D; None for a mean."""
         top, bottom = self._per_example(values)
         column = (self.offset * bottom + self.scale * top)[:, None]
         return column, bottom if self.denominator else None
 
-    def linearised(self, values: Float64[np.ndarray, "n_components n"]) -> Float64[np.ndarray, " n"]:
+    def linearised(self, values: Table) -> Float64[np.ndarray, " n"]:
         """Per-example values that average to F: F plus influence; for a mean, the data themselves.
 
         F_i = F + scale (N_i - (N / D) D_i) / mean(D); spread over root n is the delta standard error.
@@ -95,51 +99,38 @@ class RatioOfSums(Record):
             linear = self.offset + self.scale * (ratio + (top - ratio * bottom) / bottom.mean())
         return np.asarray(linear)
 
-    def unstable(self, values: Float64[np.ndarray, "n_components n"]) -> bool:
+    def unstable(self, values: Table) -> bool:
         """Whether the denominator's mean is within three standard errors of zero."""
         bottom = self._per_example(values)[1]
         n = len(bottom)
         return n > 1 and bool(abs(bottom.mean()) < 3 * bottom.std(ddof=1) / math.sqrt(n))
 
     def interval(
-        self,
-        values: Float64[np.ndarray, "n_components n"],
-        *,
-        level: float = 0.95,
-        method: str | None = None,
-        seed: int = 0,
+        self, values: Table, *, level: float = 0.95, method: str | None = None, seed: int = 0
     ) -> Interval:
         """Interval over examples; by default betting (bounded means), Fieller (unstable ratios) or BCa."""
-        by_default = "betting" if self.bounds else "fieller" if self.unstable(values) else "bca"
-        method = method or by_default
-        top, bottom = self._per_example(values)
-        if method == "fieller":
-            return self._moved(fieller_interval(top, bottom, level=level))
+        method = method or ("betting" if self.bounds else "fieller" if self.unstable(values) else "bca")
+        check_name("interval method", method, _METHODS)
+        pair = self._per_example(values)
+        top, bottom = pair
+        if method in ("bca", "percentile"):
+            rng = stream(seed, "bootstrap")
+            return bootstrap_interval(pair, self._of_pair, rng=rng, level=level, method=method)
         if method == "delta":
             linear = self.linearised(values)
             return delta_interval(float(linear.mean()), linear, level=level)
-        if method == "clopper-pearson":
-            if self.denominator or not np.isin(top, (0.0, 1.0)).all():
-                raise InputError(
-                    "a Clopper-Pearson interval needs the mean of values that are 0 or 1; use 'bca'"
-                )
-            return self._moved(clopper_pearson(int(top.sum()), len(top), level=level))
-        if method == "betting":
-            if self.denominator or self.bounds is None:
-                raise InputError("a betting interval needs the mean of values with known bounds; use 'bca'")
-            return self._moved(bounded_mean(top, level=level, bounds=self.bounds))
-        if method in ("bca", "percentile"):
-            return bootstrap_interval(
-                np.stack([top, bottom]), self._of_pair, rng=stream(seed, _STREAM), level=level, method=method
-            )
-        raise unknown_name("interval method", method, _METHODS)
-
-    def _moved(self, interval: Interval) -> Interval:
-        """An interval of N/D as one of F; a negative scale swaps the ends."""
-        ends = sorted((self.offset + self.scale * interval.low, self.offset + self.scale * interval.high))
-        return Interval(
-            low=ends[0], high=ends[1], level=interval.level, method=interval.method, reason=interval.reason
-        )
+        if method == "fieller":
+            found = fieller_interval(top, bottom, level=level)
+        elif method == "betting" and self.bounds and not self.denominator:
+            found = bounded_mean(top, level=level, bounds=self.bounds)
+        elif method == "clopper-pearson" and not self.denominator and np.isin(top, (0.0, 1.0)).all():
+            found = clopper_pearson(int(top.sum()), len(top), level=level)
+        else:
+            needed = "with known bounds" if method == "betting" else "that are 0 or 1"
+            raise InputError(f"a {method} interval needs the mean of values {needed}; use 'bca'")
+        # Of N / D, whose ends a negative scale swaps.
+        ends = sorted((self.offset + self.scale * found.low, self.offset + self.scale * found.high))
+        return replace(found, low=ends[0], high=ends[1])
 
 
 def mean_of(
@@ -158,9 +149,8 @@ def ratio_of(
     name: str, over: str, *, offset: float = 0.0, scale: float = 1.0, smallest: float = 1e-8
 ) -> RatioOfSums:
     """Sum of one component over the sum of another, scaled and shifted: offset + scale * ratio."""
-    return RatioOfSums(
-        numerator={name: 1.0}, denominator={over: 1.0}, offset=offset, scale=scale, smallest=smallest
-    )
+    how: dict[str, Any] = {"offset": offset, "scale": scale, "smallest": smallest}
+    return RatioOfSums(numerator={name: 1.0}, denominator={over: 1.0}, **how)
 
 
 def recovery_of(
@@ -171,16 +161,12 @@ def recovery_of(
     return RatioOfSums(numerator=numerator, denominator={full: 1.0, empty: -1.0}, smallest=smallest)
 
 
-SumFunction = Callable[..., Float[np.ndarray, "*draws"]]
-SUM_FUNCTIONS: Registry[SumFunction] = Registry("sum function")
-
-
 @dataclass(frozen=True, kw_only=True)
 class FunctionOfSums(Record):
-    """A registered function of the sums of components that is not a ratio of sums.
+    """A named function of the sums of components that is not a ratio of sums.
 
     Attributes:
-        function: Key in `SUM_FUNCTIONS`; called with the sums `[..., n_components]`, n and the parameters.
+        function: `distance-area` or `difference`; takes the sums `[..., n_components]`, n and the parameters.
         components: Names of the per-example vectors it sums, in the order the function expects.
         parameters: JSON values passed on by keyword.
     """
@@ -193,9 +179,9 @@ class FunctionOfSums(Record):
 
     def of_sums(self, sums: Float[np.ndarray, "*draws n_components"], n: int) -> Float[np.ndarray, "*draws"]:
         """The function at the sums over `n` examples."""
-        return np.asarray(SUM_FUNCTIONS[self.function](sums, n, **self.parameters))
+        return np.asarray(_FUNCTIONS[self.function](sums, n, **self.parameters))
 
-    def linearised(self, values: Float64[np.ndarray, "n_components n"]) -> Float64[np.ndarray, " n"]:
+    def linearised(self, values: Table) -> Float64[np.ndarray, " n"]:
         """F plus the jackknife influence (n - 1) (mean of F without an example - F without it)."""
         n = values.shape[1]
         totals = values.sum(axis=1)
@@ -206,23 +192,16 @@ class FunctionOfSums(Record):
         return np.asarray(point + (n - 1) * (left_out.mean() - left_out))
 
     def interval(
-        self,
-        values: Float64[np.ndarray, "n_components n"],
-        *,
-        level: float = 0.95,
-        method: str | None = None,
-        seed: int = 0,
+        self, values: Table, *, level: float = 0.95, method: str | None = None, seed: int = 0
     ) -> Interval:
         """Interval over examples: `bca` (default), `percentile` or `delta` (from the jackknife)."""
         if method == "delta":
             point = float(self.of_sums(values.sum(axis=1), values.shape[1]))
             return delta_interval(point, self.linearised(values), level=level)
-        return bootstrap_interval(
-            values, self.of_sums, rng=stream(seed, _STREAM), level=level, method=method or "bca"
-        )
+        rng = stream(seed, "bootstrap")
+        return bootstrap_interval(values, self.of_sums, rng=rng, level=level, method=method or "bca")
 
 
-@SUM_FUNCTIONS.register("distance-area")
 def _distance_area(
     sums: Float[np.ndarray, "*draws n_components"], n: int, *, weights: list[float], smallest: float
 ) -> Float[np.ndarray, "*draws"]:
@@ -234,7 +213,6 @@ def _distance_area(
     return np.asarray(np.abs(1 - recovered) @ np.array(weights))
 
 
-@SUM_FUNCTIONS.register("difference")
 def _difference(
     sums: Float[np.ndarray, "*draws n_components"], n: int, *, a: Mapping[str, Any], b: Mapping[str, Any]
 ) -> Float[np.ndarray, "*draws"]:
@@ -244,6 +222,7 @@ def _difference(
     return np.asarray(second.of_sums(sums[..., place:], n) - first.of_sums(sums[..., :place], n))
 
 
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {"distance-area": _distance_area, "difference": _difference}
 Sample = tuple[RatioOfSums | FunctionOfSums, Mapping[str, Float64[np.ndarray, " n"]]]
 
 
@@ -262,27 +241,24 @@ def paired_difference(a: Sample, b: Sample) -> Sample:
     (first, values), (second, others) = a, b
     components = {f"a/{name}": values[name] for name in first.components}
     components |= {f"b/{name}": others[name] for name in second.components}
-    if isinstance(first, RatioOfSums) and isinstance(second, RatioOfSums):
-        same = replace(first, offset=0.0) == replace(second, offset=0.0) and all(
-            np.array_equal(values[name], others[name], equal_nan=True) for name in first.denominator
+    if (
+        isinstance(first, RatioOfSums)
+        and isinstance(second, RatioOfSums)
+        and replace(first, offset=0.0) == replace(second, offset=0.0)
+        and all(np.array_equal(values[name], others[name], equal_nan=True) for name in first.denominator)
+    ):
+        width = None if first.bounds is None else first.bounds[1] - first.bounds[0]
+        ratio = replace(
+            first,
+            numerator={f"b/{name}": each for name, each in second.numerator.items()}
+            | {f"a/{name}": -each for name, each in first.numerator.items()},
+            denominator={f"a/{name}": each for name, each in first.denominator.items()},
+            offset=second.offset - first.offset,
+            bounds=None if width is None else (-width, width),
         )
-        if same:
-            width = None if first.bounds is None else first.bounds[1] - first.bounds[0]
-            ratio = RatioOfSums(
-                numerator={f"b/{name}": each for name, each in second.numerator.items()}
-                | {f"a/{name}": -each for name, each in first.numerator.items()},
-                denominator={f"a/{name}": each for name, each in first.denominator.items()},
-                offset=second.offset - first.offset,
-                scale=first.scale,
-                smallest=first.smallest,
-                bounds=None if width is None else (-width, width),
-            )
-            return ratio, {name: components[name] for name in ratio.components}
-    function = FunctionOfSums(
-        function="difference",
-        components=tuple(components),
-        parameters={"a": first.to_dict(), "b": second.to_dict()},
-    )
+        return ratio, {name: components[name] for name in ratio.components}
+    parameters = {"a": first.to_dict(), "b": second.to_dict()}
+    function = FunctionOfSums(function="difference", components=tuple(components), parameters=parameters)
     return function, components
 
 
@@ -292,5 +268,5 @@ def statistic_from_dict(record: Mapping[str, Any]) -> RatioOfSums | FunctionOfSu
         if record.get("kind") == form.record_kind:
             return form.from_dict(record)
     raise FileFormatError(
-        f"unknown kind of statistic: {record.get('kind')!r}. The file may come from a newer version"
+        f"unknown kind of statistic: {record.get('kind')!r}; the file may be of a newer version"
     )
