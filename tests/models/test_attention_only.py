@@ -2,24 +2,20 @@
 
 import itertools
 from pathlib import Path
-from typing import Any
 
 import literal
 import pytest
 import torch
 from torch import Tensor
 
-import assay
 from assay.analyses.worst_case import worst_case
-from assay.circuits import Circuit, published_circuit
+from assay.circuits import published_circuit
 from assay.core.errors import (
     FileFormatError,
-    GraphMismatchError,
     ShapeError,
     UnsafeFileError,
 )
-from assay.discovery.edges.method import METHODS
-from assay.execution import run_circuit, run_model
+from assay.execution import run_circuit
 from assay.models import Model, convert_attention_only, load_model
 from assay.tasks import PairTask
 
@@ -89,13 +85,6 @@ def model(converted: Path) -> Model:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Model:
-    """Two layers of three heads: for methods that try the edges one by one."""
-    weights = weights_of(n_layers=2, n_heads=3, width=24)
-    return load_model(convert_attention_only(weights, tmp_path_factory.mktemp("small")), dtype=torch.float64)
-
-
-@pytest.fixture(scope="module")
 def task() -> PairTask:
     clean, corrupted = torch.randint(1, 50, (2, 5, 9), generator=torch.Generator().manual_seed(1))
     answers = torch.arange(5)[:, None]
@@ -131,59 +120,10 @@ def test_the_published_docstring_circuit_runs(model: Model, task: PairTask) -> N
             ablated[f"a{layer}.h{head}"] = z[:, :, head] @ block.out_weight()[head]
     with torch.no_grad():
         expected = literal.run_circuit(model, circuit, task.clean, ablated)[:, -1]
-    torch.testing.assert_close(run_circuit(model, task, circuit), expected, rtol=1e-8, atol=1e-8)
+    torch.testing.assert_close(run_circuit(circuit, model, task), expected, rtol=1e-8, atol=1e-8)
     worst = worst_case(circuit, model, task, "file")
     assert worst.divergence.shape == (5,)
     assert worst.worst(2)[0].divergence > 0
-
-
-@pytest.mark.parametrize(
-    "ablation", ["resample", "zero", "mean", "mean-positional", "noise", "noise-additive"]
-)
-def test_full_and_empty_circuits_under_every_ablation(model: Model, task: PairTask, ablation: str) -> None:
-    whole = run_circuit(model, task, Circuit.full(model.graph), ablation=ablation)
-    torch.testing.assert_close(whole, run_model(model, task), rtol=1e-8, atol=1e-8)
-    some = Circuit.random(model.graph, 300, seed=0)
-    assert bool(torch.isfinite(run_circuit(model, task, some, ablation=ablation)).all())
-
-
-OPTIONS: dict[str, dict[str, Any]] = {
-    "ugs": {"options": {"updates": 2}},
-    "edge-pruning": {"options": {"updates": 2}},
-}
-
-
-@pytest.mark.parametrize("method", [key for key in METHODS if key not in OPTIONS])
-def test_every_method_scores_the_edges_there_are(small: Model, task: PairTask, method: str) -> None:
-    scores = assay.discover(small, task, method=method)
-    assert scores.values.shape == small.graph.valid.shape
-    assert not bool(scores.values[~small.graph.valid].any())
-    assert bool(torch.isfinite(scores.values).all())
-
-
-def test_edges_are_scored_by_what_ablating_one_does(small: Model, task: PairTask) -> None:
-    """Integrated gradients with many steps share out the damage of ablating everything (completeness)."""
-    scores = assay.discover(small, task, method="exact", objective="logit_diff")
-    row, column = small.graph.edge_index("a0.h2->a1.h1.v")
-    one = Circuit(graph=small.graph, mask=small.graph.valid.clone())
-    one.mask[row, column] = False
-    margins = [
-        logits.gather(1, task.answers)[:, 0] - logits.gather(1, task.wrong)[:, 0]
-        for logits in (run_model(small, task), run_circuit(small, task, one))
-    ]
-    assert float(scores.values[row, column]) == pytest.approx(
-        float((margins[0] - margins[1]).mean()), rel=1e-6
-    )
-
-
-def test_a_circuit_without_mlps_is_refused_on_a_model_with_mlps(task: PairTask) -> None:
-    mini = load_model("mini")
-    circuit = published_circuit("docstring_attn_only_4l")
-    with pytest.raises(
-        GraphMismatchError,
-        match="belongs to another model",
-    ):
-        run_circuit(mini, assay.load_task("ioi", mini, n=2), circuit)
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import assay
 from assay.core.errors import UnsupportedModelError
 from assay.models import FAMILIES, Fused, Model, load_model
 from assay.models.conformance import check_conformance
-from assay.tasks import PairTask
 
 
 class Adapter(nn.Module):
@@ -109,26 +107,6 @@ def test_layers_that_keep_something_else_than_their_weight_are_named(
         UnsupportedModelError, match=rf"{path} .*dequantise the weights first \(model\.dequantize\(\)\)"
     ):
         load_model(swap(tiny_module("llama"), path, wrap))
-
-
-def test_a_weight_in_eight_bits_is_named(tiny_module: Callable[..., nn.Module]) -> None:
-    module = copy.deepcopy(tiny_module("llama"))
-    projection = module.get_submodule("model.layers.0.self_attn.q_proj")
-    projection.weight = nn.Parameter(projection.weight.detach().to(torch.float8_e4m3fn), requires_grad=False)
-    with pytest.raises(
-        UnsupportedModelError, match=r"q_proj\.weight' of .*float8_e4m3fn.*model\.dequantize\(\)"
-    ):
-        load_model(module)
-
-
-def test_an_adapter_in_an_mlp_is_run_as_it_is(tiny_module: Callable[..., nn.Module]) -> None:
-    """MLPs are run, never read, so what stands in them does not matter."""
-    model = load_model(swap(tiny_module("llama"), "model.layers.0.mlp.up_proj", Adapter))
-    clean, corrupted = torch.randint(1, 60, (2, 2, 6), generator=torch.Generator().manual_seed(0))
-    answers = torch.zeros(2, 1).long()
-    task = PairTask(clean=clean, corrupted=corrupted, answers=answers, wrong=answers + 1)
-    scores = assay.discover(model, task, method="exact", objective="logit_diff")
-    assert bool(torch.isfinite(scores.values).all())
 
 
 def test_logits_that_are_changed_behind_the_unembedding_are_seen(

@@ -1,6 +1,5 @@
 """Conformance of every described family, on random small configurations."""
 
-from collections.abc import Callable
 from typing import Any
 
 import literal
@@ -10,10 +9,8 @@ import transformers
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
-from assay.core.errors import UnsupportedModelError
 from assay.discovery.edges.gradients import ActivationDifferences, GradientSums
-from assay.discovery.heads.replacing import heads_replaced
-from assay.discovery.heads.runs import base_run, one_head_replaced, one_head_replaced_at_read
+from assay.discovery.heads.runs import OneByOne, base_run, heads_replaced, outside
 from assay.execution import PairRunner, run_circuit, run_model
 from assay.execution.soft import SoftRunner
 from assay.models import FAMILIES, Model, attention_only, load_model
@@ -245,13 +242,13 @@ def test_ablated_runs_are_literal_ones(model: Model) -> None:
             runner = PairRunner(model, circuit)
             sides = runner.prepare(clean, clean=True), runner.prepare(corrupted, clean=False)
             found = {
-                "compiled": run_circuit(model, task, circuit),
+                "compiled": run_circuit(circuit, model, task),
                 "pairs": runner.pairs(*sides, torch.arange(3), torch.arange(3)),
                 "weights": soft.logits(pairs, mask.double()),
             }
             torch.testing.assert_close(found, dict.fromkeys(found, expected), rtol=1e-5, atol=1e-5)
     near, empty = rounding(model), Circuit(graph=graph, mask=torch.zeros_like(kept))
-    torch.testing.assert_close(run_circuit(model, task, empty), native, rtol=near, atol=near)
+    torch.testing.assert_close(run_circuit(empty, model, task), native, rtol=near, atol=near)
 
 
 @pytest.mark.parametrize("at_read", [False, True], ids=["everywhere", "at the read position"])
@@ -263,9 +260,10 @@ def test_one_head_replaced_is_the_native_run_with_its_output_replaced(model: Mod
     new = [z.clone() for z in (base if at_read else other).head_z]
     for z, replacement in zip(new, other.head_z, strict=True):
         z[rows, read] = replacement[rows, read]
-    run = one_head_replaced_at_read if at_read else one_head_replaced
-    values = [z[rows, read] for z in new] if at_read else new
-    found = run(model, base, values, read, lambda logits, prompts: logits[:, 7])
+    one = OneByOne(
+        model=model, batch=batch, reading=lambda logits, prompts: logits[:, 7], heads=outside((), model)
+    )
+    found = (one.at_read if at_read else one.everywhere)(base, new)
     for place in range(model.n_layers * model.n_heads):
         head = divmod(place, model.n_heads)
         replaced = heads_replaced(model, [head], lambda site: new[site.layer].view_as(site.z), batch)
@@ -286,50 +284,3 @@ def test_every_described_model_type_is_tried() -> None:
 
 
 # ---- refusals ------------------------------------------------------------------------------------------
-
-
-def small_bert() -> nn.Module:
-    return transformers.BertLMHeadModel(
-        transformers.BertConfig(
-            vocab_size=61,
-            hidden_size=24,
-            num_hidden_layers=1,
-            num_attention_heads=3,
-            intermediate_size=40,
-            is_decoder=True,
-        )
-    )
-
-
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (
-            small_bert,
-            r"BertLMHeadModel: it normalises after the addition",
-        ),
-    ],
-)
-def test_streams_that_are_not_sums_are_refused(build: Callable[[], nn.Module], message: str) -> None:
-    with pytest.raises(UnsupportedModelError, match=message):
-        load_model(build().eval())
-
-
-def test_unknown_modules_are_refused_by_name() -> None:
-    message = r"Linear \(model type None\).*supported model types: .*gpt2.*VisionTransformer"
-    with pytest.raises(UnsupportedModelError, match=message):
-        load_model(nn.Linear(2, 2))
-
-
-def test_cross_attention_is_refused() -> None:
-    config = transformers.GPT2Config(
-        vocab_size=61,
-        n_embd=24,
-        n_layer=1,
-        n_head=3,
-        add_cross_attention=True,
-        bos_token_id=0,
-        eos_token_id=0,
-    )
-    with pytest.raises(UnsupportedModelError, match="second reader per block"):
-        load_model(transformers.GPT2LMHeadModel(config).eval())

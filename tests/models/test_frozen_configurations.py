@@ -72,7 +72,7 @@ def outputs(name: str) -> dict[str, np.ndarray]:
     half = scores.top(int(model.graph.valid.sum()) // 2)
     return {
         "logits": run_model(model, task).numpy(),
-        "ablated": run_circuit(model, task, half).numpy(),
+        "ablated": run_circuit(half, model, task).numpy(),
         "scores": scores.values[model.graph.valid].numpy(),
     }
 

@@ -88,7 +88,7 @@ def test_ablated_runs_under_each_treatment(golden: Golden, ablation: str, treatm
     expected_runs = arrays[f"logits_{'exact' if treatment == 'exact' else 'per_target'}_{ablation}"]
     for mask, expected in zip(arrays["masks"], expected_runs, strict=True):
         circuit = Circuit(graph=model.graph, mask=torch.from_numpy(mask))
-        near(run_circuit(model, task, circuit, ablation=ablation), expected)
+        near(run_circuit(circuit, model, task, ablation=ablation), expected)
 
 
 @pytest.mark.parametrize(
@@ -126,11 +126,11 @@ def test_a_table_of_pairs_is_the_run_of_each(golden: Golden, treatment: str) -> 
     same = torch.arange(task.n)[:, None].expand(-1, 2)
     for mask in arrays["masks"]:
         circuit = Circuit(graph=model.graph, mask=torch.from_numpy(mask))
-        expected = run_circuit(model.treating(treatment), task, circuit)
-        near(run_circuit(model.treating(treatment), task, circuit, pairs=same), expected.double().numpy())
+        expected = run_circuit(circuit, model.treating(treatment), task)
+        near(run_circuit(circuit, model.treating(treatment), task, pairs=same), expected.double().numpy())
 
 
 def test_pruning_first_is_another_run(golden: Golden) -> None:
     model, task, arrays = golden
     for mask, expected in zip(arrays["masks_pruned"], arrays["logits_exact_resample_pruned"], strict=True):
-        near(run_circuit(model, task, Circuit(graph=model.graph, mask=torch.from_numpy(mask))), expected)
+        near(run_circuit(Circuit(graph=model.graph, mask=torch.from_numpy(mask)), model, task), expected)

@@ -123,9 +123,9 @@ def test_circuit_of_twenty_edges(name: str, model: Model) -> None:
     circuit = scores.top(20).connected()
     assert np.array_equal(circuit.mask.numpy(), vit_goldens.arrays(name)["ref/top20_in_graph"])
     task = vit_goldens.task(name)
-    found = run_circuit(model, task, circuit)
+    found = run_circuit(circuit, model, task)
     torch.testing.assert_close(found, vit_goldens.tensor(name, "ref/top20_logits"), rtol=1e-6, atol=1e-7)
-    empty = run_circuit(model, task, Circuit.empty(model.graph))
+    empty = run_circuit(Circuit.empty(model.graph), model, task)
     torch.testing.assert_close(empty, vit_goldens.tensor(name, "ref/empty_logits"), rtol=1e-6, atol=1e-7)
 
 

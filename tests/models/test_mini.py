@@ -72,12 +72,6 @@ def test_mini_solves_prompts_it_was_not_trained_on(
         assert float(mass.mean()) > 0.9
 
 
-@pytest.mark.parametrize("bos", [False, True])
-@pytest.mark.parametrize("key", list(LEAST))
-def test_mini_solves_the_tasks_as_they_load(key: str, bos: bool, mini: Model) -> None:
-    assert accuracy(mini, load_task(key, mini, n=100, bos=bos)) >= LEAST[key] - 0.01
-
-
 def test_the_corruption_takes_the_answer_away(mini: Model) -> None:
     for key in LEAST:
         task = load_task(key, mini, n=60)
@@ -109,30 +103,6 @@ def test_every_prompt_of_the_tasks_survives_encoding_and_decoding(mini: Model) -
             assert mini.tokenizer.decode(task.clean[row, : int(task.lengths[row])]) == text
 
 
-@pytest.mark.parametrize(
-    ("text", "pieces"),
-    [
-        ("Mary and Mary", ["Mary", " and", " Mary"]),
-        ("the year 1745 to 17", ["the", " year", " 17", "45", " to", " 17"]),
-        ("friend, isn't", ["friend", ",", " isn", "'t"]),
-        (
-            '):\n    """oil song\n\n    :param',
-            ["):", "\n   ", ' """', "oil", " song", "\n\n   ", " :", "param"],
-        ),
-    ],
-)
-def test_tokens_are_words_with_their_leading_space(text: str, pieces: list[str], mini: Model) -> None:
-    ids = mini.tokenizer(text)["input_ids"]
-    known = mini.tokenizer.get_vocab()
-    assert ids == [known.get(piece, mini.tokenizer.unk_token_id) for piece in pieces]
-
-
 def test_no_filler_of_the_package_is_dropped_for_mini(mini: Model) -> None:
     for key in LEAST:  # warnings are errors here
         load_task(key, mini, n=1, **OPTIONS.get(key, {}))
-
-
-def test_the_model_card_says_what_the_model_is() -> None:
-    card = (MINI / "MODEL_CARD.md").read_text(encoding="utf-8")
-    for word in ("Training data", "Held-out accuracy", "Limitations", *LEAST):
-        assert word in card

@@ -19,8 +19,6 @@ from vit_conformance import randomise
 
 import assay
 from assay.circuits import Circuit
-from assay.discovery.edges.outputs import output_scores
-from assay.discovery.edges.positions import discover_positions
 from assay.execution import PairRunner, run_circuit, run_model
 from assay.execution.soft import SoftRunner
 from assay.models import Model, load_model
@@ -93,10 +91,10 @@ def everything(model: Model) -> dict[str, Tensor]:
     circuit = a_circuit(model)
     found = {
         "model": run_model(model, task),
-        "circuit": run_circuit(model, task, circuit),
-        "means": run_circuit(model, task, circuit, ablation="mean"),
+        "circuit": run_circuit(circuit, model, task),
+        "means": run_circuit(circuit, model, task, ablation="mean"),
         "scores": assay.discover(model, task, "eap-ig-inputs", objective="ce", steps=2).values,
-        "zeros": run_circuit(model, task, circuit, ablation="zero"),
+        "zeros": run_circuit(circuit, model, task, ablation="zero"),
     }
     if model.vision is None:
         clean, corrupted = task.clean.to(model.device), task.corrupted.to(model.device)
@@ -132,55 +130,3 @@ def test_every_path_of_the_engine_on_two_devices(name: str) -> None:
 
 
 # What it is -> its numbers, for a model.
-Reading = Callable[[Model, PairTask, Circuit], Any]
-OF_EDGES: dict[str, dict[str, Any]] = {
-    "acdc": {"threshold": 0.3},
-    "eap": {},
-    "eap-ig-activations": {"steps": 1},
-    "clean-corrupted": {},
-    "ifr": {},
-    "relp": {},
-}
-OF_HEADS = (
-    "activation-patching",
-    "mediation",
-    "drop-effect",
-    "attribution-patching",
-    "dla",
-    "ov-norm",
-    "llc",
-)
-
-
-def of_edges(name: str, options: dict[str, Any]) -> Reading:
-    return lambda model, task, circuit: assay.discover(model, task, name, **options).values
-
-
-def of_heads(name: str) -> Reading:
-    return lambda model, task, circuit: assay.discover_heads(model, task, name).values
-
-
-READINGS: dict[str, Reading] = {
-    **{name: of_edges(name, options) for name, options in OF_EDGES.items()},
-    **{f"heads: {name}": of_heads(name) for name in OF_HEADS},
-    "positions": lambda model, task, circuit: (
-        discover_positions(model, task, "eap", spans={"first": slice(3), "second": slice(3, 6)}).values
-    ),
-    "outputs": lambda model, task, circuit: output_scores(model, task, steps=2).values,
-    "measure": lambda model, task, circuit: assay.measure(circuit, model, task, "kl").value,
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "name"), [*(("llama", name) for name in READINGS), ("gemma2", "eap-ig-activations")]
-)
-def test_every_method_on_two_devices(family: str, name: str) -> None:
-    plain = load_model(test_families.build(family).float())
-    clean = test_families.tokens(plain)
-    task = PairTask(clean=clean, corrupted=clean.flip(0), answers=clean[:, :1], wrong=clean[:, 1:2])
-    circuit = a_circuit(plain)
-    expected = READINGS[name](plain, task, circuit)
-    with pretending():
-        found = numbers(READINGS[name](load_model(apart(plain)), task, circuit))
-    compare(found, expected, near=2e-4)

@@ -5,7 +5,7 @@ from functools import cache
 
 import pytest
 import torch
-from planted_truth import FOLDER, read_truth, truth_document, truth_path
+from planted_truth import read_truth, truth_document
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
@@ -59,9 +59,6 @@ def truth_and_scores(name: str, method: str, n: int = 16) -> tuple[Tensor, Tenso
     return circuit.mask[valid], scores[valid].abs()
 
 
-# ---------------------------------------------------------------------------------------- names and builders
-
-
 def test_a_name_describes_the_model() -> None:
     assert sorted(planted_names()) == sorted((*PLAIN, *HARD))
     planted = build("two-hop/gpt2/interfering")
@@ -83,23 +80,6 @@ def test_equal_seeds_give_equal_weights_and_another_seed_the_same_circuit() -> N
     assert (
         planted_model("induction/gpt2/interfering", seed=1).edges == build("induction/gpt2/interfering").edges
     )
-
-
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_another_seed_of_the_extra_parts_leaves_the_answers_right(program: str) -> None:
-    name = f"{program}/gpt2/interfering"
-    task = task_of(name, 64)
-    assert (margins(task, run_model(build(name, 1).model, task)) > 0).double().mean() >= 0.98
-
-
-def test_weights_come_in_the_dtype_asked_for() -> None:
-    single, double = planted_model("two-hop/gpt2/interfering").model, build("two-hop/gpt2/interfering").model
-    assert (single.dtype, double.dtype) == (torch.float32, torch.float64)
-    task = task_of("two-hop/gpt2/interfering", 16)
-    torch.testing.assert_close(run_model(single, task).double(), run_model(double, task), atol=1e-3, rtol=0)
-
-
-# --------------------------------------------------------------------------------------------------- answers
 
 
 @pytest.mark.parametrize("name", [*PLAIN, *HARD])
@@ -158,20 +138,6 @@ def test_greater_than_pairs_change_one_of_their_two_answers() -> None:
         assert (answer > corrupted) == (wrong > corrupted)
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_the_first_examples_do_not_depend_on_how_many_are_drawn(program: str) -> None:
-    planted = build(f"{program}/gpt2/bare")
-    few, many, other = planted.examples(3), planted.examples(9), planted.examples(9, seed=1)
-    assert torch.equal(few.clean, many.clean[:3])
-    assert torch.equal(few.corrupted, many.corrupted[:3])
-    assert not torch.equal(many.clean, other.clean)
-    assert len(few.clean) == 3
-    assert all(len(values) == 3 for values in few.fields.values())
-
-
-# ----------------------------------------------------------------------------------------------------- truth
-
-
 def test_the_wires_of_induction_by_hand() -> None:
     assert set(PROGRAMS["induction"](1.0).wires()) == {
         ("input", "previous", "v"),
@@ -194,17 +160,12 @@ def test_the_truth_file_is_what_the_builder_derives(name: str) -> None:
     assert read_truth(name) == truth_document(build(name))
 
 
-def test_there_is_no_truth_file_without_a_model() -> None:
-    known = {truth_path(name).name for name in planted_names()}
-    assert {path.name for path in FOLDER.glob("*.json")} <= known
-
-
 @pytest.mark.parametrize("name", [*PLAIN, *HARD])
 def test_the_true_edges_alone_keep_the_behaviour(name: str) -> None:
     model, task = build(name).model, task_of(name, 64)
     circuit = Circuit.from_edges(model.graph, build(name).edges)
-    alone = margins(task, run_circuit(model, task, circuit))
-    empty = margins(task, run_circuit(model, task, Circuit.from_edges(model.graph, []))).mean()
+    alone = margins(task, run_circuit(circuit, model, task))
+    empty = margins(task, run_circuit(Circuit.from_edges(model.graph, []), model, task)).mean()
     full = margins(task, run_model(model, task)).mean()
     assert (alone > 0).double().mean() >= 0.98
     assert float((alone.mean() - empty) / (full - empty)) == pytest.approx(1, abs=0.05)
@@ -216,22 +177,6 @@ def test_cutting_a_true_edge_hurts_and_cutting_another_does_not(name: str) -> No
     full = margins(task_of(name, 8), run_model(build(name).model, task_of(name, 8))).mean()
     assert damage[true].min() > 0.3 * full
     assert damage[~true].max() < 0.02 * full
-
-
-def test_extra_parts_carry_values_that_matter_little() -> None:
-    name = "greater-than/gpt2/interfering"
-    true, damage = truth_and_scores(name, "exact", n=8)
-    assert damage[true].min() > 5 * damage[~true].max()
-    assert damage[~true].max() > 0
-    model, drawn = build(name).model, build(name).examples(16)
-    with torch.no_grad(), model.tracing(gradients=False) as clean:
-        model.forward(drawn.clean)
-    with torch.no_grad(), model.tracing(gradients=False) as corrupted:
-        model.forward(drawn.corrupted)
-    # The last block holds extra parts only; what they write differs between the inputs of a pair about as
-    # much as a one-hot register does.
-    changed = (clean.mlp[-1] - corrupted.mlp[-1]).norm(dim=-1)[:, -1].mean()
-    assert 0.2 < changed < 5
 
 
 def test_a_flat_softmax_hides_edges_from_the_gradient_at_the_clean_input() -> None:
@@ -256,23 +201,10 @@ def test_a_majority_hides_its_voters_from_single_cuts() -> None:
 # ---------------------------------------------------------------------------------------------------- errors
 
 
-def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(
-        UnknownNameError, match=r"planted model 'inductoin/gpt2/bare'; did you mean 'induction/"
-    ):
+def test_models_that_cannot_be_are_refused() -> None:
+    with pytest.raises(UnknownNameError, match=r"planted model 'inductoin/.*; did you mean 'induction/"):
         planted_model("inductoin/gpt2/bare")
-
-
-def test_a_negative_seed_is_refused() -> None:
-    with pytest.raises(InputError, match="seed is -1"):
-        planted_model("induction/gpt2/bare", seed=-1)
-
-
-def test_weights_of_whole_numbers_are_refused() -> None:
     with pytest.raises(InputError, match=r"floating-point numbers; got dtype torch\.int64"):
         planted_model("induction/gpt2/bare", dtype=torch.int64)
-
-
-def test_no_examples_are_refused() -> None:
     with pytest.raises(InputError, match="n is 0"):
         build("induction/gpt2/bare").examples(0)

@@ -10,21 +10,13 @@ import torch
 from PIL import Image
 
 from assay.core.errors import InputError, ShapeError, UnknownNameError
-from assay.tasks import (
-    CORRUPTIONS,
-    EvalTransform,
-    ImageTask,
-    corrupt,
-    read_files,
-)
+from assay.tasks import CORRUPTIONS, EvalTransform, ImageTask, corrupt, read_files
 
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "generalization"
 STYLES = ("cartoon", "contour", "edge", "edge_enhance", "emboss", "posterize", "solarize")
-STOCHASTIC = [
-    f"{family}/{s}" for family in ("gaussian_noise", "shot_noise", "fog", "snow") for s in range(1, 6)
-]
-KEYS = list(CORRUPTIONS)
+BLURS = [f"defocus_blur/{severity}" for severity in range(1, 6)]
+SAMPLE = ["fog-1", "frost-3", "snow-3", "cutout", "palette", "cartoon"]  # one of each kind of draw
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +34,6 @@ def key_of(golden_name: str) -> str:
     return golden_name.replace("_", "-").replace("/", "-")
 
 
-def test_there_are_thirty_nine_and_each_says_what_it_does() -> None:
-    severities = [entry.severity for entry in CORRUPTIONS.values()]
-    assert (len(severities), severities.count(None)) == (39, 9)
-    assert len({entry.summary for entry in CORRUPTIONS.values()}) == 39
-    assert CORRUPTIONS["fog-4"].severity == 4
-    assert CORRUPTIONS["fog-4"].family == "fog"
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> ImageTask:
     folder = tmp_path_factory.mktemp("photos")
@@ -59,7 +43,17 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> ImageTask:
     return read_files(sorted(folder.glob("*.png")), domain="photo")
 
 
-@pytest.mark.parametrize("key", KEYS)
+def test_there_are_thirty_nine_and_the_cutout_is_one_square_of_the_published_share() -> None:
+    severities = [entry.severity for entry in CORRUPTIONS.values()]
+    assert (len(severities), severities.count(None)) == (39, 9)
+    white = np.full((56, 70, 3), 255, dtype=np.uint8)
+    made = pixels_of(corrupt(repeated(white, 20), "cutout"))
+    assert (made == 0).all(3).sum((1, 2)).tolist() == [400] * 20  # 80 / 224 of 56 is 20
+    with pytest.raises(UnknownNameError, match="gaussian-noise"):
+        corrupt(repeated(white), "gaussian_noise")
+
+
+@pytest.mark.parametrize("key", SAMPLE)
 def test_files_are_corrupted_to_the_same_pixels(key: str, files: ImageTask) -> None:
     lazy = replace(
         files.with_transform(EvalTransform(resize=36, crop=(32, 32))), workers=int(key == "snow-3")
@@ -74,9 +68,7 @@ def test_files_are_corrupted_to_the_same_pixels(key: str, files: ImageTask) -> N
     np.testing.assert_array_equal(
         pixels_of(corrupt(lazy.held().subset([2, 0]), key, seed=7)), expected[[2, 0]]
     )
-    batches = list(streamed.batches(3))
-    assert [len(each.images) for each in batches] == [3, 1]
-    assert torch.equal(torch.cat([each.images for each in batches]), streamed.held().clean)
+    assert torch.equal(torch.cat([each.images for each in streamed.batches(3)]), streamed.held().clean)
 
 
 def pixels_of(images: ImageTask) -> np.ndarray:
@@ -99,22 +91,18 @@ def test_corrupted_images_are_known_by_their_corruption(files: ImageTask) -> Non
         corrupt(ImageTask(images=images.clean), "edge")
 
 
-@pytest.mark.parametrize("style", STYLES)
-def test_stylisations_are_those_of_the_published_code(style: str, golden: dict[str, np.ndarray]) -> None:
-    made = pixels_of(corrupt(repeated(golden["image"]), key_of(style)))[0]
-    np.testing.assert_array_equal(made, golden[f"style/{style}"])
-
-
-@pytest.mark.parametrize("severity", range(1, 6))
-def test_defocus_blur_is_that_of_the_published_code(severity: int, golden: dict[str, np.ndarray]) -> None:
-    made = pixels_of(corrupt(repeated(golden["image"]), f"defocus-blur-{severity}"))[0]
+@pytest.mark.parametrize("name", [*(f"style/{style}" for style in STYLES), *BLURS])
+def test_what_draws_nothing_is_that_of_the_published_code(name: str, golden: dict[str, np.ndarray]) -> None:
+    made = pixels_of(corrupt(repeated(golden["image"]), key_of(name.removeprefix("style/"))))[0]
     # OpenCV blurs in other arithmetic, and fractions are cut off: a whole value may fall to the one below.
-    difference = np.abs(made.astype(int) - golden[f"defocus_blur/{severity}"])
-    assert difference.max() <= 1
+    difference = np.abs(made.astype(int) - golden[name])
+    assert difference.max() <= (1 if name in BLURS else 0)
     assert (difference > 0).mean() < 0.02
 
 
-@pytest.mark.parametrize("name", STOCHASTIC)
+@pytest.mark.parametrize(
+    "name", [f"{family}/{s}" for family in ("gaussian_noise", "shot_noise", "fog", "snow") for s in (1, 3, 5)]
+)
 def test_random_corruptions_have_the_published_statistics(name: str, golden: dict[str, np.ndarray]) -> None:
     published = json.loads((GOLDEN / "corruptions.json").read_text())["stochastic_statistics_100_draws"][name]
     clean = golden["image"].astype(float)
@@ -130,8 +118,8 @@ def test_random_corruptions_have_the_published_statistics(name: str, golden: dic
 
 
 @pytest.mark.parametrize("family", sorted({e.family for e in CORRUPTIONS.values() if e.severity}))
-@pytest.mark.parametrize("shape", [(32, 32), (33, 70)])
-def test_severities_do_more_and_more_harm_at_any_size(family: str, shape: tuple[int, int]) -> None:
+def test_severities_do_more_and_more_harm_at_any_size(family: str) -> None:
+    shape = (33, 70)
     rows, columns = np.mgrid[: shape[0], : shape[1]]
     pattern = 127 + 100 * np.sin(rows / 3) * np.cos(columns / 4)
     images = repeated(np.repeat(pattern[..., None], 3, axis=2).astype(np.uint8), 8)
@@ -141,19 +129,3 @@ def test_severities_do_more_and_more_harm_at_any_size(family: str, shape: tuple[
         for s in range(1, 6)
     ]
     assert kept[4] < kept[2] < kept[0] < 0.999
-
-
-def test_the_cutout_is_one_square_of_the_published_share() -> None:
-    white = np.full((56, 70, 3), 255, dtype=np.uint8)
-    made = pixels_of(corrupt(repeated(white, 20), "cutout"))
-    assert (made == 0).all(3).sum((1, 2)).tolist() == [400] * 20  # 80 / 224 of 56 is 20
-    rows = [int((image == 0).all(2).any(1).argmax()) for image in made]
-    assert len(set(rows)) > 5
-
-
-def test_unknown_domains_and_small_images_are_refused() -> None:
-    small = repeated(np.zeros((31, 40, 3), dtype=np.uint8))
-    with pytest.raises(ShapeError, match="31 x 40; corruptions need at least 32"):
-        corrupt(small, "solarize")
-    with pytest.raises(UnknownNameError, match="gaussian-noise"):
-        corrupt(small, "gaussian_noise")

@@ -1,26 +1,28 @@
-"""From files to pixels: every kind of file, orientation, damage, sizes, workers."""
+"""From files to pixels: every kind of file, orientation, damage, sizes, workers; and transforms of models."""
 
 import io
-import os
-import signal
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import transformers
 from picture_files import PIXELS, png
 from PIL import ExifTags, Image
 
-from assay.core.errors import FileFormatError, InputError, ShapeError, WorkerError
+from assay.core.errors import AssayWarning, FileFormatError, InputError, ShapeError, UnknownNameError
 from assay.core.machine import decoding_with
+from assay.models import load_model
 from assay.tasks import EvalTransform, ImageTask, read_dataset, read_files
-from assay.tasks.image_reading import Pictures, usual_workers
+from assay.tasks.image_reading import Pictures
 
 
 TRANSFORM = EvalTransform(resize=(32, 32))
+GREY = np.arange(24, dtype=np.uint8).reshape(4, 6) * 10
 
 
 class Given(Pictures):
@@ -47,62 +49,62 @@ def lazy(source: Pictures, **more: Any) -> ImageTask:
 # ---- kinds of files -----------------------------------------------------------------------------------
 
 
-def test_channels_and_bits_become_rgb_of_8_bits_or_a_named_error(tmp_path: Path) -> None:
-    grey = np.arange(24, dtype=np.uint8).reshape(4, 6) * 10
-    Image.fromarray(grey).save(tmp_path / "grey.png")
-    Image.fromarray(np.dstack([grey] * 3)).convert("CMYK").save(tmp_path / "cmyk.jpg", quality=100)
-    Image.fromarray(grey).convert("P").save(tmp_path / "palette.gif")
-    Image.fromarray(np.dstack([grey] * 4)).save(tmp_path / "alpha.png")
-    for name in ("grey.png", "cmyk.jpg", "palette.gif", "alpha.png"):
-        pixels = read_files([tmp_path / name]).held().pixels
-        assert pixels is not None
-        assert (pixels.shape, pixels.dtype) == ((1, 4, 6, 3), np.uint8)
-        np.testing.assert_allclose(pixels[0].astype(int), np.dstack([grey] * 3), atol=4)
-    Image.fromarray(grey.astype(np.uint16) * 100).save(tmp_path / "deep.png")
-    with pytest.raises(FileFormatError, match=r"deep\.png cannot be decoded .*more than 8 bits; scale it"):
-        read_files([tmp_path / "deep.png"]).held()
-    with pytest.raises(InputError, match="mode F, with more than 8 bits"):
-        EvalTransform().pixels(Image.fromarray(np.ones((4, 6), dtype=np.float32)))
-
-
-def oriented(path: Path, orientation: int) -> Path:
-    """A file of 6 x 4 whose left half is bright, with an orientation."""
-    pixels = np.zeros((4, 6, 3), dtype=np.uint8)
-    pixels[:, :3] = 200
-    exif = Image.Exif()
-    exif[ExifTags.Base.Orientation] = orientation
-    Image.fromarray(pixels).save(path, quality=100, exif=exif)
-    return path
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("grey.png", lambda: Image.fromarray(GREY)),
+        ("cmyk.jpg", lambda: Image.fromarray(np.dstack([GREY] * 3)).convert("CMYK")),
+        ("palette.gif", lambda: Image.fromarray(GREY).convert("P")),
+        ("alpha.png", lambda: Image.fromarray(np.dstack([GREY] * 4))),
+        ("deep.png", lambda: Image.fromarray(GREY.astype(np.uint16) * 100)),
+    ],
+)
+def test_channels_and_bits_become_rgb_of_8_bits_or_a_named_error(
+    name: str, make: Callable[[], Image.Image], tmp_path: Path
+) -> None:
+    make().save(tmp_path / name, **({"quality": 100} if name.endswith("jpg") else {}))
+    if name == "deep.png":
+        with pytest.raises(
+            FileFormatError, match=r"deep\.png cannot be decoded .*more than 8 bits; scale it"
+        ):
+            read_files([tmp_path / name]).held()
+        return
+    pixels = read_files([tmp_path / name]).held().pixels
+    assert (pixels.shape, pixels.dtype) == ((1, 4, 6, 3), np.uint8)
+    np.testing.assert_allclose(pixels[0].astype(int), np.dstack([GREY] * 3), atol=4)
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_images_are_turned_as_their_orientation_says_and_counted(tmp_path: Path, workers: int) -> None:
     """Orientation 6: the first row of the file is the right side of the scene."""
-    paths = [oriented(tmp_path / f"{code}.jpg", code) for code in (1, 6)]
+    paths = [tmp_path / "1.jpg", tmp_path / "6.jpg"]
+    for path in paths:  # 6 x 4, the left half bright
+        exif = Image.Exif()
+        exif[ExifTags.Base.Orientation] = int(path.stem)
+        pixels = np.repeat(np.array([200] * 3 + [0] * 3, np.uint8)[None, :, None], 4, axis=0).repeat(
+            3, axis=2
+        )
+        Image.fromarray(pixels).save(path, quality=100, exif=exif)
     upright = EvalTransform(resize=None)
     whole = ImageTask(source=read_files(paths[1:]).source, transform=upright, domain="x", workers=workers)
     pixels = whole.held().pixels
-    assert pixels is not None
     assert pixels.shape == (1, 6, 4, 3)
-    assert pixels[0, :3].mean() > 190
-    assert pixels[0, 3:].mean() < 10
+    assert (pixels[0, :3].mean() > 190, pixels[0, 3:].mean() < 10) == (True, True)
     note = "1 images of x were turned as their EXIF orientation says"
     assert whole.held().notes == (note,)
     key = whole.describe("source_hash")
     list(whole.batches(1))
     assert whole.describe()["notes"] == [note]
     assert whole.describe("source_hash") == key
-    square = [read_files(paths, domain="x").with_transform(TRANSFORM)]
-    dataset = read_dataset([(Image.open(path), 0) for path in paths])
-    square.append(dataset.with_transform(TRANSFORM))
-    assert torch.equal(square[0].clean, square[1].clean)  # one rule for files and data sets
+    files = read_files(paths, domain="x").with_transform(TRANSFORM)
+    dataset = read_dataset([(Image.open(path), 0) for path in paths]).with_transform(TRANSFORM)
+    assert torch.equal(files.clean, dataset.clean)  # one rule for files and data sets
     with decoding_with(turns=False):
         as_stored = read_files(paths).with_transform(TRANSFORM)
     held = as_stored.held()
-    assert held.pixels is not None
     assert (held.pixels[0] == held.pixels[1]).all()
     assert held.notes == ()
-    assert as_stored.source_hash != read_files(paths).with_transform(TRANSFORM).source_hash
+    assert as_stored.source_hash != files.source_hash
 
 
 # ---- damage -------------------------------------------------------------------------------------------
@@ -110,28 +112,26 @@ def test_images_are_turned_as_their_orientation_says_and_counted(tmp_path: Path,
 
 def hostile() -> dict[str, bytes]:
     """Files that are no images that can be used, by name."""
-    long = io.BytesIO()
-    Image.new("RGB", (60_000, 1)).save(long, format="PNG")  # 3.8 million wide with a shorter side of 64
-    deep = io.BytesIO()
-    Image.fromarray(np.zeros((4, 4), np.uint16)).save(deep, format="PNG")
+
+    def saved(image: Image.Image, kind: str) -> bytes:
+        buffer = io.BytesIO()
+        image.save(buffer, format=kind)
+        return buffer.getvalue()
+
     bomb = bytearray(png(PIXELS[0]))
     bomb[16:24] = (60_000).to_bytes(4, "big") * 2  # declares 3.6 billion pixels
-    cut_jpeg = io.BytesIO()
-    Image.fromarray(PIXELS[0]).save(cut_jpeg, format="JPEG")
-    tiff = io.BytesIO()  # its first strip is said to lie at a floating-point place
-    Image.new("RGB", (6, 4), (9, 9, 9)).save(tiff, "TIFF")
-    content = bytearray(tiff.getvalue())
-    entry = content.index(struct.pack("<HH", 273, 4))  # StripOffsets, a long number
-    content[entry + 2 : entry + 4] = struct.pack("<H", 11)  # a float
+    jpeg = saved(Image.fromarray(PIXELS[0]), "JPEG")
+    tiff = bytearray(saved(Image.new("RGB", (6, 4), (9, 9, 9)), "TIFF"))
+    entry = tiff.index(struct.pack("<HH", 273, 4))  # StripOffsets, a long number
+    tiff[entry + 2 : entry + 4] = struct.pack("<H", 11)  # a float: its first strip lies at no whole place
     return {
         "cut": png(PIXELS[0])[: len(png(PIXELS[0])) // 2],
         "empty": b"",
         "text": b"<html>",
         "bomb": bytes(bomb),
-        "long": long.getvalue(),
-        "deep": deep.getvalue(),
-        "jpeg": cut_jpeg.getvalue()[: len(cut_jpeg.getvalue()) // 2],
-        "tiff": bytes(content),
+        "long": saved(Image.new("RGB", (60_000, 1)), "PNG"),  # 3.8 million wide with a shorter side of 64
+        "jpeg": jpeg[: len(jpeg) // 2],
+        "tiff": bytes(tiff),
     }
 
 
@@ -144,25 +144,22 @@ def test_hostile_images_are_named_or_skipped_and_shift_nothing(tmp_path: Path, w
     for name, content in zip(bad, hostile().values(), strict=True):
         (tmp_path / name).write_bytes(content)
     paths = sorted(tmp_path.iterdir())
-    whole = ImageTask(source=read_files(paths).source, transform=shorter, workers=workers)
-    kept = whole.readable()
-    assert [Path(name).name for name in kept.skipped] == bad
+    whole = ImageTask(source=read_files(paths).source, transform=shorter, domain="x", workers=workers)
+    kept, held = whole.readable(), whole.held(skip_bad=True)
     assert [paths[number].name for number in kept.ids.tolist()] == [f"{number}.png" for number in range(6)]
     good = read_files([paths[number] for number in kept.ids.tolist()]).with_transform(shorter)
-    assert torch.equal(kept.clean, good.clean)
-    assert torch.equal(whole.held(skip_bad=True).clean, good.clean)
-    with pytest.raises(FileFormatError, match=r"0-cut\.png cannot be decoded .* skip_bad"):
-        list(whole.batches(4))
-
-
-def test_what_was_read_before_a_bad_image_is_given(tmp_path: Path) -> None:
-    for number in range(5):
-        (tmp_path / f"{number}.png").write_bytes(png(PIXELS[number]))
-    whole = read_files([*sorted(tmp_path.iterdir()), tmp_path / "gone.png"]).with_transform(TRANSFORM)
-    batches = whole.batches(2)
-    assert [next(batches).indices.tolist(), next(batches).indices.tolist()] == [[0, 1], [2, 3]]
-    with pytest.raises(FileFormatError, match=r"gone\.png cannot be decoded"):
-        next(batches)
+    for each in (kept, held, held.subset(range(6))):
+        assert [Path(name).name for name in each.skipped] == bad
+        assert (each.config["skipped"], each.notes) == (7, ("7 files of x were skipped",))
+        assert torch.equal(each.clean, good.clean)
+    first = sorted(whole.ids.tolist(), key=lambda row: paths[row].name in bad)  # the good ones lead
+    batches = whole.subset(first).batches(3)
+    assert [len(next(batches).ids), len(next(batches).ids)] == [3, 3]
+    for read in (lambda: next(batches), whole.held):
+        with pytest.raises(FileFormatError, match=r"0-cut\.png cannot be decoded .* skip_bad"):
+            read()
+    with pytest.raises(InputError, match="none of the images of 'x' can be decoded, e.g. .*cut.png"):
+        whole.subset(first[6:]).held(skip_bad=True)
 
 
 def test_images_that_do_not_fit_are_named() -> None:
@@ -172,29 +169,11 @@ def test_images_that_do_not_fit_are_named() -> None:
 
     whole = lazy(Growing(), transform=None)
     for read in (lambda: list(whole.batches(20)), whole.held):
-        with pytest.raises(ShapeError, match="x, image 40 is 9 x 8, but x, image .* is 8 x 8"):
+        with pytest.raises(ShapeError, match="x, image 40 is 9 x 8, but x, image 0 is 8 x 8"):
             read()
+    assert whole.readable().n == whole.n
     with pytest.raises(InputError, match="x, image 0: an image of 8 x 8 is smaller than the crop"):
         lazy(Growing(), transform=EvalTransform(resize=None, crop=(9, 9))).held()
-
-
-# ---- workers ------------------------------------------------------------------------------------------
-
-
-class Dying(Given):
-    """Ends the worker that asks for a late image, as a kernel out of memory does."""
-
-    def content(self, row: int) -> Any:
-        if row == 60:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().content(row)
-
-
-def test_a_worker_that_dies_says_what_to_do() -> None:
-    batches = lazy(Dying(), workers=1).batches(16)
-    assert next(batches).indices.tolist() == list(range(16))
-    with pytest.raises(WorkerError, match=r"process that decodes images ended .*\(--workers 0\)"):
-        list(batches)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -204,10 +183,116 @@ def test_workers_change_nothing(workers: int) -> None:
         images = [batch.images for batch in lazy(Given(), workers=workers).batches(size)]
         assert torch.equal(torch.cat(images), expected.clean)
     assert lazy(Given(), workers=workers).data_hash == expected.data_hash
-
-
-def test_few_images_start_no_workers() -> None:
-    assert usual_workers(10) == 0
-    assert 1 <= usual_workers(100_000) <= 8
     with decoding_with(3):
-        assert usual_workers(10) == 3
+        assert lazy(Given()).decoding_workers == 3
+    many = lazy(Given(), rows=torch.zeros(1000, dtype=torch.long))
+    assert lazy(Given()).decoding_workers == 0 < many.decoding_workers <= 8
+
+
+# ---- transforms ---------------------------------------------------------------------------------------
+
+
+def picture(height: int, width: int) -> Image.Image:
+    rng = np.random.default_rng(height * 1000 + width)
+    return Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
+
+
+@pytest.mark.parametrize("name", ["vit", "clip", "deit"])
+@pytest.mark.parametrize("size", [(50, 61), (20, 90)])
+def test_it_agrees_with_the_processor_it_was_read_from(name: str, size: tuple[int, int]) -> None:
+    from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+    from transformers.models.deit.image_processing_pil_deit import DeiTImageProcessorPil
+    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+    cropped = {"height": 24, "width": 25}
+    processor = {
+        "vit": lambda: ViTImageProcessorPil(size={"height": 32, "width": 24}),
+        "clip": lambda: CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=cropped),
+        "deit": lambda: DeiTImageProcessorPil(size={"height": 37, "width": 37}, crop_size=cropped),
+    }[name]()
+    transform = EvalTransform.from_config(processor.to_dict())
+    ours = transform.normalised(transform.pixels(picture(*size))[None])
+    theirs = processor(picture(*size), return_tensors="np")["pixel_values"]
+    np.testing.assert_allclose(ours.numpy(), theirs, atol=2e-6)
+
+
+def test_null_in_a_configuration_is_the_default_of_its_class() -> None:
+    config = {"image_processor_type": "CLIPImageProcessor", "image_mean": None, "crop_size": None}
+    found = EvalTransform.from_config({**config, "size": None, "do_center_crop": None})
+    assert (found.resize, found.crop) == (224, (224, 224))
+    assert found.mean == pytest.approx((0.4815, 0.4578, 0.4082), abs=1e-4)
+
+
+def test_a_timm_config_resizes_by_the_crop_share() -> None:
+    transform = EvalTransform.from_timm(
+        {"input_size": (3, 24, 24), "crop_pct": 0.9, "interpolation": "bicubic", "mean": 0.5, "std": 0.25}
+    )
+    assert (transform.resize, transform.crop, transform.centre) == (26, (24, 24), "round")
+    # 26 x 39: 15 columns over, 7.5 on each side, which torchvision rounds to the even 8.
+    image = picture(26, 39)
+    np.testing.assert_array_equal(transform.pixels(image), np.asarray(image)[1:25, 8:32])
+    squashed = EvalTransform.from_timm({"input_size": (3, 20, 20), "crop_mode": "squash", "crop_pct": 1.0})
+    assert squashed.resize == (20, 20)
+    # 22 x 33 pixels for a crop of 10 x 20: as wide as needed, and the height sticks out.
+    covering = EvalTransform.from_timm({"input_size": (3, 10, 20), "crop_pct": 1.0})
+    resized = np.asarray(picture(22, 33).resize((20, 13), Image.Resampling.BICUBIC))
+    np.testing.assert_array_equal(covering.pixels(picture(22, 33)), resized[2:12])
+
+
+def test_switches_of_a_config_are_followed() -> None:
+    off = {"do_resize": False, "do_rescale": False, "do_normalize": False, "size": 10}
+    transform, image = EvalTransform.from_config(off), picture(9, 7)
+    np.testing.assert_array_equal(transform.pixels(image), np.asarray(image))
+    values = transform.normalised(np.asarray(image)[None])
+    np.testing.assert_array_equal(values[0].permute(1, 2, 0).numpy(), np.asarray(image))
+    # A number means what it means in transformers.
+    clip = {"size": 30, "feature_extractor_type": "CLIPFeatureExtractor"}
+    assert [EvalTransform.from_config(each).resize for each in ({"size": 30}, clip)] == [(30, 30), 30]
+
+
+def test_a_model_brings_its_transform_along_and_its_size_counts_more(tmp_path: Path) -> None:
+    config = transformers.ViTConfig(
+        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=32,
+        patch_size=16, num_labels=3,
+    )  # fmt: skip
+    transformers.ViTForImageClassification(config).save_pretrained(tmp_path)
+    with pytest.warns(
+        AssayWarning, match=r"does not state how.*scaled to \[-1, 1\] and resized to the 32 x 32"
+    ):
+        found = EvalTransform.for_model(load_model(tmp_path))
+    assert found == EvalTransform(resize=(32, 32))
+    values = found.normalised(found.pixels(Image.new("RGB", (50, 50), (255, 0, 51)))[None])
+    np.testing.assert_allclose(values[0, :, 0, 0].numpy(), [1, -1, -0.6], atol=1e-6)
+    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+    processor = ViTImageProcessorPil(size={"height": 32, "width": 32}, image_mean=[0.1, 0.2, 0.3], resample=3)
+    processor.save_pretrained(tmp_path)
+    wanted = EvalTransform(resize=(32, 32), mean=(0.1, 0.2, 0.3), resample="bicubic")
+    assert EvalTransform.for_model(load_model(tmp_path)) == wanted
+    stored = {"size": {"height": 40, "width": 40}, "image_mean": [0.1, 0.2, 0.3], "resample": 3}
+    with pytest.warns(AssayWarning, match="make 40 x 40 pixels; images are resized to the 32 x 32 that"):
+        found = EvalTransform.for_model(SimpleNamespace(image_size=(32, 32), preprocessing=stored))
+    assert found == wanted
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize(
+    ("make", "arguments", "message"),
+    [
+        ("made", {"resample": "bicubik"}, "bicubic"),
+        ("made", {"resize": 0}, "at least 1 pixel"),
+        ("made", {"resize": (20, 30), "crop": (20, 31)}, "a crop that fits into resize"),
+        ("made", {"std": (1.0, 0.0, 1.0)}, "std above 0"),
+        ("made", {"mean": (1.0, float("nan"), 1.0)}, "finite"),
+        ("from_config", {"size": {"longest_edge": 30}}, "height and width, or shortest_edge"),
+        ("from_config", {"crop_pct": 0.9}, "by a share, which is not supported; write an EvalTransform"),
+        ("from_config", {"do_center_crop": True, "crop_size": {"shortest_edge": 9}}, "a height and a width"),
+        ("from_config", {"resample": 9}, "unknown resampling filter '9'"),
+        ("from_config", {"image_mean": [0.5, 0.5]}, "a finite number per channel"),
+        ("from_timm", {"input_size": (1, 28, 28)}, "1 channels .* not supported"),
+        ("from_timm", {"crop_mode": "border"}, "crop mode 'border' are not supported"),
+    ],
+)
+def test_settings_that_cannot_be_followed_are_refused(make: str, arguments: dict, message: str) -> None:
+    with pytest.raises((InputError, UnknownNameError), match=message):
+        EvalTransform(**arguments) if make == "made" else getattr(EvalTransform, make)(arguments)

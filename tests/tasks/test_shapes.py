@@ -13,24 +13,15 @@ def features(images: ImageTask) -> np.ndarray:
 
 
 @pytest.mark.parametrize("domain", SHAPE_DOMAINS)
-def test_an_image_depends_on_its_number_alone(domain: str) -> None:
-    whole = draw_shapes(domain, 9, seed=2)
-    np.testing.assert_array_equal(draw_shapes(domain, 4, seed=2).pixels, whole.pixels[:4])
+def test_an_image_depends_on_its_number_alone_and_shows_its_class(domain: str) -> None:
+    whole = draw_shapes(domain, 12, seed=2)
     later = draw_shapes(domain, 3, seed=2, start=6)
-    np.testing.assert_array_equal(later.pixels, whole.pixels[6:])
+    np.testing.assert_array_equal(later.pixels, whole.pixels[6:9])
     assert later.ids.tolist() == [6, 7, 8]
-    assert (draw_shapes(domain, 9, seed=3).pixels != whole.pixels).any((1, 2, 3)).all()
-
-
-@pytest.mark.parametrize("domain", SHAPE_DOMAINS)
-@pytest.mark.parametrize("size", [32, 64])
-def test_every_class_is_equally_frequent_and_visible(domain: str, size: int) -> None:
-    images = draw_shapes(domain, 12, size=size)
-    assert images.pixels.shape == (12, size, size, 3)
-    assert images.classes == SHAPE_CLASSES
-    assert images.labels is not None
-    assert np.bincount(images.labels).tolist() == [2] * 6
-    assert images.pixels.std((1, 2)).max(1).min() > 10
+    assert (draw_shapes(domain, 12, seed=3).pixels != whole.pixels).any((1, 2, 3)).all()
+    assert whole.classes == SHAPE_CLASSES
+    assert np.bincount(whole.labels).tolist() == [2] * 6
+    assert whole.pixels.std((1, 2)).max(1).min() > 10
 
 
 @pytest.mark.parametrize("shape", SHAPE_CLASSES)
@@ -57,14 +48,9 @@ def test_a_line_on_pixels_separates_classes_within_a_style_but_not_across() -> N
     train, test = draw_shapes("flat", 600), draw_shapes("flat", 300, start=10_000)
     fitted = LogisticRegression(C=0.01, max_iter=100, tol=1e-2).fit(features(train), train.labels)
     within = fitted.score(features(test), test.labels)
-    across = {
-        domain: fitted.score(features(other := draw_shapes(domain, 300)), other.labels)
-        for domain in SHAPE_DOMAINS
-        if domain != "flat"
-    }
-    chance = 1 / len(SHAPE_CLASSES)
-    assert within > 3 * chance
-    assert max(across.values()) < within - 0.15
+    others = [draw_shapes(domain, 300) for domain in SHAPE_DOMAINS if domain != "flat"]
+    assert within > 3 / len(SHAPE_CLASSES)
+    assert max(fitted.score(features(other), other.labels) for other in others) < within - 0.15
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:

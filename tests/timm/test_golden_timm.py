@@ -9,9 +9,8 @@ import vit_goldens
 from timm.models.vision_transformer import VisionTransformer
 from vit_goldens import NAMES
 
-from assay.circuits import EdgeScores
 from assay.discovery.edges import discover
-from assay.execution import run_circuit, run_model
+from assay.execution import run_model
 from assay.models import Model, load_model
 
 
@@ -64,30 +63,6 @@ def test_every_edge(name: str, key: str, settings: dict[str, str]) -> None:
     expected = vit_goldens.tensor(name, key)
     found = discover(model(name), vit_goldens.task(name), steps=5, **settings).values
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-12)
-
-
-def test_every_edge_of_the_reference_code(name: str) -> None:
-    """In its scale, a mean over examples of a batch and over classes."""
-    classes = vit_goldens.facts(name)["config"]["num_classes"]
-    expected = vit_goldens.tensor(name, "ref/eap_ig_inputs_kl_patching") * BATCH * classes
-    found = discover(
-        model(name), vit_goldens.task(name), "eap-ig-inputs", quadrature="left", steps=5, ablation="resample"
-    )
-    torch.testing.assert_close(found.values, expected, rtol=1e-7, atol=1e-12)
-
-
-def test_every_edge_in_float32(name: str) -> None:
-    """Largest error at most 1e-4 of the largest score."""
-    low, task = model(name, torch.float32), vit_goldens.task(name, torch.float32)
-    expected = vit_goldens.tensor(name, "direct/ig_inputs")
-    found = discover(low, task, "eap-ig-inputs", quadrature="left", steps=5).values.double()
-    assert float((found - expected).abs().max()) <= 1e-4 * float(expected.abs().max())
-
-
-def test_circuit_of_twenty_edges(name: str) -> None:
-    scores = EdgeScores(model(name).graph, vit_goldens.tensor(name, "ref/eap_ig_inputs_kl"))
-    found = run_circuit(model(name), vit_goldens.task(name), scores.top(20).connected())
-    torch.testing.assert_close(found, vit_goldens.tensor(name, "ref/top20_logits"), rtol=1e-6, atol=1e-7)
 
 
 def test_the_same_model_of_hugging_face(name: str) -> None:

@@ -5,7 +5,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import timm
 import torch
@@ -14,13 +13,11 @@ from PIL import Image
 from timm.models._hub import save_for_hf
 from vit_conformance import randomise
 
-from assay.analyses.generalization import circuit_shift, dependency_depth_bias
-from assay.circuits import load_scores
+from assay.analyses.generalization import dependency_depth_bias
 from assay.discovery.edges import discover
 from assay.execution import run_model
 from assay.models import load_model
-from assay.tasks import SHAPE_CLASSES, EvalTransform, ImageTask, draw_shapes, find_domains
-from assay.zoo import Zoo
+from assay.tasks import SHAPE_CLASSES, ImageTask, draw_shapes, find_domains
 
 
 Run = Callable[..., Any]
@@ -73,12 +70,6 @@ def images_for(here: Path, name: str, domain: str) -> ImageTask:
     return images.for_model(load_model(here / "models" / name))
 
 
-def test_a_directory_of_timm_models_is_a_zoo(here: Path) -> None:
-    zoo = Zoo.open(here / "models")
-    assert list(zoo.keys) == sorted(VARIANTS)
-    assert [zoo.load(key).family.key for key in zoo.keys] == ["timm-vit"] * len(VARIANTS)
-
-
 def test_rank_scores_them_as_the_library_does(here: Path, run: Run, tmp_path: Path) -> None:
     found = run(
         "rank", "--zoo", here / "models", "--images", here / "neon", "--id-images", here / "flat",
@@ -102,31 +93,6 @@ def test_rank_scores_them_as_the_library_does(here: Path, run: Run, tmp_path: Pa
     assert sorted(ranks) == [1, 2, 3, 4]
     page = (tmp_path / "ranked" / "report.html").read_text()
     assert all(name in page for name in VARIANTS)
-
-
-@pytest.mark.parametrize("name", ["pooled", "distilled"])
-def test_monitor_reads_what_the_library_measures(here: Path, run: Run, tmp_path: Path, name: str) -> None:
-    found = run(
-        "monitor", "--model", here / "models" / name, "--reference", here / "flat", "--images", here / "neon",
-        "--window", 12, "--known-batches", 0, "--threshold", 0.0, "--gate", "--steps", 2,
-        "--out", "watch", "--quiet",
-    )  # fmt: skip
-    assert found.exit_code == 3, found.output  # any shift is above 0
-    document = json.loads((tmp_path / "watch" / "monitor.json").read_text())
-    assert [each["n"] for each in document["readings"]] == [12, 12, 12]
-    assert all(each["alarm"] for each in document["readings"])
-    assert (tmp_path / "watch" / "monitor.html").is_file()
-    # The first batch again, by hand.
-    (kept,) = (tmp_path / "watch" / "cache").glob("reference-*")
-    reference = load_scores(kept)
-    model = load_model(here / "models" / name)
-    transform = EvalTransform.for_model(model)
-    paths = document["readings"][0]["sources"]
-    pixels = np.stack([transform.pixels(Image.open(path)) for path in paths])
-    batch = ImageTask(images=transform.normalised(pixels))
-    shifted = discover(model, batch, "eap-ig-inputs", steps=2)
-    expected = circuit_shift(reference, shifted)
-    assert document["readings"][0]["shift"] == pytest.approx(expected, rel=1e-4)
 
 
 def test_predictions_are_those_of_the_modules(here: Path) -> None:

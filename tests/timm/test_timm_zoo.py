@@ -9,16 +9,11 @@ import torch
 from assay.models import load_model
 from assay.tasks import EvalTransform, ImageTask, draw_shapes
 from assay.zoo import (
-    PRESETS,
-    Grid,
-    Initialisation,
     Recipe,
     TrainingRun,
     Zoo,
     initial_module,
-    split,
     train,
-    train_zoo,
 )
 from assay.zoo.models import weights_hash
 
@@ -73,38 +68,3 @@ def test_a_timm_checkpoint_gets_a_new_head_that_alone_is_trained(run: TrainingRu
     before = start.module.state_dict()
     changed = {name for name in before if not torch.equal(before[name], trained[name])}
     assert changed == {"head.weight", "head.bias"}
-
-
-def random_start(start: Initialisation) -> Initialisation:
-    """The same architecture with random weights, which need no download."""
-    named = start.architecture if start.source == "scratch" else start.source
-    return Initialisation(source="scratch", architecture=named)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("preset", "init"),
-    [(preset, "scratch") for preset in PRESETS] + [("inside-out", "clip-openai"), ("inside-out", "mae")],
-)
-def test_the_first_model_of_each_preset_takes_a_step_at_its_own_size(
-    preset: str, init: str, tmp_path: Path
-) -> None:
-    """ViT-B/16 at 224 pixels, of CLIP with a norm before its blocks; `tiny` reads what it is given."""
-    whole = Grid.read(preset)
-    recipe = next(recipe for recipe in whole.recipes() if recipe.init == init)
-    settings = {
-        name: value for name, value in recipe.to_dict().items() if name not in ("init", "augmentation")
-    }
-    short = {"steps": 1, "warmup": 0, "batch_size": 2, "validate_every": 1}
-    grid = Grid(
-        name="smoke",
-        initialisations={init: random_start(whole.initialisations[init])},
-        fixed={**settings, **short, "augmentation": recipe.augmentation},
-    )
-    size = grid.image_size()
-    assert size == ((32, 32) if preset == "tiny" else (224, 224))
-    images = draw_shapes("flat", 12, size=size[0])
-    zoo = train_zoo(grid, *split(images, 0.5), tmp_path / "zoo")
-    (key,) = zoo.keys
-    assert zoo.load(key).image_size == size
-    assert zoo.correctness(images.subset([0, 1])).correct.shape == (1, 2)

@@ -1,13 +1,12 @@
 """Native transformers behind one interface."""
 
 from assay.models.block import Block, Norm
-from assay.models.family import FAMILIES, Family, Fused, Separate, Sizes
+from assay.models.checkpoints import family_of
+from assay.models.family import FAMILIES, Family, Fused, Separate, Sizes, Vision
 from assay.models.loading import load_model
 from assay.models.model import Model, prompted
-from assay.models.recognition import family_of
 from assay.models.tracing import Trace
 from assay.models.transformer_lens import convert_attention_only
-from assay.models.vision import Vision
 
 
 __all__ = [

@@ -268,54 +268,49 @@ def bind_blocks(
         sizes: Its heads and widths.
         per_target: Whether targets apply a norm behind the heads of a block to what they read of them.
     """
-    blocks = submodule(module, family.blocks).children()
-    return tuple(
-        _bind_block(module, family, sizes, layer, block, per_target=per_target)
-        for layer, block in enumerate(blocks)
-    )
-
-
-def _bind_block(
-    module: nn.Module, family: Family, sizes: Sizes, layer: int, block: nn.Module, *, per_target: bool
-) -> Block:
-    parts = dict(block.named_modules())
-
-    def optional(path: str | None) -> nn.Module | None:
-        """The module at a path; None where nothing or a placeholder stands there."""
-        part = None if path is None else parts.get(path)
-        return None if isinstance(part, nn.Identity) else part
-
-    def head_norm(path: str | None) -> HeadNorm | None:
-        norm = optional(path)
-        return None if norm is None else HeadNorm(module=norm, over=family.norms_over)
-
-    mlp, mlp_scale = submodule(block, family.mlp), optional(family.mlp_scale)
-    behind = None if family.branch_norm is None else bind_norm(block, family, family.branch_norm)
-    return Block(
-        root=module,
-        module=block,
-        family=family,
-        n_heads=sizes.n_heads,
-        n_kv_heads=sizes.n_kv_heads,
-        d_head=sizes.d_head,
-        attention_norm=bind_norm(block, family, family.attention_norm),
-        mlp_norm=bind_norm(block, family, family.mlp_norm),
-        qkv=tuple(submodule(block, path) for path in family.qkv.paths),
-        out=submodule(block, family.out),
-        mlp=mlp,
-        mlp_out=mlp_scale or (mlp if family.mlp_out is None else submodule(block, family.mlp_out)),
-        attention_scale=optional(family.attention_scale),
-        branch_norm=None if per_target else behind,
-        target_norm=behind if per_target else None,
-        mlp_scale=mlp_scale,
-        rule=AttentionRule(
+    bound = []
+    for layer, block in enumerate(submodule(module, family.blocks).children()):
+        mlp, mlp_scale = submodule(block, family.mlp), _optional(block, family.mlp_scale)
+        behind = None if family.branch_norm is None else bind_norm(block, family, family.branch_norm)
+        q_norm, k_norm = (
+            None if norm is None else HeadNorm(module=norm, over=family.norms_over)
+            for norm in (_optional(block, family.q_norm), _optional(block, family.k_norm))
+        )
+        rule = AttentionRule(
             scaling=float(family.scaling(submodule(block, family.attention))),
             window=family.window(module, layer),
             softcap=family.softcap(module),
             table=family.table(module, layer),
             adjacent=family.adjacent,
-            q_norm=head_norm(family.q_norm),
-            k_norm=head_norm(family.k_norm),
+            q_norm=q_norm,
+            k_norm=k_norm,
             bias=family.position_bias(module, layer),
-        ),
-    )
+        )
+        bound.append(
+            Block(
+                root=module,
+                module=block,
+                family=family,
+                n_heads=sizes.n_heads,
+                n_kv_heads=sizes.n_kv_heads,
+                d_head=sizes.d_head,
+                attention_norm=bind_norm(block, family, family.attention_norm),
+                mlp_norm=bind_norm(block, family, family.mlp_norm),
+                qkv=tuple(submodule(block, path) for path in family.qkv.paths),
+                out=submodule(block, family.out),
+                mlp=mlp,
+                mlp_out=mlp_scale or (mlp if family.mlp_out is None else submodule(block, family.mlp_out)),
+                attention_scale=_optional(block, family.attention_scale),
+                branch_norm=None if per_target else behind,
+                target_norm=behind if per_target else None,
+                mlp_scale=mlp_scale,
+                rule=rule,
+            )
+        )
+    return tuple(bound)
+
+
+def _optional(block: nn.Module, path: str | None) -> nn.Module | None:
+    """The module at a path; None where nothing or a placeholder stands there."""
+    part = None if path is None else dict(block.named_modules()).get(path)
+    return None if isinstance(part, nn.Identity) else part

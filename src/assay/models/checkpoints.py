@@ -1,4 +1,4 @@
-"""Checkpoints of transformers: models, tokenizers and image processors of a directory.
+"""Checkpoints: models, tokenizers and image processors of a directory, their family, and where a model goes.
 
 Weights are read from safetensors, and code of a checkpoint is never run.
 """
@@ -8,16 +8,98 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from assay.core.errors import AssayError, FileFormatError, UnsafeFileError, UnsupportedModelError
-from assay.core.extras import needs_extra
+import assay.models.decoders
+import assay.models.vision  # noqa: F401 - importing both registers their descriptions
+from assay.core.errors import (
+    AssayError,
+    FileFormatError,
+    InputError,
+    UnsafeFileError,
+    UnsupportedModelError,
+    near_matches,
+    needs_extra,
+)
 from assay.core.untrusted import MALFORMED, printable, read_object, refuse_pickle
-from assay.models.placing import Device, DeviceMap, NumberType, choose_device, choose_dtype
-from assay.models.recognition import family_of_type, refuse_config
+from assay.models.family import FAMILIES, Config, Family
+
+
+Device = str | torch.device | None
+NumberType = torch.dtype | Literal["auto"] | None
+# Where the parts of a model go: a way to deal them out, or path of a part -> device.
+DeviceMap = str | Mapping[str, str | int | torch.device] | None
+
+
+def accelerator() -> torch.device | None:
+    """The first accelerator of this machine that knows float64; None without one."""
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return None if kind is None or kind.type == "mps" else torch.device(kind.type, 0)
+
+
+def check_device(name: str | torch.device) -> torch.device:
+    """The device of a name.
+
+    Raises:
+        InputError: If this PyTorch does not have it, naming the devices there are.
+    """
+    devices = ["cpu"]
+    if torch.accelerator.is_available():
+        kind = torch.accelerator.current_accelerator()
+        devices += [f"{kind}:{index}" for index in range(torch.accelerator.device_count())]
+    try:
+        asked = torch.device(name)
+    except RuntimeError:  # no such type of device
+        asked = None
+    if asked is None or (asked.type != "cpu" and f"{asked.type}:{asked.index or 0}" not in devices):
+        raise InputError(
+            f"device {str(name)!r} does not exist: PyTorch {torch.__version__} here has {', '.join(devices)}"
+        )
+    return asked
+
+
+def choose_device(device: Device) -> torch.device:
+    """Where a model is put: `auto` is the accelerator if there is one, None the CPU.
+
+    Raises:
+        InputError: If the device does not exist.
+    """
+    if device == "auto":
+        return accelerator() or torch.device("cpu")
+    return check_device("cpu" if device is None else device)
+
+
+def choose_dtype(dtype: NumberType, device: torch.device, stored: torch.dtype | None) -> torch.dtype:
+    """The number type of the weights.
+
+    Args:
+        dtype: What was asked for; `auto` or None: float64 where the checkpoint has it, else the checkpoint's
+            on an accelerator and float32 on a CPU.
+        device: Where the model goes.
+        stored: Number type of the checkpoint, if it is known.
+
+    Raises:
+        InputError: For anything but a floating-point type.
+    """
+    if isinstance(dtype, torch.dtype):
+        if not dtype.is_floating_point or dtype.itemsize == 1:
+            raise InputError(f"dtype is {dtype}; expected 'auto', bfloat16, float16, float32 or float64")
+        return dtype
+    if dtype not in ("auto", None):
+        raise InputError(f"dtype is {dtype!r}; expected 'auto' or a torch.dtype such as torch.bfloat16")
+    half = (torch.bfloat16, torch.float16)
+    if stored == torch.float64 or (stored in half and device.type != "cpu"):
+        return stored
+    return torch.float32
+
+
+def number_type(name: str | None) -> torch.dtype | None:
+    """The number type of a name such as `float64`; None leaves it to the loader."""
+    return None if name is None else getattr(torch, name)
 
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -62,8 +144,14 @@ def check_weight_files(directory: Path, *, allow_pickle: bool) -> None:
             refuse_pickle(directory / name)
 
 
-def check_description(directory: Path) -> None:
-    """Refuse a `config.json` that names its own weights, or of a model that is not served."""
+def is_timm_directory(path: Path) -> bool:
+    """Whether `config.json` is timm's: it names an architecture and no model type."""
+    config = read_object(path / "config.json")
+    return "architecture" in config and "model_type" not in config
+
+
+def check_description(directory: Path) -> dict[str, Any]:
+    """The entries of `config.json`; refused if they name weights, or a model that is not served."""
     path = directory / "config.json"
     config = read_object(path)
     if (named := config.get("transformers_weights")) is not None:
@@ -72,6 +160,7 @@ def check_description(directory: Path) -> None:
             f"only from {WEIGHTS} or {INDEX}; remove transformers_weights"
         )
     refuse_config(config, str(directory))
+    return config
 
 
 def from_directory(
@@ -90,62 +179,42 @@ def from_directory(
         # Of tqdm, in a notebook without ipywidgets: its bars are off here.
         warnings.filterwarnings("ignore", message="IProgress not found")
         import transformers
-
-        from assay.models import attention_only  # which needs transformers
-
     location = str(directory)
-    attention_only.register()
     if device_map is not None:
         with needs_extra("placement", "device_map needs accelerate"):
-            import accelerate  # noqa: F401
+            import accelerate  # noqa: F401 - only whether it can be imported counts
     with file_errors(location, "a causal language model or image classifier"):
-        check_description(directory)
+        if check_description(directory).get("model_type") == "attention_only":
+            from assay.models import attention_only  # which imports transformers, too
+
+            attention_only.register()
         check_weight_files(directory, allow_pickle=allow_pickle)
-        config = _config(location)
+        config = transformers.AutoConfig.from_pretrained(location, trust_remote_code=False)
+        config._attn_implementation = None  # a name of a repository here would load a kernel from it
         refuse_config({**vars(config), "model_type": config.model_type}, location)
         family = family_of_type(config.model_type)
         kind = "CausalLM" if family is None or family.vision is None else "ImageClassification"
         place = choose_device(device if device_map is None else "auto")
-        module = _with_weights(
-            getattr(transformers, f"AutoModelFor{kind}"),
-            location,
-            config=config,
-            dtype=choose_dtype(dtype, place, config.dtype),
-            use_safetensors=None if allow_pickle else True,
-            device_map=dict(device_map) if isinstance(device_map, Mapping) else device_map,
-        )
-    return module.to(place) if device_map is None else module
-
-
-def _config(location: str) -> Any:
-    """The configuration of a directory, with attention left to be chosen here."""
-    from transformers import AutoConfig
-
-    config = AutoConfig.from_pretrained(location, trust_remote_code=False)
-    config._attn_implementation = None  # a name of a repository here would load a kernel from it
-    return config
-
-
-def _with_weights(auto: Any, location: str, **options: Any) -> nn.Module:
-    """A model of which no weight was made up by transformers."""
-    module: nn.Module
-    with without_progress_bars():
-        module, info = auto.from_pretrained(
-            location, output_loading_info=True, trust_remote_code=False, **options
-        )
-    refuse_missing(location, info, len(list(module.parameters())))
-    return module
-
-
-def refuse_missing(location: str, info: Mapping[str, Any], n_weights: int) -> None:
-    """Refuse a model of which transformers filled weights with random numbers, which mean nothing."""
-    for problem in ("missing_keys", "mismatched_keys"):
-        if names := sorted(str(key) for key in info[problem]):
-            raise FileFormatError(
-                f"{location!r} is not a complete checkpoint: {problem.replace('_', ' ')} "
-                f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''} ({len(names)} of {n_weights} "
-                "weights); save the model again with save_pretrained"
+        with without_progress_bars():
+            module, info = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(
+                location,
+                output_loading_info=True,
+                trust_remote_code=False,
+                config=config,
+                dtype=choose_dtype(dtype, place, config.dtype),
+                use_safetensors=None if allow_pickle else True,
+                device_map=dict(device_map) if isinstance(device_map, Mapping) else device_map,
             )
+        # transformers fills such weights with random numbers, which mean nothing.
+        for problem in ("missing_keys", "mismatched_keys"):
+            if names := sorted(str(key) for key in info[problem]):
+                raise FileFormatError(
+                    f"{location!r} is not a complete checkpoint: {problem.replace('_', ' ')} "
+                    f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''} ({len(names)} of "
+                    f"{len(list(module.parameters()))} weights); save the model again with save_pretrained"
+                )
+    placed: nn.Module = module.to(place) if device_map is None else module
+    return placed
 
 
 @contextmanager
@@ -213,3 +282,72 @@ def stored_tokenizer(directory: Path) -> Any:
                 f"cannot read the tokenizer of {str(directory)!r} ({type(error).__name__}: "
                 f"{printable(str(error))[:300]}); restore its files, or give tokenizer="
             ) from error
+
+
+# ---- which family a model belongs to
+
+# Why models have no stream from input to output -> starts of their model types and classes of timm.
+_NO_STREAM = {
+    "it normalises after the addition (post-norm)": ("bert", "roberta", "distilbert", "openai-gpt"),
+    "its stages merge patches, so the stream changes its length and width": ("swin",),
+    "its layers carry a state from position to position": ("mamba", "rwkv", "falcon_mamba"),
+    "some of its layers carry a state from position to position": ("jamba", "bamba", "recurrent_gemma"),
+}
+
+
+def family_of(module: nn.Module) -> Family:
+    """The description that fits a live module; timm need not be importable.
+
+    Raises:
+        UnsupportedModelError: Naming the module and why it is not served, or the nearest model type.
+    """
+    of_timm = {cls.__name__ for cls in type(module).__mro__ if cls.__module__.startswith("timm.")}
+    config: Config = getattr(module, "config", None)
+    model_type = getattr(config, "model_type", None)
+    for family in FAMILIES.values():
+        if of_timm & set(family.classes) or model_type in family.model_types:
+            return family
+    name = type(module).__name__
+    raise _unknown(name, model_type, kind=model_type or name, config=getattr(config, "__dict__", {}))
+
+
+def family_of_type(model_type: object) -> Family | None:
+    """The description of a Hugging Face model type; None if there is none."""
+    return next((family for family in FAMILIES.values() if model_type in family.model_types), None)
+
+
+def refuse_config(config: dict[str, Any], location: str) -> None:
+    """Refuse a `config.json` of a model that is not served, before its weights are fetched or read.
+
+    Raises:
+        UnsupportedModelError: For quantised weights, a post-norm layout or an unknown model type.
+    """
+    for field in ("quantization_config", "compression_config"):
+        if config.get(field) is not None:
+            raise UnsupportedModelError(
+                f"{location}: its configuration has {field}, so the stored weights differ from the numbers "
+                "it computes with; dequantise it (model.dequantize() of transformers) and save it again"
+            )
+    model_type = config.get("model_type")
+    if isinstance(model_type, str) and family_of_type(model_type) is None:
+        raise _unknown(location, model_type, kind=model_type, config=config)
+
+
+def _unknown(what: str, model_type: object, *, kind: str, config: dict[str, Any]) -> UnsupportedModelError:
+    """The error for a model without a description: the reason, or the nearest type that has one."""
+    reason = next((why for why, starts in _NO_STREAM.items() if kind.lower().startswith(starts)), None)
+    if reason is None and config.get("is_encoder_decoder"):
+        reason = "it is an encoder-decoder, where the decoder reads a second stream"
+    if reason is not None:
+        return UnsupportedModelError(
+            f"{what}: {reason}. The residual stream is not a sum of node outputs, so it has no graph here"
+        )
+    served = sorted(name for family in FAMILIES.values() for name in family.model_types)
+    of_timm = sorted(name for family in FAMILIES.values() for name in family.classes)
+    near = near_matches(model_type, served, limit=1) if isinstance(model_type, str) else ()
+    return UnsupportedModelError(
+        f"{what} (model type {printable(repr(model_type))[:80]}) is not supported; supported model types: "
+        f"{', '.join(served)}, and timm's {', '.join(of_timm)}."
+        + (f" Nearest by name: {near[0]!r}." if near else "")
+        + " docs/howto/own-model.md shows how to add a family ('If a model is rejected')"
+    )

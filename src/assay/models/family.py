@@ -1,8 +1,8 @@
-"""What a family of models is: where its parts are, and the sizes in its configuration."""
+"""What a family of models is: where its parts are, the sizes in its configuration, how images are read."""
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +10,6 @@ from torch import Tensor, nn
 from assay.core.errors import UnsupportedModelError
 from assay.core.registry import Registry
 from assay.models.attention import Tables
-
-
-if TYPE_CHECKING:
-    from assay.models.vision import Vision
 
 
 # Entries of a configuration that change no number the model computes.
@@ -81,6 +77,90 @@ class Fused:
     @property
     def paths(self) -> tuple[str, ...]:
         return (self.path,)
+
+
+def height_and_width(size: Any) -> tuple[int, int]:
+    """A height and width, which many configurations state as one number."""
+    height, width = size if isinstance(size, list | tuple) else (size, size)
+    return int(height), int(width)
+
+
+def tower_config(module: Any) -> Config:
+    """The configuration of the vision tower."""
+    return getattr(module.config, "vision_config", module.config)
+
+
+def _mean(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.stack(parts).mean(0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vision:
+    """How an image classifier is run and read; as it stands, one of transformers.
+
+    Attributes:
+        backbone: Its module whose `last_hidden_state` is the final norm's output at every position.
+        heads: Its classifiers, over which logits are averaged.
+        parts: From the module and that output to what each classifier reads.
+        pooled: Whether more positions than the first are read (mean pooling, distillation token).
+        n_prefix: From the configuration to how many positions come before those of the patches.
+    """
+
+    backbone: str
+    heads: tuple[str, ...] = ("classifier",)
+    parts: Callable[[Any, Tensor], tuple[Tensor, ...]] = lambda module, hidden: (hidden[:, 0],)
+    pooled: bool = False
+    n_prefix: Callable[[Config], int] = lambda config: 1
+
+    def refuse(self, module: Any) -> str | None:
+        """Why a module is not such a classifier, or None."""
+        for name in self.heads:
+            head = getattr(module, name, None)
+            if head is None:
+                return f"it is not an image classifier; supported are models with a module {name!r}"
+            if isinstance(head, nn.Identity):
+                return "it has no classification head (num_labels is 0); save it with one"
+        return None
+
+    def hidden(self, module: Any, images: Tensor) -> Tensor:
+        """Images `[batch, 3, h, w]` to the final norm's output at every position."""
+        return module.get_submodule(self.backbone)(images).last_hidden_state  # type: ignore[no-any-return]  # a tensor
+
+    def features(self, module: Any, hidden: Tensor) -> Tensor:
+        """That output to what the classifier reads, `[batch, d_features]`; the mean if there are several."""
+        return _mean(list(self.parts(module, hidden)))
+
+    def logits(self, module: Any, hidden: Tensor) -> Tensor:
+        """That output to logits. A model that reads position 0 alone is also given that one position."""
+        read = zip(self.heads, self.parts(module, hidden), strict=True)
+        return _mean([module.get_submodule(head)(part).to(hidden.device) for head, part in read])
+
+    def pools(self, module: Any) -> bool:
+        """Whether more positions than the first are read."""
+        return self.pooled
+
+    def image_size(self, module: Any) -> tuple[int, int]:
+        """Height and width it takes."""
+        return height_and_width(tower_config(module).image_size)
+
+    def n_tokens(self, module: Any) -> int:
+        """Positions of the stream: patches and prefix tokens."""
+        config = tower_config(module)
+        (height, width), (down, across) = (
+            height_and_width(config.image_size),
+            height_and_width(config.patch_size),
+        )
+        return (height // down) * (width // across) + self.n_prefix(config)
+
+    def n_classes(self, module: Any) -> int:
+        """Width of the logits."""
+        return int(module.config.num_labels)
+
+    def classes(self, module: Any) -> tuple[str, ...] | None:
+        """Names of the classes, label 0 first; None if the model does not know them."""
+        names = tuple(str(module.config.id2label[index]) for index in range(self.n_classes(module)))
+        made_up = all(name == f"LABEL_{index}" for index, name in enumerate(names))
+        return None if made_up else names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +261,7 @@ class Family:
     refuse: Callable[[nn.Module], str | None] = lambda module: None
     sizes: Callable[[Any], Sizes] = lambda module: config_sizes(module.config)
     facts: Callable[[nn.Module], dict[str, Any]] = config_facts
-    vision: "Vision | None" = None
+    vision: Vision | None = None
     classes: tuple[str, ...] = ()
 
     @property
@@ -194,11 +274,6 @@ class Family:
     def reads(self) -> str:
         """`prompts` or `images`."""
         return "prompts" if self.vision is None else "images"
-
-    @property
-    def treatments(self) -> tuple[str, ...]:
-        """What `post_norm` can be; nothing without norms behind the branches."""
-        return () if self.branch_norm is None else get_args(PostNorm)
 
 
 FAMILIES: Registry[Family] = Registry("family", plural="families", holds=Family)

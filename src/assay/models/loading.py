@@ -5,20 +5,24 @@ from typing import Any
 
 from torch import nn
 
-from assay.core.errors import FileFormatError, InputError, UnsupportedModelError
-from assay.core.untrusted import malformed
+from assay.core.errors import FileFormatError, HubError, InputError, UnsupportedModelError
+from assay.core.untrusted import malformed, printable
 from assay.models.checkpoints import (
+    Device,
+    DeviceMap,
+    NumberType,
     check_description,
+    choose_device,
+    choose_dtype,
+    family_of,
     from_directory,
     image_processor,
+    is_timm_directory,
     stored_tokenizer,
 )
 from assay.models.conformance import check_conformance
-from assay.models.hub import DESCRIPTION, PICKLES, WEIGHTS, fetch, split_revision
 from assay.models.model import Model
-from assay.models.placing import Device, DeviceMap, NumberType, choose_device, choose_dtype
-from assay.models.recognition import family_of
-from assay.models.timm_models import from_timm, is_timm_directory, preprocessing
+from assay.models.timm_models import from_timm, preprocessing
 
 
 MINI = Path(__file__).parent / "mini"
@@ -48,9 +52,9 @@ def load_model(
             `save_for_hf(..., safe_serialization=True)`; `"timm:NAME"`; or a live module of a known family,
             which is used as it is.
         tokenizer: Tokenizer to use; default: the one stored with the weights, if any.
-        dtype: Number type of the weights. `"auto"` or None: float64 if the configuration of the checkpoint
-            says so, else float32 on a CPU and the checkpoint's own on an accelerator. timm's models and
-            planted ones are float32. A module is left unchanged.
+        dtype: Number type of the weights. `"auto"` or None: float64 if the checkpoint is stored in it, else
+            float32 on a CPU and the checkpoint's own on an accelerator. timm's models and planted ones are
+            float32. A module is left unchanged.
         device: Where to put the weights, without a `device_map`. `"auto"`: the first accelerator that knows
             float64, else the CPU. None: the CPU. A module is left where it is, also if accelerate spread it
             over several devices.
@@ -98,21 +102,19 @@ def load_model(
         planted.module.to(place)
         planted.tokenizer = tokenizer
         return planted
-    if text.startswith(_TIMM):
-        _refuse_given(text, revision=revision, device_map=device_map)
-        module = from_timm(text, allow_pickle=allow_pickle).to(place, choose_dtype(dtype, place, None))
-        return _bound(module, tokenizer, text, preprocessing(module))
-    if path.is_dir():
+    of_timm = text.startswith(_TIMM)
+    if of_timm or path.is_dir():
         _refuse_given(text, revision=revision)
     else:
         name, path = _fetched(text, revision=revision, token=token, allow_pickle=allow_pickle)
         origin = {"revision": path.name}
-    if not (path / "config.json").is_file():
+    if not of_timm and not (path / "config.json").is_file():
         raise FileFormatError(f"{path} has no config.json; expected a directory written by save_pretrained")
-    if is_timm_directory(path):
+    if of_timm or is_timm_directory(path):
         _refuse_given(text, device_map=device_map)
-        module = from_timm(path, allow_pickle=allow_pickle).to(place, choose_dtype(dtype, place, None))
-        return _bound(module, tokenizer, name, preprocessing(module), origin)
+        module = from_timm(text if of_timm else path, allow_pickle=allow_pickle)
+        module = module.to(place, choose_dtype(dtype, place, None))
+        return _bound(module, tokenizer, text if of_timm else name, preprocessing(module), origin)
     module = from_directory(
         path, dtype=dtype, device=device, allow_pickle=allow_pickle, device_map=device_map
     )
@@ -131,7 +133,8 @@ def _refuse_given(source: str, **arguments: object) -> None:
 
 def _fetched(text: str, *, revision: str | None, token: str | None, allow_pickle: bool) -> tuple[str, Path]:
     """Id and folder of a hub repository; what is not served is refused before its weights are fetched."""
-    name, revision = split_revision(text, revision)
+    name, _, behind = text.partition("@")
+    revision = behind or revision
     path = fetch(name, DESCRIPTION, revision=revision, token=token)
     if (path / "config.json").is_file() and not is_timm_directory(path):
         check_description(path)
@@ -158,3 +161,44 @@ def _bound(
     model = Model(module, family, tokenizer=tokenizer, name=name, preprocessing=stored, origin=origin or {})
     check_conformance(model)
     return model
+
+
+# ---- files of the hub
+
+# What describes a model and its tokenizer: kilobytes to a few megabytes, never code or pickles.
+DESCRIPTION = ("*config.json", "*.index.json", "*token*.json", "vocab.*", "merges.txt", "*.model", "*.jinja")
+WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors")
+PICKLES = ("pytorch_model*.bin",)
+
+
+def fetch(name: str, patterns: tuple[str, ...], *, revision: str | None, token: str | None) -> Path:
+    """The folder of a repository in the cache, with the files of some patterns; its name is the commit.
+
+    Args:
+        name: Id of the repository, `OWNER/NAME`.
+        patterns: Of names of files.
+        revision: Branch, tag or commit; None: its main branch.
+        token: Access token; None: that of `HF_TOKEN` or of `hf auth login`.
+
+    Raises:
+        FileFormatError: If the name is neither that of a directory nor one of the hub.
+        HubError: If the repository is missing, gated or out of reach, or has no such revision.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    try:
+        folder = huggingface_hub.snapshot_download(
+            name, revision=revision, token=token, allow_patterns=list(patterns)
+        )
+    except errors.HFValidationError as error:
+        raise FileFormatError(
+            f"cannot load {printable(name)[:200]!r}: it is neither a directory nor an id of the Hugging Face "
+            "Hub (OWNER/NAME); check the path"
+        ) from error
+    except (OSError, errors.HfHubHTTPError) as error:  # of the client, whose texts say what to do
+        raise HubError(
+            f"cannot load {name!r}: it is not a directory, and the Hugging Face Hub does not give it. "
+            f"{printable(str(error)).strip()[:600]}"
+        ) from error
+    return Path(folder)

@@ -9,9 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from assay.core.errors import FileFormatError, MissingExtraError
-from assay.core.extras import install_command
-from assay.core.untrusted import read_object
+from assay.core.errors import FileFormatError, MissingExtraError, install_command
 from assay.models.checkpoints import check_weight_files
 from assay.models.family import FAMILIES
 
@@ -60,13 +58,7 @@ def _import_torchvision() -> None:
         _DECLARED.append(torch.library.Library("torchvision", "FRAGMENT"))
         for name in _OPERATORS:
             _DECLARED[-1].define(_SIGNATURE.format(name))
-        import torchvision  # noqa: F401
-
-
-def is_timm_directory(path: Path) -> bool:
-    """Whether `config.json` is timm's: it names an architecture and no model type."""
-    config = read_object(path / "config.json")
-    return "architecture" in config and "model_type" not in config
+        import torchvision  # noqa: F401 - again, for its effect: the rules now find their operators
 
 
 def from_timm(source: str | Path, *, allow_pickle: bool) -> nn.Module:

@@ -1,20 +1,16 @@
 """What a native pass leaves behind, and the hooks that pick it up."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from assay.models.block import Block, Norm
-
-
-if TYPE_CHECKING:
-    from assay.models.model import Model
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]  # of a call: by position, by keyword
@@ -91,7 +87,14 @@ class StopForward(Exception):  # noqa: N818 - control flow, never an error
 
 
 def hooks_of(
-    model: "Model", trace: Trace, *, sources: bool, gradients: bool, streams: bool, until: int | None
+    blocks: Sequence[Block],
+    final_norm: Norm,
+    trace: Trace,
+    *,
+    sources: bool,
+    gradients: bool,
+    streams: bool,
+    until: int | None,
 ) -> ExitStack:
     """Hooks that fill a trace in the next pass, until the stack is closed; see `Model.tracing`."""
     hooks = ExitStack()
@@ -182,7 +185,7 @@ def hooks_of(
         trace.final_in = trace.kept(stream)
         catch("logits", 0, 0, stream)
 
-    for layer, block in enumerate(model.blocks):
+    for layer, block in enumerate(blocks):
         if layer == until:
             on_input(block.module, enters(layer))
             return hooks
@@ -202,13 +205,13 @@ def hooks_of(
                 on_output(projection, projects(layer, part, block))
             own_norm = norm is not None and not block.shares_norm
             on_input(norm if norm is not None and own_norm else block.mlp, mlp_reads(layer, block))
-            if model.graph.mlps and norm is not None and own_norm:
+            if block.family.mlps and norm is not None and own_norm:
                 on_output(norm, partial(catch, "mlp", layer, 0))
-    if model.final_norm.module is None:
+    if final_norm.module is None:
         on_output(
-            model.blocks[-1].module,
+            blocks[-1].module,
             lambda output: final(output[0] if isinstance(output, tuple) else output),
         )
     else:
-        on_input(model.final_norm.module, lambda args, _: final(args[0]))
+        on_input(final_norm.module, lambda args, _: final(args[0]))
     return hooks

@@ -1,7 +1,7 @@
-"""Descriptions of the image classifiers served, and how each is run and read."""
+"""Descriptions of the image classifiers served, and how timm's are run and read."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,92 +14,14 @@ from assay.models.family import (
     Fused,
     Separate,
     Sizes,
+    Vision,
     config_facts,
     config_sizes,
+    height_and_width,
     like,
     register,
+    tower_config,
 )
-
-
-def _pair(size: Any) -> tuple[int, int]:
-    """A height and width, which many configurations state as one number."""
-    height, width = size if isinstance(size, list | tuple) else (size, size)
-    return int(height), int(width)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Vision:
-    """How an image classifier is run and read; as it stands, one of transformers.
-
-    Attributes:
-        backbone: Its module whose `last_hidden_state` is the final norm's output at every position.
-        heads: Its classifiers, over which logits are averaged.
-        parts: From the module and that output to what each classifier reads.
-        pooled: Whether more positions than the first are read (mean pooling, distillation token).
-        n_prefix: From the configuration to how many positions come before those of the patches.
-    """
-
-    backbone: str
-    heads: tuple[str, ...] = ("classifier",)
-    parts: Callable[[Any, Tensor], tuple[Tensor, ...]] = lambda module, hidden: (hidden[:, 0],)
-    pooled: bool = False
-    n_prefix: Callable[[Config], int] = lambda config: 1
-
-    def refuse(self, module: Any) -> str | None:
-        """Why a module is not such a classifier, or None."""
-        for name in self.heads:
-            head = getattr(module, name, None)
-            if head is None:
-                return f"it is not an image classifier; supported are models with a module {name!r}"
-            if isinstance(head, nn.Identity):
-                return "it has no classification head (num_labels is 0); save it with one"
-        return None
-
-    def hidden(self, module: Any, images: Tensor) -> Tensor:
-        """Images `[batch, 3, h, w]` to the final norm's output at every position."""
-        return module.get_submodule(self.backbone)(images).last_hidden_state  # type: ignore[no-any-return]  # a tensor
-
-    def features(self, module: Any, hidden: Tensor) -> Tensor:
-        """That output to what the classifier reads, `[batch, d_features]`; the mean if there are several."""
-        return _mean(list(self.parts(module, hidden)))
-
-    def logits(self, module: Any, hidden: Tensor) -> Tensor:
-        """That output to logits. A model that reads position 0 alone is also given that one position."""
-        read = zip(self.heads, self.parts(module, hidden), strict=True)
-        return _mean([module.get_submodule(head)(part).to(hidden.device) for head, part in read])
-
-    def pools(self, module: Any) -> bool:
-        """Whether more positions than the first are read."""
-        return self.pooled
-
-    def image_size(self, module: Any) -> tuple[int, int]:
-        """Height and width it takes."""
-        return _pair(_tower(module).image_size)
-
-    def n_tokens(self, module: Any) -> int:
-        """Positions of the stream: patches and prefix tokens."""
-        config = _tower(module)
-        (height, width), (down, across) = _pair(config.image_size), _pair(config.patch_size)
-        return (height // down) * (width // across) + self.n_prefix(config)
-
-    def n_classes(self, module: Any) -> int:
-        """Width of the logits."""
-        return int(module.config.num_labels)
-
-    def classes(self, module: Any) -> tuple[str, ...] | None:
-        """Names of the classes, label 0 first; None if the model does not know them."""
-        names = tuple(str(module.config.id2label[index]) for index in range(self.n_classes(module)))
-        made_up = all(name == f"LABEL_{index}" for index, name in enumerate(names))
-        return None if made_up else names
-
-
-def _mean(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.stack(parts).mean(0)
-
-
-def _tower(module: Any) -> Config:
-    """The configuration of the vision tower."""
-    return getattr(module.config, "vision_config", module.config)
 
 
 def _facts(module: nn.Module) -> dict[str, Any]:
@@ -127,7 +49,7 @@ VIT = register(
         mlp="mlp",
         activation="mlp.activation_fn",
         norm="layer",
-        sizes=lambda module: config_sizes(_tower(module)),
+        sizes=lambda module: config_sizes(tower_config(module)),
         facts=_facts,
         vision=Vision(backbone="vit"),
     )
@@ -239,7 +161,7 @@ class TimmVision(Vision):
         return module.global_pool != "token" or hasattr(module, "head_dist")
 
     def image_size(self, module: Any) -> tuple[int, int]:
-        return _pair(module.patch_embed.img_size)
+        return height_and_width(module.patch_embed.img_size)
 
     def n_tokens(self, module: Any) -> int:
         return int(module.patch_embed.num_patches) + int(module.num_prefix_tokens)
@@ -305,7 +227,7 @@ def _timm_facts(module: Any) -> dict[str, Any]:
         "gate_last": bool(getattr(first.mlp, "gate_last", False)),
         "pool": module.global_pool,
         "eps": float(first.norm1.eps),
-        "image_size": list(_pair(module.patch_embed.img_size)),
+        "image_size": list(height_and_width(module.patch_embed.img_size)),
         "patch": list(module.patch_embed.patch_size),
         "prefix": int(module.num_prefix_tokens),
         "no_embed_class": bool(getattr(module, "no_embed_class", False)),

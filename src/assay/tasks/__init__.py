@@ -5,31 +5,21 @@ from assay.tasks.corruptions import CORRUPTIONS, Corruption, corrupt
 from assay.tasks.digits import (
     COLOUR_DIGITS,
     DIGIT_CLASSES,
-    DigitsSource,
     digits_source,
     digits_task,
     draw_digits,
 )
-from assay.tasks.encoding import encode_prompts, pair_task
-from assay.tasks.files import published_pair, read_pairs
-from assay.tasks.grammar import TASKS, Grammar, Prompt, task_data
+from assay.tasks.encoding import Prompt, Tokens, encode_prompts
+from assay.tasks.files import read_pairs
+from assay.tasks.grammar import TASKS, Grammar, IndirectObject
 from assay.tasks.image_datasets import read_dataset
 from assay.tasks.image_source import find_domains, is_shapes, is_table, one_domain, read_files, read_table
 from assay.tasks.image_transform import EvalTransform
 from assay.tasks.images import ImageTask
-from assay.tasks.load import draw_task, load_images, load_task
-from assay.tasks.rows import is_task_file
-from assay.tasks.sequences import Docstring, Induction
+from assay.tasks.load import draw_task, is_task_file, load_images, load_task
+from assay.tasks.sequences import Induction
 from assay.tasks.shapes import SHAPE_CLASSES, SHAPE_DOMAINS, draw_shapes
-from assay.tasks.task import PairTask
-from assay.tasks.text import (
-    CapitalCountry,
-    GenderedPronoun,
-    GreaterThan,
-    IndirectObject,
-    SubjectVerbAgreement,
-)
-from assay.tasks.tokens import Tokens
+from assay.tasks.task import PairTask, pair_task
 
 
 # What a model may be run on, and the parts it is run in.
@@ -44,14 +34,9 @@ __all__ = [
     "SHAPE_DOMAINS",
     "TASKS",
     "Batch",
-    "CapitalCountry",
     "Corruption",
-    "DigitsSource",
-    "Docstring",
     "EvalTransform",
-    "GenderedPronoun",
     "Grammar",
-    "GreaterThan",
     "ImageBatch",
     "ImageTask",
     "IndirectObject",
@@ -59,7 +44,6 @@ __all__ = [
     "PairBatch",
     "PairTask",
     "Prompt",
-    "SubjectVerbAgreement",
     "Task",
     "Tokens",
     "corrupt",
@@ -78,10 +62,8 @@ __all__ = [
     "map_tensors",
     "one_domain",
     "pair_task",
-    "published_pair",
     "read_dataset",
     "read_files",
     "read_pairs",
     "read_table",
-    "task_data",
 ]

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from typing import Any
 
 import numpy as np
 import scipy
@@ -90,10 +91,8 @@ def corrupt(images: ImageTask, key: str, *, seed: int = 0) -> ImageTask:
         raise InputError("the images were given normalised; corruptions need 8-bit pixels")
     height, width = images.image_size
     if min(height, width) < MIN_SIDE:
-        raise ShapeError(
-            f"images are {height} x {width}; corruptions need at least {MIN_SIDE} pixels in height and "
-            "width. Resize the images first"
-        )
+        text = f"corruptions need at least {MIN_SIDE} pixels in height and width"
+        raise ShapeError(f"images are {height} x {width}; {text}")
     record = {"key": key, "seed": seed} | ({"frost_textures": "plasma"} if entry.family == "frost" else {})
     return replace(
         images,
@@ -110,24 +109,24 @@ class _Corrupted(Pictures):
     def __init__(self, images: ImageTask, key: str, seed: int) -> None:
         super().__init__(images.n)
         self._images, self.size, self._key, self._seed = images, images.image_size, key, seed
+        self.turned = images.source.turned if images.source else set()
         self._ids = dict(zip(images.rows.tolist(), images.ids.tolist(), strict=True))
 
     def name(self, row: int) -> str:
         inner = self._images
         return f"{inner.name}, image {row}" if inner.source is None else inner.source.name(row)
 
-    def content(self, row: int) -> Pixels:
-        return self.decoded(row, None)[0]
+    def content(self, row: int) -> None:
+        """There is none: see `decoded`."""
 
-    def decoded(self, row: int, transform: EvalTransform | None) -> tuple[Pixels, bool]:
-        inner, turned = self._images, False
+    def decoded(self, row: int, transform: EvalTransform) -> Pixels:
+        inner, rng = self._images, stream(self._seed, f"corruption/{self._key}/{self._ids[row]}")
         if inner.source is not None:
-            pixels, turned = inner.source.decoded(row, inner.transform)
+            pixels = inner.source.decoded(row, inner.transform or EvalTransform(resize=None))
         else:
             assert inner.pixels is not None  # `corrupt` refuses normalised images
             pixels = inner.pixels[row]
-        rng = stream(self._seed, f"corruption/{self._key}/{self._ids[row]}")
-        return CORRUPTIONS[self._key].apply(pixels, rng), turned
+        return CORRUPTIONS[self._key].apply(pixels, rng)
 
     def marks(self, rows: Sequence[int]) -> Iterator[str]:
         inner = self._images
@@ -143,11 +142,8 @@ def _graded(family: str, summary: str) -> Callable[[Graded], Graded]:
 
     def register(function: Graded) -> Graded:
         for severity in SEVERITIES:
-            key, apply = f"{family}-{severity}", partial(_in_units, function, severity)
             text = f"{summary}; severity {severity} of 5"
-            CORRUPTIONS.add(
-                key, Corruption(key=key, family=family, severity=severity, summary=text, apply=apply)
-            )
+            _style(f"{family}-{severity}", text, family, severity)(partial(_in_units, function, severity))
         return function
 
     return register
@@ -158,14 +154,17 @@ def _in_units(function: Graded, severity: int, x: Pixels, rng: np.random.Generat
     return (_unit(function(x / 255, rng, severity)) * 255).astype(np.uint8)
 
 
-def _style(key: str, summary: str) -> Callable[[Style], Style]:
-    """Registers a stylisation of 8-bit pixels."""
+def _style(
+    key: str, summary: str, family: str = "", severity: int | None = None
+) -> Callable[[Style], Corruption]:
+    """Registers a change of 8-bit pixels."""
+    facts: dict[str, Any] = {"key": key, "family": family or key, "severity": severity, "summary": summary}
+    return lambda function: CORRUPTIONS.add(key, Corruption(apply=function, **facts))
 
-    def register(function: Style) -> Style:
-        CORRUPTIONS.add(key, Corruption(key=key, family=key, severity=None, summary=summary, apply=function))
-        return function
 
-    return register
+def _by_pillow(key: str, summary: str, change: Callable[[Image.Image], Image.Image]) -> None:
+    """Registers a stylisation that is Pillow's."""
+    _style(key, summary)(lambda x, rng: np.asarray(change(Image.fromarray(x))))
 
 
 # -------------------------------------------------------------------- corruptions, on [0, 1] at a severity
@@ -192,8 +191,7 @@ def _defocus_blur(x: Numbers, rng: np.random.Generator, severity: int) -> Number
     kernel = _disk(*((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5))[severity - 1])
     reach = len(kernel) // 2
     padded = np.pad(x, ((reach, reach), (reach, reach), (0, 0)), mode="reflect")
-    blurred: Numbers = scipy.signal.fftconvolve(padded, kernel[..., None], mode="valid", axes=(0, 1))
-    return blurred
+    return np.asarray(scipy.signal.fftconvolve(padded, kernel[..., None], mode="valid", axes=(0, 1)))
 
 
 @cache
@@ -218,8 +216,7 @@ def _fog(x: Numbers, rng: np.random.Generator, severity: int) -> Numbers:
     amount, decay = ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))[severity - 1]
     height, width = x.shape[:2]
     fog = amount * plasma(max(height, width), decay, rng)[:height, :width, None]
-    result: Numbers = (x + fog) * x.max() / (x.max() + amount)
-    return result
+    return np.asarray((x + fog) * x.max() / (x.max() + amount))
 
 
 def plasma(side: int, decay: float, rng: np.random.Generator) -> Float64[np.ndarray, "size size"]:
@@ -253,8 +250,7 @@ def plasma(side: int, decay: float, rng: np.random.Generator) -> Float64[np.ndar
         field[half::step, ::step] = displaced(down)
         step, wibble = half, wibble / decay
     field -= field.min()
-    result: Numbers = field / field.max()
-    return result
+    return np.asarray(field / field.max())
 
 
 @_graded("frost", "mixed with a texture of ice")
@@ -283,16 +279,15 @@ def _snow(x: Numbers, rng: np.random.Generator, severity: int) -> Numbers:
     layer = np.round(layer[: x.shape[0], : x.shape[1], None] * 255) / 255
     gray = (x @ np.array([0.299, 0.587, 0.114]))[..., None]
     pale = mix * x + (1 - mix) * np.maximum(x, 1.5 * gray + 0.5)
-    result: Numbers = pale + layer + np.rot90(layer, 2)
-    return result
+    return np.asarray(pale + layer + np.rot90(layer, 2))
 
 
 def _zoomed(plane: Numbers, zoom: float) -> Numbers:
     """The centre of a plane, enlarged bilinearly to at least its old size."""
     parts = [int(np.ceil(side / zoom)) for side in plane.shape]
     top, left = ((side - part) // 2 for side, part in zip(plane.shape, parts, strict=True))
-    large: Numbers = scipy.ndimage.zoom(plane[top : top + parts[0], left : left + parts[1]], zoom, order=1)
-    return large
+    centre = plane[top : top + parts[0], left : left + parts[1]]
+    return np.asarray(scipy.ndimage.zoom(centre, zoom, order=1))
 
 
 def _motion_blurred(plane: Numbers, radius: int, sigma: float, degrees: float) -> Numbers:
@@ -320,9 +315,9 @@ def _cartoon(x: Pixels, rng: np.random.Generator) -> Pixels:
     return np.where(_canny(x, low=100, high=200)[..., None], np.uint8(0), flat)
 
 
-@_style("contour", "dark outlines on white, Pillow's contour filter")
-def _contour(x: Pixels, rng: np.random.Generator) -> Pixels:
-    return np.asarray(Image.fromarray(x).filter(ImageFilter.CONTOUR()))
+_by_pillow(
+    "contour", "dark outlines on white, Pillow's contour filter", lambda x: x.filter(ImageFilter.CONTOUR())
+)
 
 
 @_style("cutout", "one black square, 80/224 of the shorter side, at a random place")
@@ -334,36 +329,22 @@ def _cutout(x: Pixels, rng: np.random.Generator) -> Pixels:
     return out
 
 
-@_style("edge", "edges of the grey image, dark on white")
-def _edge(x: Pixels, rng: np.random.Generator) -> Pixels:
-    lines = Image.fromarray(x).convert("L").filter(ImageFilter.FIND_EDGES)
-    return np.asarray(ImageOps.invert(lines).convert("RGB"))
-
-
-@_style("edge-enhance", "edges sharpened, Pillow's filter")
-def _edge_enhance(x: Pixels, rng: np.random.Generator) -> Pixels:
-    return np.asarray(Image.fromarray(x).filter(ImageFilter.EDGE_ENHANCE()))
-
-
-@_style("emboss", "relief lit from the side, Pillow's filter")
-def _emboss(x: Pixels, rng: np.random.Generator) -> Pixels:
-    return np.asarray(Image.fromarray(x).filter(ImageFilter.EMBOSS()))
+_by_pillow(
+    "edge",
+    "edges of the grey image, dark on white",
+    lambda x: ImageOps.invert(x.convert("L").filter(ImageFilter.FIND_EDGES)).convert("RGB"),
+)
+_by_pillow("edge-enhance", "edges sharpened, Pillow's filter", lambda x: x.filter(ImageFilter.EDGE_ENHANCE()))
+_by_pillow("emboss", "relief lit from the side, Pillow's filter", lambda x: x.filter(ImageFilter.EMBOSS()))
 
 
 @_style("palette", "the 256 levels of each channel exchanged by one random permutation")
 def _palette(x: Pixels, rng: np.random.Generator) -> Pixels:
-    result: Pixels = rng.permutation(256).astype(np.uint8)[x]
-    return result
+    return np.asarray(rng.permutation(256).astype(np.uint8)[x])
 
 
-@_style("posterize", "two bits per channel")
-def _posterize(x: Pixels, rng: np.random.Generator) -> Pixels:
-    return np.asarray(ImageOps.posterize(Image.fromarray(x), 2))
-
-
-@_style("solarize", "values from 128 on inverted")
-def _solarize(x: Pixels, rng: np.random.Generator) -> Pixels:
-    return np.asarray(ImageOps.solarize(Image.fromarray(x), 128))
+_by_pillow("posterize", "two bits per channel", lambda x: ImageOps.posterize(x, 2))
+_by_pillow("solarize", "values from 128 on inverted", lambda x: ImageOps.solarize(x, 128))
 
 
 def _bilateral(x: Pixels, *, diameter: int, sigma: float) -> Pixels:

@@ -11,8 +11,9 @@ Everything about an image comes from the stream `colour-digits/SPLIT/ID` of the 
 nothing but its number.
 """
 
+import contextlib
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -92,15 +93,17 @@ def draw_digits(
     if swap is not None:
         check_name("swap of coloured digits", swap, DIGIT_SWAPS)
     if not (0 <= agreement <= 1 and 0 <= label_noise <= 1):
-        raise InputError(
-            f"agreement is {agreement}, label_noise {label_noise}; expected probabilities, 0 to 1"
-        )
+        raise InputError(f"agreement is {agreement}, label_noise {label_noise}; expected probabilities")
     if n < 1 or size < 14 or start < 0:
-        raise InputError(
-            f"n={n}, size={size}, start={start}; expected at least 1 image of 14 pixels, numbered from 0"
-        )
+        raise InputError(f"n={n}, size={size}, start={start}; give at least 1 image of 14 pixels, from 0")
     ids = range(start, start + n)
-    drawn = [_draw(i, agreement, label_noise, seed=seed, split=split, swap=swap, size=size) for i in ids]
+    options: dict[str, Any] = {
+        "agreement": float(agreement),
+        "label_noise": float(label_noise),
+        "split": split,
+    }
+    options |= {"swap": swap, "seed": seed, "size": size}
+    drawn = [_draw(i, **options) for i in ids]
     images, labels, digits, colours, sources = zip(*drawn, strict=True)
     return ImageTask(
         pixels=np.stack(images),
@@ -115,18 +118,9 @@ def draw_digits(
         },
         classes=DIGIT_CLASSES,
         name=COLOUR_DIGITS,
-        config={
-            "generator": COLOUR_DIGITS,
-            "generator_version": COLOUR_DIGITS_VERSION,
-            "agreement": float(agreement),
-            "label_noise": float(label_noise),
-            "split": split,
-            "swap": swap,
-            "seed": seed,
-            "size": size,
-            "start": start,
-            "n": n,
-        },
+        config={"generator": COLOUR_DIGITS, "generator_version": COLOUR_DIGITS_VERSION}
+        | options
+        | {"start": start, "n": n},
     )
 
 
@@ -166,24 +160,16 @@ def digits_task(
         (torch.Size([6, 3, 28, 28]), 'logit_diff', 'resample')
     """
     check_name("answer of coloured digits", answer, ("label", "colour"))
-    check_name("swap of coloured digits", swap, DIGIT_SWAPS)
     if model.vision is None or model.n_classes != len(DIGIT_CLASSES):
-        raise InputError(
-            f"{model.id} is not a classifier of the 2 classes of coloured digits, "
-            f"{' and '.join(DIGIT_CLASSES)}; use load_model('colour-digits')"
-        )
-    height, width = model.image_size
-    if height != width:
-        raise InputError(f"coloured digits are square, but {model.id} reads {height} x {width}")
-    images, others = (
-        draw_digits(n, agreement=agreement, seed=seed, split=split, swap=each, size=height, start=start)
-        for each in (None, swap)
-    )
+        raise InputError(f"{model.id} is not a classifier of the 2 classes; use load_model('colour-digits')")
+    how = {"agreement": agreement, "seed": seed, "split": split, "size": model.image_size[0], "start": start}
+    images, others = (draw_digits(n, swap=each, **how) for each in (None, swap))
     task = images.with_transform(EvalTransform.for_model(model))
     right = task.labels
     if answer == "colour":
         right = torch.tensor([DIGIT_COLOURS.index(colour) for colour in images.fields["colour"]])
     assert right is not None
+    shown = {"counterparts": {**others.config, "domain": others.domain}, "answer": answer}
     return replace(
         task,
         corrupted=replace(others, transform=task.transform).clean,
@@ -191,34 +177,12 @@ def digits_task(
         foils=1 - right[:, None],
         objective="logit_diff",
         ablation="resample",
-        config={
-            **task.config,
-            "counterparts": {**others.config, "domain": others.domain},
-            "answer": answer,
-        },
+        config={**task.config, **shown},
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class DigitsSource:
-    """Coloured digits as a source of images names them: `colour-digits[:AGREEMENT[/SWAP]]`.
-
-    Attributes:
-        agreement: Share of images whose colour is that of the label; None if not named.
-        swap: What counterparts change; None if not named.
-    """
-
-    agreement: float | None
-    swap: str | None
-
-    @property
-    def domains(self) -> tuple[float, ...]:
-        """The agreements that are meant: the named one, else the usual three."""
-        return DIGIT_AGREEMENTS if self.agreement is None else (self.agreement,)
-
-
-def digits_source(source: Any) -> DigitsSource | None:
-    """What a source of images says if it names coloured digits, else None.
+def digits_source(source: Any) -> dict[str, Any] | None:
+    """Arguments of `digits_task` if a source of images is `colour-digits[:AGREEMENT[/SWAP]]`, else None.
 
     Raises:
         InputError: If the agreement is not a probability.
@@ -226,38 +190,29 @@ def digits_source(source: Any) -> DigitsSource | None:
 
     Example:
         >>> digits_source("colour-digits:0.5/digit")
-        DigitsSource(agreement=0.5, swap='digit')
+        {'agreement': 0.5, 'swap': 'digit'}
     """
     name, _, rest = str(source).partition(":")
     if name != COLOUR_DIGITS:
         return None
     share, _, swap = rest.partition("/")
-    try:
-        agreement = float(share) if share else None
-    except ValueError:
-        agreement = float("nan")
-    if agreement is not None and not 0 <= agreement <= 1:
-        raise InputError(
-            f"{source!r} gives the agreement {share!r}; expected a probability, e.g. {COLOUR_DIGITS}:0.5 or "
-            f"{COLOUR_DIGITS}:0.5/colour"
-        )
+    named: dict[str, Any] = {}
+    if share:
+        with contextlib.suppress(ValueError):
+            named["agreement"] = float(share)
+        if not 0 <= named.get("agreement", -1) <= 1:
+            raise InputError(f"{source!r}: expected a probability, e.g. {COLOUR_DIGITS}:0.5/colour")
     if swap:
         check_name("swap of coloured digits", swap, DIGIT_SWAPS)
-    return DigitsSource(agreement=agreement, swap=swap or None)
+        named["swap"] = swap
+    return named
 
 
 # ------------------------------------------------------------------------------------------------- images
 
 
 def _draw(
-    number: int,
-    agreement: float,
-    label_noise: float,
-    *,
-    seed: int,
-    split: str,
-    swap: str | None,
-    size: int,
+    number: int, *, agreement: float, label_noise: float, seed: int, split: str, swap: str | None, size: int
 ) -> tuple[UInt8[np.ndarray, "h w 3"], int, int, int, int]:
     """Image `number`; its label, digit and colour, and the row of the handwritten digit.
 
@@ -265,17 +220,18 @@ def _draw(
     """
     rng = stream(seed, f"{COLOUR_DIGITS}/{split}/{number}")
     shown = number % 2
-    own, other = (
-        _pick(split, 5 * kind + int(rng.integers(5)), float(rng.random())) for kind in (shown, 1 - shown)
-    )
+    sources = []
+    for kind in (shown, 1 - shown):
+        rows = _rows(split)[5 * kind + int(rng.integers(5))]
+        sources.append(int(rows[int(rng.random() * len(rows))]))
     noisy, agrees = rng.random() < label_noise, rng.random() < agreement
     side, turn = rng.uniform(0.75, 0.95), rng.uniform(-0.2, 0.2)
     left, top = rng.uniform(-0.07, 0.07, 2)
     brightness = rng.uniform(0.7, 1.0)
     label = shown ^ int(noisy)
     colour = (label if agrees else 1 - label) ^ int(swap in ("colour", "both"))
-    source = other if swap in ("digit", "both") else own
-    label ^= int(swap in ("digit", "both"))
+    other = int(swap in ("digit", "both"))
+    source, label = sources[other], label ^ other
 
     ink = np.pad(_handwritten()[0][source], _MARGIN)
     # Pillow wants, for every pixel of the result, where to read in the original.
@@ -290,12 +246,6 @@ def _draw(
     shade = np.clip(np.asarray(painted, dtype=np.float64) / _BRIGHTEST, 0, 1)[..., None]
     pixels = np.rint(shade * brightness * _PAINT[colour]).astype(np.uint8)
     return pixels, label, int(_handwritten()[1][source]), colour, source
-
-
-def _pick(split: str, digit: int, place: float) -> int:
-    """The handwritten digit at a place, 0 .. 1, among those of one value in a split."""
-    rows = _rows(split)[digit]
-    return int(rows[int(place * len(rows))])
 
 
 @functools.cache

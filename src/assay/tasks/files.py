@@ -1,8 +1,8 @@
 """Tasks from files: pairs of prompts, and rows of MIB's data sets (a prompt, its answer, counterfactuals)."""
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +17,10 @@ from assay.core.errors import (
     check_name,
 )
 from assay.core.random import stream
-from assay.tasks.encoding import NoPairsError, pair_task
-from assay.tasks.grammar import Prompt
-from assay.tasks.rows import Rows, draw_rows, name_of, read_rows
-from assay.tasks.task import PairTask
-from assay.tasks.tokens import Tokens
+from assay.core.untrusted import parse_json, read_parquet_file
+from assay.tasks.encoding import Prompt, Tokens
+from assay.tasks.rows import check_loaded, draw_rows, name_of
+from assay.tasks.task import NoPairsError, PairTask, pair_task
 
 
 Pair = tuple[Prompt, Prompt]
@@ -29,14 +28,12 @@ Pair = tuple[Prompt, Prompt]
 _PAIR = '{"clean": "...", "corrupted": "...", "answers": [" ..."], "wrong": [" ..."]}'
 _LARGEST_ID = 1 << 31
 # What the circuit track of MIB corrupts with, where a row has it.
-USUAL = ("s2_io_flip", "symbol", "random")
-
+_USUAL = ("s2_io_flip", "symbol", "random")
 _SUFFIX = "_counterfactual"
 _ROW = (
     '{"prompt": "...", "choices": [" ..."] or {"label": ["A"], ...}, "answerKey": 0, '
     '"NAME_counterfactual": {"prompt": "...", ...}}, with "label" instead of choices for numbers'
 )
-_KEYS = ("clean", "corrupted", "answers", "wrong")
 
 
 def read_pairs(
@@ -85,20 +82,17 @@ def read_pairs(
             "chat=True and bos=True need the model's tokenizer; pass it, or leave them out"
         )
     tokens = None if tokenizer is None else Tokens(tokenizer, bos=bos, chat=chat, answer_tokens=answer_tokens)
-    rows = read_rows(path, columns)
-    if isinstance(path, str | Path):
-        name, file = Path(path).stem, Path(path).name
-    else:
-        name, split = name_of(path)
-        file = ", ".join((name, *split.values()))
-    published = is_published(rows.record(rows.numbers[0]))
+    rows = _read_rows(path, columns or {})
+    first = next(iter(rows.records.values()))
+    published = "prompt" in first and "clean" not in first
     for option in options:
         check_name("option of a task file", option, ("corruption", "leading_space") if published else ())
     if published:
         pairs = _usable(rows, tokens, n, seed, options)
     else:
-        drawn = [rows.numbers[place] for place in draw_rows(len(rows.numbers), n, seed=seed, what="lines")]
-        pairs = {number: _pair(rows.record(number), rows.where(number), whole=not bos) for number in drawn}
+        numbers = [*rows.records]
+        drawn = [numbers[place] for place in draw_rows(len(numbers), n, seed=seed, what="lines")]
+        pairs = {number: _pair(rows.records[number], rows.where(number), whole=not bos) for number in drawn}
         if len({bool(clean.wrong) for clean, _ in pairs.values()}) == 2:
             raise FileFormatError(
                 f"task file {rows.source}: only some lines have 'wrong' answers; give them on all or none"
@@ -106,101 +100,172 @@ def read_pairs(
     rules = {"bos": False} if tokens is None else tokens.rules
     if all(prompt.whole for pair in pairs.values() for prompt in pair):
         rules["bos"] = False
-    config: dict[str, Any] = {"task": name, "file": file, **rules, "n": len(pairs)}
+    config: dict[str, Any] = {"task": rows.name, "file": rows.file, **rules, "n": len(pairs)}
     if options:
         config["options"] = dict(sorted(options.items()))
-    if len(pairs) < len(rows.numbers):
+    if len(pairs) < len(rows.records):
         config["seed"] = seed
+    clean, corrupted = zip(*pairs.values(), strict=True)
     try:
-        task = _task(list(pairs.values()), tokens, name=name, config=config)
+        task = pair_task(clean, corrupted, tokens, name=rows.name, config=config)
     except NoPairsError as error:
         raise NoPairsError(f"{rows.source}: {error}") from error
     except AssayError as error:
-        raise TokenizationError(f"{_at_fault(rows, pairs, tokens)}: {error}") from error
+        faults = ((number, _fault(pair, tokens)) for number, pair in pairs.items())
+        # A row without a partner of its length would have been left out.
+        bad = (number for number, fault in faults if fault and not isinstance(fault, NoPairsError))
+        raise TokenizationError(f"{rows.where(next(bad))}: {error}") from error
     return replace(task, ids=torch.tensor(list(pairs))[task.ids])
 
 
-def _task(pairs: Sequence[Pair], tokens: Tokens | None, **facts: Any) -> PairTask:
-    clean, corrupted = zip(*pairs, strict=True)
-    return pair_task(clean, corrupted, tokens, **{"name": "", **facts})
+def _fault(pair: Pair, tokens: Tokens | None) -> AssayError | None:
+    """Why a row makes no task by itself."""
+    try:
+        pair_task(pair[:1], pair[1:], tokens, name="")
+    except AssayError as error:
+        return error
+    return None
 
 
-def _at_fault(rows: Rows, pairs: Mapping[int, Pair], tokens: Tokens | None) -> str:
-    """The first row that makes no task by itself, as messages name it."""
-    for number, pair in pairs.items():
+# ---- rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rows:
+    """Rows of a file or data set.
+
+    Attributes:
+        source: The file, or what messages call the data set.
+        name: Name of the task.
+        file: What its provenance says about where it came from.
+        unit: What messages call a row.
+        records: Number of each row, from 1, to the row; empty lines have none.
+    """
+
+    source: str
+    name: str
+    file: str
+    unit: str
+    records: Mapping[int, Mapping[str, Any]]
+
+    def where(self, number: int) -> str:
+        """A row, as messages name it."""
+        return f"{self.source}, {self.unit} {number}"
+
+
+def _read_rows(source: Any, columns: Mapping[str, str]) -> _Rows:
+    """The rows of a JSON lines file, a parquet file, or a data set that is loaded already."""
+    if isinstance(source, str | Path):
+        path, is_table = Path(source), Path(source).suffix == ".parquet"
+        facts = {"name": path.stem, "file": path.name, "unit": "row" if is_table else "line"}
+        place, rows = str(path), _table(path) if is_table else _lines(path)
+    else:
+        loaded = check_loaded(source)
+        plain = loaded.with_format(None) if hasattr(loaded, "column_names") else loaded
+        name, split = name_of(source)
+        facts = {"name": name, "file": ", ".join((name, *split.values())), "unit": "row"}
+        place, rows = f"data set {name}", {number + 1: plain[number] for number in range(len(plain))}
+    if not rows:
+        raise FileFormatError(f"task file {place} has no rows; expected one JSON object per {facts['unit']}")
+    names = {column: name for name, column in columns.items()}
+    records = {}
+    for number, row in rows.items():
+        if not isinstance(row, Mapping):
+            raise FileFormatError(
+                f"{place}, {facts['unit']} {number}: got a {type(row).__name__}; expected named columns, as "
+                "an object of JSON"
+            )
+        for column in columns.values():
+            check_name(f"column of {place}", column, row)
+        record = {names.get(str(column), str(column)): value for column, value in row.items()}
+        # A text in one of these is the only one.
+        texts = {name: [record[name]] for name in ("answers", "wrong") if isinstance(record.get(name), str)}
+        records[number] = record | texts
+    return _Rows(source=place, records=records, **facts)
+
+
+def _table(path: Path) -> dict[int, Any]:
+    return dict(enumerate(read_parquet_file(path, extra="parquet").to_pylist(), start=1))
+
+
+def _lines(path: Path) -> dict[int, Any]:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileFormatError(f"cannot read task file {path}: {error}") from error
+    rows: dict[int, Any] = {}
+    for number, line in enumerate(lines, start=1):
         try:
-            _task([pair], tokens)
-        except NoPairsError:
-            continue  # such a row would have been left out
-        except AssayError:
-            return rows.where(number)
-    return str(rows.source)
+            rows |= {number: parse_json(line)} if line.strip() else {}
+        except ValueError as error:
+            raise FileFormatError(f"{path}, line {number}: not JSON ({error}); expected an object") from error
+    return rows
+
+
+# ---- pairs
 
 
 def _pair(record: Mapping[str, Any], where: str, *, whole: bool) -> Pair:
     """Clean and corrupted prompt of one line."""
-    missing = [key for key in _KEYS[:3] if key not in record]
-    if missing:
+    if missing := [key for key in ("clean", "corrupted", "answers") if key not in record]:
         raise FileFormatError(
             f"{where}: no {' and no '.join(map(repr, missing))}; expected {_PAIR}, or their names with "
             "columns={'clean': 'COLUMN', ...}"
         )
-    for key in ("clean", "corrupted"):
-        if not (isinstance(record[key], str) or _all_ids(record[key])) or not record[key]:
+    fields = dict(record)
+    contents = {key: fields.pop(key) for key in ("clean", "corrupted")}
+    scored = {key: fields.pop(key, None) or [] for key in ("answers", "wrong")}
+    for key, value in contents.items():
+        if not value or not (isinstance(value, str) or _all_ids(value)):
+            raise FileFormatError(f"{where}: {key!r} is {value!r}; expected text or a list of token ids")
+    for key, value in scored.items():
+        if not isinstance(value, list) or not all(isinstance(p, str) or _all_ids([p]) for p in value):
             raise FileFormatError(
-                f"{where}: {key!r} is {record[key]!r}; expected text or a list of token ids"
+                f"{where}: {key!r} is {value!r}; expected a list of continuations or token ids"
             )
-    for key in ("answers", "wrong"):
-        pieces = record.get(key) or []
-        if not isinstance(pieces, list) or not all(isinstance(p, str) or _all_ids([p]) for p in pieces):
-            raise FileFormatError(
-                f"{where}: {key!r} is {pieces!r}; expected a list of continuations or token ids"
-            )
-    if not record["answers"]:
+    if not scored["answers"]:
         raise FileFormatError(f"{where}: 'answers' is empty; give at least one correct continuation")
-    fields = {key: value for key, value in record.items() if key not in _KEYS}
-    other = {
-        key.removeprefix("corrupted."): fields.pop(key)
-        for key in list(fields)
-        if key.startswith("corrupted.")
-    }
     clean, corrupted = (
         Prompt(text=content) if isinstance(content, str) else Prompt(ids=tuple(content), whole=whole)
-        for content in (record["clean"], record["corrupted"])
+        for content in contents.values()
     )
-    answers, wrong = tuple(record["answers"]), tuple(record.get("wrong") or ())
-    return replace(clean, answers=answers, wrong=wrong, fields=fields), replace(corrupted, fields=other)
+    others = [key for key in fields if key.startswith("corrupted.")]
+    other_fields = {key.removeprefix("corrupted."): fields.pop(key) for key in others}
+    answers, wrong = map(tuple, scored.values())
+    clean = replace(clean, answers=answers, wrong=wrong, fields=fields)
+    return clean, replace(corrupted, fields=other_fields)
 
 
 def _all_ids(value: Any) -> bool:
     return isinstance(value, list) and all(type(piece) is int and 0 <= piece < _LARGEST_ID for piece in value)
 
 
+# ---- rows of MIB
+
+
 def _usable(
-    rows: Rows, tokens: Tokens | None, n: int | None, seed: int, options: Mapping[str, Any]
+    rows: _Rows, tokens: Tokens | None, n: int | None, seed: int, options: Mapping[str, Any]
 ) -> dict[int, Pair]:
     """`n` rows of MIB that the tokenizer can use, drawn without replacement, in the order of the file."""
     if n is not None and n < 1:
         raise InputError(f"n is {n}; give at least 1 of the rows")
-    order = rows.numbers if n is None else stream(seed, "rows/sample").permutation(rows.numbers).tolist()
+    order = [*rows.records]
+    if n is not None:
+        order = stream(seed, "rows/sample").permutation(order).tolist()
     kept: dict[int, Pair] = {}
     reasons: list[str] = []
     for number in order:
         if len(kept) == n:
             break
-        where = rows.where(number)
-        pair = published_pair(rows.record(number), where, **options)
-        if pair is None:
-            reasons.append(f"{where}: the counterfactual is empty")
-            continue
-        try:
-            _task([pair], tokens)
+        pair = published_pair(rows.records[number], rows.where(number), **options)
+        fault = "the counterfactual is empty" if pair is None else _fault(pair, tokens)
+        if fault or pair is None:
+            reasons.append(f"{rows.where(number)}: {fault}")
+        else:
             kept[number] = pair
-        except AssayError as error:
-            reasons.append(f"{where}: {error}")
     if not kept:
         raise TokenizationError(
-            f"none of the {len(rows.numbers)} rows of {rows.source} can be used with this tokenizer. "
+            f"none of the {len(rows.records)} rows of {rows.source} can be used with this tokenizer. "
             f"{reasons[0]}"
         )
     if reasons:
@@ -210,11 +275,6 @@ def _usable(
             stacklevel=4,
         )
     return dict(sorted(kept.items()))
-
-
-def is_published(record: Mapping[str, Any]) -> bool:
-    """Whether a row has the form of MIB."""
-    return "prompt" in record and "clean" not in record
 
 
 def published_pair(
@@ -251,10 +311,10 @@ def published_pair(
     """
     others = {key.removesuffix(_SUFFIX): record[key] for key in record if key.endswith(_SUFFIX)}
     others |= {"": record["counterfactual"]} if "counterfactual" in record else {}
-    usual = [name for name in USUAL if name in others] or list(others)
+    usual = [name for name in _USUAL if name in others] or list(others)
     if corruption is not None:
         check_name(f"counterfactual of {where}", corruption.removesuffix(_SUFFIX), others)
-    elif not others or (len(usual) > 1 and usual[0] not in USUAL):
+    elif not others or (len(usual) > 1 and usual[0] not in _USUAL):
         raise FileFormatError(
             f"{where}: there are {len(others)} counterfactuals ({', '.join(others)}); expected one, or "
             f"choose one with corruption=NAME: {_ROW}"
@@ -270,12 +330,8 @@ def published_pair(
     if not listed:
         wrong = (_answer(other, f"{where}, counterfactual")[0],)
     space = " " if (listed if leading_space is None else leading_space) else ""
-    clean = Prompt(
-        text=str(prompts[0]),
-        answers=(space + answer.lstrip(" "),),
-        wrong=tuple(space + each.lstrip(" ") for each in wrong),
-        fields=_fields(record),
-    )
+    answers, wrong = (tuple(space + each.lstrip(" ") for each in texts) for texts in ((answer,), wrong))
+    clean = Prompt(text=str(prompts[0]), answers=answers, wrong=wrong, fields=_fields(record))
     return clean, Prompt(text=str(prompts[1]), fields=_fields(other))
 
 
@@ -302,8 +358,5 @@ def _fields(record: Mapping[str, Any]) -> dict[str, Any]:
     """Facts about a prompt: its plain values, and those of its metadata."""
     metadata = record.get("metadata")
     facts = {**record, **(metadata if isinstance(metadata, Mapping) else {})}
-    return {
-        name: value
-        for name, value in facts.items()
-        if name != "prompt" and isinstance(value, str | int | float | bool)
-    }
+    facts.pop("prompt", None)
+    return {name: value for name, value in facts.items() if isinstance(value, str | int | float | bool)}

@@ -1,13 +1,13 @@
 """Images of data sets that are loaded already, of the `datasets` library or of PyTorch."""
 
 import hashlib
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Int
 from torch import Tensor
 
 from assay.core.errors import InputError, check_name
@@ -25,7 +25,6 @@ def read_dataset(
     *,
     image: str | None = None,
     label: str | None = None,
-    domain: str | None = None,
     n: int | None = None,
     seed: int = 0,
 ) -> ImageTask:
@@ -38,7 +37,6 @@ def read_dataset(
         image: Column of the images. Default: the only column of the type `Image`.
         label: Column of the labels. Default: the only column of the type `ClassLabel`; without one the images
             are unlabelled.
-        domain: Name of the domain. Default: what the data set calls itself.
         n: A random sample of this many rows; None: all.
         seed: Of the sample.
 
@@ -62,14 +60,18 @@ def read_dataset(
     name, split = name_of(dataset)
     source: _Columns | _Items
     source = _Columns(loaded, name, image, label) if hasattr(loaded, "column_names") else _Items(loaded, name)
-    rows = torch.from_numpy(draw_rows(len(loaded), n, seed=seed))
+    rows = draw_rows(len(loaded), n, seed=seed).tolist()
+    labels = [_whole(source.label(row), row) for row in rows]
+    missing = [row for row, number in zip(rows, labels, strict=True) if number is None]
+    if missing and len(missing) < len(rows):
+        raise InputError(f"item {missing[0]} of the data set has no label, but others do")
     return ImageTask(
         source=source,
-        rows=rows,
-        labels=source.labels(rows.tolist()),
-        fields={key: [values[row] for row in rows.tolist()] for key, values in source.fields.items()},
+        rows=torch.tensor(rows),
+        labels=None if missing else torch.tensor(labels),
+        fields={key: [values[row] for row in rows] for key, values in source.fields.items()},
         classes=None if source.classes is None else tuple(source.classes),
-        domain=name if domain is None else domain,
+        domain=name,
         name=name,
         config={"layout": "dataset", "source": name, **split, "n": n, "seed": seed},
     )
@@ -82,12 +84,13 @@ class _Items(Pictures):
 
     def __init__(self, dataset: Any, name: str) -> None:
         super().__init__(len(dataset), name)
-        self._dataset = dataset
+        self._dataset, self._lock = dataset, threading.Lock()
         named = getattr(dataset, "classes", None)
         self.classes: Sequence[str] | None = named if isinstance(named, list | tuple) else None
 
     def content(self, row: int) -> Any:
-        item = self._dataset[row]
+        with self._lock:  # a data set may seek in one file, or keep other state
+            item = self._dataset[row]
         return item[0] if isinstance(item, tuple | list) else item
 
     def marks(self, rows: Sequence[int]) -> Iterator[str]:
@@ -97,18 +100,10 @@ class _Items(Pictures):
             pixels = np.asarray(read_rgb(self.content(row))[0])
             yield f"{row} {pixels.shape} {hashlib.sha256(pixels.tobytes()).hexdigest()}"
 
-    def labels(self, rows: Sequence[int]) -> Int[Tensor, " n"] | None:
-        """The labels of some rows, for which their items are read."""
-        labels = []
-        for row in rows:
-            item = self._dataset[row]
-            labelled = isinstance(item, tuple | list) and len(item) > 1
-            labels.append(_whole(item[1], row) if labelled else None)
-        if None not in labels:
-            return torch.tensor(labels)
-        if any(label is not None for label in labels):
-            raise InputError(f"item {rows[labels.index(None)]} of the data set has no label, but others do")
-        return None
+    def label(self, row: int) -> Any:
+        """The label of a row, for which its item is read; None if it has none."""
+        item = self._dataset[row]
+        return item[1] if isinstance(item, tuple | list) and len(item) > 1 else None
 
 
 class _Columns(Pictures):
@@ -120,10 +115,8 @@ class _Columns(Pictures):
         picture = _column(image, "Image", "image", types)
         labelled = _column(label, "ClassLabel", "label", types)
         if picture is None:
-            raise InputError(
-                f"the data set has the columns {', '.join(types)}, none of images; name it with "
-                "image='COLUMN'"
-            )
+            text = f"the data set has the columns {', '.join(types)}, none of images"
+            raise InputError(f"{text}; name it with image='COLUMN'")
         plain = dataset.with_format(None)
         self._pictures = plain.select_columns([picture])
         if types[picture] == "Image":  # its files are decoded as files of a folder are
@@ -147,11 +140,9 @@ class _Columns(Pictures):
     def marks(self, rows: Sequence[int]) -> Iterator[str]:
         yield f"{self._title} {self._print} {self._picture} {list(rows)}"
 
-    def labels(self, rows: Sequence[int]) -> Int[Tensor, " n"] | None:
-        """The labels of some rows."""
-        if self._labels is None:
-            return None
-        return torch.tensor([_whole(self._labels[row], row) for row in rows])
+    def label(self, row: int) -> Any:
+        """The label of a row; None if there are none."""
+        return None if self._labels is None else self._labels[row]
 
 
 def _column(name: str | None, kind: str, option: str, types: Mapping[str, str]) -> str | None:
@@ -161,18 +152,16 @@ def _column(name: str | None, kind: str, option: str, types: Mapping[str, str]) 
         return name
     typed = [each for each in types if types[each] == kind]
     if len(typed) > 1:
-        raise InputError(
-            f"the data set has the columns {', '.join(typed)} of type {kind}; choose one with "
-            f"{option}={typed[0]!r}"
-        )
+        text = f"the data set has the columns {', '.join(typed)} of type {kind}"
+        raise InputError(f"{text}; choose one with {option}={typed[0]!r}")
     return typed[0] if typed else None
 
 
-def _whole(value: Any, row: int) -> int:
+def _whole(value: Any, row: int) -> int | None:
     number = value.item() if isinstance(value, Tensor | np.generic) and value.ndim == 0 else value
-    if type(number) is not int:
+    if not (number is None or type(number) is int):
         raise InputError(
             f"the label of row {row} is {str(value)[:80]!r} ({type(value).__name__}); expected the number of "
             "a class, e.g. by dataset.class_encode_column('label')"
         )
-    return number
+    return None if number is None else int(number)

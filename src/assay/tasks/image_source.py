@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,20 +13,17 @@ from jaxtyping import UInt8
 
 from assay.core.errors import FileFormatError, InputError, check_name
 from assay.core.untrusted import malformed
-from assay.tasks.digits import COLOUR_DIGITS, digits_source, draw_digits
-from assay.tasks.image_reading import Files, Pictures, endings, image_paths, left_out
+from assay.tasks.digits import COLOUR_DIGITS, DIGIT_AGREEMENTS, digits_source, draw_digits
+from assay.tasks.image_reading import Files, Pictures, endings, image_paths
 from assay.tasks.image_transform import EvalTransform
 from assay.tasks.images import ImageTask
 from assay.tasks.rows import by_size
 from assay.tasks.shapes import SHAPE_DOMAINS, draw_shapes
 
 
-if TYPE_CHECKING:
-    from pandas import DataFrame
-
-
 SHAPES = "shapes"
 FIRST_FREE = 20_000  # number of the first drawn image that no model of the embedded zoo was trained on
+FIRST_KNOWN = 1_000_000  # the same for known images, which are no targets
 
 
 def is_shapes(source: str | Path) -> bool:
@@ -44,7 +41,6 @@ def is_shapes(source: str | Path) -> bool:
 def find_domains(
     source: str | Path,
     *,
-    labels: bool | None = None,
     by: Sequence[str] | None = None,
     n: int | None = None,
     seed: int = 0,
@@ -57,7 +53,6 @@ def find_domains(
         source: `shapes` or `shapes:DOMAIN`; `colour-digits` or `colour-digits:AGREEMENT` (of digits that no
             model was trained on); `folder/DOMAIN/CLASS/IMAGE`; `folder/CORRUPTION/SEVERITY/CLASS/IMAGE`;
             `folder/CLASS/IMAGE`; a folder of unlabelled images; or a table as in `read_table`.
-        labels: False: folders are not classes, every image below a folder belongs to one unlabelled domain.
         by: Columns of a table: a domain for each combination of their values. Empty: those of its layout.
             None: the table is one domain.
         n: A random sample of this many images of each domain; None, or more than there are: all.
@@ -78,37 +73,31 @@ def find_domains(
         >>> {domain: images.n for domain, images in find_domains("shapes:flat", n=4).items()}
         {'flat': 4}
     """
-    if n is not None and n < 1:
-        raise InputError(f"n is {n}; give at least 1 of the images")
     if by and not is_table(source):
-        raise InputError(
-            f"domains by {', '.join(by)} need a table, and {source} is not one; give LAYOUT:DIR or a .csv"
-        )
+        raise InputError(f"domains by {', '.join(by)} need a table, and {source} is not one")
+    draws: dict[str, partial[ImageTask]] = {}
     if is_shapes(source):
-        wanted = str(source).partition(":")[2]
-        styles = [wanted] if wanted else sorted(SHAPE_DOMAINS)
-        return {name: _drawn(partial(draw_shapes, name), n or drawn, seed, start) for name in styles}
-    if (digits := digits_source(source)) is not None:
-        draws = {share: partial(draw_digits, agreement=share, split="test") for share in digits.domains}
-        return {
-            f"agreement-{share:g}": _drawn(draws[share], n or drawn, seed, start) for share in sorted(draws)
-        }
+        style = str(source).partition(":")[2]
+        draws = {each: partial(draw_shapes, each) for each in ([style] if style else SHAPE_DOMAINS)}
+    elif (digits := digits_source(source)) is not None:
+        for share in [digits["agreement"]] if "agreement" in digits else DIGIT_AGREEMENTS:
+            draws[f"agreement-{share:g}"] = partial(draw_digits, agreement=share, split="test")
+    if draws:
+        n = drawn if n is None else n
+        return {name: _drawn(draws[name], n, seed, start) for name in sorted(draws)}
     if is_table(source):
         domains = _of_table(str(source), by)
     elif Path(source).is_dir():
-        domains = _of_folder(Path(source), labels)
+        domains = _of_folder(Path(source))
     else:
         raise FileFormatError(
-            f"{source} has no images; expected a folder, a .csv file, '{COLOUR_DIGITS}' or "
-            f"'{COLOUR_DIGITS}:AGREEMENT', 'shapes' or 'shapes:DOMAIN' with a domain of "
-            f"{', '.join(SHAPE_DOMAINS)}"
+            f"{source} has no images; expected a folder, a .csv file, '{COLOUR_DIGITS}', 'shapes' or "
+            f"'shapes:DOMAIN' with a domain of {', '.join(SHAPE_DOMAINS)}"
         )
-    if n is not None:
-        domains = {name: images.sample(n, seed=seed) for name, images in domains.items()}
-    return {
-        name: replace(images, config={**images.config, "n": n, "seed": seed})
-        for name, images in domains.items()
-    }
+    for name, images in domains.items():
+        sample = images if n is None else images.sample(n, seed=seed)
+        domains[name] = replace(sample, config={**images.config, "n": n, "seed": seed})
+    return domains
 
 
 def one_domain(domains: Mapping[str, ImageTask], source: str | Path) -> ImageTask:
@@ -117,14 +106,9 @@ def one_domain(domains: Mapping[str, ImageTask], source: str | Path) -> ImageTas
     Raises:
         InputError: If there are several; they are named.
     """
-    if len(domains) == 1:
-        return next(iter(domains.values()))
-    first = min(domains).removeprefix("agreement-")
-    between = ":" if is_shapes(source) or digits_source(source) is not None else "/"
-    raise InputError(
-        f"{source} holds {len(domains)} domains ({', '.join(sorted(domains))}); name one of them, e.g. "
-        f"{source}{between}{first}"
-    )
+    if len(domains) > 1:
+        raise InputError(f"{source} holds {len(domains)} domains; name one of {', '.join(sorted(domains))}")
+    return next(iter(domains.values()))
 
 
 # -------------------------------------------------------------------------------------------------- drawn
@@ -143,16 +127,14 @@ class _Drawn(Pictures):
     def content(self, row: int) -> None:
         """There is none: see `decoded`."""
 
-    def decoded(self, row: int, transform: EvalTransform | None) -> tuple[UInt8[np.ndarray, "h w 3"], bool]:
-        side = (transform and (transform.crop or transform.resize)) or 32
+    def decoded(self, row: int, transform: EvalTransform) -> UInt8[np.ndarray, "h w 3"]:
+        side = transform.crop or transform.resize or 32
         height, width = side if isinstance(side, tuple) else (side, side)
         if height != width:
-            raise InputError(
-                f"images are drawn square, but the model reads {height} x {width}; give other images"
-            )
+            raise InputError(f"images are drawn square, but the model reads {height} x {width}")
         pixels = self._draw(1, seed=self._seed, size=height, start=self._ids[row]).pixels
         assert pixels is not None
-        return pixels[0], False
+        return np.asarray(pixels[0])
 
     def marks(self, rows: Sequence[int]) -> Iterator[str]:
         how = (self._draw.func.__name__, self._draw.args, self._draw.keywords)  # no address in memory
@@ -201,48 +183,37 @@ def read_files(
     )
 
 
-def _of_folder(root: Path, labels: bool | None) -> dict[str, ImageTask]:
-    """Domains of a folder: its classes one level below, or two, or three (ImageNet-C)."""
+def _of_folder(root: Path) -> dict[str, ImageTask]:
+    """Domains of a folder: its classes one level below, or two, or three (ImageNet-C); or loose images."""
     folders = _folders(root)
-    if labels is False or not folders:
-        paths, others = image_paths(root)
+    if not folders:
+        paths, notes = image_paths(root)
         if not paths:
             raise InputError(f"{root} has no images; give files such as .png or .jpg")
-        return {root.name: read_files(paths, domain=root.name, notes=left_out(others, root.name))}
+        return {root.name: read_files(paths, domain=root.name, notes=notes)}
     below = {each.name for folder in folders for each in _folders(folder)}
     if not below:
-        domains = {root.name: root}
+        places = {root.name: root}
     elif below <= set("12345"):
-        domains = {f"{each.name}/{part.name}": part for each in folders for part in _folders(each)}
+        places = {f"{each.name}/{part.name}": part for each in folders for part in _folders(each)}
     else:
-        domains = {each.name: each for each in folders}
-    for folder in {root, *domains.values()}:
-        files = [each.name for each in folder.iterdir() if each.suffix.lower() in endings()]
-        if files:
-            raise InputError(
-                f"{folder} mixes {len(_folders(folder))} folders and {len(files)} images, e.g. {files[0]}; "
-                "give a folder with only one of the two"
-            )
-    classes = sorted({each.name for folder in domains.values() for each in _folders(folder)})
-    return {name: _of_classes(folder, classes, name) for name, folder in domains.items()}
-
-
-def _of_classes(folder: Path, classes: Sequence[str], domain: str) -> ImageTask:
-    """One domain, `folder/CLASS/*`: the layout of ImageNet, its V2 and Sketch."""
-    paths, others = image_paths(folder)
-    names = [path.relative_to(folder) for path in paths]
-    names = [name for name in names if name.parts[0] in classes]  # not those in hidden folders
-    if not names:
-        raise InputError(f"domain {domain!r} has no images; expected {folder.name}/CLASS/IMAGE")
-    return read_files(
-        names,
-        root=folder,
-        domain=domain,
-        layout="image-folder",
-        labels=torch.tensor([classes.index(name.parts[0]) for name in names]),
-        classes=tuple(classes),
-        notes=left_out(others, domain),
-    )
+        places = {each.name: each for each in folders}
+    for folder in {root, *places.values()}:
+        if files := [each.name for each in folder.iterdir() if each.suffix.lower() in endings()]:
+            text = f"{len(_folders(folder))} folders and {len(files)} images, e.g. {files[0]}"
+            raise InputError(f"{folder} mixes {text}; give a folder with only one of the two")
+    classes = sorted({each.name for folder in places.values() for each in _folders(folder)})
+    domains = {}
+    for domain, folder in places.items():
+        paths, notes = image_paths(folder, domain)
+        names = [path.relative_to(folder) for path in paths]
+        names = [name for name in names if name.parts[0] in classes]  # not those in hidden folders
+        if not names:
+            raise InputError(f"domain {domain!r} has no images; expected {folder.name}/CLASS/IMAGE")
+        labels = torch.tensor([classes.index(name.parts[0]) for name in names])
+        facts = {"labels": labels, "classes": tuple(classes), "notes": notes}
+        domains[domain] = read_files(names, root=folder, domain=domain, layout="image-folder", **facts)
+    return domains
 
 
 def _folders(path: Path) -> list[Path]:
@@ -253,38 +224,46 @@ def _folders(path: Path) -> list[Path]:
 #
 # A layout of WILDS adds to the rows of its table `path`, `label` and what the benchmark splits by.
 
+Rows = dict[int, dict[str, str]]  # by their number in the table
 
-def _camelyon17(table: "DataFrame", root: Path) -> "DataFrame":
+
+def _camelyon17(rows: Rows, root: Path) -> Rows:
     """Official split of WILDS: hospital 1 validates out of distribution, hospital 2 tests."""
-    patch = "patient_" + table["patient"] + "_node_" + table["node"]
-    place = "_x_" + table["x_coord"] + "_y_" + table["y_coord"] + ".png"
-    within = table["split"].replace({"0": "train", "1": "id_val"})
-    return table.assign(
-        hospital=table["center"],
-        wilds_split=table["center"].map({"1": "val", "2": "test"}).fillna(within),
-        path="patches/" + patch + "/patch_" + patch + place,
-        label=table["tumor"].replace({"0": "normal", "1": "tumor"}),
-    )
+    known, splits, classes = {"1": "val", "2": "test"}, {"0": "train", "1": "id_val"}, ("normal", "tumor")
+    patch = "patient_{patient}_node_{node}"
+    path = f"patches/{patch}/patch_{patch}_x_{{x_coord}}_y_{{y_coord}}.png"
+    return {
+        number: row
+        | {"hospital": row["center"], "wilds_split": known.get(row["center"]) or splits.get(row["split"], "")}
+        | {"path": path.format_map(row), "label": classes[int(row["tumor"])]}
+        for number, row in rows.items()
+    }
 
 
-def _fmow(table: "DataFrame", root: Path) -> "DataFrame":
+def _fmow(rows: Rows, root: Path) -> Rows:
     """Official split of WILDS by time and region; sequestered images are left out."""
-    regions = _read_csv(root / "country_code_mapping.csv").set_index("alpha-3")["region"]
-    year, split = table["timestamp"].str[:4].astype(int), table["split"]
-    period = np.where(year < 2016, "val", "test")
-    later, early = np.where(split == period, period, ""), split.replace({"val": "id_val", "test": "id_test"})
-    known = table.assign(
-        wilds_split=np.where(year < 2013, early, later),
-        region=table["country_code"].map(regions).fillna("Other"),
-        year=year.astype(str),
-        path="images/rgb_img_" + table.index.astype(str) + ".png",
-        label=table["category"],
-    )
-    return known[split != "seq"]
+    countries = _read_csv(root / "country_code_mapping.csv").values()
+    regions = {each["alpha-3"]: each["region"] for each in countries}
+    known = {}
+    for number, row in rows.items():
+        year, split = int(row["timestamp"][:4]), row["split"]
+        period = "id" if year < 2013 else "val" if year < 2016 else "test"
+        within = split if split == "train" else f"id_{split}"
+        known[number] = row | {
+            "wilds_split": within if period == "id" else split if split == period else "",
+            "region": regions.get(row["country_code"], "Other"),
+            "year": str(year),
+            "path": f"images/rgb_img_{number}.png",
+            "label": row["category"],
+        }
+    return {number: row for number, row in known.items() if row["split"] != "seq"}
 
 
-def _iwildcam(table: "DataFrame", root: Path) -> "DataFrame":
-    return table.assign(wilds_split=table["split"], path="train/" + table["filename"], label=table["y"])
+def _iwildcam(rows: Rows, root: Path) -> Rows:
+    return {
+        number: row | {"wilds_split": row["split"], "path": f"train/{row['filename']}", "label": row["y"]}
+        for number, row in rows.items()
+    }
 
 
 # Of each layout: its table, what it adds, and the columns whose values are domains unless others are named.
@@ -327,31 +306,31 @@ def read_table(source: str | Path) -> ImageTask:
     text, conditions = _parted(str(source))
     layout, _, root = text.partition(":")
     file = Path(root) / _WILDS[layout][0] if layout in _WILDS else Path(text)
-    table = _read_csv(file)
+    rows = _read_csv(file)
     if layout in _WILDS:
         with malformed(file, f"a table of {layout}"):
-            table = _WILDS[layout][1](table, file.parent)
+            rows = _WILDS[layout][1](rows, file.parent)
+    columns = list(next(iter(rows.values()), {}))
     for column in ("path", "label", *(column for column, _, _ in conditions)):
-        check_name(f"column of {file}", column, list(map(str, table)))
-    classes = sorted(set(table["label"]), key=by_size)
+        check_name(f"column of {file}", column, columns)
+    classes = sorted({row["label"] for row in rows.values()}, key=by_size)
     for column, keep, values in conditions:
-        table = table[table[column].isin(values) == keep]
-    chosen = "+".join(
-        f"{column}{'=' if keep else '!='}{','.join(values)}" for column, keep, values in conditions
-    )
-    if table.empty:
+        rows = {number: row for number, row in rows.items() if (row[column] in values) == keep}
+    chosen = "+".join(f"{name}{'=' if keep else '!='}{','.join(few)}" for name, keep, few in conditions)
+    if not rows:
         raise InputError(f"no row of {file} has {chosen or 'an image'}; check its values")
-    for path in table["path"]:
+    fields = {column: [row[column] for row in rows.values()] for column in columns}
+    for path in fields["path"]:
         if "\0" in path or ".." in Path(path).parts or Path(path).is_absolute():
             raise FileFormatError(f"a row of {file} names the image {path!r}, which must lie beside it")
     images = read_files(
-        list(table["path"]),
+        fields["path"],
         root=file.parent,
         domain=chosen or file.parent.name,
         layout="table",
-        labels=torch.tensor([classes.index(label) for label in table["label"]]),
-        ids=torch.tensor(table.index),
-        fields={str(column): list(table[column]) for column in table},
+        labels=torch.tensor([classes.index(label) for label in fields["label"]]),
+        ids=torch.tensor(list(rows)),
+        fields=fields,
         classes=tuple(classes),
     )
     return replace(images, config={**images.config, "where": chosen})
@@ -367,9 +346,9 @@ def _of_table(source: str, by: Sequence[str] | None) -> dict[str, ImageTask]:
     if not columns:
         raise InputError(f"{source} does not say which columns make domains; name them")
     if layout == "fmow":
-        limits = [(images.fields[column], _NO_DOMAIN[column]) for column in columns if column in _NO_DOMAIN]
-        rows = range(images.n)
-        images = images.subset([row for row in rows if all(values[row] != none for values, none in limits)])
+        limits = [(images.fields[name], _NO_DOMAIN[name]) for name in columns if name in _NO_DOMAIN]
+        rows = [row for row in range(images.n) if all(values[row] != none for values, none in limits)]
+        images = images.subset(rows)
     return images.by_field(*columns)
 
 
@@ -382,15 +361,13 @@ def _parted(text: str) -> tuple[str, list[tuple[str, bool, list[str]]]]:
     return ":".join(pieces), conditions[::-1]
 
 
-def _read_csv(path: Path) -> "DataFrame":
+def _read_csv(path: Path) -> Rows:
     """The cells of a table as text, without a column of row numbers that has no name."""
-    import pandas as pd  # not above: folders are read without it
-
     try:
         with path.open(encoding="utf-8", newline="") as file:
-            table = pd.DataFrame(csv.DictReader(file))
+            rows = dict(enumerate(csv.DictReader(file)))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FileFormatError(f"cannot read the table {path}: {error}") from error
-    if table.empty or None in table or table.isna().any(axis=None):
+    if not rows or any(None in row or None in row.values() for row in rows.values()):
         raise FileFormatError(f"the table {path} has no rows, or some do not have the columns of the header")
-    return table.drop(columns="", errors="ignore")
+    return {number: {name: row[name] for name in row if name} for number, row in rows.items()}

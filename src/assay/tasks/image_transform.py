@@ -6,7 +6,6 @@ import warnings
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -15,8 +14,9 @@ from jaxtyping import Float, UInt8
 from PIL import ExifTags, Image, ImageOps
 from torch import Tensor
 
-from assay.core.errors import AssayWarning, FileFormatError, InputError, ShapeError, check_name
+from assay.core.errors import AssayWarning, InputError, ShapeError, check_name
 from assay.core.record import Record
+from assay.core.untrusted import MALFORMED
 
 
 RESAMPLE = {each.name.lower(): each for each in Image.Resampling}
@@ -63,19 +63,15 @@ class EvalTransform(Record):
 
     def __post_init__(self) -> None:
         check_name("resampling filter", self.resample, RESAMPLE)
-        for name, sides in (("resize", self.resize), ("crop", self.crop)):
-            if sides is not None and np.min(sides) < 1:
-                raise InputError(f"{name} is {sides}; give at least 1 pixel per side")
-        if self.crop and self.resize and (np.array(self.crop) > self.resize).any():
-            raise InputError(
-                f"crop {self.crop} is larger than the image after resize={self.resize}; resize to at least "
-                "the crop"
-            )
-        if not np.isfinite((self.rescale, *self.mean, *self.std)).all() or min(self.rescale, *self.std) <= 0:
-            raise InputError(
-                f"rescale {self.rescale}, mean {self.mean}, std {self.std}: all must be finite, rescale and "
-                "std above 0"
-            )
+        sides = [np.min(each) for each in (self.resize, self.crop) if each is not None]
+        larger = self.crop and self.resize and (np.array(self.crop) > self.resize).any()
+        if min(sides, default=1) < 1 or larger:
+            sizes = f"resize is {self.resize} and crop {self.crop}"
+            raise InputError(f"{sizes}; give at least 1 pixel per side, and a crop that fits into resize")
+        numbers = np.array([self.rescale, *self.mean, *self.std])
+        if numbers.shape != (7,) or not np.isfinite(numbers).all() or min(self.rescale, *self.std) <= 0:
+            text = f"rescale is {self.rescale}, mean {self.mean}, std {self.std}"
+            raise InputError(f"{text}; give a finite number per channel, rescale and std above 0")
 
     @classmethod
     def for_model(cls, model: Any) -> "EvalTransform":
@@ -98,34 +94,20 @@ class EvalTransform(Record):
             >>> EvalTransform.for_model(SimpleNamespace(image_size=(32, 32), preprocessing=stored)).resize
             (32, 32)
         """
-        stored, size = model.preprocessing, model.image_size
-        if not stored:
-            warnings.warn(
-                f"the model does not state how to prepare its images, so they are resized to {size[0]} x "
-                f"{size[1]} and scaled to [-1, 1]. If it was trained otherwise, put a "
-                "preprocessor_config.json beside its weights, or give an EvalTransform",
-                AssayWarning,
-                stacklevel=2,
-            )
-            return cls(resize=size)
-        if any(key.startswith(("image_", "do_", "size", "feature_extractor")) for key in stored):
-            transform = cls.from_config(stored)
-        elif "input_size" in stored or "mean" in stored:
-            transform = cls.from_timm(stored)
-        else:
-            raise InputError(
-                f"the image settings of this model have the keys {sorted(stored)}; expected those of a "
-                "Hugging Face image processor or a timm pretrained_cfg. Write an EvalTransform"
-            )
-        made = transform.crop or transform.resize
-        if not isinstance(made, tuple) or made == size:
-            return transform
-        warnings.warn(
-            f"the model reads {size[0]} x {size[1]} pixels, but its stored image settings produce "
-            f"{made[0]} x {made[1]}; images are resized to the model's size",
-            AssayWarning,
-            stacklevel=2,
+        stored, size, transform = model.preprocessing, model.image_size, cls()
+        text = (
+            "the model does not state how to prepare its images: put a preprocessor_config.json beside its "
         )
+        text += "weights, or give an EvalTransform. They are scaled to [-1, 1] and"
+        if stored:
+            of_timm = "input_size" in stored or "mean" in stored
+            transform = cls.from_timm(stored) if of_timm else cls.from_config(stored)
+            made = transform.crop or transform.resize
+            if not isinstance(made, tuple) or made == size:
+                return transform
+            text = f"the stored image settings of the model make {made[0]} x {made[1]} pixels; images are"
+        text += f" resized to the {size[0]} x {size[1]} that the model reads"
+        warnings.warn(text, AssayWarning, stacklevel=2)
         return replace(transform, resize=size, crop=None)
 
     @classmethod
@@ -151,31 +133,21 @@ class EvalTransform(Record):
         stated = {key: usual.get(key) if value is None else value for key, value in config.items()}
         config = {key: value for key, value in stated.items() if value is not None}
         if config.get("do_pad") or config.get("do_random_crop") or config.get("crop_pct"):
-            raise InputError(
-                f"the image processor {kind or 'config'} pads, crops at random or crops by a share, which "
-                "is not supported; write an EvalTransform"
-            )
-        resize: tuple[int, int] | int | None = None
-        crop: tuple[int, int] | None = None
-        if config.get("do_resize", True):
-            shortest_edge = any(name in kind for name in ("CLIP", "BitImage"))
-            resize = _size(config.get("size", 224), square=not shortest_edge)
-        if config.get("do_center_crop", False):
-            sides = _size(config.get("crop_size", 224), square=True)
-            if isinstance(sides, int):
-                raise InputError(f"crop_size is {config['crop_size']}; expected a height and a width")
-            crop = sides
-        code = config.get("resample", 2)
-        if not isinstance(code, str) and code not in list(Image.Resampling):
-            raise InputError(f"resample is {code!r}; Pillow's codes are 0 to 5 (2 bilinear, 3 bicubic)")
+            text = f"the image processor {kind or 'config'} pads, crops at random or crops by a share"
+            raise InputError(f"{text}, which is not supported; write an EvalTransform")
+        square = not any(name in kind for name in ("CLIP", "BitImage"))
+        crop = _size(config.get("crop_size", 224), square=True) if config.get("do_center_crop") else None
+        if isinstance(crop, int):
+            raise InputError(f"crop_size is {config['crop_size']}; expected a height and a width")
+        filters, code = {int(each): name for name, each in RESAMPLE.items()}, config.get("resample", 2)
         normalize = config.get("do_normalize", True)
         return cls(
-            resize=resize,
+            resize=_size(config.get("size", 224), square=square) if config.get("do_resize", True) else None,
             crop=crop,
-            resample=code if isinstance(code, str) else Image.Resampling(code).name.lower(),
+            resample=str(filters.get(code, code)),
             rescale=float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0,
-            mean=_channels("image_mean", config.get("image_mean", 0.5)) if normalize else (0.0, 0.0, 0.0),
-            std=_channels("image_std", config.get("image_std", 0.5)) if normalize else (1.0, 1.0, 1.0),
+            mean=_channels(config.get("image_mean", 0.5) if normalize else 0),
+            std=_channels(config.get("image_std", 0.5) if normalize else 1),
         )
 
     @classmethod
@@ -196,10 +168,8 @@ class EvalTransform(Record):
         channels, height, width = config.get("input_size", (3, 224, 224))
         mode = config.get("crop_mode") or "center"
         if channels != 3 or mode not in ("center", "squash"):
-            raise InputError(
-                f"a timm config with {channels} channels and crop mode {mode!r}; supported are 3 channels "
-                "and center or squash, otherwise write an EvalTransform"
-            )
+            text = f"{channels} channels and crop mode {mode!r} are not supported"
+            raise InputError(f"{text}; write an EvalTransform")
         share = float(config.get("crop_pct") or 0.875)
         scaled = (int(height / share), int(width / share))
         return cls(
@@ -207,8 +177,8 @@ class EvalTransform(Record):
             crop=(height, width),
             fit="squash" if mode == "squash" else "cover",
             resample=str(config.get("interpolation") or "bicubic"),
-            mean=_channels("mean", config.get("mean", (0.485, 0.456, 0.406))),
-            std=_channels("std", config.get("std", (0.229, 0.224, 0.225))),
+            mean=_channels(config.get("mean", (0.485, 0.456, 0.406))),
+            std=_channels(config.get("std", (0.229, 0.224, 0.225))),
             centre="round",
         )
 
@@ -217,16 +187,6 @@ class EvalTransform(Record):
         """Height and width that every image gets; None where they depend on the image."""
         made = self.crop or self.resize
         return made if isinstance(made, tuple) and (self.crop or self.fit == "squash") else None
-
-    @property
-    def normalisation(self) -> dict[str, Any]:
-        """The numbers without the geometry: `rescale`, `mean` and `std`."""
-        return {name: self.to_dict()[name] for name in ("rescale", "mean", "std")}
-
-    @property
-    def geometry(self) -> dict[str, Any]:
-        """What a record says of the geometry: `resize`, `crop` and `resample`."""
-        return {name: self.to_dict()[name] for name in ("resize", "crop", "resample")}
 
     def pixels(self, image: Image.Image) -> UInt8[np.ndarray, "h w 3"]:
         """An image after resize and crop, 8 bits, RGB.
@@ -253,10 +213,8 @@ class EvalTransform(Record):
         if self.crop is not None:
             margins = (image.height - self.crop[0], image.width - self.crop[1])
             if min(margins) < 0:
-                raise InputError(
-                    f"an image of {image.height} x {image.width} is smaller than the crop {self.crop}; "
-                    "add a resize"
-                )
+                text = f"an image of {image.height} x {image.width}"
+                raise InputError(f"{text} is smaller than the crop {self.crop}")
             top, left = (m // 2 if self.centre == "floor" else round(m / 2) for m in margins)
             image = image.crop((left, top, left + self.crop[1], top + self.crop[0]))
         return np.asarray(image)
@@ -275,13 +233,10 @@ class EvalTransform(Record):
 # Broken files make Pillow's decoders fail in all these ways, and the last two are of files beyond its limit
 # of pixels; InputError is a ValueError.
 BROKEN = (
+    *MALFORMED,
     OSError,
-    ValueError,
     SyntaxError,
     EOFError,
-    TypeError,
-    LookupError,
-    OverflowError,
     struct.error,
     zlib.error,
     Image.DecompressionBombError,
@@ -314,16 +269,6 @@ def read_rgb(content: Any, *, turns: bool = True) -> tuple[Image.Image, bool]:
         return read_rgb(image, turns=turns)
 
 
-def picture_of(image: Any) -> Image.Image:
-    """An image in three channels of 8 bits, from what `read_rgb` takes; errors name a file."""
-    try:
-        return read_rgb(image)[0]
-    except BROKEN as error:
-        if isinstance(image, str | Path):
-            raise FileFormatError(f"cannot read {image} as an image: {error}") from error
-        raise
-
-
 def _upright(image: Image.Image) -> tuple[Image.Image, bool]:
     """The image as its EXIF orientation says, and whether that turned or mirrored it."""
     try:
@@ -342,9 +287,7 @@ def _check_pixels(width: int, height: int) -> None:
 def _as_rgb(image: Image.Image) -> Image.Image:
     """Three channels of 8 bits. Pillow would cut off more bits and fractions at 255."""
     if image.mode.startswith("I") or image.mode == "F":
-        raise InputError(
-            f"the image has mode {image.mode}, with more than 8 bits; scale it to 0..255 and save it again"
-        )
+        raise InputError(f"the image has mode {image.mode}, with more than 8 bits; scale it to 0..255")
     return image.convert("RGB")
 
 
@@ -358,16 +301,12 @@ def _eight_bits(value: Tensor | np.ndarray) -> np.ndarray:
     if pixels.dtype.kind == "f":
         low, high = float(pixels.min()), float(pixels.max())
         if not (low >= 0 and high <= 1):
-            raise InputError(
-                f"the image has values from {low:.3g} to {high:.3g}; expected 0 to 1 or 8 bits. Leave out "
-                "the normalisation of the data set: that of the model is applied"
-            )
+            text = f"the image has values from {low:.3g} to {high:.3g}; expected 0 to 1 or 8 bits"
+            raise InputError(f"{text}, before any normalisation: that of the model is applied")
         pixels = (pixels * 255).round().astype(np.uint8)
     if pixels.dtype != np.uint8 or pixels.ndim < 2 or pixels.shape[2:] not in ((), (3,)):
-        raise ShapeError(
-            f"the image is {pixels.dtype} of shape {tuple(value.shape)}; expected uint8, or floats from 0 to "
-            "1, as a tensor [3, H, W] or an array [H, W, 3]"
-        )
+        text = f"the image is {pixels.dtype} of shape {tuple(value.shape)}; expected 8 bits, or floats from 0"
+        raise ShapeError(f"{text} to 1, as a tensor [3, H, W] or an array [H, W, 3]")
     return np.ascontiguousarray(pixels)
 
 
@@ -377,8 +316,7 @@ def _usual(kind: str) -> Mapping[str, Any]:
 
     # Where torchvision is missing, the class of the name itself warns and gives way to this one.
     known = getattr(transformers, f"{kind}Pil", None) or (getattr(transformers, kind, None) if kind else None)
-    settings: Mapping[str, Any] = {} if known is None else known().to_dict()
-    return settings
+    return {} if known is None else dict(known().to_dict())
 
 
 def _size(size: Any, *, square: bool) -> tuple[int, int] | int:
@@ -395,8 +333,6 @@ def _size(size: Any, *, square: bool) -> tuple[int, int] | int:
     raise InputError(f"the image processor's size is {size}; expected height and width, or shortest_edge")
 
 
-def _channels(name: str, value: Any) -> tuple[float, float, float]:
-    values = [float(v) for v in (value if isinstance(value, list | tuple) else [value] * 3)]
-    if len(values) != 3:
-        raise InputError(f"{name} has {len(values)} values; expected 3, for red, green and blue")
-    return values[0], values[1], values[2]
+def _channels(value: Any) -> Any:
+    """A number for each channel: as given, or one for all three."""
+    return tuple(map(float, value if isinstance(value, list | tuple) else [value] * 3))

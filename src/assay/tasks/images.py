@@ -14,21 +14,27 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from assay.core.errors import AssayError, InputError, NonFiniteError, ShapeError, check_least, check_name
-from assay.core.machine import free_memory
+from assay.core.errors import FileFormatError, InputError, NonFiniteError, ShapeError, check_name
+from assay.core.machine import decoding_workers, free_memory, usable_cores
 from assay.core.random import stream
 from assay.tasks.batches import ImageBatch, OfClasses
-from assay.tasks.image_reading import PIECE, Pictures, Piece, decode, groups_of, unequal, usual_workers
+from assay.tasks.image_reading import Pictures, ahead
 from assay.tasks.image_transform import EvalTransform
 from assay.tasks.rows import by_size, chosen_rows, draw_rows
+
+
+FEW = 256  # images below which one thread is as fast
+MOST_WORKERS = 8  # unless asked for more
+WAITING = 64  # decoded images of each worker that wait at most
+PIECE = 32  # images of a batch that is read for its digests alone
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class ImageTask(OfClasses):
     """Images of one domain: normalised, in 8 bits, or in files that are decoded whenever the task is run.
 
-    A run over files holds one batch and what worker processes have decoded ahead: two pieces of at most 32
-    images for each worker. `held` decodes them once, for images that are read several times. Numbers are the
+    A run over files holds one batch and what other threads have decoded ahead: at most 64 images of 8 bits
+    for each worker. `held` decodes them once, for images that are read several times. Numbers are the
     same, whatever the source, the workers and the batch size.
 
     Args:
@@ -41,8 +47,8 @@ class ImageTask(OfClasses):
         corrupted: Counterpart of each image `[N, 3, H, W]`, for patching and resample ablation; None if the
             task has none, as the mean ablations need none.
         labels: Class of each image `[N]`, 0 or more; None if unknown.
-        foils: Classes that the label is compared with `[N, F]`, for differences of logits; see
-            `with_runner_up`. None if the task has none.
+        foils: Classes that the label is compared with `[N, F]`, for differences of logits; None if there are
+            none.
         ids: Number of each image in its data set `[N]`; seeds and pairings follow it and so survive taking
             a subset. Default: `rows`, or 0 .. N - 1.
         domain: Where the images come from, e.g. `"photo"`.
@@ -54,7 +60,7 @@ class ImageTask(OfClasses):
         config: How the images were made (JSON values): part of every result's provenance.
         notes: What was left out of the images, a sentence each, for every result on them.
         skipped: Pictures left out because they could not be decoded.
-        workers: Processes that decode beside this one; 0: none; None: none for fewer than 256 images, else
+        workers: Threads that decode beside this one; 0: none; None: none for fewer than 256 images, else
             one per usable core, at most 8.
         n_tokens: Positions a model makes of an image; 0 before the task is bound to one, see `Model.bind`.
 
@@ -95,20 +101,19 @@ class ImageTask(OfClasses):
         contents = [each for each in (self.images, self.pixels, self.source) if each is not None]
         if len(contents) != 1 or len(contents[0]) == 0:
             raise InputError(f"domain {self.domain or self.name!r} has no images; give at least one")
-        changed: dict[str, Any] = {name: _floats(name, getattr(self, name)) for name in _OF_PIXELS}
-        changed |= {name: _integers(name, getattr(self, name)) for name in ("rows", *_OF_CLASSES, "ids")}
-        if changed["rows"] is None:
-            changed["rows"] = torch.arange(len(contents[0]))
-        if changed["ids"] is None:
-            changed["ids"] = changed["rows"]
-        if changed["images"] is not None and changed["corrupted"] is not None:
+        changed: dict[str, Any] = {}
+        for names, read in ((_OF_PIXELS, _floats), (_NUMBERS, _integers)):
+            given = {name: getattr(self, name) for name in names}
+            changed |= {name: read(name, value) for name, value in given.items() if value is not None}
+        changed.setdefault("rows", torch.arange(len(contents[0])))
+        changed.setdefault("ids", changed["rows"])
+        if "images" in changed and "corrupted" in changed:
             changed["corrupted"] = changed["corrupted"].to(changed["images"].dtype)
         if self.transform is not None and (self.source is None or self.source.size is not None):
             changed["transform"] = replace(self.transform, resize=None, crop=None)  # applied by now
         for name, value in changed.items():
             object.__setattr__(self, name, value)
-        _check_pixels(self)
-        _check_columns(self)
+        _check(self)
 
     @property
     def n(self) -> int:
@@ -123,9 +128,9 @@ class ImageTask(OfClasses):
     @cached_property
     def clean(self) -> Float[Tensor, "n 3 h w"]:
         """All images, normalised; those in files are decoded for it and then held. Errors as of `batches`."""
-        if self.images is not None:
-            return self.images
-        return self._numbers.normalised(np.asarray(self.held().pixels))
+        return (
+            self._numbers.normalised(np.asarray(self.held().pixels)) if self.images is None else self.images
+        )
 
     @property
     def _numbers(self) -> EvalTransform:
@@ -135,24 +140,18 @@ class ImageTask(OfClasses):
     @cached_property
     def image_size(self) -> tuple[int, int]:
         """Height and width in pixels after the transform; where it does not tell, of the first image."""
-        if self.images is not None:
-            return self.images.shape[2], self.images.shape[3]
-        if self.pixels is not None:
-            return self.pixels.shape[1], self.pixels.shape[2]
-        assert self.source is not None
-        if size := self.source.size or self._numbers.size:
-            return size
-        height, width, _ = self.source.decoded(int(self.rows[0]), self._numbers)[0].shape
-        return height, width
+        if self.source is None:
+            shape = self.pixels.shape[1:3] if self.images is None else self.images.shape[2:]  # type: ignore[union-attr]
+            return shape[0], shape[1]
+        size = self.source.size or self._numbers.size
+        return size or self.source.decoded(int(self.rows[0]), self._numbers).shape[:2]
 
     def batches(self, batch_size: int) -> Iterator[ImageBatch]:
         """The images in order, `batch_size` at a time (the last batch may be smaller).
 
         Raises:
             FileFormatError: If an image cannot be decoded; the batches before it were given.
-            WorkerError: If a worker ended without being asked to.
         """
-        check_least(1, batch_size=batch_size)
         parts = torch.arange(self.n).split(batch_size)
         images: Iterator[Tensor]
         if self.images is not None:
@@ -160,36 +159,43 @@ class ImageTask(OfClasses):
         elif self.pixels is not None:
             images = (self._numbers.normalised(self.pixels[rows.numpy()]) for rows in parts)
         else:
-            images = self._decoded([groups_of(self.rows[rows].tolist()) for rows in parts])
+            decoded = self._decoded()
+            images = (
+                self._numbers.normalised(np.stack(list(itertools.islice(decoded, len(rows)))))
+                for rows in parts
+            )
         yield from map(self._batch, parts, images)
 
-    def _decoded(self, parts: Sequence[Sequence[Sequence[int]]]) -> Iterator[Float[Tensor, "batch 3 h w"]]:
-        """The images of each batch, of which the groups of rows are given, from the source."""
-        pieces = self._pieces([group for part in parts for group in part], normalise=True)
-        for part in parts:
-            images = [
-                piece.pixels for piece in itertools.islice(pieces, len(part)) if piece.pixels is not None
-            ]
-            yield images[0] if len(images) == 1 else torch.cat(images)
+    def _decoded(
+        self, bad: list[int] | None = None, *, keep: bool = True
+    ) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
+        """The pixels of all images of the source, or nothing of each unless they are to be kept.
 
-    def _pieces(
-        self, groups: Sequence[Sequence[int]], *, normalise: bool = False, skip_bad: bool = False
-    ) -> Iterator[Piece]:
-        """Pictures of one size, decoded; the first bad one is raised unless they are skipped."""
-        assert self.source is not None
-        first: tuple[int, Sequence[int]] | None = None
-        decoding = decode(
-            self.source, groups, self._numbers, normalise=normalise, workers=self.decoding_workers
-        )
-        for piece in decoding:
-            if piece.bad and not skip_bad:
-                raise next(iter(piece.bad.values()))
-            if piece.pixels is not None:
-                size = piece.pixels.shape[2:] if normalise else piece.pixels.shape[1:3]
-                first = first or (piece.rows[0], size)
-                if size != first[1]:
-                    raise unequal(self.source, piece.rows[0], size, *first)
-            yield piece
+        Rows that cannot be decoded go into `bad`, where it is given.
+        """
+        source, numbers, first, size = self.source, self._numbers, -1, tuple[int, ...]()
+        assert source is not None
+
+        def one(row: int) -> tuple[int, np.ndarray | FileFormatError]:
+            try:
+                pixels = source.decoded(row, numbers)
+            except FileFormatError as error:
+                return row, error
+            return row, pixels if keep else _NOTHING
+
+        for row, found in ahead(
+            one, self.rows.tolist(), self.decoding_workers, waiting=WAITING if keep else 1
+        ):
+            if isinstance(found, FileFormatError):
+                if bad is None:
+                    raise found
+                bad.append(row)
+                continue
+            first, size = (row, found.shape) if first < 0 else (first, size)
+            if found.shape != size:
+                text = f"{source.name(row)} is {found.shape[0]} x {found.shape[1]}, but {source.name(first)}"
+                raise ShapeError(f"{text} is {size[0]} x {size[1]}; give a transform that makes them equal")
+            yield found
 
     def _batch(self, rows: Int[Tensor, " batch"], images: Float[Tensor, "batch 3 h w"]) -> ImageBatch:
         """The images with what is known of them; notes what identifies them."""
@@ -212,10 +218,11 @@ class ImageTask(OfClasses):
 
     @property
     def decoding_workers(self) -> int:
-        """Processes that decode the images beside this one."""
+        """Threads that decode the images beside this one."""
         if self.source is None:
             return 0
-        return usual_workers(self.n) if self.workers is None else self.workers
+        asked = decoding_workers() if self.workers is None else self.workers
+        return asked if asked is not None else 0 if self.n < FEW else min(MOST_WORKERS, usable_cores())
 
     def held(self, *, skip_bad: bool = False) -> "ImageTask":
         """The same images, decoded once and held in 8 bits: for some that are read several times.
@@ -227,34 +234,22 @@ class ImageTask(OfClasses):
             FileFormatError: If an image cannot be decoded and is not skipped.
             InputError: If none can be decoded, or they do not fit into the memory.
             ShapeError: If they differ in size and no transform makes them equal.
-            WorkerError: If a worker ended without being asked to.
         """
         if self.source is None:
             return self
-        rows, pixels = self.rows.tolist(), np.empty((0, 0, 0, 3), np.uint8)
-        bad, n = dict[int, AssayError](), 0
-        # The memory is checked before the second image is decoded.
-        for piece in self._pieces([rows[:1], *groups_of(rows[1:])], skip_bad=skip_bad):
-            bad |= piece.bad
-            if piece.pixels is None:
-                continue
-            if n == 0:
-                pixels = self._room_for(piece.pixels.shape[1:])
-            pixels[n : n + len(piece.rows)] = piece.pixels.numpy()
-            n += len(piece.rows)
+        pixels, bad, n = np.empty((0, 0, 0, 3), np.uint8), list[int](), 0
+        for n, image in enumerate(self._decoded(bad if skip_bad else None), start=1):
+            if n == 1:
+                if (needed := self.n * image.nbytes) > (free := free_memory()):
+                    sides = f"{image.shape[0]} x {image.shape[1]} pixels take {needed:,} bytes and {free:,}"
+                    raise InputError(
+                        f"{self.n:,} images of {self.domain!r} with {sides} are free; give a smaller n"
+                    )
+                pixels = np.empty((self.n, *image.shape), dtype=np.uint8)
+            pixels[n - 1] = image
         kept = self._without(bad)
         notes = (*kept.notes, *self._turned)
         return replace(kept, source=None, pixels=pixels[:n], rows=torch.arange(n), notes=notes)
-
-    def _room_for(self, shape: Sequence[int]) -> UInt8[np.ndarray, "n h w 3"]:
-        needed, free = self.n * int(np.prod(shape)), free_memory()
-        if needed > free:
-            raise InputError(
-                f"{self.n:,} images of {self.domain!r} with {shape[0]} x {shape[1]} pixels take "
-                f"{needed / 1e9:.1f} GB and {free / 1e9:.1f} GB of memory are free; read a sample with n=, "
-                "or do not hold them"
-            )
-        return np.empty((self.n, *shape), dtype=np.uint8)
 
     def readable(self) -> "ImageTask":
         """The images that can be decoded, for which each is decoded once; the others are in `skipped`.
@@ -264,11 +259,12 @@ class ImageTask(OfClasses):
         """
         if self.source is None:
             return self
-        groups, workers = groups_of(self.rows.tolist()), self.decoding_workers
-        pieces = decode(self.source, groups, self._numbers, keep=False, workers=workers)
-        return self._without({row: error for piece in pieces for row, error in piece.bad.items()})
+        bad: list[int] = []
+        for _ in self._decoded(bad, keep=False):
+            pass
+        return self._without(bad)
 
-    def _without(self, bad: Mapping[int, AssayError]) -> "ImageTask":
+    def _without(self, bad: Sequence[int]) -> "ImageTask":
         """The images whose rows of the source are not bad."""
         if not bad:
             return self
@@ -276,9 +272,7 @@ class ImageTask(OfClasses):
         names = tuple(self.source.name(row) for row in bad)
         good = [place for place, row in enumerate(self.rows.tolist()) if row not in bad]
         if not good:
-            raise InputError(
-                f"none of the {len(names)} images of {self.domain!r} can be decoded, e.g. {names[0]}"
-            )
+            raise InputError(f"none of the images of {self.domain!r} can be decoded, e.g. {names[0]}")
         return replace(
             self.subset(good),
             skipped=(*self.skipped, *names),
@@ -319,9 +313,10 @@ class ImageTask(OfClasses):
         """
         if self.images is not None:
             raise InputError("the images were given normalised; to apply a transform, give pixels")
-        config = {**self.config, "normalise": transform.normalisation, "skipped": len(self.skipped)}
+        facts, config = transform.to_dict(), {**self.config, "skipped": len(self.skipped)}
+        config["normalise"] = {name: facts[name] for name in ("rescale", "mean", "std")}
         if self.source is not None and self.source.size is None:
-            config["geometry"] = transform.geometry
+            config["geometry"] = {name: facts[name] for name in ("resize", "crop", "resample")}
         return replace(self, transform=transform, config=config, n_tokens=0)
 
     def with_classes(self, classes: Sequence[str] | None) -> "ImageTask":
@@ -336,12 +331,9 @@ class ImageTask(OfClasses):
         used = self.labels if foils is None else torch.cat([self.labels, foils.flatten()])
         shown = {self.classes[label] for label in used.unique().tolist()}
         if strange := sorted(shown - set(classes)):
-            raise InputError(
-                f"{self.domain or self.name!r} has images {'' if foils is None else 'or foils '}of "
-                f"{', '.join(strange)}, which are not among the "
-                f"classes {', '.join(classes[:8])}{', ...' if len(classes) > 8 else ''}; rename the classes "
-                "of the images, or leave these out"
-            )
+            kinds, named = "images" if foils is None else "images or foils", ", ".join(strange)
+            text = f"{self.domain or self.name!r} has {kinds} of {named}, which are not among the classes"
+            raise InputError(f"{text} {', '.join(classes)}"[:400])
         order = torch.tensor([classes.index(name) if name in shown else -1 for name in self.classes])
         foils = None if foils is None else order[foils]
         return replace(self, labels=order[self.labels], foils=foils, classes=tuple(classes))
@@ -392,23 +384,18 @@ class ImageTask(OfClasses):
             InputError: If both have class names and they are not the same, in the same order, or a label is
                 not one of the model's classes.
         """
-        for name, values in (("labels", self.labels), ("foils", self.foils)):
-            if n_classes is not None and values is not None and int(values.max()) >= n_classes:
-                raise InputError(
-                    f"{name} hold class {int(values.max())}, but the model has classes 0 to {n_classes - 1}; "
-                    "label the data with the model's own classes"
-                )
-        if self.image_size != tuple(image_size):
-            sizes = [" x ".join(map(str, each)) for each in (self.image_size, image_size)]
-            raise ShapeError(
-                f"the images of {self.domain or self.name!r} are {sizes[0]}, but the model reads {sizes[1]}; "
-                "read them with an EvalTransform of that size"
-            )
-        if classes is not None and self.classes is not None and tuple(classes) != self.classes:
+        numbers = [each for each in (self.labels, self.foils) if each is not None]
+        largest = max((int(each.max()) for each in numbers), default=0)
+        if n_classes is not None and largest >= n_classes:
             raise InputError(
-                f"model and data do not have the same classes in the same order: model {list(classes)}, data "
-                f"{list(self.classes)}; use task.with_classes(model.classes)"
+                f"foils or labels hold class {largest}, but the model has classes 0 to {n_classes - 1}"
             )
+        if self.image_size != tuple(image_size):
+            own, wanted = (" x ".join(map(str, each)) for each in (self.image_size, image_size))
+            raise ShapeError(f"the images of {self.domain!r} are {own}, but the model reads {wanted}")
+        if classes is not None and self.classes is not None and tuple(classes) != self.classes:
+            text = f"the same classes in the same order: model {list(classes)}, data {list(self.classes)}"
+            raise InputError(f"model and data do not have {text}; use task.with_classes(model.classes)")
 
     # ---------------------------------------------------------------------------- counterparts and foils
 
@@ -423,22 +410,8 @@ class ImageTask(OfClasses):
             InputError: If the images have no counterparts.
         """
         if self.corrupted is None:
-            raise InputError(
-                "pairs choose counterparts, but the images have none; give ImageTask(corrupted=...)"
-            )
+            raise InputError("pairs choose counterparts, but the images have none; give corrupted=")
         return replace(self.subset(pairs[:, 0]), corrupted=self.corrupted[pairs[:, 1]])
-
-    def with_runner_up(self, logits: Float[Tensor, "n n_classes"]) -> "ImageTask":
-        """The task with, as foil, the best class but the label of each image by a model's logits.
-
-        With labels unknown, the model's own prediction takes the place of the label.
-
-        Args:
-            logits: Of the unablated model on these images.
-        """
-        labels = logits.argmax(1) if self.labels is None else self.labels
-        others = logits.scatter(1, labels[:, None], -torch.inf)
-        return replace(self, labels=labels, foils=others.argmax(1, keepdim=True))
 
     # ---------------------------------------------------------------------------------- some of the images
 
@@ -452,10 +425,8 @@ class ImageTask(OfClasses):
             InputError: If there is none, or one is out of range.
         """
         rows = chosen_rows(indices, self.n)
-        changed: dict[str, Any] = {
-            name: None if (values := getattr(self, name)) is None else values[rows]
-            for name in (*_OF_PIXELS, *_OF_CLASSES, "ids")
-        }
+        given = {name: getattr(self, name) for name in (*_OF_PIXELS, *_OF_CLASSES, "ids")}
+        changed = {name: value[rows] for name, value in given.items() if value is not None}
         changed["fields"] = {name: [values[i] for i in rows.tolist()] for name, values in self.fields.items()}
         changed["rows"] = torch.arange(len(rows)) if self.source is None else self.rows[rows]
         changed["pixels"] = None if self.pixels is None else self.pixels[rows.numpy()]
@@ -477,8 +448,6 @@ class ImageTask(OfClasses):
             k: Number of parts, 1 .. n.
             seed: Seed of the stream `images/parts`.
         """
-        if not 1 <= k <= self.n:
-            raise InputError(f"cannot split {self.n} images into {k} parts; give 1 to {self.n}")
         shuffled = stream(seed, "images/parts").permutation(self.n)
         config = {**self.config, "parts": {"k": k, "seed": seed}}
         return tuple(
@@ -574,8 +543,10 @@ class ImageTask(OfClasses):
         return facts | {"config": dict(self.config)} | ({"notes": notes} if notes else {})
 
 
+_NOTHING = np.empty((0, 0, 3), np.uint8)
 _OF_PIXELS = ("images", "corrupted")
 _OF_CLASSES = ("labels", "foils")
+_NUMBERS = ("rows", *_OF_CLASSES, "ids")
 
 
 def digest_of(image: Float[Tensor, "3 h w"]) -> bytes:
@@ -592,74 +563,47 @@ def _little_endian(value: Tensor) -> bytes:
 # ------------------------------------------------------------------------------------------------- checks
 
 
-def _floats(name: str, value: Any) -> Tensor | None:
+def _floats(name: str, value: Any) -> Tensor:
     """Images as a floating-point tensor on the CPU, at least 32 bits wide."""
-    if value is None:
-        return None
-    if not isinstance(value, Tensor) or not value.is_floating_point():
-        raise ShapeError(
-            f"{name} is {getattr(value, 'dtype', type(value).__name__)}; give normalised images as a "
-            "floating-point tensor [N, 3, H, W], or 8-bit images as pixels="
-        )
-    images: Tensor = value.detach().to("cpu")
-    return images if images.dtype == torch.float64 else images.to(torch.float32)
+    shape, kind = tuple(getattr(value, "shape", ())), getattr(value, "dtype", type(value).__name__)
+    if not isinstance(value, Tensor) or not value.is_floating_point() or len(shape) != 4 or shape[1] != 3:
+        text = "expected normalised images, floats [N, 3, H, W], or 8-bit images as pixels="
+        raise ShapeError(f"{name} is {kind} of shape {shape}; {text}")
+    images = value.detach().cpu()
+    return images if images.dtype == torch.float64 else images.float()
 
 
-def _integers(name: str, numbers: Any) -> Tensor | None:
+def _integers(name: str, numbers: Any) -> Tensor:
     """Whole numbers as a tensor on the CPU."""
-    if numbers is None:
-        return None
     value = torch.as_tensor(numbers)
     if value.is_floating_point() or value.dtype == torch.bool:
-        raise ShapeError(f"{name} is {value.dtype}; give integers [N] (torch.long), one per image")
+        raise ShapeError(f"{name} is {value.dtype}; give integers (torch.long), one per image")
     return value.detach().to("cpu", torch.long)
 
 
-def _check_pixels(task: ImageTask) -> None:
-    """Refuse images of other shapes and numbers, and counterparts of another size."""
-    pixels = task.pixels
+def _check(task: ImageTask) -> None:
+    """Refuse columns that do not have one value per image, and numbers that mean nothing."""
+    n, pixels, labels, foils = task.n, task.pixels, task.labels, task.foils
     if pixels is not None and (pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3):
         raise ShapeError(f"pixels are {pixels.dtype} of shape {pixels.shape}; expected uint8 [N, H, W, 3]")
+    if task.corrupted is not None and tuple(task.corrupted.shape) != (n, 3, *task.image_size):
+        shapes = f"{task.image_size} have counterparts of shape {tuple(task.corrupted.shape)}"
+        raise ShapeError(f"{n} images of {shapes}; every image needs a counterpart of its size")
     for name, images in (("images", task.images), ("corrupted", task.corrupted)):
-        if images is None:
-            continue
-        if images.ndim != 4 or images.shape[1] != 3:
-            raise ShapeError(
-                f"{name} has shape {tuple(images.shape)}; expected [N, 3, H, W]. Move the channels to the "
-                "front with images.permute(0, 3, 1, 2), and give RGB"
-            )
-        if name == "corrupted" and tuple(images.shape) != (task.n, 3, *task.image_size):
-            raise ShapeError(
-                f"{task.n} images of {task.image_size} have counterparts of shape {tuple(images.shape)}; "
-                "every image needs a counterpart of its size"
-            )
-        bad = (~torch.isfinite(images).flatten(1).all(1)).nonzero().flatten().tolist()
-        if bad:
-            raise NonFiniteError(
-                f"{name} holds NaN or infinite values in {len(bad)} of {task.n} images, first in row "
-                f"{bad[0]} (id {int(task.ids[bad[0]])}); drop or repair them"
-            )
-
-
-def _check_columns(task: ImageTask) -> None:
-    """Refuse columns that do not have one value per image, and foils that are no other class."""
-    n, labels, foils, classes = task.n, task.labels, task.foils, task.classes
-    for name, value in (("labels", labels), ("ids", task.ids)):
-        if value is not None and value.shape != (n,):
-            raise ShapeError(f"{name} has shape {tuple(value.shape)}; expected [{n}], one number per image")
-        if value is not None and int(value.min()) < 0:
-            raise InputError(f"{name} holds {int(value.min())} (image {int(value.argmin())}); count from 0")
-    for name, values in task.fields.items():
-        if len(values) != n:
-            raise ShapeError(f"field {name!r} has {len(values)} entries for {n} images; give one per image")
-    if labels is not None and classes is not None and int(labels.max()) >= len(classes):
-        raise InputError(
-            f"labels holds {int(labels.max())} (image {int(labels.argmax())}), but there are {len(classes)} "
-            f"classes, 0 to {len(classes) - 1}"
-        )
-    if foils is not None and (foils.ndim != 2 or len(foils) != n or foils.shape[1] == 0):
+        if images is not None and not images.isfinite().all():
+            row = int(images.isfinite().flatten(1).all(1).long().argmin())
+            place = f"first in row {row} (id {int(task.ids[row])})"
+            raise NonFiniteError(f"{name} holds NaN or infinite values, {place}")
+    for name, values in {**task.fields, "labels": labels, "ids": task.ids, "foils": foils}.items():
+        if values is not None and len(values) != n:
+            raise ShapeError(f"{name} has {len(values)} entries for {n} images; give one per image")
+    for name, numbers in (("labels", labels), ("ids", task.ids)):
+        if numbers is not None and (numbers.ndim != 1 or int(numbers.min()) < 0):
+            raise InputError(f"{name} is {list(numbers.shape)} from {int(numbers.min())}; give [{n}] from 0")
+    if labels is not None and task.classes is not None and int(labels.max()) >= len(task.classes):
+        text = f"labels holds {int(labels.max())} (image {int(labels.argmax())})"
+        raise InputError(f"{text}, but there are {len(task.classes)} classes, counted from 0")
+    if foils is not None and (foils.ndim != 2 or foils.shape[1] == 0):
         raise ShapeError(f"foils have shape {tuple(foils.shape)}; expected [{n}, at least 1]")
     if foils is not None and labels is not None and bool((same := (foils == labels[:, None]).any(1)).any()):
-        raise InputError(
-            f"the foil of image {int(same.nonzero()[0])} is its label; a class can be only one of them"
-        )
+        raise InputError(f"the foil of image {int(same.nonzero()[0])} is its label; give another class")

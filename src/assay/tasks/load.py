@@ -5,25 +5,30 @@ import json
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
+from os import PathLike
 from pathlib import Path
 from typing import Any
 
 from assay.core.errors import AssayWarning, InputError, TokenizationError, check_name, unknown_name
 from assay.core.random import stream
 from assay.tasks.digits import digits_source, digits_task
-from assay.tasks.encoding import pair_task
+from assay.tasks.encoding import Tokens
 from assay.tasks.files import read_pairs
 from assay.tasks.grammar import TASKS, Grammar
 from assay.tasks.image_datasets import read_dataset
 from assay.tasks.image_source import FIRST_FREE, find_domains, one_domain
 from assay.tasks.images import ImageTask
-from assay.tasks.rows import draw_rows, is_task_file
-from assay.tasks.task import PairTask
-from assay.tasks.tokens import Tokens
+from assay.tasks.rows import draw_rows
+from assay.tasks.task import PairTask, pair_task
 
 
 DEFAULT_N = 200
 GENERATOR_VERSION = 1  # raised when the same options and seed draw other prompts than before
+
+
+def is_task_file(name: str | PathLike[str]) -> bool:
+    """Whether a task is named by a file, not by a registered key."""
+    return Path(name).suffix in (".jsonl", ".parquet")
 
 
 def load_task(
@@ -91,11 +96,9 @@ def load_task(
         )
     is_model = hasattr(model, "n_vocab")
     tokenizer = model.tokenizer if is_model else model
-    told = {"bos": bos, "chat": chat, "answer_tokens": answer_tokens, "where": where}
-    rules = {
-        **getattr(model, "prompt_rules", {}),
-        **{key: value for key, value in told.items() if value is not None},
-    }
+    asked = {"bos": bos, "chat": chat, "answer_tokens": answer_tokens, "where": where}
+    rules = dict(getattr(model, "prompt_rules", {}))
+    rules |= {key: value for key, value in asked.items() if value is not None}
     where = rules.pop("where", None)
     if not isinstance(name, str) or is_task_file(name):
         task = read_pairs(name, tokenizer, n=None if where else n, seed=seed, **rules, **options)
@@ -110,10 +113,21 @@ def load_task(
                 AssayWarning,
                 stacklevel=2,
             )
+    elif where:
+        raise InputError(f"where chooses lines of a file, but {name} is drawn; use its options instead")
     else:
-        if where:
-            raise InputError(f"where chooses lines of a file, but {name} is drawn; use its options instead")
-        grammar = _grammar(name, tokenizer, rules, options)
+        key = name if name in TASKS else name.replace("_", "-")
+        if key not in TASKS:
+            raise unknown_name("task", name, (*TASKS, "FILE.jsonl", "FILE.parquet"))
+        if tokenizer is None:
+            raise TokenizationError(
+                f"task {key!r} needs a tokenizer, but the model has none; pass one: load_model(..., "
+                "tokenizer=...)"
+            )
+        allowed = [option for option in inspect.signature(TASKS[key]).parameters if option != "tokens"]
+        for option in options:
+            check_name(f"option of task {key!r}", option, allowed)
+        grammar = TASKS[key](Tokens(tokenizer, **rules), **options)
         task = draw_task(grammar, DEFAULT_N if n is None else n, seed=seed, options=options)
     if is_model:
         task.validate(model.n_vocab, model.n_positions)
@@ -135,15 +149,8 @@ def draw_task(
         "n": n,
         "seed": seed,
     }
-    return pair_task(
-        clean,
-        corrupted,
-        grammar.tokens,
-        name=grammar.key,
-        grammar=grammar,
-        config=config,
-        notes=grammar.notes,
-    )
+    facts: dict[str, Any] = {"grammar": grammar, "config": config, "notes": grammar.notes}
+    return pair_task(clean, corrupted, grammar.tokens, name=grammar.key, **facts)
 
 
 def load_images(
@@ -169,14 +176,13 @@ def load_images(
         seed: Seed of the sample, or of the drawing.
         skip_bad: Leave out files that cannot be decoded, and count them, instead of failing. Each image is
             decoded once for it.
-        workers: Processes that decode beside this one; see `ImageTask`.
+        workers: Threads that decode beside this one; see `ImageTask`.
         hold: Decode the images now, once, and hold them in 8 bits. False: decode them whenever the task is
             run, for more images than the memory holds; coloured digits then have no counterparts.
 
     Raises:
         InputError: If the model reads prompts, the source holds several domains, or classes differ.
         FileFormatError: If nothing is there, or an image cannot be read.
-        WorkerError: If a worker ended by itself.
 
     Example:
         >>> from assay.zoo import Zoo
@@ -189,13 +195,7 @@ def load_images(
             f"{getattr(model, 'id', model)} reads prompts, not images; use load_task(name, model)"
         )
     if hold and (digits := digits_source(source)) is not None:
-        return digits_task(
-            model,
-            DEFAULT_N if n is None else n,
-            agreement=0.9 if digits.agreement is None else digits.agreement,
-            swap=digits.swap or "both",
-            seed=seed,
-        )
+        return digits_task(model, DEFAULT_N if n is None else n, seed=seed, **digits)
     if isinstance(source, str | Path):
         # Drawn images are those that no model was trained on.
         domains = find_domains(source, n=n, seed=seed, start=FIRST_FREE, drawn=DEFAULT_N)
@@ -206,19 +206,3 @@ def load_images(
     if hold:
         return images.held(skip_bad=skip_bad)
     return images.readable() if skip_bad else images
-
-
-def _grammar(name: str, tokenizer: Any, rules: Mapping[str, Any], options: Mapping[str, Any]) -> Grammar:
-    key = name if name in TASKS else name.replace("_", "-")
-    if key not in TASKS:
-        raise unknown_name("task", name, (*TASKS, "FILE.jsonl", "FILE.parquet"))
-    if tokenizer is None:
-        raise TokenizationError(
-            f"task {key!r} needs a tokenizer, but the model has none; pass one: load_model(..., "
-            "tokenizer=...)"
-        )
-    task = TASKS[key]
-    allowed = [parameter for parameter in inspect.signature(task).parameters if parameter != "tokens"]
-    for option in options:
-        check_name(f"option of task {key!r}", option, allowed)
-    return task(Tokens(tokenizer, **rules), **options)

@@ -1,9 +1,6 @@
-"""Rows of files and of loaded data sets, by their number; and samples of them."""
+"""Row numbers: samples of them, and data sets that are loaded already."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from os import PathLike
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,13 +8,8 @@ import torch
 from jaxtyping import Int, Int64
 from torch import Tensor
 
-from assay.core.errors import FileFormatError, InputError, check_name
-from assay.core.parquet import read_parquet_file
+from assay.core.errors import InputError
 from assay.core.random import stream
-from assay.core.untrusted import parse_json
-
-
-TASK_FILES = (".jsonl", ".parquet")  # what the name of a file of prompts ends in
 
 
 def draw_rows(total: int, n: int | None, *, seed: int, what: str = "images") -> Int64[np.ndarray, " k"]:
@@ -53,95 +45,6 @@ def chosen_rows(indices: Any, total: int) -> Int[Tensor, " k"]:
 def by_size(value: str) -> tuple[int, str]:
     """Sorts numbers by size, and before words."""
     return (int(value), "") if value.isdecimal() else (2**63, value)
-
-
-def is_task_file(name: str | PathLike[str]) -> bool:
-    """Whether a task is named by a file, not by a registered key."""
-    return Path(name).suffix in TASK_FILES
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rows:
-    """Rows of a file or data set, read when they are asked for.
-
-    Attributes:
-        source: The file, or what messages call the data set.
-        unit: What it calls a row: `line` or `row`.
-        numbers: Number of each row, from 1; empty lines have none.
-        read: A row of this number.
-        columns: What a row should be called -> the column that holds it, where the names differ.
-    """
-
-    source: Path | str
-    unit: str
-    numbers: Sequence[int]
-    read: Callable[[int], Any]
-    columns: Mapping[str, str]
-
-    def where(self, number: int) -> str:
-        """A row, as messages name it."""
-        return f"{self.source}, {self.unit} {number}"
-
-    def record(self, number: int) -> dict[str, Any]:
-        """One row by the names of its columns; a text in `answers` or `wrong` is one of them.
-
-        Raises:
-            FileFormatError: If it is not an object of JSON; file and line are named.
-            UnknownNameError: If there is no such column.
-        """
-        try:
-            row = self.read(number)
-        except ValueError as error:
-            raise FileFormatError(f"{self.where(number)}: not JSON ({error}); expected an object") from error
-        if not isinstance(row, Mapping):
-            raise FileFormatError(
-                f"{self.where(number)}: got a {type(row).__name__}; expected named columns, as an object of "
-                "JSON"
-            )
-        for column in self.columns.values():
-            check_name(f"column of {self.source}", column, row)
-        names = {column: name for name, column in self.columns.items()}
-        record: dict[str, Any] = {names.get(str(column), str(column)): value for column, value in row.items()}
-        for name in ("answers", "wrong"):
-            if isinstance(record.get(name), str):
-                record[name] = [record[name]]
-        return record
-
-
-def read_rows(source: Any, columns: Mapping[str, str] | None = None) -> Rows:
-    """The rows of a JSON lines file, a parquet file, or a data set that is loaded already.
-
-    Args:
-        source: A path, of parquet where it ends in `.parquet`; a `datasets.Dataset`; or a map-style data set
-            whose items are mappings.
-        columns: As in `Rows`.
-
-    Raises:
-        FileFormatError: If the file is missing, empty or not what its name says.
-        InputError: If the data set has no rows or no numbers for them.
-        MissingExtraError: If pyarrow is needed and not installed.
-    """
-    name: Path | str
-    if not isinstance(source, str | Path):
-        loaded = check_loaded(source)
-        plain = loaded.with_format(None) if hasattr(loaded, "column_names") else loaded
-        name, unit, numbers = f"data set {name_of(source)[0]}", "row", list(range(1, len(loaded) + 1))
-        read = lambda number: plain[number - 1]  # noqa: E731 - three readers of a row
-    elif Path(source).suffix == ".parquet":
-        records = read_parquet_file(Path(source), extra="parquet").to_pylist()
-        name, unit, numbers = Path(source), "row", list(range(1, len(records) + 1))
-        read = lambda number: records[number - 1]  # noqa: E731
-    else:
-        try:
-            lines = Path(source).read_text(encoding="utf-8").splitlines()
-        except (OSError, UnicodeDecodeError) as error:
-            raise FileFormatError(f"cannot read task file {source}: {error}") from error
-        numbers = [number for number, line in enumerate(lines, start=1) if line.strip()]
-        name, unit = Path(source), "line"
-        read = lambda number: parse_json(lines[number - 1])  # noqa: E731
-    if not numbers:
-        raise FileFormatError(f"task file {source} has no rows; expected one JSON object per {unit}")
-    return Rows(source=name, unit=unit, numbers=numbers, read=read, columns=columns or {})
 
 
 # ---- data sets that are loaded already ------------------------------------------------------------

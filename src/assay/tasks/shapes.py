@@ -6,6 +6,7 @@ a style paints with the distance. Place, size, turn and colours of an image come
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -50,15 +51,14 @@ def draw_shapes(domain: str, n: int, *, seed: int = 0, size: int = 32, start: in
     """
     check_name("style of shapes", domain, _STYLES)
     if n < 1 or size < 16 or start < 0:
-        raise InputError(
-            f"n={n}, size={size}, start={start}; expected at least 1 image of 16 pixels, numbered from 0"
-        )
+        raise InputError(f"n={n}, size={size}, start={start}; give at least 1 image of 16 pixels, from 0")
     ids = np.arange(start, start + n)
     labels = ids % len(SHAPE_CLASSES)
     pixels = np.empty((n, size, size, 3), dtype=np.uint8)
     for row, number in enumerate(ids):
         rng = stream(seed, f"shapes/{domain}/{number}")
         pixels[row] = _draw(SHAPE_CLASSES[labels[row]], _STYLES[domain], size, rng)
+    how = {"domain": domain, "seed": seed, "size": size, "start": start, "n": n}
     return ImageTask(
         pixels=pixels,
         labels=torch.from_numpy(labels),
@@ -66,15 +66,7 @@ def draw_shapes(domain: str, n: int, *, seed: int = 0, size: int = 32, start: in
         domain=domain,
         classes=SHAPE_CLASSES,
         name="shapes",
-        config={
-            "generator": "shapes",
-            "generator_version": SHAPES_VERSION,
-            "domain": domain,
-            "seed": seed,
-            "size": size,
-            "start": start,
-            "n": n,
-        },
+        config={"generator": "shapes", "generator_version": SHAPES_VERSION, **how},
     )
 
 
@@ -92,10 +84,6 @@ def _draw(shape: str, style: "Style", size: int, rng: np.random.Generator) -> UI
 
 
 # ------------------------------------------------------------------- figures: signed distances, unit radius
-
-
-def _circle(x: Numbers, y: Numbers) -> Numbers:
-    return np.hypot(x, y) - 0.85
 
 
 def _moon(x: Numbers, y: Numbers) -> Numbers:
@@ -138,7 +126,7 @@ _CROSS = [
     (-_ARM, 0.95), (-_ARM, _ARM), (-0.95, _ARM), (-0.95, -_ARM), (-_ARM, -_ARM), (-_ARM, -0.95),
 ]  # fmt: skip
 _FIGURES: dict[str, Callable[[Numbers, Numbers], Numbers]] = {
-    "circle": _circle,
+    "circle": lambda x, y: np.hypot(x, y) - 0.85,
     "cross": _polygon(_CROSS),
     "moon": _moon,
     "square": _polygon([(-0.78, -0.78), (0.78, -0.78), (0.78, 0.78), (-0.78, 0.78)]),
@@ -150,11 +138,13 @@ _FIGURES: dict[str, Callable[[Numbers, Numbers], Numbers]] = {
 # --------------------------------------------------------------------- styles: distance to colour in [0, 1]
 
 
+@dataclass(frozen=True)
 class _Canvas:
     """Coordinates of the pixels, -1 to 1, and how wide one is."""
 
-    def __init__(self, x: Numbers, y: Numbers, pixel: float) -> None:
-        self.x, self.y, self.pixel = x, y, pixel
+    x: Numbers
+    y: Numbers
+    pixel: float
 
     def cover(self, distance: Numbers) -> Numbers:
         """Share of each pixel that lies inside, `[h, w, 1]`."""
@@ -164,8 +154,7 @@ class _Canvas:
         """Parallel stripes between 0 and 1, `[h, w, 1]`, softened over a pixel."""
         phases = (np.cos(angle) * self.x + np.sin(angle) * self.y) * frequency + phase
         softness = min(frequency * self.pixel, 1.0)
-        bands: Numbers = np.clip(0.5 + np.sin(np.pi * phases) / (np.pi * softness), 0, 1)[..., None]
-        return bands
+        return np.asarray(np.clip(0.5 + np.sin(np.pi * phases) / (np.pi * softness), 0, 1)[..., None])
 
 
 Style = Callable[[_Canvas, Numbers, np.random.Generator], Numbers]
@@ -174,8 +163,7 @@ Style = Callable[[_Canvas, Numbers, np.random.Generator], Numbers]
 def _colour(hue: float, saturation: float, value: float) -> Float64[np.ndarray, " 3"]:
     """Red, green and blue of a hue in turns (0 red, 1/3 green)."""
     ramp = np.clip(np.abs((hue + np.array([0, 2 / 3, 1 / 3])) % 1 * 6 - 3) - 1, 0, 1)
-    colour: Numbers = value * (1 - saturation + saturation * ramp)
-    return colour
+    return np.asarray(value * (1 - saturation + saturation * ramp))
 
 
 def _mix(below: Numbers, above: Numbers, share: Numbers) -> Numbers:
@@ -211,8 +199,7 @@ def _neon(canvas: _Canvas, distance: Numbers, rng: np.random.Generator) -> Numbe
     glow = np.exp(-tube / rng.uniform(0.08, 0.16)) * _colour(hue, rng.uniform(0.7, 1.0), 0.9)
     core = np.exp(-((tube / 0.045) ** 2)) * _colour(hue, 0.25, 0.8)
     # Light over light saturates instead of adding up.
-    result: Numbers = 1 - (1 - image) * (1 - glow) * (1 - core)
-    return result
+    return np.asarray(1 - (1 - image) * (1 - glow) * (1 - core))
 
 
 def _stripes(canvas: _Canvas, distance: Numbers, rng: np.random.Generator) -> Numbers:
@@ -241,15 +228,8 @@ def _relief(canvas: _Canvas, distance: Numbers, rng: np.random.Generator) -> Num
     rim = np.clip(1 + distance / 0.16, 0, 1)  # 1 at the edge, 0 on the flat top
     lit = 0.75 + 0.45 * rim * (towards[0] * right + towards[1] * down)
     body = _colour(hue, rng.uniform(0.4, 0.9), rng.uniform(0.6, 1.0)) * lit[..., None]
-    result: Numbers = _mix(image, body, canvas.cover(distance)) + rng.normal(0, 0.02, (*distance.shape, 3))
-    return result
+    return _mix(image, body, canvas.cover(distance)) + rng.normal(0, 0.02, (*distance.shape, 3))
 
 
-_STYLES: dict[str, Style] = {
-    "flat": _flat,
-    "sketch": _sketch,
-    "neon": _neon,
-    "stripes": _stripes,
-    "relief": _relief,
-}
+_STYLES = {"flat": _flat, "sketch": _sketch, "neon": _neon, "stripes": _stripes, "relief": _relief}
 SHAPE_DOMAINS = tuple(_STYLES)

@@ -17,6 +17,7 @@ from assay.core.errors import InputError, ShapeError, TokenizationError, check_l
 from assay.core.machine import count_examples
 from assay.core.random import stream
 from assay.tasks.batches import PairBatch
+from assay.tasks.encoding import Prompt, Tokens, encode_prompts
 from assay.tasks.rows import chosen_rows
 
 
@@ -94,9 +95,9 @@ class PairTask:
             "positions": lambda: self.lengths - 1,
             "ids": lambda: torch.arange(self.n),
         }
-        for name, default in defaults.items():
+        for name in _PER_ROW:
             if getattr(self, name) is None:
-                object.__setattr__(self, name, default())
+                object.__setattr__(self, name, defaults[name]())
         object.__setattr__(self, "fields", dict(self.fields or {}))
         _check_values(self)
 
@@ -145,17 +146,17 @@ class PairTask:
             InputError: If there is none, or one is out of range.
         """
         rows = chosen_rows(indices, self.n)
-        places = rows.tolist()
-        changed: dict[str, Any] = {
-            name: getattr(self, name)[rows] for name in ("clean", "corrupted", "answers", *_PER_ROW)
-        }
-        changed["wrong"] = None if self.wrong is None else self.wrong[rows]
-        changed["fields"] = {name: [values[i] for i in places] for name, values in self.fields.items()}
-        changed["slots"] = {name: where[rows] for name, where in self.slots.items()}
-        for name in ("texts", "corrupted_texts"):
-            lines = getattr(self, name)
-            changed[name] = None if lines is None else tuple(lines[i] for i in places)
-        return replace(self, **changed)
+
+        def taken(value: Any) -> Any:
+            """The rows of one attribute."""
+            if isinstance(value, Mapping):
+                return {name: taken(each) for name, each in value.items()}
+            if value is None or isinstance(value, Tensor):
+                return None if value is None else value[rows]
+            return type(value)(value[i] for i in rows.tolist())
+
+        names = (*_OF_IDS, *_PER_ROW, "fields", "slots", "texts", "corrupted_texts")
+        return replace(self, **{name: taken(getattr(self, name)) for name in names})
 
     def where(self, **values: Any) -> "PairTask":
         """The pairs whose fields have these values, e.g. `task.where(order="ABBA")`.
@@ -169,14 +170,15 @@ class PairTask:
         """
         for name in values:
             check_name(f"field of {self.name}", name, self.fields)
+        asked = {name: str(value) for name, value in values.items()}
         rows = [
             row
             for row in range(self.n)
-            if all(str(self.fields[name][row]) == str(value) for name, value in values.items())
+            if all(str(self.fields[name][row]) == text for name, text in asked.items())
         ]
         if not rows:
-            asked = ", ".join(f"{name}={value!r}" for name, value in values.items())
-            raise InputError(f"none of the {self.n} pairs of {self.name!r} has {asked}; check the values")
+            wanted = ", ".join(f"{name}={value!r}" for name, value in values.items())
+            raise InputError(f"none of the {self.n} pairs of {self.name!r} has {wanted}; check the values")
         note = f"{self.n - len(rows)} of {self.n} pairs have other values of {', '.join(values)}"
         return replace(self.subset(rows), notes=(*self.notes, note) if len(rows) < self.n else self.notes)
 
@@ -210,15 +212,9 @@ class PairTask:
         """The pairs in order, `batch_size` at a time (the last batch may be smaller)."""
         check_least(1, batch_size=batch_size)
         for rows in torch.arange(self.n).split(batch_size):
-            yield PairBatch(
-                clean=self.clean[rows],
-                corrupted=self.corrupted[rows],
-                answers=self.answers[rows],
-                wrong=None if self.wrong is None else self.wrong[rows],
-                lengths=self.lengths[rows],
-                positions=self.positions[rows],
-                indices=rows,
-            )
+            columns = {name: getattr(self, name) for name in (*_OF_IDS, "lengths", "positions")}
+            taken: Any = {name: None if value is None else value[rows] for name, value in columns.items()}
+            yield PairBatch(**taken, indices=rows)
             count_examples(int(rows[-1]) + 1, self.n)
 
     def validate(self, n_vocab: int, n_positions: int | None = None) -> None:
@@ -244,7 +240,7 @@ class PairTask:
             )
 
 
-# -------------------------------------------------------------------------------------------------- checks
+# ---- checks
 
 _OF_IDS = ("clean", "corrupted", "answers", "wrong")
 _PER_ROW = ("lengths", "positions", "ids")  # with a number for each pair
@@ -270,19 +266,12 @@ def _check_shapes(task: PairTask) -> None:
             f"clean has shape {shape}, but corrupted {tuple(task.corrupted.shape)}; every corrupted prompt "
             "needs the token count of its clean one"
         )
-    for name in _PER_ROW:
+    n = shape[0]
+    for name, n_axes in {**dict.fromkeys(_PER_ROW, 1), "answers": 2, "wrong": 2}.items():
         value = getattr(task, name)
-        if value is not None and value.shape != (shape[0],):
-            raise ShapeError(
-                f"{name} has shape {tuple(value.shape)}; expected [{shape[0]}], one number per prompt"
-            )
-    for name in ("answers", "wrong"):
-        value = getattr(task, name)
-        if value is not None and (value.ndim != 2 or len(value) != shape[0] or value.shape[1] == 0):
-            raise ShapeError(
-                f"{name} has shape {tuple(value.shape)}; expected [{shape[0]}, at least 1]: one row of "
-                "single-token ids per prompt (-1 fills rows that have fewer)"
-            )
+        if value is not None and (value.ndim != n_axes or len(value) != n or 0 in value.shape):
+            expected = f"[{n}], a number" if n_axes == 1 else f"[{n}, at least 1], single-token ids"
+            raise ShapeError(f"{name} has shape {tuple(value.shape)}; expected {expected} for each prompt")
 
 
 def _check_values(task: PairTask) -> None:
@@ -293,23 +282,102 @@ def _check_values(task: PairTask) -> None:
     for name, values in columns.items():
         if len(values) != task.n:
             raise ShapeError(f"{name} has {len(values)} entries for {task.n} prompts; give one per prompt")
-    for name in ("clean", "corrupted"):
-        _refuse(getattr(task, name) < 0, f"{name} holds a negative token id", "pad on the right with pad_id")
-    for name in ("answers", "wrong"):
+    refusals = [(getattr(task, name) < 0, f"{name} holds a negative token id") for name in _OF_IDS[:2]]
+    for name in _OF_IDS[2:]:
         if (ids := getattr(task, name)) is not None:
-            _refuse(ids < -1, f"{name} holds a negative id other than -1", "-1 alone means 'none'")
-            _refuse(~(ids >= 0).any(1), f"{name} names no token", "give every prompt one")
-    outside = (task.lengths < 1) | (task.lengths > task.length)
-    _refuse(outside, f"lengths is out of range 1..{task.length}", "count the tokens before the padding")
-    outside = (task.positions < 0) | (task.positions >= task.lengths)
-    _refuse(outside, "positions lies outside its prompt", "count from 0; the last token is lengths - 1")
+            refusals.append((ids < -1, f"{name} holds a negative id other than -1, which fills short rows"))
+            refusals.append(((ids < 0).all(1), f"{name} names no token"))
+    lengths, positions = task.lengths, task.positions
+    refusals.append(((lengths < 1) | (lengths > task.length), f"lengths is out of range 1..{task.length}"))
+    refusals.append(((positions < 0) | (positions >= lengths), "positions lies outside its prompt"))
     if task.wrong is not None:
         same = (task.answers[:, :, None] == task.wrong[:, None]) & (task.answers[:, :, None] >= 0)
-        _refuse(same, "an answer is also a wrong answer", "an id can be only one of them")
+        refusals.append((same, "an answer is also a wrong answer"))
+    for bad, fact in refusals:
+        if bool(bad.any()):
+            raise InputError(f"{fact} (prompt {int(bad.reshape(task.n, -1).any(1).nonzero()[0])})")
 
 
-def _refuse(bad: Tensor, fact: str, remedy: str) -> None:
-    """Raise for the first row in which `bad` holds."""
-    if bool(bad.any()):
-        row = int(bad.reshape(len(bad), -1).any(1).nonzero()[0])
-        raise InputError(f"{fact} (prompt {row}); {remedy}")
+# ---- from prompts
+
+
+class NoPairsError(TokenizationError):
+    """No pair has prompts of one token count, or answers that the tokens they are scored by distinguish."""
+
+
+def pair_task(
+    clean: Sequence[Prompt],
+    corrupted: Sequence[Prompt],
+    tokens: Tokens | None,
+    *,
+    name: str,
+    grammar: "Grammar | None" = None,
+    config: Mapping[str, Any] | None = None,
+    notes: tuple[str, ...] = (),
+) -> PairTask:
+    """A task out of clean prompts and, in the same order, their corrupted counterparts.
+
+    Pairs are left out where their prompts differ in token count, and, where the first token of an answer
+    decides, where right and wrong answers begin with the same. Notes of the task count them, and its `ids`
+    are their places in the two lists.
+
+    Args:
+        clean: The prompts.
+        corrupted: Their counterparts.
+        tokens: The tokenizer; None is enough for ids.
+        name: Name of the task.
+        grammar: What the prompts were drawn from.
+        config: How the task was made.
+        notes: What was left out before.
+
+    Raises:
+        TokenizationError: If a prompt has no answer, or breaks a rule of `encode_prompts`.
+        NoPairsError: If no pair is left.
+    """
+    left = encode_prompts(clean, tokens)
+    right = encode_prompts([replace(each, answers=(), wrong=()) for each in corrupted], tokens)
+    kept, reason = left.lengths == right.lengths, "whose prompts differ in token count"
+    if not bool(kept.any()):
+        counts = [side.fields["n_tokens"][0] for side in (left, right)]
+        others = f" (all {len(clean)} pairs differ)" if len(clean) > 1 else ""
+        raise NoPairsError(
+            f"pair 0: clean prompt {clean[0]} has {counts[0]} tokens, corrupted prompt {corrupted[0]} has "
+            f"{counts[1]}{others}; patching by position needs equal counts, so use words of one token"
+        )
+    if left.answers is None:
+        without = next(prompt for prompt in clean if not prompt.answers)
+        raise TokenizationError(f"prompt {without} has no answer; give at least one")
+    by_first = tokens is not None and tokens.answer_tokens == "first" and left.wrong is not None
+    if bool(kept.all()) and by_first and left.wrong is not None:
+        same = (left.answers[:, :, None] == left.wrong[:, None]) & (left.answers[:, :, None] >= 0)
+        kept, reason = ~same.flatten(1).any(1), "whose right and wrong answers begin with the same token"
+        if not bool(kept.any()):
+            raise NoPairsError(
+                f"answers {clean[0].answers} and wrong answers {clean[0].wrong} of the prompt {clean[0]} "
+                f"begin with the same token, as in all {len(clean)} pairs; use answers that differ in it"
+            )
+    if not bool(kept.all()):
+        rows = kept.nonzero().flatten().tolist()
+        note = f"{len(clean) - len(rows)} of {len(clean)} pairs, {reason}, are left out"
+        left_rows, right_rows = ([side[row] for row in rows] for side in (clean, corrupted))
+        facts: dict[str, Any] = {"grammar": grammar, "config": config, "notes": (*notes, note)}
+        task = pair_task(left_rows, right_rows, tokens, name=name, **facts)
+        return replace(task, ids=torch.tensor(rows)[task.ids])
+    return PairTask(
+        clean=left.ids,
+        corrupted=right.ids,
+        answers=left.answers,
+        wrong=left.wrong,
+        lengths=left.lengths,
+        fields={**left.fields, **{f"corrupted.{key}": values for key, values in right.fields.items()}},
+        name=name,
+        objective="logit_diff" if grammar is None else grammar.objective,
+        texts=left.texts,
+        corrupted_texts=right.texts,
+        slots=left.slots,
+        tokenizer=None if tokens is None else tokens.tokenizer,
+        grammar=grammar,
+        config=config or {},
+        pad_id=0 if tokens is None else tokens.pad_id,
+        notes=notes,
+    )

@@ -1,0 +1,529 @@
+"""The registered tasks: what is drawn, corrupted, varied and refused; the published lists under GPT-2."""
+
+import json
+from collections import Counter
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy.stats import chisquare
+
+from assay.core.errors import AssayWarning, InputError, TokenizationError, UnknownNameError
+from assay.core.random import stream
+from assay.tasks import TASKS, Tokens, load_task
+from assay.tasks.grammar import GenderedPronoun, IndirectObject, task_data
+from assay.tasks.sequences import Docstring, GreaterThan, Induction
+
+
+NAMES = ("Mary", "John", "Lisa", "Mark")
+
+
+SMALL: dict[str, dict[str, Any]] = {
+    "ioi": {
+        "names": NAMES,
+        "places": ["store", "garden"],
+        "objects": ["ring", "bone"],
+    },
+    "greater-than": {"nouns": ["plan", "study"], "centuries": ["11", "17"], "above": 90},
+    "sva": {"nouns": [["key", "keys"], ["child", "children"]], "preps": ["near", "with"]},
+    "gendered-pronoun": {"female_names": ["Mary", "Lisa"], "male_names": ["John", "Mark"]},
+    "capital-country": {"capitals": {"France": "Paris", "Peru": "Lima", "Cuba": "Havana"}},
+}
+
+
+# Beginnings of data hashes of 40 pairs of seed 7, as they have been drawn since version 1 of the generator.
+FROZEN: dict[str, dict[str, str]] = {
+    "ioi": {
+        "abc": "1eba365b86ef",
+        "s2_rand": "5efdf7063b66",
+        "s2_io_flip": "0e76cd0d3d0c",
+        "s1_io_flip": "3cff1b797d7d",
+    },
+    "greater-than": {"yy01": "24e02f1506f2"},
+    "sva": {"other_number": "556f961fa128"},
+    "gendered-pronoun": {"other_gender": "90cd447fbad0"},
+    "capital-country": {"other_country": "2ce8d5a62a00"},
+    "docstring": {
+        "random_random": "25b29293af80",
+        "random_doc": "5c7324c5b22b",
+        "random_def": "b955c1407c9f",
+        "random_answer": "a56cc01c2101",
+        "random_def_doc": "7f7d3e11aef1",
+        "random_answer_doc": "e90612702e32",
+    },
+    "induction": {"first_copy": "c3f413078831"},
+}
+
+
+@pytest.fixture(scope="module")
+def tokens(mini_tokenizer: Any) -> Tokens:
+    return Tokens(mini_tokenizer)
+
+
+# ---- any grammar
+
+
+@pytest.mark.parametrize("key", list(TASKS))
+def test_draws_follow_the_seed_and_begin_with_the_shorter_one(
+    key: str, tokenizer_of: Callable[[str], Any]
+) -> None:
+    short, long, again, other = (
+        load_task(key, tokenizer_of(key), n=n, seed=seed) for n, seed in ((7, 3), (30, 3), (30, 3), (30, 4))
+    )
+    assert short.clean.tolist() == long.clean[:7, : short.length].tolist()
+    assert short.corrupted.tolist() == long.corrupted[:7, : short.length].tolist()
+    assert long.data_hash == again.data_hash != other.data_hash
+    assert long.fields["n_tokens"] == long.fields["corrupted.n_tokens"] == long.lengths.tolist()
+    assert bool((long.clean != long.corrupted).any(1).all())
+
+
+@pytest.mark.parametrize(("key", "beginnings"), FROZEN.items())
+def test_prompts_of_every_corruption_are_the_frozen_ones(
+    key: str, beginnings: dict[str, str], tokenizer_of: Callable[[str], Any]
+) -> None:
+    hashes = {
+        kind: load_task(key, tokenizer_of(key), n=40, seed=7, corruption=kind).data_hash[:12]
+        for kind in TASKS[key].corruptions
+    }
+    assert hashes == beginnings
+
+
+@pytest.mark.parametrize(("name", "beginning"), [("ioi", "daca86751983"), ("greater-than", "127b9ee3776c")])
+def test_prompts_of_gpt2_are_the_frozen_ones(name: str, beginning: str, gpt2_tokenizer: Any) -> None:
+    assert load_task(name, gpt2_tokenizer, n=30).data_hash.startswith(beginning)
+
+
+@pytest.mark.parametrize("key", SMALL)
+def test_every_prompt_is_drawn_as_often(key: str, tokenizer_of: Callable[[str], Any]) -> None:
+    grammar = TASKS[key](Tokens(tokenizer_of(key)), **SMALL[key])
+    drawn = Counter(prompt.text for prompt in grammar.draw(4000, stream(0, "clean")))
+    assert chisquare(list(drawn.values())).pvalue > 1e-3
+    (clean,) = grammar.draw(1, stream(5, "clean"))
+    others = Counter(prompt.text for prompt in grammar.corrupt([clean] * 2000, stream(5, "corrupted")))
+    assert clean.text not in others
+    assert len(others) == 1 or chisquare(list(others.values())).pvalue > 1e-3
+
+
+def test_fillers_that_are_not_one_token_are_dropped_and_listed(mini_tokenizer: Any) -> None:
+    with pytest.warns(AssayWarning, match=r"ioi: dropped 2 of 5 names .*'Zyxw', 'Mary Ann'"):
+        task = load_task("ioi", mini_tokenizer, n=30, names=["Mary", "Zyxw", "John", "Mary Ann", "Lisa"])
+    assert set(task.fields["IO"]) == {"Mary", "John", "Lisa"}
+
+
+REFUSED: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+    ("ioi", {"objects": ["Zyxw", "ring"]}, TokenizationError, "1 of 2 objects can be .*2.*dropped 'Zyxw'"),
+    ("ioi", {"names": NAMES, "avoid_clean_names": True}, TokenizationError, "expected at least 5"),
+    ("ioi", {"names": ["Mary", "John", "Mary"]}, InputError, "names holds 'Mary' more than once"),
+    ("ioi", {"template_ids": [20]}, UnknownNameError, "unknown ioi template id 20"),
+    ("ioi", {"templates": ["{name1} saw"]}, InputError, "must have name1, name2, name3, and may have place"),
+    ("ioi", {"orders": ["ABAB"]}, UnknownNameError, "unknown IOI order 'ABAB'; did you mean 'BABA'"),
+    ("ioi", {"corruption": "abcx"}, UnknownNameError, "unknown corruption of ioi .*did you mean .*abc"),
+    ("greater-than", {"template": "lnog"}, UnknownNameError, "unknown greater-than template 'lnog'"),
+    ("greater-than", {"above": 97}, InputError, "0 years can be used .*Lower `above`"),
+    ("greater-than", {"centuries": ["31", "42"]}, TokenizationError, "0 of 2 centuries can be used"),
+    ("sva", {"nouns": ["keys", "doors"]}, InputError, "nouns holds 'keys'; give pairs .singular, plural"),
+    ("docstring", {"style": "google"}, UnknownNameError, "unknown docstring style .*did you mean 'goog'"),
+    ("docstring", {"words": ["oil"]}, TokenizationError, "docstring: 1 of 1 words .*at least 3"),
+    ("induction", {"length": 1}, InputError, "length is 1; expected 2 to"),
+    ("induction", {"length": 8, "k": 8}, InputError, r"k is 8; expected 1 to 7 for length 8"),
+]
+
+
+@pytest.mark.parametrize(("key", "options", "error", "message"), REFUSED)
+def test_options_that_make_no_sense_are_refused(
+    key: str, options: Any, error: type[Exception], message: str, mini_tokenizer: Any
+) -> None:
+    with pytest.raises(error, match=message):
+        load_task(key, mini_tokenizer, **options)
+
+
+# ---- indirect objects
+
+
+def test_ioi_by_default_is_the_first_template_in_the_order_abba(mini_tokenizer: Any) -> None:
+    task = load_task("ioi", mini_tokenizer)
+    assert (task.n, task.length) == (200, 15)
+    assert {name: set(where.tolist()) for name, where in task.slots.items()} == {
+        "name1": {2}, "name2": {4}, "place": {8}, "name3": {10}, "object": {13},
+    }  # fmt: skip
+    assert task.texts is not None
+    for row in range(task.n):
+        fields = {name: values[row] for name, values in task.fields.items()}
+        assert fields["name1"] == fields["IO"] != fields["S"] == fields["name2"] == fields["name3"]
+        assert task.texts[row] == (
+            f"Then, {fields['IO']} and {fields['S']} went to the {fields['place']}. "
+            f"{fields['S']} gave a {fields['object']} to"
+        )
+        assert mini_tokenizer.decode(task.answers[row]) == fields["answer"] == " " + fields["IO"]
+        assert task.wrong is not None
+        assert mini_tokenizer.decode(task.wrong[row]) == fields["wrong_answer"] == " " + fields["S"]
+        assert fields["corrupted.place"] == fields["place"]
+        assert fields["corrupted.object"] == fields["object"]
+        assert len({fields[f"corrupted.name{i}"] for i in (1, 2, 3)}) == 3
+
+
+def test_ioi_mixes_templates_and_orders_evenly(mini_tokenizer: Any) -> None:
+    fields = load_task("ioi", mini_tokenizer, n=2000, template_ids=range(20), orders=("ABBA", "BABA")).fields
+    counts = Counter(zip(fields["template_id"], fields["order"], strict=True))
+    assert len(counts) == 40
+    assert chisquare(list(counts.values())).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("order", ["ABBA", "BABA"])
+def test_ioi_corruptions_follow_their_rules(order: str, tokens: Tokens) -> None:
+    def pairs(corruption: str, **options: Any) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        grammar = IndirectObject(tokens, corruption=corruption, orders=[order], **options)
+        clean = grammar.draw(200, stream(0, "clean"))
+        corrupted = grammar.corrupt(clean, stream(0, "corrupted"))
+        return [(dict(a.fields), dict(b.fields)) for a, b in zip(clean, corrupted, strict=True)]
+
+    def three(fields: dict[str, Any]) -> tuple[str, str, str]:
+        return fields["name1"], fields["name2"], fields["name3"]
+
+    for clean, other in pairs("s2_rand"):
+        assert three(other)[:2] == three(clean)[:2]
+        assert other["name3"] not in (clean["IO"], clean["S"])
+        assert other["order"] == "ABC"
+    for clean, other in pairs("s2_io_flip"):
+        assert three(other) == (clean["name1"], clean["name2"], clean["IO"])
+        assert (other["IO"], other["answer"]) == (clean["S"], " " + clean["S"])
+        assert other["order"] == {"ABBA": "BABA", "BABA": "ABBA"}[order]
+    for clean, other in pairs("s1_io_flip"):
+        assert three(other) == (clean["name2"], clean["name1"], clean["name3"])
+        assert other["answer"] == clean["answer"]
+    for _, other in pairs("abc"):
+        assert len(set(three(other))) == 3
+    meets = [bool({a["IO"], a["S"]} & set(three(b))) for a, b in pairs("abc", names=NAMES)]
+    assert all(meets)  # of four names, three new ones meet two old ones
+    for clean, other in pairs("abc", names=(*NAMES, "Paul"), avoid_clean_names=True):
+        assert not {clean["IO"], clean["S"]} & set(three(other))
+
+
+# ---- years
+
+
+def test_greater_than_asks_for_a_later_year(mini_tokenizer: Any) -> None:
+    task = load_task("greater-than", mini_tokenizer, n=50)
+    assert task.objective == "prob_diff"
+    assert (task.length, {k: set(v.tolist()) for k, v in task.slots.items()}) == (
+        10,
+        {"noun": {1}, "century": {6}, "yy": {7}},
+    )
+    assert task.wrong is not None
+    for row in range(task.n):
+        yy = int(task.fields["yy"][row])
+        answers = [int(mini_tokenizer.decode(i)) for i in task.answers[row].tolist() if i >= 0]
+        wrong = [int(mini_tokenizer.decode(i)) for i in task.wrong[row].tolist() if i >= 0]
+        assert answers == list(range(yy + 1, 100))
+        assert wrong == list(range(yy + 1))
+        assert task.fields["n_valid_answers"][row] == len(answers)
+        assert task.fields["corrupted.year"][row] == task.fields["century"][row] + "01"
+        assert task.fields["corrupted.noun"][row] == task.fields["noun"][row]
+
+
+def test_the_years_lose_the_extremes_of_their_century(tokens: Tokens) -> None:
+    assert GreaterThan(tokens, centuries=["11", "12"]).years[:1] == (("11", "03"),)
+    assert GreaterThan(tokens, centuries=["11", "12"]).years[94:96] == (("11", "97"), ("12", "03"))
+    assert len(GreaterThan(tokens, drop_extremes=False).years) == 7 * 97
+    assert min(yy for _, yy in GreaterThan(tokens, above=40).years) == "41"
+
+
+@pytest.mark.parametrize(("width", "shown", "asked"), [(1, 0, 1), (2, 0, 2), (3, 1, 1)])
+def test_the_next_token_of_a_year_is_compared(
+    width: int, shown: int, asked: int, splitting: Callable[[int], Any]
+) -> None:
+    tokenizer, options = splitting(width), {"nouns": ["war", "plan"], "drop_extremes": False}
+    task = load_task("greater-than", tokenizer, n=300, **options)
+    assert task.texts is not None
+    assert task.corrupted_texts is not None
+    assert task.wrong is not None
+    for row in range(task.n):
+        noun, century, yy = (task.fields[name][row] for name in ("noun", "century", "yy"))
+        digit = yy[shown : shown + asked]
+        low = "01" if asked == 2 else yy[:shown] + "0" + yy[shown + 1 :]
+        for year, text in ((yy, task.texts[row]), (low, task.corrupted_texts[row])):
+            assert text == f"The {noun} lasted from the year {century}{year} to {century}{yy[:shown]}"
+        right, wrong = (
+            [tokenizer.decode([i]) for i in ids[row] if i >= 0] for ids in (task.answers, task.wrong)
+        )
+        every = [f"{n:0{asked}d}" for n in range(10**asked)]
+        assert right == [each for each in every if each > digit]
+        assert wrong == [each for each in every if each < digit or (each == digit and width > 1)]
+        for answer in (*right, *wrong):  # as the tokenizer writes that year
+            ids = tokenizer(task.texts[row] + answer)["input_ids"]
+            assert ids[:-1] == task.clean[row].tolist()
+    grammar = GreaterThan(Tokens(tokenizer), **options)
+    years = [f"{yy:02d}" for yy in range(2, 99) if width == 2 or f"{yy:02d}"[shown] not in "09"]
+    assert grammar.years == tuple((c, yy) for c in grammar.centuries for yy in years)
+    note = (
+        f"greater-than: the tokenizer splits years, so one digit is asked; {7 * (97 - len(years))} of 679 "
+        "years, in which it is 0 or 9, are left out"
+    )
+    assert task.notes == grammar.notes == (() if width == 2 else (note,))
+
+
+# ---- agreement and pronouns
+
+
+def test_agreement_answers_with_every_verb_form_of_the_first_noun(mini_tokenizer: Any) -> None:
+    task = load_task("sva", mini_tokenizer, n=60)
+    singular, plural = {" is", " was", " has", " does"}, {" are", " were", " have", " do"}
+    assert task.wrong is not None
+    for row in range(task.n):
+        right = {mini_tokenizer.decode(i) for i in task.answers[row].tolist()}
+        wrong = {mini_tokenizer.decode(i) for i in task.wrong[row].tolist()}
+        expected = (singular, plural) if task.fields["number"][row] == "singular" else (plural, singular)
+        assert (right, wrong) == expected
+        assert task.fields["corrupted.number"][row] != task.fields["number"][row]
+        assert task.fields["corrupted.noun2"][row] == task.fields["noun2"][row]
+    assert Counter(task.fields["attractor"]).keys() == {"congruent", "incongruent"}
+
+
+def test_a_pronoun_follows_the_name_and_its_corruption_changes_the_gender(mini_tokenizer: Any) -> None:
+    task = load_task("gendered_pronoun", mini_tokenizer, n=40, template_ids=[0, 2])
+    for row in range(task.n):
+        pronoun = {"female": " she", "male": " he"}[task.fields["gender"][row]]
+        assert mini_tokenizer.decode(task.answers[row]) == pronoun
+        assert task.fields["corrupted.gender"][row] != task.fields["gender"][row]
+        assert task.fields["corrupted.template_id"][row] == task.fields["template_id"][row]
+
+
+def test_a_name_that_begins_the_prompt_is_judged_without_its_space(tokens: Tokens) -> None:
+    with pytest.warns(AssayWarning, match="dropped 1 of 3 female_names .*'Jamie'"):
+        names = GenderedPronoun(tokens, template_ids=[1], female_names=["Mary", "Jamie", "Lisa"]).names
+    assert names["female"] == ("Mary", "Lisa")
+
+
+# ---- docstrings and sequences
+
+
+def test_the_docstring_prompt_has_the_published_layout_and_positions(mini_tokenizer: Any) -> None:
+    task = load_task("docstring", mini_tokenizer, n=20, bos=True)
+    assert task.objective == "logit_diff_max"
+    assert task.length == 41
+    assert {name: set(where.tolist()) for name, where in task.slots.items()} == {
+        "method": {3}, "P1": {7}, "P2": {9}, "A_def": {11}, "B_def": {13}, "C_def": {15}, "S": {17},
+        "A_doc": {27}, "B_doc": {34},
+    }  # fmt: skip
+    assert set(task.clean[:, 0].tolist()) == {mini_tokenizer.bos_token_id}
+    assert task.texts is not None
+    assert task.wrong is not None
+    for row in range(task.n):
+        p1, p2, a, b, c, s = task.fields["def_args"][row]
+        assert f"(self, {p1}, {p2}, {a}, {b}, {c}, {s}):" in task.texts[row]
+        assert task.fields["doc_args"][row] == (a, b)
+        assert mini_tokenizer.decode(task.answers[row]) == " " + c
+        wrong = [mini_tokenizer.decode(i) for i in task.wrong[row].tolist()]
+        assert len(set(wrong)) == 13
+        assert " " + c not in wrong
+        assert {" " + name for name in (p1, p2, a, b, s)} <= set(wrong)
+        assert " " + task.fields["method"][row] not in wrong
+
+
+def test_every_docstring_corruption_changes_what_its_rule_says(tokens: Tokens) -> None:
+    def names(prompt: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        return prompt.fields["def_args"], prompt.fields["doc_args"]
+
+    for corruption in Docstring.corruptions:
+        grammar = Docstring(tokens, corruption=corruption)
+        for clean in grammar.draw(20, stream(1, "clean")):
+            (other,) = grammar.corrupt([clean], stream(1, "corrupted"))
+            (p1, p2, a, b, c, s), _ = names(clean)
+            r, u, q, e = (tuple(clean.values[group]) for group in "RUQE")
+            expected = {
+                "random_random": ((p1, p2, *r, s), q),
+                "random_doc": ((p1, p2, a, b, c, s), u),
+                "random_def": ((p1, p2, *u, c, s), (a, b)),
+                "random_answer": ((p1, p2, a, b, *e, s), (a, b)),
+                "random_def_doc": ((p1, p2, *u, c, s), u),
+                "random_answer_doc": ((p1, p2, a, b, *e, s), u),
+            }[corruption]
+            assert names(other) == expected
+            assert other.fields["method"] == clean.fields["method"]
+            assert other.values["method_words"] == clean.values["method_words"]
+            assert other.values["doc_words"] == clean.values["doc_words"]
+
+
+def test_the_fifteen_names_of_a_docstring_differ(tokens: Tokens) -> None:
+    for prompt in Docstring(tokens).draw(50, stream(0, "clean")):
+        groups = [prompt.values[group] for group in ("E", "R", "Q", "U", "M", "P", "S")]
+        assert len({*prompt.values["method"], *chain.from_iterable(groups)}) == 15
+        assert [len(group) for group in groups] == [1, 3, 2, 2, 3, 2, 1]
+        assert len(set(prompt.values["method_words"])) == 3
+
+
+def test_induction_repeats_the_beginning_and_asks_for_what_followed(mini_tokenizer: Any) -> None:
+    task = load_task("induction", mini_tokenizer, n=100)
+    special = set(mini_tokenizer.all_special_ids)
+    assert task.wrong is not None
+    assert set(task.fields["k"]) <= set(range(1, 24))
+    assert len(set(task.fields["k"])) > 15
+    for row in range(task.n):
+        k, length = task.fields["k"][row], int(task.lengths[row])
+        ids, other = task.clean[row].tolist(), task.corrupted[row].tolist()
+        assert length == 24 + k
+        assert int(task.positions[row]) == length - 1
+        assert ids[24:length] == other[24:length] == ids[:k]
+        assert task.answers[row].tolist() == [ids[k]]
+        assert task.wrong[row].tolist() == [other[k]]
+        assert ids[k] != other[k]
+        assert len(set(ids[:24])) == 24
+        assert not special & set(ids[:length])
+        assert set(ids[length:]) <= {mini_tokenizer.pad_token_id}
+        assert [int(task.slots[name][row]) for name in ("s_k", "s_k+1", "second")] == [k - 1, k, 24]
+
+
+# ---- the published lists
+
+
+@pytest.mark.parametrize("name", ["ioi", "greater_than", "docstring", "other_tasks"])
+def test_the_package_ships_the_reference_lists_unchanged(name: str, shared: Callable[[str], Path]) -> None:
+    assert task_data(name) == json.loads(shared(f"data/tasks/{name}.json").read_text(encoding="utf-8"))
+
+
+def test_every_ioi_template_has_its_published_token_positions(gpt2_tokenizer: Any) -> None:
+    for entry in task_data("ioi")["templates"]:
+        task = load_task("ioi", gpt2_tokenizer, n=4, template_ids=[entry["id"]])
+        assert set(task.lengths.tolist()) == {entry["n_tokens_gpt2"]}
+        for slot, (first, *_) in entry["slot_positions_gpt2"].items():
+            assert set(task.slots[slot].tolist()) == {first}, (entry["id"], slot)
+
+
+def test_ioi_has_its_published_words(gpt2_tokenizer: Any) -> None:
+    tokens = Tokens(gpt2_tokenizer)
+    grammar = IndirectObject(tokens)
+    assert (len(grammar.names), *map(len, grammar.scene.values())) == (99, 8, 8)
+    assert (grammar.population, grammar.corrupted_population) == (620_928, 99 * 98 * 97 * 64)
+    orders = IndirectObject(tokens, orders=["ABBA", "BABA"], template_ids=[0, 4])
+    assert orders.population == 2 * 99 * 98 * 65
+
+
+def test_the_years_of_gpt2_are_the_published_604(gpt2_tokenizer: Any) -> None:
+    tokens = Tokens(gpt2_tokenizer)
+    data = task_data("greater_than")
+    grammar = GreaterThan(tokens)
+    by_century = {c: [c + yy for century, yy in grammar.years if century == c] for c in grammar.centuries}
+    assert by_century == data["years_gpt2"]
+    assert Counter(c for c, _ in grammar.years) == {
+        "11": 52, "12": 94, "13": 87, "14": 94, "15": 87, "16": 95, "17": 95,
+    }  # fmt: skip
+    kept = GreaterThan(tokens, drop_extremes=False)
+    before = {c: [c + yy for century, yy in kept.years if century == c] for c in kept.centuries}
+    assert before == data["years_gpt2_before_dropping_extremes"]
+
+
+def test_greater_than_answers_are_the_published_two_digit_tokens(gpt2_tokenizer: Any) -> None:
+    data = task_data("greater_than")
+    task = load_task("greater-than", gpt2_tokenizer, n=100)
+    positions = {name: set(where.tolist()) for name, where in task.slots.items()}
+    assert task.length == 10
+    assert positions == {"noun": {1}, "century": {6}, "yy": {7}}
+    assert task.wrong is not None
+    for row in range(task.n):
+        yy = int(task.fields["yy"][row])
+        digits = data["two_digit_tokens_gpt2"]
+        assert [i for i in task.answers[row].tolist() if i >= 0] == digits[yy + 1 :]
+        assert [i for i in task.wrong[row].tolist() if i >= 0] == digits[: yy + 1]
+    assert set(task.corrupted[:, 7].tolist()) == {486}
+
+
+@pytest.mark.parametrize("key", list(TASKS))
+def test_no_published_word_is_dropped_for_gpt2(key: str, gpt2_tokenizer: Any) -> None:
+    assert load_task(key, gpt2_tokenizer, n=20).n == 20  # a warning is an error here
+
+
+# ---- variants in one slot
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *(("ioi", {"corruption": kind, "orders": ["ABBA", "BABA"]}) for kind in TASKS["ioi"].corruptions),
+    ("ioi", {"templates": ["Then, {name1} and {name2} met. {name3} called"], "avoid_clean_names": True,
+             "names": [*NAMES, "Paul"]}),
+    *((key, {}) for key in SMALL if key != "ioi"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "options"), CASES, ids=str)
+def test_variants_differ_in_the_slot_and_can_be_drawn(
+    key: str, options: dict[str, Any], tokenizer_of: Callable[[str], Any]
+) -> None:
+    """Of both sides: everything that a slot can become is a prompt that a long draw holds, too."""
+    grammar = TASKS[key](Tokens(tokenizer_of(key)), **{**SMALL[key], **options})
+    clean = grammar.draw(3000, stream(0, "clean"))
+    for side, corrupted in (
+        (clean, False),
+        (grammar.corrupt(clean, stream(0, "corrupted")), True),
+    ):
+        drawn = {prompt.text for prompt in side}
+        for prompt in side[:20]:
+            values = dict(prompt.values)
+            slots = grammar.slots(values, corrupted=corrupted)
+            assert slots
+            for slot in slots:
+                found = list(grammar.variants(values, slot, corrupted=corrupted))
+                texts = [grammar.render(each).text for each in found]
+                assert len(set(texts)) == len(texts)
+                assert set(texts) <= drawn - {prompt.text}
+                assert all(each[slot] != values[slot] for each in found)
+
+
+@pytest.mark.parametrize("kind", Docstring.corruptions)
+def test_docstring_variants_keep_the_rules_of_the_draw(kind: str, tokens: Tokens) -> None:
+    grammar = Docstring(tokens, corruption=kind)
+    clean = grammar.choose(stream(0, "clean"))
+    changed = grammar.corrupted(clean, stream(0, "corrupted"))
+    for values, corrupted in ((clean, False), (changed, True)):
+        before = grammar.render(values)
+        slots = grammar.slots(values, corrupted=corrupted)
+        assert {"method", "P1", "P2", "A_def", "B_def", "C_def", "S"} <= set(slots)
+        for slot in slots:
+            found = list(grammar.variants(values, slot, corrupted=corrupted))
+            assert len(found) > 90
+            for each in found[::40]:
+                names = [name for group in ("E", "R", "Q", "U", "M", "P", "S") for name in each[group]]
+                assert len({*names, *each["method"]}) == 15
+                after = grammar.render(each)
+                assert after.text != before.text
+
+
+def test_a_docstring_argument_changes_wherever_it_stands(tokens: Tokens) -> None:
+    grammar = Docstring(tokens)
+    values = grammar.choose(stream(1, "clean"))
+    old = values["M"][0]
+    new = next(iter(grammar.variants(values, "A_def")))
+    name = new["M"][0]
+    text, changed = grammar.render(values).text, grammar.render(new)
+    assert changed.text == text.replace(f", {old},", f", {name},").replace(
+        f":param {old}:", f":param {name}:"
+    )
+    assert changed.fields["doc_args"][0] == name
+    assert "A_doc" not in grammar.slots(values)
+    answer = next(iter(grammar.variants(values, "C_def")))
+    assert grammar.render(answer).answers == (" " + answer["M"][2],)
+
+
+@pytest.mark.parametrize("corrupted", [False, True])
+def test_induction_variants_stay_sequences_without_repeats(corrupted: bool, tokens: Tokens) -> None:
+    grammar = Induction(tokens, length=6, k=3)
+    values = grammar.choose(stream(0, "clean"))
+    if corrupted:
+        values = grammar.corrupted(values, stream(0, "corrupted"))
+    before = grammar.render(values).ids
+    assert before is not None
+    for slot in grammar.slots(values, corrupted=corrupted):
+        for each in list(grammar.variants(values, slot, corrupted=corrupted))[::300]:
+            prompt = grammar.render(each)
+            assert prompt.ids is not None
+            changed = [i for i, (a, b) in enumerate(zip(before, prompt.ids, strict=True)) if a != b]
+            at = int(slot.split("_")[1]) - 1
+            shown_twice = not corrupted and at < 3
+            assert changed == ([at, at + 6] if shown_twice else [at + 6 if slot[0] == "t" else at])
+            assert len(set(prompt.ids[:6])) == 6
+            assert prompt.answers[0] != prompt.wrong[0]
+            if not corrupted:
+                assert prompt.ids[6:] == prompt.ids[:3]
+                assert prompt.answers == (prompt.ids[3],)
+            else:
+                assert prompt.wrong == (prompt.ids[3],)
