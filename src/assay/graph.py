@@ -134,9 +134,8 @@ class Graph:
         """True where an edge exists."""
         valid = torch.zeros(self.n_sources, self.n_targets, dtype=torch.bool)
         for layer in range(self.n_layers):
-            first = self.channel_target(layer, "q")
-            last = self.mlp_target(layer)
-            valid[: self.sources_before_block(layer), first:last] = True
+            attention = slice(self.channel_target(layer, "q"), self.mlp_target(layer))
+            valid[: self.sources_before_block(layer), attention] = True
             valid[: self.sources_before_mlp(layer), self.mlp_targets(layer)] = True
         valid[:, -1] = True
         return valid
@@ -159,10 +158,9 @@ class Graph:
         group = self.n_heads // self.n_kv_heads
         for layer in range(self.n_layers):
             for head in range(self.n_heads):
-                row = self.head_source(layer, head)
-                feeds[self.channel_target(layer, "q", head), row] = True
-                feeds[self.channel_target(layer, "k", head // group), row] = True
-                feeds[self.channel_target(layer, "v", head // group), row] = True
+                for channel in CHANNELS:
+                    of = head if channel == "q" else head // group
+                    feeds[self.channel_target(layer, channel, of), self.head_source(layer, head)] = True
             if self.mlps:
                 feeds[self.mlp_target(layer), self.mlp_source(layer)] = True
         return feeds
@@ -242,11 +240,7 @@ class Graph:
 
 
 def build_graph(
-    n_layers: int,
-    n_heads: int,
-    n_kv_heads: int | None = None,
-    parallel: bool = False,
-    mlps: bool = True,
+    n_layers: int, n_heads: int, n_kv_heads: int | None = None, parallel: bool = False, mlps: bool = True
 ) -> Graph:
     """The graph of a transformer of this shape; no model is needed.
 
@@ -270,13 +264,7 @@ def build_graph(
             f"no such transformer: n_layers={n_layers}, n_heads={n_heads}, n_kv_heads={n_kv_heads}; "
             "each must be at least 1 and n_kv_heads must divide n_heads"
         )
-    return Graph(
-        n_layers=n_layers,
-        n_heads=n_heads,
-        n_kv_heads=n_kv_heads,
-        parallel=parallel,
-        mlps=mlps,
-    )
+    return Graph(n_layers=n_layers, n_heads=n_heads, n_kv_heads=n_kv_heads, parallel=parallel, mlps=mlps)
 
 
 _EAP_IG = re.compile(r"<([qkv])>$")

@@ -93,16 +93,21 @@ def is_registered(objective: Objective) -> bool:
     return objective.key in OBJECTIVES and OBJECTIVES[objective.key] is objective
 
 
+def _registered(key: str, **facts: Any) -> Callable[[Loss], Loss]:
+    """Register a loss as an objective, with what is known about it."""
+
+    def add(loss: Loss) -> Loss:
+        OBJECTIVES.add(key, Objective(key=key, loss=loss, **facts))
+        return loss
+
+    return add
+
+
 def _gather(
     values: Float[Tensor, "batch d_vocab"], ids: Int[Tensor, "batch n"]
 ) -> tuple[Float[Tensor, "batch n"], Bool[Tensor, "batch n"]]:
-    present = ids >= 0
-    return values.gather(1, ids.clamp(min=0)), present
-
-
-def _mean_at(values: Float[Tensor, "batch d_vocab"], ids: Int[Tensor, "batch n"]) -> Float[Tensor, " batch"]:
-    picked, present = _gather(values, ids)
-    return picked.where(present, 0).sum(1) / present.sum(1)
+    """Values at ids, and which of them are no padding."""
+    return values.gather(1, ids.clamp(min=0)), ids >= 0
 
 
 def _sum_at(values: Float[Tensor, "batch d_vocab"], ids: Int[Tensor, "batch n"]) -> Float[Tensor, " batch"]:
@@ -110,12 +115,21 @@ def _sum_at(values: Float[Tensor, "batch d_vocab"], ids: Int[Tensor, "batch n"])
     return picked.where(present, 0).sum(1)
 
 
+def _mean_at(values: Float[Tensor, "batch d_vocab"], ids: Int[Tensor, "batch n"]) -> Float[Tensor, " batch"]:
+    return _sum_at(values, ids) / (ids >= 0).sum(1)
+
+
+_PAIRED = {"needs_answers": True, "needs_wrong": True}
+
+
+@_registered("logit_diff", **_PAIRED, source="Wang et al. 2022, arXiv:2211.00593")
 def _logit_diff(logits: Tensor, clean_logits: Tensor, batch: ObjectiveBatch) -> Tensor:
     """-(mean logit of the answers - mean logit of the wrong answers)."""
     assert batch.wrong is not None
     return _mean_at(logits, batch.wrong) - _mean_at(logits, batch.answers)
 
 
+@_registered("logit_diff_max", **_PAIRED, source="Conmy et al. 2023, arXiv:2304.14997")
 def _logit_diff_max(logits: Tensor, clean_logits: Tensor, batch: ObjectiveBatch) -> Tensor:
     """-(mean logit of the answers - largest logit of the wrong answers)."""
     assert batch.wrong is not None
@@ -123,6 +137,7 @@ def _logit_diff_max(logits: Tensor, clean_logits: Tensor, batch: ObjectiveBatch)
     return picked.masked_fill(~present, -torch.inf).amax(1) - _mean_at(logits, batch.answers)
 
 
+@_registered("prob_diff", **_PAIRED, unit="probability", source="Hanna et al. 2023, arXiv:2305.00586")
 def _prob_diff(logits: Tensor, clean_logits: Tensor, batch: ObjectiveBatch) -> Tensor:
     """-(probability of the answers - probability of the wrong answers)."""
     assert batch.wrong is not None
@@ -130,18 +145,21 @@ def _prob_diff(logits: Tensor, clean_logits: Tensor, batch: ObjectiveBatch) -> T
     return _sum_at(probabilities, batch.wrong) - _sum_at(probabilities, batch.answers)
 
 
+@_registered("ce", needs_answers=True, unit="nats")
 def _cross_entropy(logits: Tensor, clean_logits: Tensor, batch: ObjectiveBatch) -> Tensor:
     """-log of the probability mass on the answers, in nats."""
     picked, present = _gather(logits.log_softmax(1), batch.answers)
     return -picked.masked_fill(~present, -torch.inf).logsumexp(1)
 
 
+@_registered("kl", stationary=True, unit="nats", source="Conmy et al. 2023, arXiv:2304.14997")
 def _kl(logits: Tensor, clean_logits: Tensor, batch: Any) -> Tensor:
     """KL(clean || run) over the whole vocabulary, in nats."""
     clean, run = clean_logits.log_softmax(1), logits.log_softmax(1)
     return (clean.exp() * (clean - run)).sum(1)
 
 
+@_registered("js", stationary=True, unit="nats", source="Peng et al. 2026, arXiv:2604.08192")
 def _js(logits: Tensor, clean_logits: Tensor, batch: Any) -> Tensor:
     """Jensen-Shannon divergence between clean and run, in nats, range [0, ln 2]."""
     clean, run = clean_logits.log_softmax(1), logits.log_softmax(1)
@@ -149,38 +167,8 @@ def _js(logits: Tensor, clean_logits: Tensor, batch: Any) -> Tensor:
     return ((clean.exp() * (clean - middle)).sum(1) + (run.exp() * (run - middle)).sum(1)) / 2
 
 
+@_registered("pseudo_margin", source="Peng et al. 2026, arXiv:2604.08192")
 def _pseudo_margin(logits: Tensor, clean_logits: Tensor, batch: Any) -> Tensor:
     """-(logit of the clean prediction - sum of all other logits); needs no labels."""
     predicted = logits.gather(1, clean_logits.argmax(1, keepdim=True)).squeeze(1)
     return logits.sum(1) - 2 * predicted
-
-
-for _objective in (
-    Objective(
-        key="logit_diff",
-        loss=_logit_diff,
-        needs_answers=True,
-        needs_wrong=True,
-        source="Wang et al. 2022, arXiv:2211.00593",
-    ),
-    Objective(
-        key="logit_diff_max",
-        loss=_logit_diff_max,
-        needs_answers=True,
-        needs_wrong=True,
-        source="Conmy et al. 2023, arXiv:2304.14997",
-    ),
-    Objective(
-        key="prob_diff",
-        loss=_prob_diff,
-        needs_answers=True,
-        needs_wrong=True,
-        unit="probability",
-        source="Hanna et al. 2023, arXiv:2305.00586",
-    ),
-    Objective(key="ce", loss=_cross_entropy, needs_answers=True, unit="nats"),
-    Objective(key="kl", loss=_kl, stationary=True, unit="nats", source="Conmy et al. 2023, arXiv:2304.14997"),
-    Objective(key="js", loss=_js, stationary=True, unit="nats", source="Peng et al. 2026, arXiv:2604.08192"),
-    Objective(key="pseudo_margin", loss=_pseudo_margin, source="Peng et al. 2026, arXiv:2604.08192"),
-):
-    OBJECTIVES.add(_objective.key, _objective)

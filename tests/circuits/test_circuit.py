@@ -1,4 +1,3 @@
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,12 +11,10 @@ from torch import Tensor
 from assay.circuits import Circuit, EdgeScores, load_circuit
 from assay.core.errors import (
     AssayWarning,
-    FileFormatError,
     GraphMismatchError,
     InputError,
     NonFiniteError,
     ShapeError,
-    UnknownNameError,
 )
 from assay.graph import Graph, build_graph
 
@@ -95,26 +92,6 @@ def test_dropping_a_head_circuit_ablates_its_heads_only() -> None:
     assert edges.dropped() == ~edges
 
 
-@pytest.mark.parametrize(
-    ("name", "n_edges"),
-    [
-        ("ioi_gpt2", 963),
-        ("ioi_gpt2_autocircuit", 739),
-        ("greater_than_gpt2", 235),
-        ("docstring_attn_only_4l", 24),
-    ],
-)
-def test_published_edge_circuits_have_their_published_sizes(
-    shared: Callable[[str], Path], name: str, n_edges: int
-) -> None:
-    stored = json.loads(shared(f"data/circuits_edges/{name}.json").read_text())
-    graph = build_graph(
-        stored["model"]["n_layers"], stored["model"]["n_heads"], mlps=stored["model"]["has_mlp"]
-    )
-    circuit = Circuit.from_edges(graph, stored["edges"])
-    assert circuit.n_edges == n_edges == circuit.connected().n_edges
-
-
 def test_published_head_circuit_of_ioi(shared: Callable[[str], Path]) -> None:
     graph = build_graph(12, 12)
     circuit = Circuit.from_heads(graph, shared("data/circuits_heads/ioi_gpt2_wang26.json"))
@@ -169,14 +146,6 @@ def test_ties_go_to_the_smaller_edge_index() -> None:
     assert scores.top(5).edges() == Circuit.full(GRAPH).edges()[:5]
 
 
-@given(st.integers(0, 1000), st.integers(1, GRAPH.n_edges))
-def test_larger_circuits_contain_smaller_ones(seed: int, k: int) -> None:
-    scores = some_scores(seed)
-    smaller, larger = scores.top(k), scores.top(min(k + 7, GRAPH.n_edges))
-    assert smaller.n_edges == k
-    assert (smaller - larger).n_edges == 0
-
-
 def literal_greedy(scores: EdgeScores, k: int) -> Circuit:
     values = scores.values.abs()
     mask = torch.zeros_like(GRAPH.valid)
@@ -213,12 +182,6 @@ def test_thresholds_and_sizes_must_be_numbers(unchecked: None) -> None:
         Circuit.from_heads(GRAPH, [(0.9, 1)])
 
 
-@pytest.mark.parametrize("k", [0, -1, GRAPH.n_edges + 1])
-def test_sizes_outside_the_graph_are_refused(k: int) -> None:
-    with pytest.raises(InputError, match=f"cannot keep {k} edges; choose k from 1 to {GRAPH.n_edges}"):
-        some_scores().top(k)
-
-
 def test_masks_of_another_shape_or_type_are_refused() -> None:
     with pytest.raises(ShapeError, match="expected a torch.bool mask of shape"):
         Circuit(graph=GRAPH, mask=torch.zeros(3, 4, dtype=torch.bool))
@@ -233,35 +196,9 @@ def test_nan_scores_name_the_edge() -> None:
         EdgeScores(GRAPH, values)
 
 
-def test_first_unknown_edge_is_named() -> None:
-    with pytest.raises(UnknownNameError, match="unknown source 'a9.h0'"):
-        Circuit.from_edges(GRAPH, ["input->m0", "a9.h0->logits", "a8.h0->logits"])
-
-
-@pytest.mark.parametrize(
-    ("heads", "message"),
-    [([(0, 4)], "out of range"), ([(3, 0)], "out of range"), ([(0, 1), (0, 1)], "listed twice")],
-)
-def test_impossible_heads_are_refused(heads: list[tuple[int, int]], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        Circuit.from_heads(GRAPH, heads)
-
-
-def test_head_file_of_another_model_is_refused(shared: Callable[[str], Path]) -> None:
-    with pytest.raises(GraphMismatchError, match="describes 12 layers of 12 heads"):
-        Circuit.from_heads(GRAPH, shared("data/circuits_heads/ioi_gpt2_wang26.json"))
-
-
 def test_circuits_of_different_graphs_do_not_mix() -> None:
     with pytest.raises(GraphMismatchError, match="different graphs"):
         _ = Circuit.full(GRAPH) & Circuit.full(build_graph(3, 4))
-
-
-def test_unreadable_head_file_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "heads.json"
-    path.write_text("{")
-    with pytest.raises(FileFormatError, match=r"heads\.json is not a JSON file of schema"):
-        Circuit.from_heads(GRAPH, path)
 
 
 def test_masks_are_not_shared_with_the_caller(tmp_path: Path) -> None:

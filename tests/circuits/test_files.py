@@ -1,5 +1,6 @@
+import json
 import os
-import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -7,8 +8,22 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from assay.circuits import Circuit, EdgeScores, load_circuit, load_scores
-from assay.core.errors import FileFormatError, GraphMismatchError, OutputError
+from assay.circuits import (
+    Circuit,
+    EdgeScores,
+    load_circuit,
+    load_scores,
+    published_circuit,
+    published_circuits,
+)
+from assay.circuits.naming import named_circuit
+from assay.core.errors import (
+    FileFormatError,
+    GraphMismatchError,
+    InputError,
+    OutputError,
+    UnknownNameError,
+)
 from assay.graph import build_graph
 
 
@@ -61,51 +76,12 @@ def test_every_changed_byte_of_the_mask_is_noticed(circuit_file: Path) -> None:
         load_circuit(circuit_file)
 
 
-def test_changed_metadata_is_noticed(circuit_file: Path) -> None:
-    content = circuit_file.read_bytes()
-    (length,) = struct.unpack("<Q", content[:8])
-    header = content[8 : 8 + length].replace(b"[[0, 1]]", b"[[0, 2]]")
-    circuit_file.write_bytes(content[:8] + header + content[8 + length :])
-    with pytest.raises(FileFormatError, match="hash mismatch"):
-        load_circuit(circuit_file)
-
-
 def test_a_further_number_without_an_axis_is_noticed(circuit_file: Path) -> None:
     with safe_open(circuit_file, framework="pt") as file:
         metadata, mask = file.metadata(), file.get_tensor("mask")
     save_file({"mask": mask, "more": torch.tensor(1.0)}, circuit_file, metadata)
     with pytest.raises(FileFormatError, match="hash mismatch"):
         load_circuit(circuit_file)
-
-
-def test_plain_safetensors_are_not_circuits(tmp_path: Path) -> None:
-    path = tmp_path / "weights.safetensors"
-    save_file({"mask": torch.zeros(3)}, path)
-    with pytest.raises(FileFormatError, match="is not a circuit written by"):
-        load_circuit(path)
-
-
-def test_scores_are_not_circuits(tmp_path: Path) -> None:
-    path = EdgeScores(GRAPH, torch.zeros(GRAPH.n_sources, GRAPH.n_targets)).save(
-        tmp_path / "scores.safetensors"
-    )
-    with pytest.raises(FileFormatError, match="holds 'scores', not 'circuit'"):
-        load_circuit(path)
-
-
-def test_circuit_of_another_model_is_refused(circuit_file: Path) -> None:
-    with pytest.raises(GraphMismatchError, match="belongs to another model"):
-        load_circuit(circuit_file, build_graph(2, 4))
-
-
-def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match=r"nothing\.safetensors does not exist"):
-        load_circuit(tmp_path / "nothing.safetensors")
-
-
-def test_writing_into_a_missing_directory_says_so(tmp_path: Path) -> None:
-    with pytest.raises(OutputError, match="choose a writable directory"):
-        Circuit.full(GRAPH).save(tmp_path / "nowhere" / "c.safetensors")
 
 
 def test_failed_write_leaves_the_old_file(circuit_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,3 +95,67 @@ def test_failed_write_leaves_the_old_file(circuit_file: Path, monkeypatch: pytes
         Circuit.full(GRAPH).save(circuit_file)
     assert circuit_file.read_bytes() == before
     assert [path.name for path in circuit_file.parent.iterdir()] == [circuit_file.name]
+
+
+def test_what_is_no_circuit_of_the_graph_is_refused(circuit_file: Path, tmp_path: Path) -> None:
+    weights, scores = tmp_path / "weights.safetensors", tmp_path / "scores.safetensors"
+    save_file({"mask": torch.zeros(3)}, weights)
+    EdgeScores(GRAPH, torch.zeros(GRAPH.n_sources, GRAPH.n_targets)).save(scores)
+    for path, error, said in (
+        (weights, FileFormatError, "is not a circuit written by"),
+        (scores, FileFormatError, "holds 'scores', not 'circuit'"),
+        (tmp_path / "nothing", FileFormatError, "nothing does not exist"),
+        (circuit_file, GraphMismatchError, "belongs to another model"),
+    ):
+        with pytest.raises(error, match=said):
+            load_circuit(path, build_graph(2, 4))
+    with pytest.raises(OutputError, match="choose a writable directory"):
+        Circuit.full(GRAPH).save(tmp_path / "nowhere" / "c.safetensors")
+
+
+# ---- names ----------------------------------------------------------------------------------------------
+
+
+def test_a_circuit_is_a_file_heads_or_a_published_name(tmp_path: Path) -> None:
+    graph = build_graph(4, 4)
+    circuit = Circuit.from_heads(graph, [(2, 3)])
+    assert named_circuit(circuit.save(tmp_path / "c.safetensors"), graph) == circuit
+    assert named_circuit("a2.h3", graph) == circuit
+    assert Circuit.from_heads(graph, ["a2.h3"]) == circuit == Circuit.from_heads(graph, "a2.h3")
+    published = published_circuit("ioi_gpt2")
+    assert named_circuit("ioi_gpt2", published.graph) == published
+    with pytest.raises(GraphMismatchError, match="circuit 'ioi_gpt2' belongs to another model"):
+        named_circuit("ioi_gpt2", graph)
+    assert getattr(named_circuit("ioi_gpt2_wang26", graph), "id", None) == "ioi_gpt2_wang26"
+    with pytest.raises(GraphMismatchError):
+        named_circuit(tmp_path / "c.safetensors", build_graph(1, 1))
+    with pytest.raises(InputError, match="write heads as in a0.h3,a2.h1"):
+        named_circuit("a2.h3,b1", graph)
+    with pytest.raises(InputError, match=r"'a2h3' is not a pair .* or a name such as 'a2.h3'"):
+        Circuit.from_heads(graph, ["a2h3"])
+    with pytest.raises(InputError, match="listed twice"):
+        Circuit.from_heads(graph, ["a2.h3", (2, 3)])
+    with pytest.raises(UnknownNameError, match="did you mean 'ioi_gpt2'"):
+        named_circuit("ioi_gpt3", graph)
+    with pytest.raises(UnknownNameError, match="did you mean 'ioi_gpt2'"):
+        published_circuit("ioi_gpt")
+
+
+SIZES = {
+    "ioi_gpt2": 963,
+    "ioi_gpt2_autocircuit": 739,
+    "greater_than_gpt2": 235,
+    "docstring_attn_only_4l": 24,
+}
+
+
+def test_all_shipped_circuits_have_their_published_sizes() -> None:
+    assert {name: published_circuit(name).n_edges for name in published_circuits()} == SIZES
+
+
+def test_shipped_files_are_the_reference_files(shared: Callable[[str], Path]) -> None:
+    for name in published_circuits():
+        stored = json.loads(shared(f"data/circuits_edges/{name}.json").read_text())
+        assert sorted(f"{source}->{target}" for source, target in stored["edges"]) == sorted(
+            published_circuit(name).edges()
+        )

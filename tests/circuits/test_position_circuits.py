@@ -16,7 +16,6 @@ from assay.core.errors import (
     FileFormatError,
     GraphMismatchError,
     InputError,
-    NonFiniteError,
     ShapeError,
     UnknownNameError,
 )
@@ -68,12 +67,6 @@ def test_each_position_is_a_span_that_reaches_itself_and_later_ones() -> None:
     assert spans.label(prompts(3, 3, 3)).tolist() == [[0, 1, 2]] * 3
 
 
-def test_images_reach_everywhere_and_pooling_reads_everywhere() -> None:
-    spans = Spans.of(prompts(3), "each", causal=False, pools=True)
-    assert bool(spans.reach.all())
-    assert bool(spans.read.all())
-
-
 def test_named_places_are_counted_in_each_prompt() -> None:
     task = prompts(4, 6)
     spans = spans_of(task, {"subject": [1, 2], "last": -1})
@@ -82,14 +75,6 @@ def test_named_places_are_counted_in_each_prompt() -> None:
     # "rest" stands before and behind "subject" in the second prompt, and nothing follows "last" but itself.
     assert spans.reach.tolist() == [[True, True, True], [False, True, False], [True, True, True]]
     assert spans.read.tolist() == [False, True, False]
-
-
-def test_slices_are_cut_from_each_prompt() -> None:
-    task = prompts(3, 5)
-    spans = spans_of(task, {"first": 0, "others": slice(1, None)})
-    assert spans.label(task).tolist() == [[0, 1, 1, -1, -1], [0, 1, 1, 1, 1]]
-    again = Spans.restored(spans.describe())
-    assert again.label(task).tolist() == spans.label(task).tolist()
 
 
 def test_slots_and_what_lies_between_them_are_spans() -> None:
@@ -105,18 +90,13 @@ def test_slots_and_what_lies_between_them_are_spans() -> None:
     assert spans.label(task.subset([1])).tolist() == [[0, 0, 1, 3, 5, -1]]
 
 
-def test_a_slot_at_the_read_position_keeps_its_name() -> None:
-    spans = spans_of(prompts(3, slots={"x": torch.tensor([2])}), "slots")
-    assert spans.names == ("start", "x")
-
-
 @pytest.mark.parametrize(
     ("lengths", "choice", "message"),
     [
         ((3, 4), "each", "have 3 to 4 tokens; use spans='slots'"),
         ((3,), "slots", "'custom' has no slots"),
         ((3,), {"a": 0, "b": [0, 1]}, "span 'b' at .* overlaps another place in prompt 0"),
-        ((4, 3), {"a": 3}, "span 'a' holds 3, but prompt 1 has 3 tokens"),
+        ((4, 3), {"a": 3}, "span 'a' at 3 is empty, outside or overlaps another place in prompt 1"),
         ((3,), {"a": slice(5, 9)}, "span 'a' at slice.* is empty"),
         ((3,), {"a": [0, -3]}, "give each position one span"),
         ((3,), {"a@b": 0}, "without '@' and '->'"),
@@ -132,8 +112,6 @@ def test_spans_are_checked_when_made(unchecked: None) -> None:
         spans_of(prompts(3), "every")
     with pytest.raises(ShapeError, match=r"reach is \(2, 2\) and read \(1,\) for 1 spans"):
         Spans(names=("a",), reach=torch.ones(2, 2).bool(), read=torch.ones(1).bool(), rule={})
-    with pytest.raises(InputError, match="no span holds the read position"):
-        Spans(names=("a",), reach=torch.ones(1, 1).bool(), read=torch.zeros(1).bool(), rule={})
     with pytest.raises(InputError, match="give different names"):
         Spans(names=("a", "a"), reach=torch.ones(2, 2).bool(), read=torch.ones(2).bool(), rule={})
 
@@ -172,25 +150,6 @@ def test_top_and_threshold_by_hand() -> None:
     assert frame.iloc[0].to_list() == ["1", "input", "a0.kv0.k", -4.0]
 
 
-def test_logits_are_no_edge_where_they_are_not_read() -> None:
-    scores = random_scores()
-    assert int(scores.slots.sum()) == 3 * GRAPH.n_edges - 2 * GRAPH.n_sources
-    assert not bool(scores.values[:2, :, -1].any())
-
-
-def test_bad_scores_and_selections_are_refused() -> None:
-    values = torch.zeros(3, GRAPH.n_sources, GRAPH.n_targets)
-    values[1, 0, 0] = torch.nan
-    with pytest.raises(NonFiniteError, match="score of input->a0.h0.q@1 is nan"):
-        EdgeScores(GRAPH, values, spans=THREE)
-    with pytest.raises(ShapeError, match=r"values has shape \(2, 7, 11\)"):
-        EdgeScores(GRAPH, torch.zeros(2, 7, 11), spans=THREE)
-    with pytest.raises(InputError, match="choose k from 1 to"):
-        random_scores().top(0)
-    with pytest.raises(InputError, match="threshold is NaN"):
-        random_scores().threshold(float("nan"))
-
-
 # ---------------------------------------------------------------------------------------------- circuits
 
 
@@ -221,20 +180,6 @@ def test_complement_and_ends() -> None:
     assert Circuit.full(GRAPH).everywhere(THREE) == full
     assert len({circuit, empty, full, ~empty}) == 3
     assert "10 of" in repr(circuit)
-
-
-def test_bad_circuits_are_refused() -> None:
-    slots = edge_slots(GRAPH, THREE)
-    with pytest.raises(InputError, match="mask keeps input->logits@0, which is not an edge of the graph"):
-        Circuit(graph=GRAPH, spans=THREE, mask=torch.ones_like(slots))
-    with pytest.raises(ShapeError, match="expected a torch.bool mask"):
-        Circuit(graph=GRAPH, spans=each(4), mask=slots)
-    with pytest.raises(InputError, match="the logits are not read in span '1'"):
-        Circuit.from_edges(GRAPH, ["m1->logits@1"], THREE)
-    with pytest.raises(UnknownNameError, match="unknown span '7'"):
-        Circuit.from_edges(GRAPH, ["m1->logits@7"], THREE)
-    with pytest.raises(UnknownNameError, match="unknown source 'a9'"):
-        Circuit.from_edges(GRAPH, ["a9->logits@2"], THREE)
 
 
 def test_attention_alone_moves_information_and_only_forward() -> None:
@@ -303,15 +248,6 @@ def test_connected_is_what_lies_on_a_path(seed: int, share: float, graph: Graph,
     assert circuit.connected(warn=False).mask.equal(expected)
 
 
-@given(seed=st.integers(0, 10_000), share=st.floats(0.05, 0.5))
-def test_one_span_is_the_ordinary_circuit(seed: int, share: float) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    mask = GRAPH.valid & (torch.rand(GRAPH.valid.shape, generator=generator) < share)
-    plain = Circuit(graph=GRAPH, mask=mask)
-    one = plain.everywhere(each(1))
-    assert one.connected(warn=False).anywhere().mask.equal(plain.connected(warn=False).mask)
-
-
 # ------------------------------------------------------------------------------------------------- files
 
 
@@ -371,10 +307,3 @@ def test_what_is_of_edges_everywhere_refuses_edges_at_spans() -> None:
         scores.greedy(3)
     with pytest.raises(InputError, match="have different spans"):
         scores.top(3).jaccard(scores.total().top(3))
-
-
-def test_the_hash_tells_circuits_apart() -> None:
-    circuit = random_scores().top(5)
-    other = Circuit(graph=GRAPH, spans=RAGGED, mask=torch.zeros_like(circuit.mask))
-    assert circuit.hash != other.hash
-    assert circuit != other

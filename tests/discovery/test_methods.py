@@ -1,8 +1,6 @@
 """Every edge method against its slow literal twin, and what holds for all of them."""
 
 import warnings
-from dataclasses import replace
-from pathlib import Path
 
 import literal
 import numpy as np
@@ -14,11 +12,11 @@ from scipy.stats import pearsonr, spearmanr
 from torch import Tensor, nn
 
 from assay.circuits import Circuit, EdgeScores
-from assay.core.errors import AssayWarning, InputError, NonFiniteError, ShapeError, UnknownNameError
+from assay.core.errors import AssayWarning, InputError, ShapeError
 from assay.discovery.edges import METHODS, discover, quadrature_nodes
 from assay.execution import ABLATIONS
 from assay.models import Model, load_model
-from assay.tasks import PairBatch, PairTask, load_task
+from assay.tasks import PairTask, load_task
 
 
 STEPS = 3
@@ -191,10 +189,6 @@ def test_quadrature_integrates_a_line(steps: int, rule: str) -> None:
     assert sum(node.weight * node.alpha for node in nodes) == pytest.approx(0.5 + bias)
 
 
-def test_published_rule_starts_at_the_ablated_end() -> None:
-    assert [node.alpha for node in quadrature_nodes(5, "left")] == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
-
-
 def test_completeness_gap_is_the_one_of_the_definition(gpt2_tiny64: nn.Module) -> None:
     model = load_model(gpt2_tiny64)
     task = random_task(model)
@@ -208,14 +202,6 @@ def test_completeness_gap_is_the_one_of_the_definition(gpt2_tiny64: nn.Module) -
         gap = abs(float(scores.values[0].sum()) - effect) / abs(effect)
         assert scores.details["completeness_gap"] == pytest.approx(gap, rel=1e-6, abs=1e-9)
         assert gap < 0.01
-
-
-def test_sign_says_what_ablation_does(gpt2_tiny64: nn.Module) -> None:
-    """Positive = ablation hurts: the loss rises when the edge is cut."""
-    model = load_model(gpt2_tiny64)
-    task = random_task(model)
-    estimate, exact = discover(model, task, steps=9).values, discover(model, task, "exact").values
-    assert np.corrcoef(estimate[model.graph.valid], exact[model.graph.valid])[0, 1] > 0.8
 
 
 # ---- what holds for every method -----------------------------------------------------------------
@@ -259,27 +245,6 @@ class TestEveryMethod:
         assert scores.values.dtype == torch.float32
         assert not scores.values[~scores.graph.valid].any()
 
-    def test_same_seed_gives_the_same_bytes(self, gpt2_tiny: nn.Module, method: str) -> None:
-        assert torch.equal(self.scores(gpt2_tiny, method).values, self.scores(gpt2_tiny, method).values)
-
-    def test_model_is_left_as_it_was(self, gpt2_tiny: nn.Module, method: str) -> None:
-        before = {name: parameter.detach().clone() for name, parameter in gpt2_tiny.named_parameters()}
-        self.scores(gpt2_tiny, method)
-        for name, parameter in gpt2_tiny.named_parameters():
-            assert parameter.requires_grad
-            assert parameter.grad is None
-            assert torch.equal(parameter, before[name])
-        hooks = [part for part in gpt2_tiny.modules() if part._forward_hooks or part._forward_pre_hooks]
-        assert not hooks
-
-    def test_results_can_be_saved(self, gpt2_tiny: nn.Module, method: str, tmp_path: Path) -> None:
-        from assay.circuits import load_scores
-
-        scores = self.scores(gpt2_tiny, method)
-        loaded = load_scores(scores.save(tmp_path / "scores.safetensors"))
-        assert loaded.provenance["method"] == method
-        assert torch.equal(loaded.values, scores.values)
-
 
 # ---- errors ----------------------------------------------------------------------------------------
 
@@ -303,7 +268,6 @@ def test_eap_refuses_objectives_that_are_stationary(gpt2_tiny64: nn.Module, obje
         ({"objective": "logit-dif"}, "did you mean 'logit_diff'"),
         ({"ablation": "resampel"}, "did you mean 'resample'"),
         ({"batch_size": 0}, "at least 1"),
-        ({"batch_size": 2.5}, "batch_size is 2.5"),
         ({"steps": 2.7}, "a whole number of at least 1"),
         ({"steps": True}, "a whole number of at least 1"),
         ({"objective": "kl", "steps": 1, "quadrature": "right"}, "all scores would be 0"),
@@ -317,42 +281,11 @@ def test_settings_no_method_can_serve_are_refused(
         discover(model, random_task(model), **options)
 
 
-def test_unknown_method_is_its_own_error(gpt2_tiny64: nn.Module) -> None:
-    model = load_model(gpt2_tiny64)
-    with pytest.raises(UnknownNameError):
-        discover(model, random_task(model), "shapley-of-everything-and-more")
-
-
-def test_objective_that_needs_wrong_answers_says_so(gpt2_tiny64: nn.Module) -> None:
-    model = load_model(gpt2_tiny64)
-    with pytest.raises(InputError, match="the task has no `wrong`"):
-        discover(model, replace(random_task(model), wrong=None))
-
-
-def test_infinite_gradients_name_the_example(gpt2_tiny64: nn.Module) -> None:
-    model = load_model(gpt2_tiny64)
-    task = random_task(model)
-    third = task.answers[2, 0]
-    assert (task.answers == third).sum() == 1
-
-    def loss(logits: Tensor, clean: Tensor, batch: PairBatch) -> Tensor:
-        return logits.sum(1) * torch.where(batch.answers[:, 0] == third, torch.inf, 1.0)
-
-    with pytest.raises(NonFiniteError, match="for example 2;"):
-        discover(model, task, objective=loss)
-
-
 def test_losses_that_are_not_per_example_are_refused(gpt2_tiny64: nn.Module, unchecked: None) -> None:
     model = load_model(gpt2_tiny64)
     for loss in (lambda logits, clean, batch: logits.mean(), lambda logits, clean, batch: logits[:, :1]):
         with pytest.raises(ShapeError, match="one floating-point loss per example"):
             discover(model, random_task(model), objective=loss)
-
-
-def test_constant_infinite_loss_is_refused(gpt2_tiny64: nn.Module) -> None:
-    model = load_model(gpt2_tiny64)
-    with pytest.raises(NonFiniteError, match="NaN or infinite scores for example 0"):
-        discover(model, random_task(model), objective=lambda logits, clean, batch: logits.sum(1) * torch.inf)
 
 
 # ---- the embedded model --------------------------------------------------------------------------------
@@ -378,16 +311,9 @@ def agreement(model: Model, task: PairTask) -> tuple[float, float]:
     return pearsonr(estimate, exact).statistic, spearmanr(estimate[strongest], exact[strongest]).statistic
 
 
-def test_estimates_follow_exact_damage_on_mini(mini_ioi: tuple[Model, PairTask]) -> None:
-    model, task = mini_ioi
-    pearson, spearman = agreement(model, task.subset(torch.arange(6)))
-    assert pearson > 0.9
-    assert spearman > 0.8  # 0.90 at 100 prompts
-
-
 @pytest.mark.slow
 def test_estimates_and_exact_damage_agree_above_nine_tenths() -> None:
-    """Committed figures: experiments/mini_agreement."""
+    """Of `docs/performance.md`."""
     model = load_model("mini")
     assert min(agreement(model, load_task("ioi", model, n=100, seed=0))) > 0.9
 
@@ -416,7 +342,7 @@ def test_a_batch_that_does_not_fit_is_split(gpt2_tiny64: nn.Module) -> None:
     split = discover(model, task, batch_size=task.n, memory=1)
     assert (whole.details["batch_size"], split.details["batch_size"]) == (task.n, 1)
     torch.testing.assert_close(split.values, whole.values)
-    with pytest.raises(InputError, match="memory is 0; give a whole number"):
+    with pytest.raises(InputError, match="memory is 0; expected at least 1"):
         discover(model, task, memory=0)
 
 

@@ -6,7 +6,7 @@ import transformers
 import vit_goldens
 from torch import nn
 
-from assay.analyses.generalization import dependency_depth_bias, output_depth_bias
+from assay.analyses.generalization import dependency_depth_bias
 from assay.core.errors import InputError
 from assay.discovery.edges import discover, output_scores
 from assay.models import load_model
@@ -69,7 +69,7 @@ def test_language_models_too() -> None:
 def test_depth_bias_of_the_output(name: str) -> None:
     model, task = vit_goldens.model(name), vit_goldens.task(name)
     full = dependency_depth_bias(discover(model, task, "eap-ig-inputs"), targets="output")
-    fast = output_depth_bias(model.graph, output_scores(model, task, per_example=False).values)
+    fast = dependency_depth_bias(output_scores(model, task, per_example=False))
     assert fast == pytest.approx(full, rel=1e-5)
 
 

@@ -7,13 +7,11 @@ import torch
 import vit_goldens
 from torch import Tensor, nn
 
-from assay.circuits import Circuit, EdgeScores
+from assay.circuits import Circuit
 from assay.circuits.spans import Spans, edge_slots
-from assay.core.errors import GraphMismatchError, InputError, NonFiniteError, UnknownNameError
+from assay.core.errors import GraphMismatchError, InputError, UnknownNameError
 from assay.discovery.edges import METHODS, discover
-from assay.discovery.edges.positions import discover_positions
-from assay.execution import ABLATIONS, CircuitRuns, run_circuit, run_model
-from assay.metrics import measure
+from assay.execution import ABLATIONS, run_circuit, run_model
 from assay.models import Model, load_model
 from assay.tasks import ImageTask, PairTask
 
@@ -80,7 +78,7 @@ def ablated_outputs(model: Model, task: PairTask, ablation: str) -> literal.Outp
 def test_terms_of_each_position_are_the_literal_ones(module64: nn.Module, method: str) -> None:
     model = load_model(module64)
     task = small_task(model)
-    found = discover_positions(model, task, method, steps=2)
+    found = discover(model, task, method, steps=2, spans="each")
     batch = next(iter(task.batches(task.n)))
     logits, clean = literal.run_plain(model, task.clean)
     loss = literal.loss_of(model, "logit_diff", batch, task.positions, logits[:, -1].detach())
@@ -113,7 +111,7 @@ def test_the_sum_over_spans_is_the_ordinary_score(module64: nn.Module, ablation:
     for spans in ({"first": 0, "last": -1}, {"second": 1, "ends": [0, -1]}):
         if isinstance(spans, Tensor):
             spans = spans.clone()
-        found = discover_positions(model, task, ablation=ablation, steps=2, spans=spans)
+        found = discover(model, task, ablation=ablation, steps=2, spans=spans)
         close = {"rtol": 0, "atol": 1e-12 * float(ordinary.values.abs().max())}
         torch.testing.assert_close(found.total().values, ordinary.values, **close)
         for name, passes in ordinary.details["passes"].items():
@@ -124,44 +122,11 @@ def test_the_sum_over_spans_is_the_ordinary_score(module64: nn.Module, ablation:
         )
 
 
-def test_images_have_positions_too() -> None:
-    model = vit_goldens.model("vit_edges_a")
-    task = small_images()
-    ordinary = discover(model, task, objective="ce", steps=2)
-    for spans in ("each", {"cls": 0, "patches": slice(1, None)}):
-        found = discover_positions(model, task, objective="ce", steps=2, spans=spans)
-        torch.testing.assert_close(found.total().values, ordinary.values, rtol=0, atol=1e-12)
-        assert found.spans.read.tolist() == [True] + [False] * (len(found.spans) - 1)
-        assert bool(found.spans.reach.all())
-
-
 def test_classifiers_that_pool_are_read_everywhere() -> None:
     model = vit_goldens.model("vit_edges_a")
     spans = every(model.n_tokens, causal=False, pools=True)
     assert bool(spans.read.all())
     assert edge_slots(model.graph, spans).sum() == model.n_tokens * model.graph.n_edges
-
-
-def test_scores_do_not_depend_on_batch_size(gpt2_tiny64: nn.Module) -> None:
-    model = load_model(gpt2_tiny64)
-    task = small_task(model, ragged=True)
-    spans = {"first": 0, "last": -1}
-    first, second = (discover_positions(model, task, spans=spans, batch_size=size) for size in (4, 1))
-    torch.testing.assert_close(first.values, second.values, rtol=1e-12, atol=1e-12)
-    assert first.provenance == second.provenance
-    assert first.provenance["spans"]["names"] == ["first", "last", "rest"]
-
-
-def test_nothing_behind_the_read_position_has_a_score(gpt2_tiny64: nn.Module) -> None:
-    model = load_model(gpt2_tiny64)
-    task = small_task(model)
-    early = PairTask(
-        clean=task.clean, corrupted=task.corrupted, answers=task.answers, wrong=task.wrong,
-        lengths=task.lengths, positions=torch.full((4,), 3),
-    )  # fmt: skip
-    values = discover_positions(model, early).values
-    assert bool(values[:4].any())
-    assert not bool(values[4:].any())
 
 
 def test_methods_without_this_form_are_refused(gpt2_tiny: nn.Module) -> None:
@@ -171,13 +136,13 @@ def test_methods_without_this_form_are_refused(gpt2_tiny: nn.Module) -> None:
     assert {"exact", "random", "eap-ig-activations"} <= set(others)
     for key in ("exact", "random", "eap-ig-activations"):
         with pytest.raises(InputError, match=f"{key} has no scores by position"):
-            discover_positions(model, task, key)
+            discover(model, task, key, spans="each")
     with pytest.raises(InputError, match="needs prompts of one length"):
-        discover_positions(model, small_task(model, ragged=True))
+        discover(model, small_task(model, ragged=True), spans="each")
     with pytest.raises(InputError, match="has zero gradient"):
-        discover_positions(model, task, "eap", objective="kl")
+        discover(model, task, "eap", objective="kl", spans="each")
     with pytest.raises(UnknownNameError, match="unknown spans 'word'"):
-        discover_positions(model, task, spans="word")
+        discover(model, task, spans="word")
 
 
 # -------------------------------------------------------------------------------------------------- runs
@@ -188,27 +153,13 @@ def test_ends_are_the_model_and_the_ablated_run(module64: nn.Module, family: str
     task = small_task(model)
     spans = every(6)
     close = {"rtol": 0, "atol": EXACT[family]}
-    full = run_circuit(model, task, Circuit.full(model.graph, spans))
+    full = run_circuit(Circuit.full(model.graph, spans), model, task)
     torch.testing.assert_close(full, run_model(model, task), **close)
     for ablation in ("resample", "mean"):
         empty = Circuit.empty(model.graph, spans)
-        found = run_circuit(model, task, empty, ablation=ablation)
-        expected = run_circuit(model, task, Circuit.empty(model.graph), ablation=ablation)
+        found = run_circuit(empty, model, task, ablation=ablation)
+        expected = run_circuit(Circuit.empty(model.graph), model, task, ablation=ablation)
         torch.testing.assert_close(found, expected, **close)
-
-
-@pytest.mark.parametrize("ablation", ["resample", "zero", "mean", "noise"])
-def test_the_same_edges_everywhere_are_the_ordinary_circuit(
-    module64: nn.Module, family: str, ablation: str
-) -> None:
-    model = load_model(module64)
-    task = small_task(model, ragged=True)
-    plain = Circuit.random(model.graph, model.graph.n_edges // 2, seed=3)
-    spans = Spans.of(task, {"first": 0, "last": -1}, causal=True)
-    everywhere = plain.everywhere(spans)
-    found = run_circuit(model, task, everywhere, ablation=ablation)
-    expected = run_circuit(model, task, plain, ablation=ablation)
-    torch.testing.assert_close(found, expected, rtol=0, atol=EXACT[family])
 
 
 @pytest.mark.parametrize("ablation", ["resample", "mean"])
@@ -218,7 +169,7 @@ def test_mixed_positions_equal_the_literal_run(module64: nn.Module, family: str,
     spans = Spans.of(task, {"first": [0, 2], "second": 1}, causal=True)
     labels = spans.label(task)
     circuit = random_circuit(model, spans, seed=7)
-    found = run_circuit(model, task, circuit, ablation=ablation, batch_size=3)
+    found = run_circuit(circuit, model, task, ablation=ablation, batch_size=3)
     ablated = ablated_outputs(model, task, ablation)
     graph = model.graph
 
@@ -251,7 +202,7 @@ def test_images_with_mixed_positions_equal_the_literal_run() -> None:
     task = model.bind(small_images())
     spans = every(model.n_tokens, causal=False, read=0)
     circuit = random_circuit(model, spans, seed=8)
-    found = run_circuit(model, task, circuit, ablation="resample")
+    found = run_circuit(circuit, model, task, ablation="resample")
     vit = literal_vits.literal(module)
     with torch.no_grad():
         clean, other = vit.embed(task.images), vit.embed(next(task.batches(3)).corrupted)
@@ -271,7 +222,7 @@ def test_images_with_mixed_positions_equal_the_literal_run() -> None:
     with torch.no_grad():
         expected, _ = literal_vits.run(vit, clean, stream_of)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
-    full = run_circuit(model, task, Circuit.full(graph, spans))
+    full = run_circuit(Circuit.full(graph, spans), model, task)
     torch.testing.assert_close(full, run_model(model, task), rtol=0, atol=1e-10)
 
 
@@ -283,7 +234,7 @@ def test_what_is_not_connected_changes_no_logit(module64: nn.Module, family: str
         circuit = random_circuit(model, every(6), share=share, seed=seed)
         connected = circuit.connected()
         assert connected.n_edges < circuit.n_edges
-        before, after = (run_circuit(model, task, each) for each in (circuit, connected))
+        before, after = (run_circuit(each, model, task) for each in (circuit, connected))
         torch.testing.assert_close(before, after, rtol=0, atol=EXACT[family])
 
 
@@ -292,48 +243,9 @@ def test_circuits_that_do_not_fit_are_refused(gpt2_tiny: nn.Module, llama_tiny64
     task = small_task(model)
     other = Circuit.full(load_model(llama_tiny64).graph, every(6))
     with pytest.raises(GraphMismatchError, match="the circuit belongs to another model"):
-        run_circuit(model, task, other)
+        run_circuit(other, model, task)
     with pytest.raises(InputError, match="has a span '4', but the circuit has 0, 1, 2, 3"):
-        run_circuit(model, task, Circuit.full(model.graph, every(4)))
+        run_circuit(Circuit.full(model.graph, every(4)), model, task)
 
 
 # --------------------------------------------------------------------------------------------- measuring
-
-
-def test_metrics_of_the_ends_and_of_ordinary_circuits(gpt2_tiny64: nn.Module) -> None:
-    model = load_model(gpt2_tiny64)
-    task = small_task(model)
-    spans = every(6)
-    plain = discover(model, task).top(40)
-    shared = CircuitRuns(model, task, plain)
-    everywhere = plain.everywhere(spans)
-    for metric in ("faithfulness-norm", "faithfulness", "completeness", "kl"):
-        found = measure(everywhere, model, task, metric, runs=shared.of(everywhere))
-        assert found.value == pytest.approx(measure(plain, model, task, metric).value, abs=1e-9)
-    full = measure(Circuit.full(model.graph, spans), model, task, "faithfulness-norm")
-    empty = measure(Circuit.empty(model.graph, spans), model, task, "faithfulness-norm")
-    assert (full.value, empty.value) == (pytest.approx(1), pytest.approx(0, abs=1e-9))
-    assert full.interval().low == pytest.approx(1)
-    assert full.provenance["circuit"] == Circuit.full(model.graph, spans).hash
-
-
-def test_metrics_of_single_edges_and_foreign_runs_are_refused(gpt2_tiny64: nn.Module) -> None:
-    model = load_model(gpt2_tiny64)
-    task = small_task(model)
-    circuit = random_circuit(model, every(6))
-    for metric in ("minimality", "scrub-kl"):
-        with pytest.raises(InputError, match=f"{metric} changes single edges or heads of a circuit, or many"):
-            measure(circuit, model, task, metric)
-    with pytest.raises(InputError, match="random_circuits= changes single edges"):
-        measure(circuit, model, task, "kl", random_circuits=2)
-    pairs = torch.tensor([[0, 1], [3, 2]])
-    found = run_circuit(model, task, circuit, pairs=pairs)
-    torch.testing.assert_close(found, run_circuit(model, task.paired(pairs), circuit))
-
-
-def test_infinite_scores_name_the_examples(gpt2_tiny: nn.Module) -> None:
-    graph = load_model(gpt2_tiny).graph
-    values = torch.zeros(1, graph.n_sources, graph.n_targets)
-    values[0, 0, 0] = torch.inf
-    with pytest.raises(NonFiniteError, match="score of input->a0.h0.q@0 is inf"):
-        EdgeScores(graph, values, spans=every(1))

@@ -1,15 +1,13 @@
 """Sums of scores under a bootstrap, fed batch by batch, against scores of single examples."""
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import vit_goldens
 
-from assay.circuits import EdgeScores, load_scores
-from assay.core.errors import InputError, ShapeError
+from assay.core.errors import InputError
 from assay.discovery.edges import METHODS, OutputSums, ScoreSums, discover, output_scores
 from assay.execution import Mean, MeanSums, get_ablation
 from assay.models import Model, load_model
@@ -60,20 +58,6 @@ def test_scores_into_the_logits_resample_the_same_way() -> None:
     assert drawn.details["n"] == full.details["n"] == task.n
 
 
-def test_order_and_batches_do_not_matter() -> None:
-    model, task = model_and_images()
-    one = discover(model, task, "eap", objective="pseudo_margin", resamples=8, batch_size=task.n)
-    other = discover(
-        model,
-        task.subset(list(range(task.n))[::-1]),
-        "eap",
-        objective="pseudo_margin",
-        resamples=8,
-        batch_size=3,
-    )
-    torch.testing.assert_close(one.resampled, other.resampled, rtol=1e-5, atol=1e-10)
-
-
 @pytest.mark.parametrize("key", ["mean-positional", "mean"])
 def test_fed_batches_give_the_scores_of_discover(key: str) -> None:
     model, task = model_and_images()
@@ -95,24 +79,6 @@ def test_fed_batches_give_the_scores_of_discover(key: str) -> None:
     torch.testing.assert_close(output.scores().values, found.values[:, -1], rtol=1e-10, atol=1e-14)
 
 
-def test_scores_can_be_read_on_the_way() -> None:
-    model, task = model_and_images()
-    method = METHODS["eap-ig-inputs"]
-    settings = method.choices(task, ablation="zero", resamples=3)
-    prepared = get_ablation("zero").prepare(model, task, batch_size=3, seed=0)
-    sums = ScoreSums(model, method, settings, prepared)
-    batches = [batch.bound(model.n_tokens) for batch in task.batches(3)]
-    sums.add(batches[0])
-    early = sums.scores()
-    kept = early.resampled.clone()
-    sums.add(batches[1])
-    assert sums.n == 6
-    first = discover(model, task.subset(range(3)), ablation="zero", resamples=3)
-    torch.testing.assert_close(early.resampled, kept, equal_nan=True)
-    torch.testing.assert_close(early.resampled, first.resampled, rtol=1e-5, atol=1e-12, equal_nan=True)
-    assert bool(early.resampled.isnan().all(1).any())  # a resample of three can be empty
-
-
 def test_prompts_are_weighed_by_their_rows() -> None:
     model = load_model("mini")
     task = load_task("ioi", model, n=6)
@@ -121,14 +87,6 @@ def test_prompts_are_weighed_by_their_rows() -> None:
     weights = torch.from_numpy(poisson_weights(torch.arange(6).numpy(), 3))
     expected = literal(apart.per_example[:, model.graph.valid], weights)
     torch.testing.assert_close(drawn.resampled, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_saved_scores_keep_their_resamples(tmp_path: Path) -> None:
-    model, task = model_and_images()
-    scores = discover(model, task, "eap", objective="pseudo_margin", resamples=3)
-    again = load_scores(scores.save(tmp_path / "scores.safetensors"))
-    assert torch.equal(again.resampled, scores.resampled)
-    assert again.top(5) == scores.top(5)
 
 
 def test_an_image_that_comes_twice_is_refused() -> None:
@@ -155,9 +113,3 @@ def test_settings_that_cannot_be_served() -> None:
         ScoreSums(model, method, method.choices(task), prepared).scores()
     with pytest.raises(InputError, match="give at least 2 examples"):
         MeanSums(model, Mean()).prepared()
-
-
-def test_resamples_that_do_not_fit_the_graph() -> None:
-    model, _ = model_and_images()
-    with pytest.raises(ShapeError, match=r"resampled has shape \(3, 2\); expected \[n_resamples"):
-        EdgeScores(model.graph, torch.zeros(model.graph.valid.shape), resampled=torch.zeros(3, 2))

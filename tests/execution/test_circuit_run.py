@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import literal
@@ -15,11 +16,13 @@ from torch import Tensor, nn
 
 from assay.circuits import Circuit
 from assay.core.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError, ShapeError
-from assay.execution import ABLATIONS, CircuitRuns, compile_plan, run_circuit, run_model
+from assay.discovery.edges import discover
+from assay.execution import ABLATIONS, CircuitRuns, Mean, compile_plan, get_ablation, run_circuit, run_model
+from assay.execution.batches import choose_batch_size, with_room
 from assay.execution.plan import source_types
 from assay.graph import build_graph
 from assay.models import Model, load_model
-from assay.tasks import PairTask
+from assay.tasks import PairTask, load_task
 
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -57,9 +60,9 @@ def test_every_pair_of_every_golden_circuit(name: str, dtype: torch.dtype) -> No
         circuit = Circuit.from_edges(model.graph, stored["edges"])
         expected = torch.from_numpy(case[f"logits_last__{circuit_name}"])
         close = {"rtol": 0, "atol": relative * float(expected.abs().max())}
-        logits = run_circuit(model, task, circuit, pairs=pairs, batch_size=7).double()
+        logits = run_circuit(circuit, model, task, pairs=pairs, batch_size=7).double()
         torch.testing.assert_close(logits.view_as(expected), expected, **close)
-        matched = run_circuit(model, task, circuit).double()
+        matched = run_circuit(circuit, model, task).double()
         torch.testing.assert_close(matched, expected[rows, columns], **close)
         full = run_model(model, task).double().log_softmax(1)[: len(clean), None]
         run = logits.view_as(expected).log_softmax(2)
@@ -146,16 +149,8 @@ def test_equals_the_literal_run_under_every_ablation(module64: nn.Module, ablati
         expected = literal.run_circuit(model, circuit, task.clean, ablated)[
             torch.arange(task.n), task.positions
         ]
-        logits = run_circuit(model, task, circuit, ablation=ablation, batch_size=2)
+        logits = run_circuit(circuit, model, task, ablation=ablation, batch_size=2)
         torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_resampled_values_are_those_of_the_corrupted_run(module64: nn.Module) -> None:
-    model = load_model(module64)
-    task = random_task(model)
-    _, outputs = literal.run_plain(model, task.corrupted)
-    for name, value in ablated_outputs(model, task, "resample").items():
-        torch.testing.assert_close(value, outputs[name], rtol=1e-5, atol=1e-5)
 
 
 def test_mean_ablation_averages_real_positions_only(gpt2_tiny64: nn.Module) -> None:
@@ -167,15 +162,6 @@ def test_mean_ablation_averages_real_positions_only(gpt2_tiny64: nn.Module) -> N
         torch.testing.assert_close(value[0, 0], outputs[name][real].mean(0))
 
 
-def test_noise_has_the_deviation_of_its_source(gpt2_tiny64: nn.Module) -> None:
-    model = load_model(gpt2_tiny64)
-    task = random_task(model, n=64, length=12)
-    _, outputs = literal.run_plain(model, task.clean)
-    noise = ablated_outputs(model, task, "noise")
-    for name in ("input", "m0", "m1"):
-        assert float(noise[name].std()) == pytest.approx(float(outputs[name].std()), rel=0.05)
-
-
 @settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 1000), share=st.floats(0.05, 0.95))
 def test_limits_hold_for_any_circuit(gpt2_tiny64: nn.Module, seed: int, share: float) -> None:
@@ -183,46 +169,22 @@ def test_limits_hold_for_any_circuit(gpt2_tiny64: nn.Module, seed: int, share: f
     task = random_task(model, n=3, seed=seed)
     circuit = Circuit.random(model.graph, int(share * model.graph.n_edges), seed=seed)
     own = PairTask(clean=task.clean, corrupted=task.clean, answers=task.answers, objective="ce")
-    torch.testing.assert_close(run_circuit(model, own, circuit), run_model(model, task))
+    torch.testing.assert_close(run_circuit(circuit, model, own), run_model(model, task))
     torch.testing.assert_close(
-        run_circuit(model, task, circuit), run_circuit(model, task, circuit.connected(warn=False))
+        run_circuit(circuit, model, task), run_circuit(circuit.connected(warn=False), model, task)
     )
 
 
 def test_ends_are_the_model_and_the_model_on_the_corrupted_input(module32: nn.Module) -> None:
     model = load_model(module32)
     task = random_task(model, ragged=True)
-    torch.testing.assert_close(run_circuit(model, task, Circuit.full(model.graph)), run_model(model, task))
+    torch.testing.assert_close(run_circuit(Circuit.full(model.graph), model, task), run_model(model, task))
     torch.testing.assert_close(
-        run_circuit(model, task, Circuit.empty(model.graph)),
+        run_circuit(Circuit.empty(model.graph), model, task),
         run_model(model, task, corrupted=True),
         rtol=1e-5,
         atol=1e-5,
     )
-
-
-def test_batch_size_does_not_change_logits(module64: nn.Module) -> None:
-    model = load_model(module64)
-    task = random_task(model, n=7, ragged=True)
-    circuit = Circuit.random(model.graph, model.graph.n_edges // 3, seed=1)
-    for ablation in ("resample", "mean", "noise"):
-        whole = run_circuit(model, task, circuit, ablation=ablation, batch_size=7)
-        torch.testing.assert_close(run_circuit(model, task, circuit, ablation=ablation, batch_size=3), whole)
-
-
-def test_padding_content_does_not_matter(module64: nn.Module) -> None:
-    model = load_model(module64)
-    task = random_task(model, ragged=True)
-    padded = torch.arange(task.length) >= task.lengths[:, None]
-    other = PairTask(
-        clean=task.clean.masked_fill(padded, 1),
-        corrupted=task.corrupted.masked_fill(padded, 2),
-        answers=task.answers,
-        lengths=task.lengths,
-        objective="ce",
-    )
-    circuit = Circuit.random(model.graph, model.graph.n_edges // 3, seed=1)
-    torch.testing.assert_close(run_circuit(model, task, circuit), run_circuit(model, other, circuit))
 
 
 def test_head_circuits_hold_to_the_golden_interventions() -> None:
@@ -252,51 +214,27 @@ def test_head_circuits_hold_to_the_golden_interventions() -> None:
 # ---- errors -----------------------------------------------------------------------------------------
 
 
-def test_pairs_need_resampling(gpt2_tiny64: nn.Module) -> None:
-    model = load_model(gpt2_tiny64)
-    with pytest.raises(InputError, match="but 'zero' ablation does not use them"):
-        run_circuit(
-            model,
-            random_task(model),
-            Circuit.empty(model.graph),
-            ablation="zero",
-            pairs=torch.zeros(1, 2).long(),
-        )
-
-
 @pytest.mark.parametrize(
-    ("pairs", "error", "message"),
+    ("changed", "error", "message"),
     [
-        (torch.zeros(0, 2).long(), ShapeError, "expected int64"),
-        (torch.zeros(3, 3).long(), ShapeError, r"int64 \[n_pairs, 2\]"),
-        (torch.tensor([[0, 5]]), InputError, "rows 0 to 4"),
-        (torch.tensor([[-1, 0]]), InputError, "from -1"),
+        ({"pairs": torch.zeros(0, 2).long()}, ShapeError, "expected int64"),
+        ({"pairs": torch.zeros(3, 3).long()}, ShapeError, r"int64 \[n_pairs, 2\]"),
+        ({"pairs": torch.tensor([[0, 5]])}, InputError, "rows 0 to 4"),
+        ({"pairs": torch.tensor([[-1, 0]])}, InputError, "from -1"),
+        ({"pairs": torch.tensor([[0, 1]]), "ablation": "zero"}, InputError, "'zero' ablation does not use"),
+        ({"pairs": torch.tensor([[0, 1]])}, InputError, r"pair \(0, 1\) joins prompts of 5 and 6 tokens"),
+        ({"circuit": Circuit.full(build_graph(3, 3))}, GraphMismatchError, "belongs to another model"),
+        ({"batch_size": 0}, InputError, "batch_size is 0; expected at least 1"),
+        ({"ablation": "zero:ioi"}, InputError, "'zero' ablation takes no mean of 'ioi'"),
     ],
 )
-def test_impossible_pairs_are_refused(
-    gpt2_tiny64: nn.Module, unchecked: None, pairs: Tensor, error: type[Exception], message: str
+def test_what_cannot_be_run_is_refused(
+    gpt2_tiny64: nn.Module, unchecked: None, changed: dict, error: type[Exception], message: str
 ) -> None:
     model = load_model(gpt2_tiny64)
+    task = replace(random_task(model), lengths=torch.tensor([5, 6, 7, 7, 7]), positions=None)
     with pytest.raises(error, match=message):
-        run_circuit(model, random_task(model), Circuit.empty(model.graph), pairs=pairs)
-
-
-def test_pairs_of_unequal_length_are_refused(gpt2_tiny64: nn.Module) -> None:
-    model = load_model(gpt2_tiny64)
-    task = PairTask(
-        clean=torch.ones(2, 4).long(),
-        corrupted=torch.ones(2, 4).long(),
-        answers=torch.ones(2, 1).long(),
-        lengths=torch.tensor([3, 4]),
-    )
-    with pytest.raises(InputError, match=r"pair \(0, 1\) joins prompts of 3 and 4 tokens"):
-        run_circuit(model, task, Circuit.empty(model.graph), pairs=torch.tensor([[0, 1]]))
-
-
-def test_circuit_of_another_model_is_refused(gpt2_tiny64: nn.Module) -> None:
-    model = load_model(gpt2_tiny64)
-    with pytest.raises(GraphMismatchError, match="belongs to another model"):
-        run_circuit(model, random_task(model), Circuit.full(build_graph(3, 3)))
+        run_circuit(**{"circuit": Circuit.empty(model.graph), "model": model, "task": task, **changed})
 
 
 def test_other_weights_are_warned_about(gpt2_tiny64: nn.Module) -> None:
@@ -307,7 +245,7 @@ def test_other_weights_are_warned_about(gpt2_tiny64: nn.Module) -> None:
         provenance={"model": {"id": "other", "weight_hash": "0" * 16}},
     )
     with pytest.warns(AssayWarning, match="discovered on 'other'"):
-        run_circuit(model, random_task(model), circuit)
+        run_circuit(circuit, model, random_task(model))
 
 
 def test_overflowing_logits_name_the_example(tiny_module: Callable[..., nn.Module]) -> None:
@@ -322,20 +260,11 @@ def test_overflowing_logits_name_the_example(tiny_module: Callable[..., nn.Modul
     task = PairTask(clean=clean, corrupted=clean, answers=torch.ones(3, 1).long())
     with pytest.raises(NonFiniteError, match="infinite logits for example 0"):
         run_model(model, task, batch_size=1)
-
-
-def test_training_mode_is_refused(tiny_module: Callable[..., nn.Module]) -> None:
-    from copy import deepcopy
-
-    model = load_model(deepcopy(tiny_module("gpt2", torch.float32)).train())
-    with pytest.raises(InputError, match=r"call module.eval\(\) first"):
-        run_model(model, random_task(model))
-
-
-def test_batch_size_of_zero_is_refused(gpt2_tiny64: nn.Module) -> None:
-    model = load_model(gpt2_tiny64)
-    with pytest.raises(InputError, match="give a whole number of at least 1"):
-        run_model(model, random_task(model), batch_size=0)
+    for circuit in (Circuit.full(model.graph), Circuit.empty(model.graph)):
+        pairs = torch.tensor([[0, 0], [2, 1]])
+        with pytest.raises(NonFiniteError, match="infinite logits for example 0"):
+            run_circuit(circuit, model, task, pairs=pairs)
+        assert not bool(run_circuit(circuit, model, task, pairs=pairs, check=False).isfinite().all())
 
 
 def test_positional_means_that_cannot_be_taken_are_refused(gpt2_tiny64: nn.Module) -> None:
@@ -343,9 +272,9 @@ def test_positional_means_that_cannot_be_taken_are_refused(gpt2_tiny64: nn.Modul
     for n, message in ((1, "give at least 2 examples"), (5, "uses the mean of each position")):
         with pytest.raises(InputError, match=message):
             run_circuit(
+                Circuit.empty(model.graph),
                 model,
                 random_task(model, n=n, ragged=True),
-                Circuit.empty(model.graph),
                 ablation="mean-positional",
             )
 
@@ -366,22 +295,9 @@ def test_margins_outlive_the_logits_they_came_from(
     for circuit, logits, margin in zip(circuits, expected, margins, strict=True):
         np.testing.assert_array_equal(small.margins_of(circuit), margin)
         assert torch.equal(small.logits_of(circuit), logits)
-    assert len(small._logits) == 1
+    assert len(small._kept.logits) == 1
     monkeypatch.setattr(module, "run_circuit", None)  # a margin that is known costs no run
     np.testing.assert_array_equal(small.margins_of(circuits[0]), margins[0])
-
-
-def test_half_precision_runs_stay_near_float32(tiny_module: Callable[..., nn.Module]) -> None:
-    from copy import deepcopy
-
-    for family in ("gpt2", "llama", "neox"):
-        half = load_model(deepcopy(tiny_module(family, torch.float32)).to(torch.bfloat16))
-        wide = load_model(deepcopy(half.module).float())
-        task = random_task(half, ragged=True)
-        circuit = Circuit.random(half.graph, half.graph.n_edges // 3, seed=1)
-        low, high = run_circuit(half, task, circuit), run_circuit(wide, task, circuit)
-        assert low.dtype == torch.float32
-        assert float((low - high).norm() / high.norm()) < 0.05
 
 
 def test_ablated_and_clean_runs_are_made_once_for_all_circuits(gpt2_tiny64: nn.Module) -> None:
@@ -403,11 +319,84 @@ def test_ablated_and_clean_runs_are_made_once_for_all_circuits(gpt2_tiny64: nn.M
             runs.logits_of(first)
             found = runs.logits_of(second)
             assert len(passes) == expected
-            torch.testing.assert_close(found, run_circuit(model, task, second, ablation=ablation))
+            torch.testing.assert_close(found, run_circuit(second, model, task, ablation=ablation))
             passes.clear()
             kept = [runs.logits_of(circuit) for circuit in (*deep, second)]
             assert len(passes) == 1
             for circuit, logits in zip((*deep, second), kept, strict=True):
-                torch.testing.assert_close(logits, run_circuit(model, task, circuit, ablation=ablation))
+                torch.testing.assert_close(logits, run_circuit(circuit, model, task, ablation=ablation))
     finally:
         handle.remove()
+
+
+# ---- batches ----------------------------------------------------------------------------------------
+
+
+def test_a_full_accelerator_gets_half_as_many_examples() -> None:
+    tried = []
+
+    def run(size: int) -> int:
+        tried.append(size)
+        if size > 2:
+            raise torch.OutOfMemoryError("no room")
+        return size
+
+    assert with_room(run, 11) == 2
+    assert tried == [11, 5, 2]
+    with pytest.raises(torch.OutOfMemoryError):
+        with_room(lambda size: run(size + 2), 4)
+
+
+def test_batches_obey_what_is_asked_and_what_memory_holds() -> None:
+    model = load_model("mini")
+    task = load_task("ioi", model, n=20, seed=0)
+    assert choose_batch_size(model, task, asked=7) == 7
+    assert choose_batch_size(model, task) == 20
+    assert choose_batch_size(model, task, memory=1) == 1
+
+
+# ---- means over a reference -------------------------------------------------------------------------
+
+
+def test_a_mean_over_a_reference_by_hand(gpt2_tiny64: nn.Module) -> None:
+    """Of the empty circuit only means are left, so each prompt reads what the reference's prompts wrote."""
+    model = load_model(gpt2_tiny64)
+    task, reference = random_task(model, n=3), random_task(model, n=4, seed=1)
+    empty = Circuit.empty(model.graph)
+    _, outputs = literal.run_plain(model, reference.clean)
+    for per_position in (False, True):
+        batch = next(iter(task.batches(3)))
+        mean = Mean(per_position=per_position, reference=reference)
+        baseline = mean.prepare(model, task, batch_size=2, seed=0).baseline(batch)
+        for layer in range(model.n_layers):
+            over = outputs[f"m{layer}"].mean(0) if per_position else outputs[f"m{layer}"].mean((0, 1))
+            torch.testing.assert_close(baseline.mlp[layer][0], over.expand(7, -1))
+        found = run_circuit(empty, model, task, ablation=mean)
+        own = run_circuit(empty, model, reference, ablation=Mean(per_position=per_position))
+        torch.testing.assert_close(found, own[:1].expand(3, -1))
+        runs = CircuitRuns(model, task, empty, ablation=mean)
+        assert runs.provenance["ablation"] == mean.key == f"{Mean(per_position=per_position).key}:custom"
+        assert runs.provenance["reference"]["data_hash"] == reference.data_hash
+    with pytest.raises(InputError, match="uses the mean of each position, but the prompts have lengths"):
+        mean.prepare(model, random_task(model, length=6), batch_size=2, seed=0)
+
+
+def test_a_reference_may_be_named(tmp_path: Path) -> None:
+    """A file, as `--reference` takes it, gives the means of its prompts, drawn once."""
+    model = load_model("mini")
+    task = load_task("ioi", model, n=4, seed=0)
+    path = tmp_path / "abc.jsonl"
+    other = load_task("ioi", model, n=2, seed=9)
+    texts = zip(other.texts, other.corrupted_texts, strict=True)
+    rows = [{"clean": one, "corrupted": two, "answers": [" the"]} for one, two in texts]
+    path.write_text("\n".join(map(json.dumps, rows)))
+    mean = get_ablation(f"mean:{path}")
+    assert mean == Mean(reference=str(path)) == get_ablation(mean.key)
+    circuit = Circuit.from_heads(model.graph, "a2.h3,a3.h0")
+    named = run_circuit(circuit, model, task, ablation=mean)
+    given = Mean(reference=load_task(str(path), model))
+    assert torch.equal(named, run_circuit(circuit, model, task, ablation=given))
+    assert not torch.equal(named, run_circuit(circuit, model, task, ablation="mean"))
+    scores = discover(model, task, "eap", ablation=mean)
+    assert scores.provenance["reference"]["n"] == 2
+    assert scores.details["passes"] == {"forward": 1.0, "backward": 1.0}

@@ -135,7 +135,7 @@ def test_circuits_on_long_prompts_padded_on_the_right(shape: str, monkeypatch: p
         leaf = mask.clone().requires_grad_()
         logits = soft.logits(pairs, leaf)
         (gradient,) = torch.autograd.grad(logits.logsumexp(1).sum(), leaf)
-        return run_circuit(model, task, circuit), logits.detach(), gradient
+        return run_circuit(circuit, model, task), logits.detach(), gradient
 
     at_once = run()
     monkeypatch.setattr(attention_module, "LONG", 6)

@@ -4,16 +4,13 @@ import literal
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
-from test_circuit_run import GOLDEN, golden_model, random_task
+from test_circuit_run import GOLDEN, golden_model
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
 from assay.core.errors import InputError
-from assay.execution import PairRunner, PreparedInputs, run_circuit
+from assay.execution import PairRunner, PreparedInputs
 from assay.models import load_model
-from assay.tasks import PairTask
 
 
 @pytest.mark.filterwarnings("ignore:a name like 'a1.h1.k'")  # the file has the older names
@@ -55,9 +52,12 @@ def inputs_of(model, n: int, length: int, seed: int) -> Tensor:
     return torch.randint(1, model.n_vocab, (n, length), generator=generator)
 
 
-def test_equals_the_literal_run(module64: nn.Module) -> None:
+@pytest.mark.parametrize("shared", [0, 3, 7])
+def test_equals_the_literal_run(module64: nn.Module, shared: int) -> None:
+    """Also where all inputs begin alike, or are one input."""
     model = load_model(module64)
     clean, corrupted = (inputs_of(model, n, 7, seed) for n, seed in ((2, 1), (3, 2)))
+    clean[:, :shared], corrupted[:, :shared] = (clean[0, :shared],) * 2
     graph = model.graph
     circuits = [Circuit.random(graph, int(share * graph.n_edges), seed=5) for share in (0.1, 0.4, 0.9)]
     circuits += [Circuit.empty(graph), Circuit.full(graph), Circuit.from_heads(graph, [(1, 0)])]
@@ -66,22 +66,6 @@ def test_equals_the_literal_run(module64: nn.Module) -> None:
         left, right = runner.prepare(clean, clean=True), runner.prepare(corrupted, clean=False)
         expected = literal_pairs(model, circuit, clean, corrupted)
         torch.testing.assert_close(runner.product(left, right), expected, rtol=1e-5, atol=1e-5)
-
-
-@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(seed=st.integers(0, 1000), share=st.floats(0.02, 0.98))
-def test_any_circuit_by_table_by_list_and_by_the_one_pair_engine(
-    gpt2_tiny64: nn.Module, seed: int, share: float
-) -> None:
-    model = load_model(gpt2_tiny64)
-    task = random_task(model, n=4, seed=seed)
-    circuit = Circuit.random(model.graph, int(share * model.graph.n_edges), seed=seed)
-    runner = PairRunner(model, circuit)
-    left, right = runner.prepare(task.clean, clean=True), runner.prepare(task.corrupted, clean=False)
-    table = runner.product(left, right)
-    diagonal = torch.arange(4)
-    torch.testing.assert_close(runner.pairs(left, right, diagonal, diagonal), table[diagonal, diagonal])
-    torch.testing.assert_close(run_circuit(model, task, circuit), table[diagonal, diagonal])
 
 
 def test_prepared_inputs_are_rows(gpt2_tiny64: nn.Module) -> None:
@@ -108,29 +92,3 @@ def test_inputs_of_two_lengths_are_refused(gpt2_tiny64: nn.Module) -> None:
     right = runner.prepare(torch.full((1, 5), 9), clean=False)
     with pytest.raises(InputError, match="4 tokens, the corrupted ones 5"):
         runner.product(left, right)
-
-
-def test_pairs_of_a_ragged_task_are_read_where_each_prompt_ends(module64: nn.Module) -> None:
-    model = load_model(module64)
-    ragged = random_task(model, n=5, ragged=True)
-    circuit = Circuit.random(model.graph, model.graph.n_edges // 3, seed=2)
-    rows = torch.arange(5)
-    found = run_circuit(model, ragged, circuit, pairs=torch.stack([rows, rows], 1))
-    own = PairTask(
-        clean=ragged.clean, corrupted=ragged.corrupted, answers=ragged.answers, lengths=ragged.lengths
-    )
-    torch.testing.assert_close(found, run_circuit(model, own, circuit), rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.filterwarnings(
-    "ignore:a name like:assay.core.errors.AssayWarning"
-)  # golden files keep older names
-def test_golden_counts_of_live_mixed_sources() -> None:
-    """What is computed per pair is what the golden files call mixed and live."""
-    for name in ("gpt2_tiny", "llama_tiny", "neox_tiny"):
-        model, described = golden_model(name, torch.float64)
-        for each in described["circuits"].values():
-            plan = PairRunner(model, Circuit.from_edges(model.graph, each["edges"])).runner.plan
-            mixed = [source for source, kind in each["node_type"].items() if kind == "mixed"]
-            live = [source for source in mixed if source not in each["dead_nodes"]]
-            assert plan.counts()["per_pair"] == len(live)

@@ -1,20 +1,20 @@
 """Runs under real-valued masks: golden circuits at their corners, the literal relaxation, gradients."""
 
-from collections.abc import Callable
-
 import literal
 import numpy as np
 import pytest
 import torch
+import vit_goldens
 from test_circuit_run import GOLDEN, ablated_outputs, golden_model, random_task
 from tiny_decoders import SIZES
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
 from assay.core.errors import ShapeError
-from assay.execution import run_circuit, run_model
-from assay.execution.soft import SoftRunner
+from assay.execution import get_ablation, run_circuit, run_model
+from assay.execution.soft import SoftPairs, SoftRunner
 from assay.models import Model, load_model
+from assay.tasks import Task
 
 
 def random_mask(model: Model, *batch: int, seed: int = 0) -> Tensor:
@@ -64,32 +64,6 @@ def _qwen3() -> nn.Module:
     )
 
 
-@pytest.mark.parametrize("build", [_mistral, _qwen3])
-def test_windows_and_head_norms_equal_the_circuit_run(build: Callable[[], nn.Module]) -> None:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = load_model(build().double().eval())
-    task = random_task(model, ragged=True)
-    circuit = Circuit.random(model.graph, model.graph.n_edges // 2, seed=2)
-    runner = SoftRunner(model)
-    pairs = runner.prepare(task.clean, task.corrupted, task.positions)
-    logits = runner.logits(pairs, circuit.mask.double())
-    torch.testing.assert_close(logits, run_circuit(model, task, circuit), rtol=1e-5, atol=1e-5)
-
-
-def test_ends_of_the_mask_are_the_model_and_the_corrupted_run(module64: nn.Module) -> None:
-    model = load_model(module64)
-    task = random_task(model, ragged=True)
-    runner = SoftRunner(model)
-    pairs = runner.prepare(task.clean, task.corrupted, task.positions)
-    ones = torch.ones(model.graph.valid.shape, dtype=torch.float64)
-    full = run_model(model, task)
-    torch.testing.assert_close(runner.logits(pairs, ones), full, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(pairs.model_logits, full, rtol=1e-5, atol=1e-5)
-    corrupted = run_model(model, task, corrupted=True)
-    torch.testing.assert_close(runner.logits(pairs, 0 * ones), corrupted, rtol=1e-5, atol=1e-5)
-
-
 def test_fractions_equal_the_literal_interpolation(module64: nn.Module) -> None:
     """Every target's own stream, w a + (1 - w) b edge by edge, nothing shared with the runner."""
     model = load_model(module64)
@@ -137,38 +111,73 @@ def test_gradients_are_those_of_central_differences(module64: nn.Module) -> None
         assert float(gradient[row, column]) == pytest.approx(expected, rel=close, abs=close)
 
 
-def test_a_mask_per_pair_runs_each_pair_under_its_own(module64: nn.Module) -> None:
-    model = load_model(module64)
-    task = random_task(model, n=3, ragged=True)
-    runner = SoftRunner(model)
-    pairs = runner.prepare(task.clean, task.corrupted, task.positions)
-    masks = random_mask(model, 3)
-    together = runner.logits(pairs, masks)
-    for row in range(3):
-        torch.testing.assert_close(runner.logits(pairs, masks[row])[row], together[row])
-
-
-def test_gradients_leave_the_parameters_alone(gpt2_tiny64: nn.Module) -> None:
-    model = load_model(gpt2_tiny64)
-    task = random_task(model, n=2)
-    runner = SoftRunner(model)
-    mask = random_mask(model).requires_grad_()
-    runner.logits(runner.prepare(task.clean, task.corrupted), mask).sum().backward()
-    assert mask.grad is not None
-    assert all(parameter.grad is None for parameter in model.module.parameters())
-    assert all(parameter.requires_grad for parameter in model.module.parameters())
-
-
-def test_bad_shapes_are_named(gpt2_tiny64: nn.Module) -> None:
-    runner = SoftRunner(load_model(gpt2_tiny64))
-    ids = torch.ones(2, 4, dtype=torch.int64)
-    pairs = runner.prepare(ids, ids)
-    with pytest.raises(ShapeError, match=r"mask has shape \(3, 3\); expected \(9, 21\)"):
-        runner.logits(pairs, torch.ones(3, 3))
-
-
 @pytest.mark.usefixtures("unchecked")
 def test_sides_of_different_shape_are_named(gpt2_tiny64: nn.Module) -> None:
     runner = SoftRunner(load_model(gpt2_tiny64))
     with pytest.raises(ShapeError, match=r"clean is \(2, 4\) and corrupted \(2, 5\)"):
         runner.prepare(torch.ones(2, 4, dtype=torch.int64), torch.ones(2, 5, dtype=torch.int64))
+
+
+# ---- any ablation, images, a mask per position ----------------------------------------------------------
+
+
+CLOSE = {"rtol": 1e-5, "atol": 1e-6}
+
+
+def prepared(model: Model, task: Task, ablation: str) -> tuple[SoftRunner, SoftPairs]:
+    task = model.bind(task)
+    runner = SoftRunner(model)
+    ready = get_ablation(ablation).prepare(model, task, batch_size=task.n, seed=0)
+    return runner, runner.prepare_batch(next(iter(task.batches(task.n))), ready)
+
+
+@pytest.mark.parametrize("ablation", ["resample", "zero", "mean", "noise"])
+def test_binary_masks_are_the_circuit_run_under_every_ablation(module64: nn.Module, ablation: str) -> None:
+    model = load_model(module64)
+    task = random_task(model, ragged=True)
+    circuit = Circuit.random(model.graph, model.graph.n_edges // 2, seed=1)
+    runner, pairs = prepared(model, task, ablation)
+    expected = run_circuit(circuit, model, task, ablation=ablation)
+    torch.testing.assert_close(runner.logits(pairs, circuit.mask.double()), expected, **CLOSE)
+    torch.testing.assert_close(pairs.model_logits, run_model(model, task), **CLOSE)
+
+
+@pytest.mark.parametrize("name", vit_goldens.NAMES)
+@pytest.mark.parametrize("ablation", ["resample", "mean-positional"])
+def test_binary_masks_are_the_circuit_run_of_images(name: str, ablation: str) -> None:
+    model = vit_goldens.model(name)
+    task = vit_goldens.task(name)
+    for seed in range(2):
+        circuit = Circuit.random(model.graph, model.graph.n_edges // 2, seed=seed)
+        runner, pairs = prepared(model, task, ablation)
+        expected = run_circuit(circuit, model, task, ablation=ablation)
+        torch.testing.assert_close(runner.logits(pairs, circuit.mask.double()), expected, **CLOSE)
+
+
+def test_masks_per_position_equal_the_literal_interpolation(module64: nn.Module) -> None:
+    model = load_model(module64)
+    task = random_task(model)
+    graph = model.graph
+    shape = (task.n, task.length, *graph.valid.shape)
+    mask = torch.rand(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    corrupted = ablated_outputs(model, task, "resample")
+
+    def stream_of(target: str, outputs: literal.Outputs, biases: Tensor) -> Tensor:
+        total = biases
+        for source, value in outputs.items():
+            weight = mask[:, :, graph.source_index(source), graph.target_index(target), None]
+            total = total + weight * value + (1 - weight) * corrupted[source]
+        return total
+
+    expected, _ = literal.run(model, task.clean, stream_of)
+    runner, pairs = prepared(model, task, "resample")
+    found = runner.logits(pairs, mask)
+    torch.testing.assert_close(found, expected[torch.arange(task.n), task.positions], **CLOSE)
+
+
+def test_masks_of_other_shapes_are_refused(module64: nn.Module) -> None:
+    model = load_model(module64)
+    task = random_task(model)
+    runner, pairs = prepared(model, task, "resample")
+    with pytest.raises(ShapeError, match=r"mask has shape \(2, 1, .*for one per position"):
+        runner.logits(pairs, torch.ones((2, 1, *model.graph.valid.shape), dtype=torch.float64))

@@ -1,37 +1,25 @@
 """Circuits and edge scores: selection, set operations, files."""
 
-from assay.circuits.certified import CertifiedCircuit, certify, load_certified
+from assay.circuits.certified import CertifiedCircuit, certify
 from assay.circuits.circuit import Circuit, load_circuit, prune, published_circuit, published_circuits
-from assay.circuits.eap_ig import GraphFile, load_submission, read_eap_ig, save_submission, write_eap_ig
-from assay.circuits.export import ExportedCircuit, attribution_graph, export_circuit
+from assay.circuits.eap_ig import load_submission, read_eap_ig, save_submission, write_eap_ig
+from assay.circuits.export import ExportedCircuit, export_circuit
 from assay.circuits.files import write_atomically
-from assay.circuits.heads import (
-    BAND_ORDINALS,
-    HeadCircuit,
-    Role,
-    band_ordinal,
-    load_head_circuit,
-    published_head_circuits,
-)
+from assay.circuits.heads import HeadCircuit, Role, load_head_circuit, published_head_circuits
 from assay.circuits.scores import EdgeScores, load_scores
 from assay.circuits.spans import Spans
 
 
 __all__ = [
-    "BAND_ORDINALS",
     "CertifiedCircuit",
     "Circuit",
     "EdgeScores",
     "ExportedCircuit",
-    "GraphFile",
     "HeadCircuit",
     "Role",
     "Spans",
-    "attribution_graph",
-    "band_ordinal",
     "certify",
     "export_circuit",
-    "load_certified",
     "load_circuit",
     "load_head_circuit",
     "load_scores",

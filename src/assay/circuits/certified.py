@@ -1,4 +1,4 @@
-"""Circuits whose edges are decided by the vote of many random parts of the examples, and their files.
+"""Circuits whose edges are decided by the vote of many random parts of the examples.
 
 A random part is a row of weights over the examples, 0 where one is deleted. The scores of all parts are one
 matrix product with the scores per example, so no example is run again.
@@ -7,7 +7,6 @@ matrix product with the scores per example, so no example is run again.
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,13 +16,11 @@ from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from assay.circuits.circuit import Circuit
-from assay.circuits.files import read_edges, write_edges
 from assay.circuits.scores import EdgeScores
 from assay.circuits.spans import check_everywhere, check_n_edges
 from assay.core.errors import InputError, check_fraction, check_least
-from assay.core.plotted import Plotted
 from assay.core.random import stream
-from assay.core.untrusted import malformed
+from assay.core.record import Plotted
 from assay.graph import Graph
 
 
@@ -35,8 +32,7 @@ DELETION = 0.6
 UNCERTIFIED = -1  # radius of an edge without a decision
 SHARED_BASELINES = ("mean", "mean-positional", "noise")  # ablated values taken from the whole data set
 _CELLS = 1 << 23  # parts times edges held at a time: 32 MB in float32
-_MATRICES = ("frequency", "low", "high", "decision", "radius")
-_SETTINGS = ("deletion", "n_examples", "resamples", "level", "required_radius")
+_MATRICES = ("decision", "frequency", "low", "high", "radius")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -110,38 +106,13 @@ class CertifiedCircuit(Plotted):
         """One row per edge that is included or left open, most frequent first: edge to radius."""
         import pandas as pd
 
-        places = ((self.decision >= 0) & self.graph.valid).nonzero(as_tuple=True)
-        names = [self.graph.edge_name(row, column) for row, column in torch.stack(places, 1).tolist()]
-        columns = {name: getattr(self, name)[places].numpy() for name in _MATRICES}
-        frame = pd.DataFrame({"edge": names} | columns)[
-            ["edge", "decision", "frequency", "low", "high", "radius"]
-        ]
+        rows, columns = ((self.decision >= 0) & self.graph.valid).nonzero(as_tuple=True)
+        names = [self.graph.edge_name(*edge) for edge in zip(rows.tolist(), columns.tolist(), strict=True)]
+        values = {name: getattr(self, name)[rows, columns].numpy() for name in _MATRICES}
+        frame = pd.DataFrame({"edge": names} | values)
         frame["decision"] = np.where(frame["decision"] == 1, "included", "abstained")
         frame["radius"] = frame["radius"].where(frame["radius"] != UNCERTIFIED).astype("Int64")
         return frame.sort_values("frequency", ascending=False, kind="stable", ignore_index=True)
-
-    def save(self, path: str | Path) -> Path:
-        """Write one `.safetensors` file with JSON metadata; the write is atomic."""
-        arrays = {name: getattr(self, name) for name in _MATRICES}
-        return write_edges(
-            path,
-            self.graph,
-            arrays | {"decision": self.decision.to(torch.int8)},
-            kind="certified-circuit",
-            settings={name: getattr(self, name) for name in _SETTINGS},
-            provenance=dict(self.provenance),
-        )
-
-
-def load_certified(path: str | Path, graph: Graph | None = None) -> CertifiedCircuit:
-    """Read what `CertifiedCircuit.save` wrote; errors as in `load_circuit`."""
-    stored, arrays, metadata = read_edges(path, "certified-circuit", graph)
-    with malformed(path, "a certified circuit written by .save()"):
-        matrices: dict[str, Any] = {name: arrays[name] for name in _MATRICES}
-        matrices |= {name: matrices[name].long() for name in ("decision", "radius")}
-        return CertifiedCircuit(
-            graph=stored, **matrices, **metadata["settings"], provenance=metadata["provenance"]
-        )
 
 
 def certify(
@@ -220,7 +191,16 @@ def certify(
     check_least(1, resamples=resamples)
     check_least(0, radius=radius)
     check_n_edges(k, scores.graph.valid)
-    table, valid = _edge_table(scores), scores.graph.valid
+    valid = scores.graph.valid
+    if scores.per_example is None or not len(scores.per_example):
+        raise InputError(
+            "certify needs a score per example, but these scores hold none; make them with "
+            "discover(..., per_example=True)"
+        )
+    table = scores.per_example[:, valid]  # in edge order
+    if not bool(table.isfinite().all()):
+        raise InputError("certify needs finite scores per example, but some are NaN or infinite")
+    table = table if table.dtype == torch.float64 else table.float()
     kept = stream(seed, "resampled-selection/deletion").random((resamples, len(table))) >= deletion
     counts = top_counts(table, torch.from_numpy(kept), k, absolute=absolute)
     votes = decide(resamples, int(valid.sum()), level=level, deletion=deletion, radius=radius)
@@ -230,46 +210,36 @@ def certify(
             f"{deletion} with this level and number of edges; use a smaller radius, more resamples or a "
             "larger deletion"
         )
-    matrices: dict[str, Any] = {"frequency": torch.zeros(valid.shape, dtype=torch.float64)}
-    matrices["frequency"][valid] = counts.double() / resamples
-    for name, outside in (("low", math.nan), ("high", math.nan), ("decision", 0), ("radius", UNCERTIFIED)):
+    votes["frequency"] = np.arange(resamples + 1) / resamples
+    outside = {"frequency": 0.0, "low": math.nan, "high": math.nan, "decision": 0, "radius": UNCERTIFIED}
+    matrices: dict[str, Any] = {}
+    for name in _MATRICES:
         of_edges = torch.from_numpy(votes[name])[counts]
-        matrices[name] = torch.full(valid.shape, outside, dtype=of_edges.dtype)
+        matrices[name] = torch.full(valid.shape, outside[name], dtype=of_edges.dtype)
         matrices[name][valid] = of_edges
     settings: dict[str, Any] = {"deletion": deletion, "resamples": resamples, "level": level}
-    record = {"selection": "certified", "k": k, "absolute": absolute, **settings, "radius": radius}
+    record = {
+        "selection": "certified",
+        "k": k,
+        "absolute": absolute,
+        **settings,
+        "radius": radius,
+        "seed": seed,
+    }
+    ablation = str(scores.provenance.get("ablation"))
+    if ablation in SHARED_BASELINES:  # not those of a reference
+        record["assumes"] = (
+            f"replaced values of ablation {ablation!r} keep their values from all examples; if recomputed "
+            "after an edit they would move, and the radii would not be certified"
+        )
     return CertifiedCircuit(
         graph=scores.graph,
         **matrices,
         **settings,
         n_examples=len(table),
         required_radius=radius,
-        provenance={**scores.provenance, **record, "seed": seed, **_assumption(scores)},
+        provenance={**scores.provenance, **record},
     )
-
-
-def _edge_table(scores: EdgeScores) -> Float[Tensor, "N E"]:
-    """Scores per example of the graph's edges, in edge order, in the dtype they have (at least float32)."""
-    if scores.per_example is None or not len(scores.per_example):
-        raise InputError(
-            "certify needs a score per example, but these scores hold none; make them with "
-            "discover(..., per_example=True)"
-        )
-    table = scores.per_example[:, scores.graph.valid]
-    if not bool(table.isfinite().all()):
-        raise InputError("certify needs finite scores per example, but some are NaN or infinite")
-    return table if table.dtype in (torch.float32, torch.float64) else table.float()
-
-
-def _assumption(scores: EdgeScores) -> dict[str, str]:
-    """What the radii take for granted and these scores break."""
-    ablation = scores.provenance.get("ablation")
-    if ablation not in SHARED_BASELINES:
-        return {}
-    return {
-        "assumes": f"replaced values of ablation {ablation!r} keep their values from all examples; if "
-        "recomputed after an edit they would move, and the radii would not be certified"
-    }
 
 
 def top_counts(

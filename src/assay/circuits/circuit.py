@@ -5,10 +5,9 @@ import json
 import operator
 import re
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,19 +15,12 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from assay.circuits.files import flags, read_edges, write_edges
+from assay.circuits.files import flags, read_edges, shipped, write_edges
 from assay.circuits.heads import HeadCircuit, check_heads, heads_of, load_head_circuit
 from assay.circuits.spans import Spans, check_n_edges, edge_slots, slot_frame, slot_names
-from assay.core.errors import (
-    AssayWarning,
-    GraphMismatchError,
-    HubError,
-    InputError,
-    ShapeError,
-    check_name,
-)
-from assay.core.plotted import Plotted
+from assay.core.errors import AssayWarning, GraphMismatchError, HubError, InputError, ShapeError, check_name
 from assay.core.random import torch_stream
+from assay.core.record import Plotted
 from assay.core.untrusted import malformed, printable
 from assay.graph import Graph, build_graph
 
@@ -74,10 +66,10 @@ class Circuit(Plotted):
                 f"mask is {self.mask.dtype} {tuple(self.mask.shape)}; expected a torch.bool mask of shape "
                 f"{tuple(slots.shape)}"
             )
-        outside = slot_names(self.graph, self.spans, self.mask & ~slots)
-        if outside:
+        if bool((outside := self.mask & ~slots).any()):
+            name = slot_names(self.graph, self.spans, outside)[0]
             raise InputError(
-                f"mask keeps {outside[0]}, which is not an edge of the graph; start from Circuit.full()"
+                f"mask keeps {name}, which is not an edge of the graph; start from Circuit.full()"
             )
 
     # ---- making ---------------------------------------------------------------------------------
@@ -113,14 +105,14 @@ class Circuit(Plotted):
         for edge in edges:
             text = edge if isinstance(edge, str) else "->".join(edge)
             name, at, span = text.partition("@") if spans is not None else (text, "", "")
-            row, column = graph.edge_index(name)
+            place = graph.edge_index(name)
             if spans is None or not at:
-                mask[..., row, column] = slots[..., row, column]
+                mask[..., *place] = slots[..., *place]
                 continue
             number = spans.index(span)
-            if not bool(slots[number, row, column]):
+            if not slots[number, *place]:
                 raise InputError(f"edge {text!r}: the logits are not read in span {span!r}")
-            mask[number, row, column] = True
+            mask[number, *place] = True
         return cls(graph=graph, mask=mask, spans=spans)
 
     @classmethod
@@ -226,9 +218,8 @@ class Circuit(Plotted):
         """Heads of the circuit as (layer, head): those given, or those of its connected form."""
         if self.heads is not None:
             return self.heads
-        names = set(self.connected(warn=False).nodes())
-        every = ((layer, head) for layer in range(self.graph.n_layers) for head in range(self.graph.n_heads))
-        return tuple((layer, head) for layer, head in every if f"a{layer}.h{head}" in names)
+        nodes = self.connected(warn=False).nodes()
+        return tuple(head for name in nodes if name.startswith("a") for head in heads_of(name) or ())
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per kept edge: source, target, source_layer, target_layer; with spans the span first."""
@@ -247,27 +238,25 @@ class Circuit(Plotted):
         import networkx as nx
 
         graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
-        for row, column in self._anywhere.nonzero().tolist():
-            target, readers = self.graph.targets[column], self._readers(column)
+        for source, target, readers in self._ends():
             node = readers[0]
             if len(readers) > 1:
                 node = target.rpartition(".")[0]
                 graph.add_node(node, heads=tuple(readers))
-            graph.add_edge(self.graph.sources[row], node, target=target)
+            graph.add_edge(source, node, target=target)
         return graph
 
     def node_edges(self) -> list[tuple[str, str]]:
         """The kept edges as pairs of nodes: what is written by the first is read by the second."""
-        return [
-            (self.graph.sources[row], node)
-            for row, column in self._anywhere.nonzero().tolist()
-            for node in self._readers(column)
-        ]
+        return [(source, node) for source, _, readers in self._ends() for node in readers]
 
-    def _readers(self, column: int) -> list[str]:
-        """The nodes that a target is an input of."""
-        rows = self.graph.feeds[column].nonzero().squeeze(1).tolist()
-        return [self.graph.sources[row] for row in rows] or ["logits"]
+    def _ends(self) -> Iterator[tuple[str, str, list[str]]]:
+        """Source and target of each kept edge, and the nodes that the target is an input of."""
+        graph = self.graph
+        for row, column in self._anywhere.nonzero().tolist():
+            fed = graph.feeds[column].nonzero().squeeze(1).tolist()
+            readers = [graph.sources[each] for each in fed] or ["logits"]
+            yield graph.sources[row], graph.targets[column], readers
 
     @cached_property
     def hash(self) -> str:
@@ -508,8 +497,7 @@ def _fetched(address: str, token: str | None) -> tuple[Path, dict[str, Any]]:
 
 def published_circuits() -> tuple[str, ...]:
     """Names of the shipped circuits."""
-    files = resources.files("assay.circuits").joinpath("data").iterdir()
-    return tuple(sorted(file.name.removesuffix(".json") for file in files if file.name.endswith(".json")))
+    return tuple(sorted(shipped("data")))
 
 
 def published_circuit(name: str) -> Circuit:
@@ -528,9 +516,9 @@ def published_circuit(name: str) -> Circuit:
         >>> published_circuit("ioi_gpt2").n_edges
         963
     """
-    check_name("published circuit", name, published_circuits())
-    text = resources.files("assay.circuits").joinpath("data", f"{name}.json").read_text(encoding="utf-8")
-    stored: dict[str, Any] = json.loads(text)
+    known = shipped("data")
+    check_name("published circuit", name, sorted(known))
+    stored: dict[str, Any] = json.loads(known[name].read_text("utf-8"))
     model = stored["model"]
     graph = build_graph(model["n_layers"], model["n_heads"], mlps=model["has_mlp"])
     provenance = {"published": name, "references": stored["references"]}

@@ -16,7 +16,7 @@ import json
 import pickle
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -36,10 +36,9 @@ from assay.core.errors import (
     writing,
 )
 from assay.core.untrusted import malformed, parse_json
-from assay.graph import Graph, build_graph
+from assay.graph import CHANNELS, Graph, build_graph
 
 
-SIGN = "positive: keep"
 SHARED = ("refuse", "any", "all")
 IMPORTANCES = "importances.json"
 # Of the names of models in MIB one holds the separator.
@@ -48,6 +47,8 @@ _FOLDER = re.compile(
 )
 _FORM = "a graph file of EAP-IG at edge level, with cfg, nodes and edges"
 _SHOWN = 80  # of a name in a message: hostile files hold long ones
+
+Matrices = tuple[Float64[Tensor, "S R"] | None, Bool[Tensor, "S R"] | None]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -58,15 +59,11 @@ class GraphFile:
         graph: The graph asked for, else the file's own (a k and v input per query head).
         scores: The edges' scores, positive: keep; None if the file has none.
         circuit: The edges marked as part of the graph; None if none is marked.
-        d_model: Width that the file states, or None.
-        provenance: Where it comes from, JSON-able.
     """
 
     graph: Graph
     scores: EdgeScores | None
     circuit: Circuit | None
-    d_model: int | None = None
-    provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
 # ---- reading --------------------------------------------------------------------------------------------
@@ -100,9 +97,9 @@ def read_eap_ig(path: str | Path, graph: Graph | None = None, *, shared: str = "
     """
     path = Path(path)
     check_name("rule for shared edges", shared, SHARED)
-    if not path.is_file():
-        raise FileFormatError(f"{path} does not exist; expected {_FORM}, .json or .pt")
     with malformed(path, _FORM):
+        if not path.is_file():
+            raise FileFormatError(f"{path} does not exist; expected {_FORM}, .json or .pt")
         document = _torch_document(path) if path.suffix == ".pt" else parse_json(path.read_bytes())
         config = document["cfg"]
         theirs = build_graph(
@@ -110,30 +107,25 @@ def read_eap_ig(path: str | Path, graph: Graph | None = None, *, shared: str = "
         )
         if theirs.n_sources * theirs.n_targets > MOST_CELLS:
             raise ValueError(f"cfg describes {theirs.describe()}, more than any file this reads can hold")
-        if "neurons_in_graph" in document or any(
-            "neurons" in str(node) for node in document.get("nodes", {}).values()
-        ):
+        if any("neurons" in str(node) for node in ([*document], *document.get("nodes", {}).values())):
             raise ValueError("it holds circuits of single neurons")
-        read = _torch_matrices if path.suffix == ".pt" else _json_matrices
-        scores, kept = read(document, theirs)
+        scores, kept = (_torch_matrices if path.suffix == ".pt" else _json_matrices)(document, theirs)
     ours = graph or theirs
     if not ours.mlps or build_graph(ours.n_layers, ours.n_heads, parallel=ours.parallel) != theirs:
         raise GraphMismatchError(
             f"{path} describes {theirs.describe()}, but the requested graph is {ours.describe()}. Give the "
             "graph of the model that the file was made with"
         )
-    provenance = {"format": "eap-ig", "file": path.name, "sign": SIGN, "method": "imported"}
-    width = config.get("d_model")
-    return GraphFile(
-        graph=ours,
-        scores=None if scores is None else _joined_scores(scores, ours, provenance),
-        circuit=None if kept is None else _joined_circuit(kept, ours, shared, path, provenance),
-        d_model=width if isinstance(width, int) else None,
-        provenance=provenance,
-    )
-
-
-Matrices = tuple[Float64[Tensor, "S R"] | None, Bool[Tensor, "S R"] | None]
+    found: dict[str, Any] = {"scores": None, "circuit": None}
+    provenance = {"format": "eap-ig", "file": path.name, "sign": "positive: keep", "method": "imported"}
+    if scores is not None:
+        values = torch.zeros(ours.valid.shape, dtype=torch.float64).index_add_(1, copies_of(ours), scores)
+        exact = bool((values.float().double() == values).all())
+        found["scores"] = EdgeScores(ours, values.float() if exact else values, provenance=provenance)
+    if kept is not None and bool(kept.any()):
+        mask, split = _joined(kept, ours, shared, path)
+        found["circuit"] = Circuit(graph=ours, mask=mask, provenance={**provenance, "split_edges": split})
+    return GraphFile(graph=ours, **found)
 
 
 def _json_matrices(document: Mapping[str, Any], theirs: Graph) -> Matrices:
@@ -152,14 +144,15 @@ def _json_matrices(document: Mapping[str, Any], theirs: Graph) -> Matrices:
             f"{len(missing)} of its {len(index)} edges are missing, the first is "
             f"{theirs.edge_name(*min(missing))!r}"
         )
-    matrices = []
-    for values, dtype in ((scores, torch.float64), (kept, torch.bool)):
-        matrix = torch.zeros(theirs.valid.shape, dtype=dtype)
-        some = any(value is not None for value in values)
-        if some:
-            matrix[tuple(zip(*places, strict=True))] = torch.tensor(values, dtype=dtype)
-        matrices.append(matrix if some else None)
-    return matrices[0], matrices[1]
+
+    def matrix(values: list[Any], dtype: torch.dtype) -> Tensor | None:
+        if all(value is None for value in values):
+            return None
+        filled = torch.zeros(theirs.valid.shape, dtype=dtype)
+        filled[tuple(zip(*places, strict=True))] = torch.tensor(values, dtype=dtype)
+        return filled
+
+    return matrix(scores, torch.float64), matrix(kept, torch.bool)
 
 
 def _torch_document(path: Path) -> dict[str, Any]:
@@ -179,45 +172,38 @@ def _torch_matrices(document: Mapping[str, Any], theirs: Graph) -> Matrices:
     """Scores and flags on the file's graph; its matrices hold anything where the graph has no edge."""
     rows = torch.tensor([theirs.source_index(str(name)) for name in document["src_nodes"]])
     columns = torch.tensor([theirs.target_index(str(name)) for name in document["dst_nodes"]])
-    matrices = []
-    for key, dtype in (("edges_scores", torch.float64), ("edges_in_graph", torch.bool)):
-        matrix = torch.zeros(theirs.valid.shape, dtype=dtype)
-        matrix[rows[:, None], columns] = document[key].to(dtype)
-        matrices.append(matrix.masked_fill(~theirs.valid, 0))
-    return matrices[0], matrices[1]
+
+    def matrix(key: str, dtype: torch.dtype) -> Tensor:
+        filled = torch.zeros(theirs.valid.shape, dtype=dtype)
+        filled[rows[:, None], columns] = document[key].to(dtype)
+        return filled.masked_fill(~theirs.valid, 0)
+
+    return matrix("edges_scores", torch.float64), matrix("edges_in_graph", torch.bool)
 
 
 def their_edges(graph: Graph) -> dict[str, tuple[int, int]]:
     """Row and column of each edge by EAP-IG's name, `input->a0.h3<q>`, in edge order."""
     targets = [re.sub(r"\.([qkv])$", r"<\1>", name) for name in graph.targets]
-    return {
-        f"{graph.sources[row]}->{targets[column]}": (row, column)
-        for row, column in graph.valid.nonzero().tolist()
-    }
+    edges = graph.valid.nonzero().tolist()
+    return {f"{graph.sources[row]}->{targets[column]}": (row, column) for row, column in edges}
 
 
 def copies_of(ours: Graph) -> Int[Tensor, " R"]:
     """Column of `ours` that each column of the graph with a k and v input per query head is a copy of."""
-    group = ours.n_heads // ours.n_kv_heads
+    share = {"q": 1, "k": ours.n_heads // ours.n_kv_heads, "v": ours.n_heads // ours.n_kv_heads}
     columns = []
     for layer in range(ours.n_layers):
-        for channel in "qkv":
-            share = 1 if channel == "q" else group
-            columns += [ours.channel_target(layer, channel, head // share) for head in range(ours.n_heads)]
+        for channel in CHANNELS:
+            of = [head // share[channel] for head in range(ours.n_heads)]
+            columns += [ours.channel_target(layer, channel, head) for head in of]
         columns.append(ours.mlp_target(layer))
     return torch.tensor([*columns, ours.n_targets - 1])
 
 
-def _joined_scores(scores: Float64[Tensor, "S R"], ours: Graph, provenance: Mapping[str, Any]) -> EdgeScores:
-    joined = torch.zeros(ours.valid.shape, dtype=torch.float64).index_add_(1, copies_of(ours), scores)
-    narrow = joined.float()
-    exact = bool((narrow.double() == joined).all())
-    return EdgeScores(ours, narrow if exact else joined, provenance=provenance)
-
-
-def _joined_circuit(
-    kept: Bool[Tensor, "S R"], ours: Graph, shared: str, path: Path, provenance: Mapping[str, Any]
-) -> Circuit | None:
+def _joined(
+    kept: Bool[Tensor, "S R"], ours: Graph, shared: str, path: Path
+) -> tuple[Bool[Tensor, "S own"], int]:
+    """Flags of `ours`, and how many edges have copies that disagree."""
     columns = copies_of(ours)
     copies = columns.bincount(minlength=ours.n_targets)
     count = torch.zeros(ours.valid.shape, dtype=torch.long).index_add_(1, columns, kept.long())
@@ -230,10 +216,7 @@ def _joined_circuit(
             "split in this way); read it with shared='any' or shared='all', or select a circuit from the "
             "scores"
         )
-    if not bool(count.any()):
-        return None
-    mask = (count == copies if shared == "all" else count > 0) & ours.valid
-    return Circuit(graph=ours, mask=mask, provenance={**provenance, "split_edges": int(split.sum())})
+    return (count == copies if shared == "all" else count > 0) & ours.valid, int(split.sum())
 
 
 # ---- writing --------------------------------------------------------------------------------------------
@@ -319,43 +302,30 @@ def load_submission(
     References:
         Mueller et al. (2025), arXiv:2504.13151.
     """
-    root = Path(path)
+    root, entries = Path(path), {}
     if not root.is_dir():
         raise FileFormatError(
             f"folder {root} does not exist; expected a submission with folders such as ioi_gpt2"
         )
-    entries = {}
     folders = sorted(each for each in root.iterdir() if each.is_dir() and not each.name.startswith("."))
     for folder in folders or [root]:
-        task, model = split_folder_name(folder.name)
-        own = graph.get(model) if isinstance(graph, Mapping) else graph
+        match = _FOLDER.fullmatch(folder.name)
+        if match is None:
+            raise FileFormatError(
+                f"folder {folder.name[:_SHOWN]!r} does not name a task and a model; use a name such as "
+                "ioi_gpt2"
+            )
+        own = graph.get(match["model"]) if isinstance(graph, Mapping) else graph
         files = [*folder.glob("[!.]*.json"), *folder.glob("[!.]*.pt")]
         scores = read_eap_ig(files[0], own).scores if len(files) == 1 else None
         if scores is None:
             raise FileFormatError(
                 f"{folder} has {len(files)} .json and .pt files; expected one file of scores, {IMPORTANCES}"
             )
-        provenance = {**scores.provenance, "task": task, "model": model}
-        entries[task, model] = replace(scores, provenance=provenance)
-    return entries
-
-
-def split_folder_name(name: str) -> tuple[str, str]:
-    """Task and model of a folder `task_model`: the last `_` divides them, but for models that hold one.
-
-    Raises:
-        FileFormatError: If there are not two parts.
-
-    Example:
-        >>> split_folder_name("arithmetic_addition_llama3"), split_folder_name("ioi_qwen2_5")
-        (('arithmetic_addition', 'llama3'), ('ioi', 'qwen2_5'))
-    """
-    match = _FOLDER.fullmatch(name)
-    if match is None:
-        raise FileFormatError(
-            f"folder {name[:_SHOWN]!r} does not name a task and a model; use a name such as ioi_gpt2"
+        entries[match["task"], match["model"]] = replace(
+            scores, provenance={**scores.provenance, **match.groupdict()}
         )
-    return match["task"], match["model"]
+    return entries
 
 
 def save_submission(
@@ -384,7 +354,7 @@ def save_submission(
     root = Path(path)
     for (task, model), scores in entries.items():
         match = _FOLDER.fullmatch(f"{task}_{model}")
-        if match is None or (match["task"], match["model"]) != (task, model):
+        if match is None or match.groups() != (task, model):
             raise InputError(
                 f"task {task[:_SHOWN]!r} and model {model[:_SHOWN]!r} cannot name a folder; use letters, "
                 "digits, '-' and '.', and '_' in the task alone"

@@ -1,10 +1,12 @@
 """Circuits for Neuronpedia: its attribution-graph JSON."""
 
 import json
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from assay.circuits.circuit import Circuit
 from assay.circuits.files import write_atomically
@@ -14,8 +16,7 @@ from assay.core.record import library_version
 from assay.graph import Graph
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportedEdge:
+class ExportedEdge(NamedTuple):
     """An edge: `source` writes, `reader` reads at the slot `target`; ablating a positive `score` hurts."""
 
     source: str
@@ -34,7 +35,6 @@ class ExportedCircuit:
         model: Id of the model, e.g. `gpt2`.
         prompt: A prompt of the task.
         tokens: Its tokens.
-        edges: Its edges, the strongest first.
     """
 
     circuit: Circuit
@@ -42,31 +42,28 @@ class ExportedCircuit:
     model: str = ""
     prompt: str = ""
     tokens: Sequence[str] = ()
-    edges: tuple[ExportedEdge, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         graph, scores = self.circuit.graph, self.scores
         if scores is not None and scores.graph.fingerprint != graph.fingerprint:
             raise GraphMismatchError(
-                f"the scores belong to another graph ({scores.graph.n_layers} layers of "
-                f"{scores.graph.n_heads} heads); the circuit's has {graph.n_layers} layers of "
-                f"{graph.n_heads} heads"
+                f"the scores belong to another graph, {scores.graph.describe()}; the circuit's is "
+                f"{graph.describe()}"
             )
         if self.circuit.n_edges == 0:
             raise InputError("the circuit keeps no edge, so there is nothing to export")
-        mask = self.circuit.anywhere().mask
-        values = mask.double() if scores is None else scores.total().values
-        edges = [
-            ExportedEdge(
-                source=graph.sources[row],
-                target=graph.targets[column],
-                # Of a key or value that query heads share, the shared head.
-                reader=graph.targets[column].removesuffix(".q").removesuffix(".k").removesuffix(".v"),
-                score=float(values[row, column]),
-            )
-            for row, column in mask.nonzero().tolist()
-        ]
-        object.__setattr__(self, "edges", tuple(sorted(edges, key=lambda edge: -abs(edge.score))))
+
+    @cached_property
+    def edges(self) -> tuple[ExportedEdge, ...]:
+        """Its edges, the strongest first."""
+        graph, mask = self.circuit.graph, self.circuit.anywhere().mask
+        values = mask.double() if self.scores is None else self.scores.total().values
+        edges = []
+        for row, column in mask.nonzero().tolist():
+            reader = re.sub(r"\.[qkv]$", "", graph.targets[column])  # or the head that query heads share
+            score = float(values[row, column])
+            edges.append(ExportedEdge(graph.sources[row], graph.targets[column], reader, score))
+        return tuple(sorted(edges, key=lambda edge: -abs(edge.score)))
 
     @property
     def nodes(self) -> frozenset[str]:
@@ -86,9 +83,8 @@ def attribution_graph(exported: ExportedCircuit) -> dict[str, Any]:
     References:
         The JSON schema that Neuronpedia publishes for uploads (hijohnnylin/neuronpedia, graph-schema.json).
     """
-    graph, tokens = exported.circuit.graph, list(exported.tokens) or [exported.prompt or "prompt"]
-    every = _nodes(graph, len(tokens) - 1)
-    nodes = {name: node for name, node in every.items() if name in exported.nodes}
+    tokens = list(exported.tokens) or [exported.prompt or "prompt"]
+    nodes = _nodes(exported.circuit.graph, exported.nodes, len(tokens) - 1)
     links: dict[tuple[str, str], float] = {}
     for edge in exported.edges:
         pair = nodes[edge.source]["node_id"], nodes[edge.reader]["node_id"]
@@ -122,26 +118,26 @@ def attribution_graph(exported: ExportedCircuit) -> dict[str, Any]:
     }
 
 
-def _nodes(graph: Graph, last: int) -> dict[str, dict[str, Any]]:
-    """All nodes in forward order, a shared key/value head among them (`a1.kv0`)."""
+def _nodes(graph: Graph, named: frozenset[str], last: int) -> dict[str, dict[str, Any]]:
+    """Some nodes in forward order."""
+    mlp = graph.n_heads + graph.n_kv_heads  # features of a layer: heads, key/value heads they share, the MLP
     places = [("input", "E", 0, "embedding")]
     for layer in range(graph.n_layers):
-        # Features of a layer are numbered: its heads, then the key/value heads they share, then its MLP.
         shared = [(f"a{layer}.kv{head}", graph.n_heads + head) for head in range(graph.n_kv_heads)]
         heads = [(f"a{layer}.h{head}", head) for head in range(graph.n_heads)]
         places += [(name, str(layer), feature, "attention head") for name, feature in shared + heads]
-        places.append((f"m{layer}", str(layer), graph.n_heads + graph.n_kv_heads, "mlp"))
+        places.append((f"m{layer}", str(layer), mlp, "mlp"))
     places.append(("logits", str(graph.n_layers), 0, "logit"))
     nodes = {}
-    for name, shown, feature, kind in places:
+    for name, layer_name, feature, kind in (place for place in places if place[0] in named):
         position = 0 if name == "input" else last
         nodes[name] = {
-            "node_id": f"{shown}_{feature}_{position}",
+            "node_id": f"{layer_name}_{feature}_{position}",
             "feature": feature,
-            "layer": shown,
+            "layer": layer_name,
             "ctx_idx": position,
             "feature_type": kind,
-            "jsNodeId": f"{shown}_{feature}-{position}",
+            "jsNodeId": f"{layer_name}_{feature}-{position}",
             "influence": None,
             "activation": None,
             "clerp": name,
@@ -150,21 +146,10 @@ def _nodes(graph: Graph, last: int) -> dict[str, dict[str, Any]]:
 
 
 def export_circuit(path: str | Path, exported: ExportedCircuit) -> Path:
-    """Write a circuit as an attribution graph of Neuronpedia.
-
-    Args:
-        path: Ends in `.json`.
-        exported: The circuit, with scores, model and prompt as far as they are known.
-
-    Returns:
-        The path written.
+    """Write a circuit as an attribution graph of Neuronpedia, a `.json` file.
 
     Raises:
-        InputError: For another ending.
         OutputError: If the file cannot be written.
     """
-    place = Path(path)
-    if place.suffix != ".json":
-        raise InputError(f"{place} ends in {place.suffix or 'nothing'!r}; a circuit is exported as .json")
     document = json.dumps(attribution_graph(exported), indent=1, allow_nan=False)
-    return write_atomically(place, document.encode())
+    return write_atomically(Path(path), document.encode())

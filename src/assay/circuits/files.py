@@ -8,6 +8,7 @@ import re
 import secrets
 import stat
 from collections.abc import Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ FORMAT = 1
 # Kinds of files that position-aware circuits and scores had to themselves.
 FORMER_KINDS = {"position circuit": "circuit", "position scores": "scores"}
 MOST_CELLS = 1 << 27  # of a matrix of edges that a file may ask for
-# What `temporary_name` makes; SQLite has a journal beside its own.
+# Where a file is written before it gets its name: what a kill leaves. SQLite has a journal beside its own.
 TEMPORARY = re.compile(r"\..+\.\d+\.[0-9a-f]{8}(-journal)?")
 
 
@@ -37,9 +38,11 @@ def write_atomically(path: Path, content: bytes) -> Path:
     Raises:
         OutputError: If the directory does not exist or cannot be written.
     """
-    temporary = temporary_name(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
+    exclusive = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     try:
-        with os.fdopen(new_file(temporary, like=path), "wb") as file:
+        most = stat.S_IMODE(path.stat(follow_symlinks=False).st_mode) if path.exists() else 0o666
+        with os.fdopen(os.open(temporary, exclusive, most & 0o666), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -54,27 +57,10 @@ def write_atomically(path: Path, content: bytes) -> Path:
     return path
 
 
-def temporary_name(path: Path) -> Path:
-    """Where a file is written before it gets its name; `TEMPORARY` finds what a kill left of it."""
-    return path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}")
-
-
-def new_file(path: Path, *, like: Path) -> int:
-    """Descriptor of a new file, no more readable than another one, or than the umask allows.
-
-    Args:
-        path: The file, which must not exist.
-        like: The file whose permissions are the most that it gets; where there is none, the umask decides.
-
-    Raises:
-        OSError: If it exists or cannot be made.
-    """
-    try:
-        most = stat.S_IMODE(like.stat(follow_symlinks=False).st_mode)
-    except FileNotFoundError:
-        most = 0o666
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    return os.open(path, flags, most & 0o666)
+def shipped(folder: str) -> dict[str, Any]:
+    """The JSON files that come with the package in a folder of this one, by name."""
+    files = resources.files("assay.circuits").joinpath(folder).iterdir()
+    return {file.name.removesuffix(".json"): file for file in files if file.name.endswith(".json")}
 
 
 def _digest(arrays: dict[str, Tensor], metadata: str) -> str:
@@ -187,8 +173,7 @@ def read_edges(
     arrays, metadata = read_arrays(Path(path), kind)
     with malformed(path, f"a {kind} written by .save()"):
         stored = _described(metadata["graph"])
-        # Certified circuits had no fingerprint at first.
-        if metadata.get("fingerprint", stored.fingerprint) != stored.fingerprint:
+        if metadata["fingerprint"] != stored.fingerprint:
             raise ValueError("graph description and fingerprint disagree")
     if graph is not None and graph.fingerprint != stored.fingerprint:
         raise GraphMismatchError(

@@ -12,13 +12,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
-from importlib import resources
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool
 
+from assay.circuits.files import shipped
 from assay.core.errors import AssayWarning, FileFormatError, InputError, check_name, unknown_name
 from assay.core.record import Record, same
 from assay.core.untrusted import malformed, read_object
@@ -28,6 +29,7 @@ Head = tuple[int, int]
 _NAMED = re.compile(r"a(\d+)\.h(\d+)")
 
 SCHEMA = "head_circuit/1"
+DATA = "data/heads"
 
 # Only their order counts: with early, mid and late alone 1, 2, 4 rank like 1, 2, 3.
 BAND_ORDINALS: Mapping[str, int] = {
@@ -132,31 +134,29 @@ class HeadCircuit(Record):
     def __post_init__(self) -> None:
         shape = (self.n_layers, self.n_heads)
         object.__setattr__(self, "heads", check_heads(self.heads, *shape))
+        roles = {
+            name: replace(each, heads=check_heads(each.heads, *shape)) for name, each in self.roles.items()
+        }
+        object.__setattr__(self, "roles", roles)
         for layer in (layer for layers in self.mlp_layers.values() for layer in layers):
             if layer not in range(self.n_layers):
                 raise InputError(
                     f"{self.id}: mlp_layers names layer {layer!r}, but there are {self.n_layers} layers, "
                     "counted from 0"
                 )
-        checked = {
-            name: replace(role, heads=check_heads(role.heads, *shape)) for name, role in self.roles.items()
-        }
-        object.__setattr__(self, "roles", checked)
         owners: dict[Head, str] = {}
-        for name, role in self.roles.items():
-            _ = role.ordinal  # warn of an unknown band here, not where it is first ranked
-            for head in role.heads:
-                if head in owners:
-                    raise InputError(
-                        f"{self.id}: head {head} has two roles, {owners[head]!r} and {name!r}; give it one"
-                    )
-                owners[head] = name
-        for head in sorted(set(owners) ^ set(self.heads)) if self.roles else ():
+        for head, name in ((head, name) for name, role in roles.items() for head in role.heads):
+            if owners.setdefault(head, name) != name:
+                raise InputError(
+                    f"{self.id}: head {head} has two roles, {owners[head]!r} and {name!r}; give it one"
+                )
+        for head in sorted(set(owners) ^ set(self.heads)) if roles else ():
             what = f"has role {owners[head]!r} but is not in `heads`" if head in owners else "has no role"
             raise InputError(f"{self.id}: head {head} {what}; every head belongs to exactly one role")
         for name in (name for pathway in self.pathways for name in pathway):
-            check_name(f"role in the pathways of {self.id}:", name, self.roles)
+            check_name(f"role in the pathways of {self.id}:", name, roles)
         _ = self.depths  # a cycle is an error of the file, not of whoever asks first
+        _ = [role.ordinal for role in roles.values()]  # so is an unknown band
 
     def __repr__(self) -> str:
         return (
@@ -179,30 +179,21 @@ class HeadCircuit(Record):
     @property
     def members(self) -> Bool[np.ndarray, " H"]:
         """True at the circuit's heads, indexed by layer * n_heads + head."""
-        flags = np.zeros(self.n_layers * self.n_heads, dtype=bool)
-        flags[[layer * self.n_heads + head for layer, head in self.heads]] = True
-        return flags
+        every = ((layer, head) for layer in range(self.n_layers) for head in range(self.n_heads))
+        return np.array([head in self.heads for head in every])
 
     @cached_property
     def head_edges(self) -> tuple[tuple[int, int, int, int], ...]:
         """(layer, head, layer, head) of each sender and receiver that a pathway joins, in a later layer."""
-        edges = {
-            (*sender, *receiver)
-            for first, second in self.pathways
-            for sender in self.roles[first].heads
-            for receiver in self.roles[second].heads
-            if sender[0] < receiver[0]
-        }
-        return tuple(sorted(edges))
+        pairs = (product(self.roles[one].heads, self.roles[two].heads) for one, two in self.pathways)
+        return tuple(sorted({(*one, *two) for each in pairs for one, two in each if one[0] < two[0]}))
 
     # ---- order ----------------------------------------------------------------------------------
 
     @cached_property
     def depths(self) -> Mapping[str, int]:
         """Pathway depth per role: edges on the longest path of `pathways` that ends in it."""
-        before: dict[str, set[str]] = {role: set() for role in self.roles}
-        for first, second in self.pathways:
-            before[second].add(first)
+        before = {role: {one for one, two in self.pathways if two == role} for role in self.roles}
         depths = dict.fromkeys(self.roles, 0)
         try:
             for role in TopologicalSorter(before).static_order():
@@ -230,13 +221,13 @@ class HeadCircuit(Record):
             InputError: For a head without a role, or a role without a band.
         """
         ordinals = {head: role.ordinal for role in self.roles.values() for head in role.heads}
-        found = [ordinals.get(head) for head in self.heads]
-        if None in found:
+        found = tuple(ordinals.get(head) or 0 for head in self.heads)
+        if 0 in found:
             raise InputError(
-                f"{self.id}: head {self.heads[found.index(None)]} has no role with a band, so its heads have "
+                f"{self.id}: head {self.heads[found.index(0)]} has no role with a band, so its heads have "
                 "no ordinals; give each role a band"
             )
-        return tuple(ordinal for ordinal in found if ordinal is not None)
+        return found
 
     # ---- files ----------------------------------------------------------------------------------
 
@@ -296,23 +287,17 @@ def load_head_circuit(source: str | Path) -> HeadCircuit:
         >>> load_head_circuit("ioi_gpt2_wang26").depths["name_mover"]
         3
     """
-    names, path = published_head_circuits(), Path(source)
-    if isinstance(source, str) and source in names:
-        text = _shipped().joinpath(f"{source}.json").read_text(encoding="utf-8")
-        return HeadCircuit.from_dict(json.loads(text), origin=source)
+    known, path = shipped(DATA), Path(source)
+    if source in known:
+        return HeadCircuit.from_dict(json.loads(known[str(source)].read_text("utf-8")), origin=str(source))
     if len(path.parts) == 1 and path.suffix != ".json" and not path.exists():
-        raise unknown_name("head circuit", source, names)
+        raise unknown_name("head circuit", source, sorted(known))
     return HeadCircuit.from_dict(read_object(path, f"a JSON file of schema {SCHEMA}"), origin=path.name)
 
 
 def published_head_circuits() -> tuple[str, ...]:
     """Names of the shipped head circuits; some tasks have more than one list, so results name theirs."""
-    names = (file.name for file in _shipped().iterdir())
-    return tuple(sorted(name.removesuffix(".json") for name in names if name.endswith(".json")))
-
-
-def _shipped() -> Any:
-    return resources.files("assay.circuits").joinpath("data", "heads")
+    return tuple(sorted(shipped(DATA)))
 
 
 def _pairs(heads: Iterable[Sequence[int]]) -> tuple[Head, ...]:

@@ -6,8 +6,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
-from assay.page.draw import INK, MUTED, OPPOSES, RULE, SUPPORTS, axes_of
-from assay.page.matrix import Matrix, plot_matrix
+from assay.page.draw import INK, MUTED, OPPOSES, RULE, SUPPORTS, Matrix, axes_of, plot_matrix
 
 
 if TYPE_CHECKING:

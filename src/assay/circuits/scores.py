@@ -16,7 +16,7 @@ from assay.circuits.circuit import Circuit
 from assay.circuits.files import read_edges, real_numbers, write_edges
 from assay.circuits.spans import Spans, check_everywhere, check_n_edges, edge_slots, slot_frame, slot_names
 from assay.core.errors import InputError, NonFiniteError, ShapeError
-from assay.core.plotted import Plotted
+from assay.core.record import Plotted
 from assay.core.untrusted import malformed
 from assay.graph import Graph
 
@@ -60,18 +60,17 @@ class EdgeScores(Plotted):
     resampled: Float32[Tensor, "n_resamples n_edges"] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        shape = tuple(self.slots.shape)
+        shape, edges = tuple(self.slots.shape), (self.graph.n_edges,)
         if tuple(self.values.shape) != shape:
             raise ShapeError(f"values has shape {tuple(self.values.shape)}; expected {shape}")
-        each = self.per_example
-        if each is not None and (each.ndim != 3 or tuple(each.shape[1:]) != shape):
-            raise ShapeError(f"per_example has shape {tuple(each.shape)}; expected [n, *{shape}]")
-        drawn = self.resampled
-        if drawn is not None and (self.spans is not None or tuple(drawn.shape[1:]) != (self.graph.n_edges,)):
-            raise ShapeError(
-                f"resampled has shape {tuple(drawn.shape)}; expected [n_resamples, {self.graph.n_edges}], "
-                "and none for scores at spans"
-            )
+        for name, each, of in (
+            ("per_example", self.per_example, shape),
+            ("resampled", self.resampled, edges),
+        ):
+            if each is not None and (self.spans is not None or tuple(each.shape[1:]) != of):
+                raise ShapeError(
+                    f"{name} has shape {tuple(each.shape)}; expected [n, *{of}], and none for scores at spans"
+                )
         bad = ~torch.isfinite(self.values) & self.slots
         if bool(bad.any()):
             name = slot_names(self.graph, self.spans, bad)[0]
@@ -135,26 +134,23 @@ class EdgeScores(Plotted):
         check_everywhere(self.spans, "greedy growth", "scores.total()")
         check_n_edges(k, self.graph.valid)
         scores = (self.values.abs() if absolute else self.values).tolist()
-        feeding: list[list[int]] = [column.nonzero().squeeze(1).tolist() for column in self.graph.feeds.T]
         upstream = [rows.nonzero().squeeze(1).tolist() for rows in self.graph.valid.T]
         mask = torch.zeros_like(self.graph.valid)
         candidates: list[tuple[float, int, int]] = []
-        open_targets: set[int] = set()
-
-        def open_target(column: int) -> None:
-            if column not in open_targets:
-                open_targets.add(column)
+        opened = {self.graph.n_targets - 1}
+        entering = list(opened)
+        for _ in range(k):
+            for column in entering:
                 for row in upstream[column]:
                     heapq.heappush(candidates, (-scores[row][column], row, column))
-
-        open_target(self.graph.n_targets - 1)
-        for _ in range(k):
             if not candidates:
                 break
             _, row, column = heapq.heappop(candidates)
             mask[row, column] = True
-            for feeding_column in feeding[row]:
-                open_target(feeding_column)
+            entering = [
+                each for each in self.graph.feeds[:, row].nonzero().flatten().tolist() if each not in opened
+            ]
+            opened.update(entering)
         record = {"selection": "greedy", "k": k, "absolute": absolute}
         return self._circuit(mask, record).connected(warn=False)
 
@@ -174,12 +170,10 @@ class EdgeScores(Plotted):
         """Sum of |score| of the edges between layers: rows `input`, blocks; columns blocks, `logits`."""
         graph = self.graph
         sums = torch.zeros(graph.n_layers + 1, graph.n_layers + 1, dtype=torch.float64)
-        rows = graph.source_layer.long()[:, None].expand_as(graph.valid)
-        columns = (graph.target_layer.long() - 1)[None, :].expand_as(graph.valid)
         values = self.values.double().abs().reshape(-1, *graph.valid.shape).sum(0)
-        return sums.index_put_(
-            (rows[graph.valid], columns[graph.valid]), values[graph.valid], accumulate=True
-        )
+        rows, columns = graph.valid.nonzero(as_tuple=True)
+        places = graph.source_layer[rows].long(), graph.target_layer[columns].long() - 1
+        return sums.index_put_(places, values[graph.valid], accumulate=True)
 
     def save(self, path: str | Path) -> Path:
         """Write one `.safetensors` file with JSON metadata; the write is atomic."""

@@ -43,7 +43,7 @@ class Spans:
 
     Raises:
         ShapeError: If `reach` or `read` does not fit the names.
-        InputError: If a name stands twice or holds "@" or "->", or no span is read.
+        InputError: If a name stands twice or holds "@" or "->".
     """
 
     names: tuple[str, ...]
@@ -58,13 +58,11 @@ class Spans:
                 f"spans are named {list(self.names)}; give different names without '@' and '->', which edge "
                 "names use"
             )
-        if tuple(self.reach.shape) != (n, n) or tuple(self.read.shape) != (n,):
+        if (tuple(self.reach.shape), tuple(self.read.shape)) != ((n, n), (n,)):
             raise ShapeError(
                 f"reach is {tuple(self.reach.shape)} and read {tuple(self.read.shape)} for {n} spans; "
                 f"expected ({n}, {n}) and ({n},)"
             )
-        if not bool(self.read.any()):
-            raise InputError("no span holds the read position, where the logits are read; add it to one")
 
     def __len__(self) -> int:
         return len(self.names)
@@ -115,7 +113,7 @@ class Spans:
         labels, names = _labelled(task, choice)
         reach = _later(labels, len(names)) if causal else torch.ones(len(names), len(names)).bool()
         read = torch.full((len(names),), pools)
-        read[_where_read(task, labels)[1]] = True
+        read[labels[torch.arange(task.n), task.positions]] = True
         return cls(names=names, reach=reach, read=read, rule=_rule(choice))
 
     def label(self, task: Task) -> Int64[Tensor, "n pos"]:
@@ -135,15 +133,14 @@ class Spans:
                 f"{task.name!r} has a span {unknown[0]!r}, but the circuit has {', '.join(self.names)}; run "
                 "it on prompts of the same template and length"
             )
-        labels = torch.tensor([*(self.names.index(name) for name in names), NO_SPAN])[labels]
-        rows, read = _where_read(task, labels)
-        if not bool(self.read.all()) and not bool(self.read[read].all()):
-            first = int((~self.read[read]).nonzero()[0])
-            expected = [name for name, here in zip(self.names, self.read.tolist(), strict=True) if here]
+        labels = torch.tensor([*map(self.names.index, names), NO_SPAN])[labels]
+        at = labels[torch.arange(task.n), task.positions]
+        elsewhere = (~self.read[at]).nonzero().flatten().tolist()
+        if elsewhere:
+            row, expected = elsewhere[0], [self.names[span] for span in self.read.nonzero().flatten()]
             raise InputError(
-                f"prompt {int(rows[first])} of {task.name!r} is read in span "
-                f"{self.names[int(read[first])]!r}, but these spans have edges into the logits only at "
-                f"{', '.join(expected)}"
+                f"prompt {row} of {task.name!r} is read in span {self.names[at[row]]!r}, but these spans "
+                f"have edges into the logits only at {', '.join(expected)}"
             )
         return labels
 
@@ -156,8 +153,8 @@ def _rule(choice: Choice) -> dict[str, Any]:
     if isinstance(choice, str):
         return {"kind": choice}
     places = {
-        name: {"slice": [place.start, place.stop, place.step]} if isinstance(place, slice) else place
-        for name, place in choice.items()
+        name: {"slice": [at.start, at.stop, at.step]} if isinstance(at, slice) else at
+        for name, at in choice.items()
     }
     return {"kind": "places", "places": places}
 
@@ -166,11 +163,8 @@ def _choice(rule: Mapping[str, Any]) -> Choice:
     """The choice of spans behind its JSON form."""
     if rule["kind"] != "places":
         return str(rule["kind"])
-    stored: Mapping[str, Any] = rule["places"]
-    return {
-        name: slice(*place["slice"]) if isinstance(place, Mapping) else place
-        for name, place in stored.items()
-    }
+    stored: dict[str, Any] = rule["places"]
+    return {name: slice(*at["slice"]) if isinstance(at, dict) else at for name, at in stored.items()}
 
 
 def _labelled(task: Task, choice: Choice) -> tuple[Int64[Tensor, "n pos"], tuple[str, ...]]:
@@ -214,28 +208,20 @@ def _names_of(task: Task, row: int, length: int, choice: Choice) -> list[str]:
 
 def _names_at_places(places: Mapping[str, Place], row: int, length: int) -> list[str]:
     """The span of each position of a prompt of `length` tokens, by a mapping of names to places."""
-    names = np.full(length, "", dtype=object)
+    names = [REST] * length
     for name, place in places.items():
         try:
-            here = np.atleast_1d(np.arange(length)[place])
-        except IndexError as error:
+            here = np.atleast_1d(np.arange(length)[place]).tolist()
+        except IndexError:
+            here = []
+        if not here or len(set(here)) < len(here) or any(names[at] != REST for at in here):
             raise InputError(
-                f"span {name!r} holds {place!r}, but prompt {row} has {length} tokens: {error}"
-            ) from error
-        if not len(here) or len(set(here)) < len(here) or names[here].any():
-            raise InputError(
-                f"span {name!r} at {place!r} is empty or overlaps another place in prompt {row} of {length} "
-                "tokens; give each position one span"
+                f"span {name!r} at {place!r} is empty, outside or overlaps another place in prompt {row} of "
+                f"{length} tokens; give each position one span"
             )
-        names[here] = name
-    names[names == ""] = REST
-    return list(map(str, names))
-
-
-def _where_read(task: Task, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """Row and span of every read position of a task."""
-    rows = torch.arange(task.n)
-    return rows, labels[rows, task.positions]
+        for at in here:
+            names[at] = name
+    return names
 
 
 def _later(labels: Int64[Tensor, "n pos"], n_spans: int) -> Bool[Tensor, "n_spans n_spans"]:
@@ -267,15 +253,11 @@ def slot_frame(graph: Graph, spans: Spans | None, mask: Bool[Tensor, "..."]) -> 
     """One row per true entry: span where there are spans, source, target."""
     import pandas as pd
 
-    *numbers, rows, columns = mask.nonzero(as_tuple=True)
-    where = {} if spans is None else {"span": [spans.names[number] for number in numbers[0].tolist()]}
-    return pd.DataFrame(
-        {
-            **where,
-            "source": [graph.sources[row] for row in rows.tolist()],
-            "target": [graph.targets[column] for column in columns.tolist()],
-        }
-    )
+    *spanned, rows, columns = (places.tolist() for places in mask.nonzero(as_tuple=True))
+    frame = {} if spans is None else {"span": [spans.names[span] for span in spanned[0]]}
+    frame["source"] = [graph.sources[row] for row in rows]
+    frame["target"] = [graph.targets[column] for column in columns]
+    return pd.DataFrame(frame)
 
 
 def slot_names(graph: Graph, spans: Spans | None, mask: Bool[Tensor, "..."]) -> list[str]:

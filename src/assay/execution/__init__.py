@@ -1,14 +1,22 @@
 """Ablated execution: run a model with some edges kept and all others ablated."""
 
-from assay.execution.ablation import ABLATIONS, Ablation, Mean, MeanSums, get_ablation
-from assay.execution.baseline import Baseline, BaselineShelf, Prepared
+from assay.execution.ablation import (
+    ABLATIONS,
+    Ablation,
+    Baseline,
+    BaselineShelf,
+    Mean,
+    MeanSums,
+    Prepared,
+    get_ablation,
+)
 from assay.execution.cuts import CutRunner
 from assay.execution.forward import run_circuit, run_model
 from assay.execution.pairs import PairRunner, PreparedInputs
-from assay.execution.plan import CompiledMask, compile_plan
+from assay.execution.plan import compile_plan
 from assay.execution.runner import CircuitRunner
 from assay.execution.runs import CircuitRuns
-from assay.execution.soft import SoftPairs, SoftRunner
+from assay.execution.soft import SoftRunner
 
 
 __all__ = [
@@ -18,14 +26,12 @@ __all__ = [
     "BaselineShelf",
     "CircuitRunner",
     "CircuitRuns",
-    "CompiledMask",
     "CutRunner",
     "Mean",
     "MeanSums",
     "PairRunner",
     "Prepared",
     "PreparedInputs",
-    "SoftPairs",
     "SoftRunner",
     "compile_plan",
     "get_ablation",

@@ -6,21 +6,336 @@ would read if every edge were cut. For heads `prepare_heads` gives the outputs t
 """
 
 import abc
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, reduce
+from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
+from assay.circuits.naming import named_task
 from assay.core.errors import InputError
 from assay.core.random import stream
 from assay.core.registry import Registry
-from assay.execution.baseline import Baseline, KeptRuns, Prepared
-from assay.execution.replacements import Replacement, Setting, Site, real_tokens
-from assay.models import Model, Trace
+from assay.models import Block, Model, Trace
 from assay.tasks import Batch, Task
+
+
+# ---- ablated values of a batch ----------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True, eq=False)
+class Baseline:
+    """Ablated values of every source for some inputs.
+
+    `rows` is 1 where all examples share them (zero, mean), else one per example; heads are kept
+    before the output projection (`z`), which is 1 / n_heads of the memory of their outputs.
+    """
+
+    model: Model
+    input: Float[Tensor, "rows pos d_model"]
+    z: list[Tensor]
+    mlp: list[Tensor]
+    trace: Trace | None = None
+
+    @classmethod
+    def of(cls, model: Model, trace: Trace) -> "Baseline":
+        """The values of a pass; with streams, their sums are those of the pass."""
+        kept = trace if trace.attention_in else None
+        return cls(model=model, input=trace.input, z=trace.z, mlp=trace.mlp, trace=kept)
+
+    @classmethod
+    def by_source(cls, model: Model, values: list[Tensor]) -> "Baseline":
+        """Out of the values of `input`, the heads of each block, and the MLPs."""
+        z, mlp = values[1 : 1 + model.n_layers], values[1 + model.n_layers :]
+        return cls(model=model, input=values[0], z=z, mlp=mlp)
+
+    @property
+    def rows(self) -> int:
+        return self.input.shape[0]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the activations and of the trace behind them."""
+        if self.trace is not None:
+            return self.trace.nbytes
+        return sum(tensor.nbytes for tensor in (self.input, *self.z, *self.mlp))
+
+    def take(self, rows: Int[Tensor, " k"]) -> "Baseline":
+        """The values of the examples in these rows; shared ones serve as they are."""
+        if self.rows == 1:
+            return self
+        if self.trace is not None:
+            return Baseline.of(self.model, joined([self.trace], lambda parts: parts[0][rows]))
+        return Baseline.by_source(self.model, [value[rows] for value in (self.input, *self.z, *self.mlp)])
+
+    def attention_in(self, layer: int) -> Float[Tensor, "rows pos d_model"]:
+        """Stream entering the attention norm of a block when every edge is cut."""
+        return self.trace.attention_in[layer] if self.trace is not None else self._streams[2 * layer]
+
+    def mlp_in(self, layer: int) -> Float[Tensor, "rows pos d_model"]:
+        """Stream entering the MLP norm of a block when every edge is cut."""
+        return self.trace.mlp_in[layer] if self.trace is not None else self._streams[2 * layer + 1]
+
+    def final_in(self) -> Float[Tensor, "rows pos d_model"]:
+        """Stream entering the final norm when every edge is cut."""
+        if self.trace is None:
+            return self._streams[-1]
+        assert self.trace.final_in is not None
+        return self.trace.final_in
+
+    def channels(self, layer: int) -> Float[Tensor, "rows pos n_channels d_head"]:
+        """q/k/v projections (before rotary and head norms) of `attention_in`."""
+        block = self.model.blocks[layer]
+        if self.trace is not None:
+            return block.channels(self.trace.qkv[layer])
+        if layer not in self._projected:
+            self._projected[layer] = block.project(block.attention_norm(self.attention_in(layer)))
+        return self._projected[layer]
+
+    @cached_property
+    def _projected(self) -> dict[int, Tensor]:
+        return {}
+
+    @cached_property
+    def _streams(self) -> list[Tensor]:
+        """Prefix sums of the ablated sources plus output biases: two per block, then the final one."""
+        streams = []
+        stream = self.input
+        for layer, block in enumerate(self.model.blocks):
+            streams.append(stream)
+            weight, bias = block.out_weight().flatten(0, 1), block.out_bias()
+            attention = torch.nn.functional.linear(self.z[layer].to(weight), weight.T, bias).to(stream)
+            if block.target_norm is not None:
+                attention = block.target_norm(attention)
+            if not self.model.graph.parallel:
+                stream = stream + attention
+                streams.append(stream)
+                stream = stream + self.mlp[layer]
+            else:
+                streams.append(stream)
+                stream = stream + attention + self.mlp[layer]
+        return [*streams, stream]
+
+
+def joined(traces: Sequence[Trace], join: Callable[[list[Tensor]], Tensor]) -> Trace:
+    """One trace of the activations of some traces of equal depth, tensor by tensor; see `Trace`."""
+
+    def each(name: str) -> list[Tensor]:
+        return [join(list(parts)) for parts in zip(*(getattr(trace, name) for trace in traces), strict=True)]
+
+    last = [trace.final_in for trace in traces if trace.final_in is not None]
+    return Trace(
+        block_in=[join([trace.input for trace in traces])],
+        z=each("z"),
+        mlp=each("mlp"),
+        attention_in=each("attention_in"),
+        mlp_in=each("mlp_in"),
+        qkv=[
+            [join(list(part)) for part in zip(*parts, strict=True)]
+            for parts in zip(*(trace.qkv for trace in traces), strict=True)
+        ],
+        final_in=join(last) if last else None,
+        calls=traces[0].calls,
+    )
+
+
+def _place(batch: Batch) -> tuple[int, int]:
+    """What tells a batch from the others of its task."""
+    return int(batch.indices[0]), len(batch.indices)
+
+
+class KeptRuns:
+    """Clean passes that measuring the means made anyway, kept for the discovery that reads them next.
+
+    Args:
+        max_bytes: What may be kept; batches beyond it are run again.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self._bytes = 0
+        self._runs: dict[tuple[int, int], tuple[Trace, Tensor]] = {}
+
+    def put(self, batch: Batch, trace: Trace, logits: Tensor) -> None:
+        """Keep the pass over a batch and its logits at the read position, if there is room."""
+        size = trace.nbytes + logits.nbytes
+        if self._bytes + size <= self.max_bytes:
+            self._bytes += size
+            self._runs[_place(batch)] = trace, logits
+
+    def take(self, batch: Batch) -> tuple[Trace, Tensor] | None:
+        """The pass over a batch, which is then no longer kept; None if it is not here."""
+        return self._runs.pop(_place(batch), None)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Prepared:
+    """Serves baselines for batches of the task that an ablation was prepared on.
+
+    Attributes:
+        make: Baseline of a batch, from a pass over `batch.corrupted` where the caller has one.
+        kept: Clean passes that preparing made, where the caller asked for them.
+    """
+
+    make: Callable[[Batch, Trace | None], Baseline]
+    kept: KeptRuns | None = None
+
+    def baseline(self, batch: Batch, trace: Trace | None = None) -> Baseline:
+        """Baseline of a batch; `trace` is a pass over `batch.corrupted` if the caller has one already."""
+        return self.make(batch, trace)
+
+
+class BaselineShelf:
+    """Ablated values of one task under one ablation, and clean passes, kept from one circuit to the next.
+
+    Only for runs that share model, task, ablation and seed; `CircuitRuns` holds one.
+
+    Args:
+        max_bytes: What may be kept; batches beyond it are made anew each time.
+    """
+
+    def __init__(self, max_bytes: int = 2**30) -> None:
+        self.max_bytes = max_bytes
+        self._bytes = 0
+        self._prepared: Prepared | None = None
+        self._baselines: dict[tuple[int, int], Baseline] = {}
+        self._clean: dict[tuple[int, int], Trace] = {}
+
+    def prepared(self, make: Callable[[], Prepared]) -> Prepared:
+        """The prepared ablation, made on first use."""
+        if self._prepared is None:
+            self._prepared = make()
+        return self._prepared
+
+    def baseline(self, prepared: Prepared, batch: Batch) -> Baseline:
+        """The baseline of a batch, from the shelf if it is there."""
+        held = self._baselines.get(_place(batch))
+        if held is not None:
+            return held
+        made = prepared.baseline(batch)
+        if self._fits(made.nbytes):
+            self._baselines[_place(batch)] = made
+        return made
+
+    def clean(self, batch: Batch, depth: int, make: Callable[[], Trace]) -> Trace:
+        """A pass over the clean inputs of a batch, at least `depth` blocks deep."""
+        held = self._clean.get(_place(batch))
+        if held is not None and len(held.z) >= depth:
+            return held
+        made = make()
+        if self._fits(made.nbytes - (0 if held is None else held.nbytes)):
+            self._clean[_place(batch)] = made
+        return made
+
+    def _fits(self, size: int) -> bool:
+        """Whether there is room for so many bytes more, which are then taken."""
+        fits = self._bytes + size <= self.max_bytes
+        self._bytes += size if fits else 0
+        return fits
+
+
+# ---- heads inside a run -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Site:
+    """The heads of one block in one batch, while the run passes through them.
+
+    Attributes:
+        layer: Block.
+        block: Its description.
+        z: Outputs of all its heads in this run, `[batch, pos, n_heads, d_head]`.
+        values: Value vectors they mix, `[batch, pos, n_kv_heads, d_head]`.
+        batch: The prompts.
+    """
+
+    layer: int
+    block: Block
+    z: Float[Tensor, "batch pos n_heads d_head"]
+    values: Float[Tensor, "batch pos n_kv_heads d_head"]
+    batch: Batch
+
+
+# Outputs of all heads of a block, `[batch or 1, pos or 1, n_heads, d_head]`.
+Replacement = Callable[[Site], Tensor]
+
+
+@dataclass(kw_only=True, eq=False)
+class Setting:
+    """What interventions are prepared on; plain passes are made once for all of them.
+
+    Attributes:
+        model: The model.
+        task: The prompts that are run.
+        reference: The prompts that means are taken over.
+        batch_size: Prompts per pass.
+        seed: Root seed of donors and noise.
+        draw: Number of the draw, for interventions that are averaged over several.
+    """
+
+    model: Model
+    task: Task
+    reference: Task
+    batch_size: int
+    seed: int = 0
+    draw: int = 0
+    _outputs: dict[tuple[int, bool], list[Tensor]] = field(default_factory=dict)
+    _logits: dict[tuple[int, bool], Tensor] = field(default_factory=dict)
+
+    def outputs(self, task: Task, *, corrupted: bool = False) -> list[Float[Tensor, "n pos n_heads d_head"]]:
+        """Outputs of the heads in a plain pass over a task, per block; kept for the next intervention."""
+        key, model = (id(task), corrupted), self.model
+        if key not in self._outputs:
+            outputs, logits = [], []
+            for batch in task.batches(self.batch_size):
+                batch = batch.to(model.device)
+                with torch.no_grad(), model.tracing() as trace:
+                    hidden = model.forward(batch.corrupted if corrupted else batch.clean)
+                    logits.append(model.read(hidden, batch.positions).to(model.result_dtype).cpu())
+                outputs.append([z.unflatten(-1, (model.n_heads, model.d_head)) for z in trace.head_z])
+            self._outputs[key] = [torch.cat(part) for part in zip(*outputs, strict=True)]
+            self._logits[key] = torch.cat(logits)
+        return self._outputs[key]
+
+    def logits(self, task: Task, *, corrupted: bool = False) -> Float[Tensor, "n d_vocab"]:
+        """Logits of the same plain pass at the read positions, on the CPU."""
+        self.outputs(task, corrupted=corrupted)
+        return self._logits[id(task), corrupted]
+
+    def finite(self, task: Task) -> Bool[Tensor, " n"]:
+        """Prompts of a task that means and deviations are taken over: those on which all outputs are finite.
+
+        All of them where there is none, so that the replacement is as undefined as they are.
+        """
+        rows = torch.stack([z.isfinite().flatten(1).all(1) for z in self.outputs(task)]).all(0)
+        return rows if bool(rows.any()) else ~rows
+
+    def real(self, task: Task) -> Bool[Tensor, "n pos"]:
+        """True at the tokens of its `finite` prompts, False at padding."""
+        used = self.finite(task)
+        return (torch.arange(task.length, device=used.device) < task.lengths.to(used.device)[:, None]) & used[
+            :, None
+        ]
+
+    def rng(self, key: str, *more: object) -> np.random.Generator:
+        """The stream of an intervention and a draw; independent of batches."""
+        name = "/".join(map(str, (key, self.draw, *more)))
+        return stream(self.seed, f"intervention/{name}")
+
+    def noise(self, key: str, site: Site) -> Float64[Tensor, "batch pos n_heads d_head"]:
+        """Standard normal noise for the heads of a block; each prompt has its own."""
+        rows = [
+            self.rng(key, site.layer, row).standard_normal(site.z.shape[1:])
+            for row in site.batch.indices.tolist()
+        ]
+        return torch.from_numpy(np.stack(rows)).to(site.z.device)
+
+
+# ---- ablations --------------------------------------------------------------------------------------------
 
 
 class Ablation(abc.ABC):
@@ -30,7 +345,7 @@ class Ablation(abc.ABC):
         key: Registered name.
         paired: Whether the corrupted input of each example is used.
         draws: Independent draws of heads that are averaged by default; 1 where nothing is random.
-        measured: Whether cut edges carry what is measured over several examples.
+        measured: Whether cut edges carry what is measured over several of the examples that are run.
         summary: One line for lists.
     """
 
@@ -48,6 +363,10 @@ class Ablation(abc.ABC):
         """Measure what replaces the outputs of heads; plain passes happen here."""
         raise InputError(f"{self.key!r} is defined for edges, not for heads")
 
+    def describe(self, model: Model) -> dict[str, Any]:
+        """What it adds to the provenance of numbers of a model, JSON-able."""
+        return {"ablation": self.key}
+
     def served(self, setting: Setting) -> Bool[np.ndarray, " n"]:
         """Examples that there is a replacement for; the others keep their own outputs."""
         return np.ones(setting.task.n, dtype=np.bool_)
@@ -57,11 +376,31 @@ ABLATIONS: Registry[Ablation] = Registry("ablation", holds=Ablation)
 
 
 def get_ablation(ablation: str | Ablation) -> Ablation:
-    """The ablation behind a key, or the object itself."""
+    """The ablation behind a key, or the object itself.
+
+    A mean may name the task or file that it is taken over: `mean:greater-than`, `mean-positional:abc.jsonl`.
+
+    Raises:
+        UnknownNameError: For another key.
+        InputError: For a reference of an ablation that takes no mean.
+    """
     if isinstance(ablation, Ablation):
         return ablation
-    key = ablation.replace("_", "-")
-    return ABLATIONS[key if key in ABLATIONS else ablation]
+    name, _, reference = ablation.partition(":")
+    key = name.replace("_", "-")
+    found = ABLATIONS[key if key in ABLATIONS else name]
+    if not reference:
+        return found
+    if not isinstance(found, Mean):
+        raise InputError(
+            f"{found.key!r} ablation takes no mean of {reference!r}; use mean or mean-positional"
+        )
+    return replace(found, reference=reference)
+
+
+def named(ablation: Ablation) -> bool:
+    """Whether an ablation is what its key names; records hold keys, so what is kept can tell only these."""
+    return ablation.key.partition(":")[0] in ABLATIONS and get_ablation(ablation.key) == ablation
 
 
 class Zero(Ablation):
@@ -93,9 +432,7 @@ class Resample(Ablation):
             if trace is None:
                 with torch.no_grad(), model.tracing(streams=True) as trace:
                     model.forward(batch.corrupted)
-            if trace.attention_in:
-                return Baseline.of(model, trace)
-            return Baseline(model=model, input=trace.input, z=trace.z, mlp=trace.mlp)
+            return Baseline.of(model, trace)
 
         return Prepared(make=make)
 
@@ -106,26 +443,61 @@ class Resample(Ablation):
 
 @dataclass(frozen=True, kw_only=True)
 class Mean(Ablation):
-    """Mean of the source over the clean examples.
+    """Mean of the source over clean examples: those that are run, or those of a reference.
 
     Attributes:
         per_position: Average each position by itself (all prompts must have one length) instead of
             over all real positions.
+        reference: The task over whose clean examples the mean is taken, or what `--task` would call it; it
+            is measured once per model. Default: the task that is run. Wang et al. take prompts of the same
+            templates with three unrelated names (ABC), so that a mean holds nothing of the names.
+
+    References:
+        Wang et al. 2022, arXiv:2211.00593, section 2.1 (means over a reference distribution).
     """
 
     per_position: bool = False
+    reference: Task | str | None = None
+    _over: dict[Model, Task] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _made: dict[Model, Prepared] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @property
-    def key(self) -> str:  # type: ignore[override]  # the two forms are two keys
-        return "mean-positional" if self.per_position else "mean"
+    def key(self) -> str:  # type: ignore[override]  # the forms are keys of their own
+        of = self.reference
+        name = "" if of is None else f":{of if isinstance(of, str) else of.name}"
+        return ("mean-positional" if self.per_position else "mean") + name
 
     @property
-    def summary(self) -> str:  # type: ignore[override]  # and two summaries
+    def measured(self) -> bool:  # type: ignore[override]  # and where they are measured
+        return self.reference is None
+
+    @property
+    def summary(self) -> str:  # type: ignore[override]  # and summaries
         return f"its mean over examples{' at the same position' if self.per_position else ' and positions'}"
+
+    def describe(self, model: Model) -> dict[str, Any]:
+        reference = self._reference(model)
+        return super().describe(model) | ({} if reference is None else {"reference": reference.describe()})
+
+    def _reference(self, model: Model) -> Task | None:
+        if self.reference is not None and model not in self._over:
+            given = self.reference
+            self._over[model] = model.bind(named_task(given, model) if isinstance(given, str) else given)
+        return self._over.get(model)
 
     def prepare(
         self, model: Model, task: Task, *, batch_size: int, seed: int, keep: KeptRuns | None = None
     ) -> Prepared:
+        reference = self._reference(model)
+        if reference is None:
+            return self._means(model, task, batch_size, keep)
+        if self.per_position:
+            check_aligned(self.key, reference, task)
+        if model not in self._made:
+            self._made[model] = self._means(model, reference, batch_size, None)
+        return self._made[model]
+
+    def _means(self, model: Model, task: Task, batch_size: int, keep: KeptRuns | None) -> Prepared:
         if self.per_position:
             check_several(self.key, task.n)
             check_aligned(self.key, task, task)
@@ -135,11 +507,10 @@ class Mean(Ablation):
         return sums.prepared()
 
     def prepare_heads(self, setting: Setting) -> Replacement:
-        reference = setting.reference
+        reference = self._reference(setting.model) or setting.reference
         if self.per_position:
             check_aligned(self.key, reference, setting.task)
-        used = setting.finite(reference)
-        rows = used if self.per_position else real_tokens(reference, used)
+        rows = setting.finite(reference) if self.per_position else setting.real(reference)
         means = [z.double()[rows].mean(0) for z in setting.outputs(reference)]
         means = [mean[None] if self.per_position else mean[None, None] for mean in means]
         return lambda site: means[site.layer][:, : site.z.shape[1]]
@@ -161,34 +532,34 @@ class Noise(Ablation):
             value = value * weight
             return torch.stack([value.sum((0, 1, 3)), value.square().sum((0, 1, 3))])
 
-        n_positions = int(task.lengths.sum())
+        totals = reduce(_added, (_source_sums(model, batch, moments) for batch in task.batches(batch_size)))
+        width_of = [model.d_model] + [model.d_head] * model.n_layers + [model.d_model] * model.n_layers
         deviations = []
-        sums = SourceSums(model, moments)
-        for batch in task.batches(batch_size):
-            sums.add(batch)
-        for (total, square), width in zip(sums.totals, _widths(model), strict=True):
-            n = n_positions * width
-            deviations.append(((square - total.square() / n) / max(n - 1, 1)).clamp(min=0).sqrt())
+        for (total, square), width in zip(totals, width_of, strict=True):
+            n = int(task.lengths.sum()) * width
+            spread = ((square - total.square() / n) / max(n - 1, 1)).clamp(min=0).sqrt()
+            deviations.append(spread.float().repeat_interleave(width))
 
         def make(batch: Batch, trace: Trace | None) -> Baseline:
-            widths = [
-                width * deviation.numel() for width, deviation in zip(_widths(model), deviations, strict=True)
-            ]
-            shape = (batch.width, sum(widths))
-            rngs = [stream(seed, f"noise/{row}") for row in batch.indices.tolist()]
-            rows = [torch.from_numpy(rng.standard_normal(shape, dtype="float32")) for rng in rngs]
-            parts = torch.stack(rows).to(model.device).split(widths, dim=2)
-            scales = (
-                deviation.float().repeat_interleave(part.shape[2] // deviation.numel())
-                for part, deviation in zip(parts, deviations, strict=True)
+            widths = [len(deviation) for deviation in deviations]
+            draws = torch.stack(
+                [
+                    torch.from_numpy(
+                        stream(seed, f"noise/{row}").standard_normal((batch.width, sum(widths)), "float32")
+                    )
+                    for row in batch.indices.tolist()
+                ]
             )
-            values = [(part * scale).to(model.dtype) for part, scale in zip(parts, scales, strict=True)]
-            return _baseline(model, values)
+            parts = draws.to(model.device).split(widths, dim=2)
+            values = [
+                (part * deviation).to(model.dtype) for part, deviation in zip(parts, deviations, strict=True)
+            ]
+            return Baseline.by_source(model, values)
 
         return Prepared(make=make)
 
     def prepare_heads(self, setting: Setting) -> Replacement:
-        real = real_tokens(setting.reference, setting.finite(setting.reference))
+        real = setting.real(setting.reference)
         spread = [
             z[real].double().transpose(0, 1).flatten(1).std(1) for z in setting.outputs(setting.reference)
         ]
@@ -215,20 +586,15 @@ class NoiseAdditive(Ablation):
             noisy = []
             for value, nodes in _by_source(model, clean):
                 by_node = value.double().unflatten(-1, (nodes, -1))
-                draws = torch.stack(
-                    [torch.from_numpy(rng.standard_normal(by_node.shape[1:])) for rng in rngs]
-                )
-                noise = draws.to(by_node.device) * _own_spread(by_node, batch)
+                drawn = np.stack([rng.standard_normal(by_node.shape[1:]) for rng in rngs])
+                noise = torch.from_numpy(drawn).to(by_node.device) * _own_spread(by_node, batch)
                 noisy.append((by_node + noise).flatten(2).to(value.dtype))
-            return _baseline(model, noisy)
+            return Baseline.by_source(model, noisy)
 
         return Prepared(make=make)
 
     def prepare_heads(self, setting: Setting) -> Replacement:
-        def replaced(site: Site) -> Tensor:
-            return site.z + setting.noise(self.key, site) * _own_spread(site.z, site.batch)
-
-        return replaced
+        return lambda site: site.z + setting.noise(self.key, site) * _own_spread(site.z, site.batch)
 
 
 def _own_spread(
@@ -247,18 +613,12 @@ def _shared(model: Model, values: list[Tensor], kept: KeptRuns | None = None) ->
 
     def make(batch: Batch, trace: Trace | None) -> Baseline:
         length = batch.width
-        return _baseline(
-            model,
-            [value.expand(1, length, -1) if value.shape[1] == 1 else value[:, :length] for value in values],
-        )
+        spread = [
+            value.expand(1, length, -1) if value.shape[1] == 1 else value[:, :length] for value in values
+        ]
+        return Baseline.by_source(model, spread)
 
     return Prepared(make=make, kept=kept)
-
-
-def _baseline(model: Model, values: list[Tensor]) -> Baseline:
-    """The baseline of `input`, the heads of each block, and the MLPs."""
-    z, mlp = values[1 : 1 + model.n_layers], values[1 + model.n_layers :]
-    return Baseline(model=model, input=values[0], z=z, mlp=mlp)
 
 
 def _by_source(model: Model, trace: Trace) -> list[tuple[Tensor, int]]:
@@ -266,44 +626,32 @@ def _by_source(model: Model, trace: Trace) -> list[tuple[Tensor, int]]:
     return [(trace.input, 1), *((z, model.n_heads) for z in trace.z), *((mlp, 1) for mlp in trace.mlp)]
 
 
-def _widths(model: Model) -> list[int]:
-    """Entries per position of one source, for `input`, the heads of each block, and the MLPs."""
-    return [model.d_model] + [model.d_head] * model.n_layers + [model.d_model] * model.n_layers
-
-
-class SourceSums:
-    """Sums over clean inputs of something about the outputs of every source, batch by batch.
+def _source_sums(
+    model: Model, batch: Batch, total: Callable[[Tensor, Tensor], Tensor], keep: KeptRuns | None = None
+) -> list[Tensor]:
+    """Sums over a batch of something about the outputs of every source: one forward pass.
 
     Args:
         model: The model.
-        reduce: From values `[batch, pos, nodes, width]` and weights of real positions, both float64, to what
-            is added up.
-        keep: Where to leave the passes for who reads them next.
+        batch: Its clean inputs are run.
+        total: From values `[batch, pos, nodes, width]` and weights of real positions, both float64, to sums.
+        keep: Where to leave the pass for who reads it next.
 
-    Attributes:
-        totals: One for `input`, one per block for the heads, one per block for the MLP.
+    Returns:
+        One for `input`, one per block for the heads, one per block for the MLP.
     """
+    batch = batch.to(model.device)
+    with torch.no_grad(), model.tracing() as trace:
+        hidden = model.forward(batch.clean)
+        if keep is not None:
+            keep.put(batch, trace, model.read(hidden, batch.positions))
+    positions = torch.arange(batch.width, device=model.device)
+    weight = (positions < batch.lengths[:, None])[..., None, None].double()
+    return [total(v.double().unflatten(-1, (nodes, -1)), weight) for v, nodes in _by_source(model, trace)]
 
-    def __init__(
-        self, model: Model, reduce: Callable[[Tensor, Tensor], Tensor], *, keep: KeptRuns | None = None
-    ) -> None:
-        self.model, self.totals = model, list[Tensor]()
-        self._reduce, self._keep = reduce, keep
 
-    def add(self, batch: Batch) -> None:
-        """One forward pass over the clean inputs of a batch."""
-        model = self.model
-        batch = batch.to(model.device)
-        with torch.no_grad(), model.tracing() as trace:
-            hidden = model.forward(batch.clean)
-            if self._keep is not None:
-                self._keep.put(batch, trace, model.read(hidden, batch.positions))
-        positions = torch.arange(batch.width, device=model.device)
-        weight = (positions < batch.lengths[:, None])[..., None, None].double()
-        values = _by_source(model, trace)
-        parts = [self._reduce(value.double().unflatten(-1, (nodes, -1)), weight) for value, nodes in values]
-        pairs = zip(self.totals, parts, strict=True)
-        self.totals = [a + b for a, b in pairs] if self.totals else parts
+def _added(first: list[Tensor], second: list[Tensor]) -> list[Tensor]:
+    return [one + other for one, other in zip(first, second, strict=True)]
 
 
 class MeanSums:
@@ -335,9 +683,7 @@ class MeanSums:
         self.model, self.ablation, self.n = model, ablation, 0
         self._keep, self._positions = keep, 0
         self._widths: set[int] = set()
-        self._sums = SourceSums(
-            model, lambda value, weight: (value * weight).sum(0, True).flatten(2), keep=keep
-        )
+        self._sums: list[Tensor] = []
 
     def add(self, batch: Batch) -> None:
         """Take a batch in: one forward pass.
@@ -348,7 +694,10 @@ class MeanSums:
         self._widths |= set(batch.lengths.tolist())
         if self.ablation.per_position and len(self._widths) > 1:
             raise unequal_lengths(self.ablation.key, sorted(self._widths))
-        self._sums.add(batch)
+        sums = _source_sums(
+            self.model, batch, lambda value, weight: (value * weight).sum(0, True).flatten(2), self._keep
+        )
+        self._sums = _added(self._sums, sums) if self._sums else sums
         self.n += len(batch.indices)
         self._positions += int(batch.lengths.sum())
 
@@ -360,7 +709,7 @@ class MeanSums:
         """
         if self.ablation.per_position or self.n == 0:
             check_several(self.ablation.key, self.n)
-        sums, count = self._sums.totals, self.n
+        sums, count = self._sums, self.n
         if not self.ablation.per_position:
             sums, count = [value.sum(1, keepdim=True) for value in sums], self._positions
         return _shared(self.model, [(value / count).to(self.model.dtype) for value in sums], self._keep)
@@ -388,29 +737,6 @@ def unequal_lengths(key: str, lengths: list[int]) -> InputError:
         f"{key} uses the mean of each position, but the prompts have lengths {lengths}; use prompts of "
         "one template, or 'mean'"
     )
-
-
-class MeasuredOn(Ablation):
-    """An ablation of edges whose values are measured on prompts of their own, whatever prompts are run.
-
-    Args:
-        ablation: The ablation.
-        reference: What it is measured on.
-    """
-
-    def __init__(self, ablation: Ablation, reference: Task) -> None:
-        self.key, self.paired, self.summary = ablation.key, ablation.paired, ablation.summary
-        self._ablation, self._reference = ablation, reference
-        self._made: tuple[Model, Prepared] | None = None
-
-    def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
-        reference = model.bind(self._reference)
-        if isinstance(self._ablation, Mean) and self._ablation.per_position:
-            check_aligned(self.key, reference, task)
-        if self._made is None or self._made[0] is not model:
-            made = self._ablation.prepare(model, reference, batch_size=batch_size, seed=seed)
-            self._made = model, made
-        return self._made[1]
 
 
 for _ablation in (Resample(), Zero(), Mean(), Mean(per_position=True), Noise(), NoiseAdditive()):

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 
 from assay.core import machine
-from assay.core.errors import InputError
+from assay.core.errors import check_least
 from assay.models import Model
 from assay.tasks import Task
 
@@ -41,31 +41,15 @@ def choose_batch_size(
     Raises:
         InputError: If `asked` or `memory` is below 1.
     """
-    limits: tuple[tuple[str, object], ...] = (("batch_size", asked), ("memory", memory))
-    for name, value in limits:
-        if value is not None and (not isinstance(value, int) or value < 1):
-            raise InputError(
-                f"{name} is {value}; give a whole number of at least 1, or None to choose by free memory"
-            )
+    if asked is None:
+        asked = max(1, TOKENS_PER_PASS // task.length) if model.device.type == "cpu" else 4096
     memory = free_memory(model.device) * 6 // 10 if memory is None else memory
-    asked = usual_batch(model, task) if asked is None else asked
-    most = max(1, min(asked, task.n if n is None else n))
-    each = bytes_per_example + _rough_pass(model, task, kept=bytes_per_example > 0)
-    return max(1, min(memory // each, most))
-
-
-def usual_batch(model: Model, task: Task) -> int:
-    """Examples per pass that suit the device, where memory does not matter."""
-    return max(1, TOKENS_PER_PASS // task.length) if model.device.type == "cpu" else 4096
-
-
-def _rough_pass(model: Model, task: Task, *, kept: bool) -> int:
-    """Memory of a plain pass over one example, rather too much; `kept`: activations stay for later."""
-    length, reads = task.length, task.positions[0].numel()
+    check_least(1, batch_size=asked, memory=memory)
+    length, kept = task.length, bytes_per_example > 0  # activations stay for later
     attention = 4 * model.n_heads * length**2 * (model.n_layers if kept else 1)  # as kernels that keep it do
-    return 4 * (
-        model.d_model * length * (12 * model.n_layers if kept else 24) + attention + model.n_vocab * 4 * reads
-    )
+    stream = model.d_model * length * (12 * model.n_layers if kept else 24)
+    each = bytes_per_example + 4 * (stream + attention + 4 * model.n_vocab)  # rather too much
+    return max(1, min(memory // each, asked, task.n if n is None else n))
 
 
 def with_room(run: Callable[[int], T], size: int) -> T:
@@ -99,11 +83,6 @@ def assumed_memory(n_bytes: int) -> Iterator[None]:
 def free_memory(device: torch.device) -> int:
     """Bytes free on a device, or those that are assumed to be."""
     assumed = _ASSUMED.get()
-    return measured_free(device) if assumed is None else assumed
-
-
-def measured_free(device: torch.device) -> int:
-    """Bytes free on a device."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return machine.free_memory()
+    if assumed is not None:
+        return assumed
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine.free_memory()

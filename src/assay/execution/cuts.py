@@ -18,7 +18,7 @@ from torch import Tensor
 
 from assay.circuits import Circuit
 from assay.core.errors import UnsupportedModelError
-from assay.execution.baseline import Baseline
+from assay.execution.ablation import Baseline
 from assay.execution.plan import Inlet, compile_plan
 from assay.execution.runner import CircuitRunner, Observer
 from assay.models import Model, Trace
@@ -64,9 +64,8 @@ class CutRunner:
         self.kept: Bool[Tensor, "n_sources n_targets"] = model.graph.valid.clone()
         self._examples: list[_CutExamples] = []
         self._current: tuple[int, CircuitRunner] | None = None
-        self._new: list[
-            int
-        ] = []  # sources whose edges into the current target are cut, but not in the current run
+        # Sources whose edges into the current target are cut, but not in the current run.
+        self._new: list[int] = []
 
     @torch.no_grad()
     def add(self, inputs: Tensor, baseline: Baseline, read: Int[Tensor, " n"]) -> Float[Tensor, "n d_vocab"]:
@@ -95,20 +94,19 @@ class CutRunner:
             before, runner = self._current
             for examples in self._examples:
                 examples.settle(runner, before, self._new)
-        graph, self._new = self.model.graph, []
+        model, self._new = self.model, []
         plan = compile_plan(
-            graph,
+            model.graph,
             self.kept,
             resample=True,
-            pools=self.model.pools,
-            coupling=self.model.coupling,
+            pools=model.pools,
+            coupling=model.coupling,
             origin=target,
-            moved=frozenset(self._examples[0].run.offsets) if self._examples else (),
+            moved=frozenset(self._examples[0].offsets) if self._examples else (),
         )
-        circuit = Circuit(graph=graph, mask=self.kept)
-        runner = CircuitRunner(self.model, circuit, resample=True, plan=plan)
-        self._current = target, runner
-        return runner
+        circuit = Circuit(graph=model.graph, mask=self.kept)
+        self._current = target, CircuitRunner(model, circuit, resample=True, plan=plan)
+        return self._current[1]
 
     @torch.no_grad()
     def logits(
@@ -136,20 +134,29 @@ class CutRunner:
         self._new += sources
 
 
-class _CurrentRun(Baseline):
-    """The run of some examples with the edges cut so far: the clean one, less what was told of later ones.
+class _CutExamples(Baseline):
+    """Some examples: their run with the edges cut so far, and what their sources would carry when cut.
+
+    The run is the clean one, less what was told of later ones.
 
     Attributes:
-        read: Read position of each example, or several.
+        clean: The clean pass.
+        read: Read position of each example.
+        change: Ablated minus clean output of every source.
         offsets: What the streams of targets have beyond those of the clean run.
         own: Projections of a block, where some differ from the clean run's.
     """
 
-    def __init__(self, model: Model, clean: Trace, read: Tensor) -> None:
+    def __init__(self, model: Model, clean: Trace, baseline: Baseline, read: Tensor) -> None:
         super().__init__(model=model, input=clean.input, z=list(clean.z), mlp=list(clean.mlp), trace=clean)
-        self.read, self.index = read, torch.arange(len(read), device=read.device)
+        self.clean, self.read, self.index = clean, read, torch.arange(len(read), device=read.device)
         self.offsets: dict[int, Tensor] = {}
         self.own: dict[int, Tensor] = {}
+        sources = zip(
+            (baseline.input, *baseline.z, *baseline.mlp), (clean.input, *clean.z, *clean.mlp), strict=True
+        )
+        wide = model.result_dtype
+        self.change = Baseline.by_source(model, [cut.to(wide) - value.to(wide) for cut, value in sources])
 
     def channels(self, layer: int) -> Float[Tensor, "rows pos n_channels d_head"]:
         return self.own[layer] if layer in self.own else super().channels(layer)
@@ -157,62 +164,20 @@ class _CurrentRun(Baseline):
     def at(self, value: Tensor, *, everywhere: bool) -> Tensor:
         return value if everywhere else value[self.index, self.read]
 
-    def note(self, kind: str, layer: int, number: int, value: Tensor) -> None:
-        """Take in something that a run of the circuit with one more cut computed."""
-        graph, length = self.model.graph, self.input.shape[1]
-        if kind == "stream":
-            attention = layer < graph.n_layers and not (graph.mlps and number == graph.mlp_target(layer))
-            inner = (
-                (self.attention_in if attention else self.mlp_in)(layer) if layer < graph.n_layers else None
-            )
-            clean = self.final_in() if inner is None else inner
-            self.offsets[number] = value - self.at(clean.to(value.dtype), everywhere=value.ndim == 3)
-            return
-        place = (
-            (slice(None), slice(None))
-            if value.ndim == 3 and value.shape[1] == length
-            else (self.index, self.read)
-        )
-        value = value[:, 0] if value.ndim == 3 and place[0] is self.index else value
-        if kind == "mlp":
-            self.mlp[layer] = self.mlp[layer].to(value.dtype, copy=True)
-            self.mlp[layer][place] = value
-        elif kind == "z":
-            self.z[layer] = self.z[layer].to(value.dtype, copy=True)
-            self.z[layer].unflatten(-1, (graph.n_heads, -1))[(*place, number)] = value
-        else:
-            column = number - graph.channel_target(layer, "q")
-            self.own[layer] = self.channels(layer).clone()
-            self.own[layer][(*place, column)] = value
-
-
-class _CutExamples:
-    """Some examples: their current run, and what their sources would carry when cut."""
-
-    def __init__(self, model: Model, clean: Trace, baseline: Baseline, read: Tensor) -> None:
-        self.model, self.clean, self.read = model, clean, read
-        self.run = _CurrentRun(model, clean, read)
-        self.input = self._difference(baseline.input, clean.input)
-        self.z = [self._difference(*both) for both in zip(baseline.z, clean.z, strict=True)]
-        self.mlp = [self._difference(*both) for both in zip(baseline.mlp, clean.mlp, strict=True)]
-
-    def _difference(self, ablated: Tensor, clean: Tensor) -> Tensor:
-        return ablated.to(self.model.result_dtype) - clean.to(self.model.result_dtype)
-
     def differences(self, rows: Sequence[int], *, everywhere: bool) -> Float[Tensor, "rows n ... d_model"]:
         """Ablated minus clean outputs of some sources, at all positions or at the read position."""
-        model, graph, wanted = self.model, self.model.graph, set(rows)
-        outputs = {0: self.run.at(self.input, everywhere=everywhere)} if 0 in wanted else {}
+        model, graph, change = self.model, self.model.graph, self.change
+        outputs = {0: self.at(change.input, everywhere=everywhere)} if 0 in rows else {}
         for layer, block in enumerate(model.blocks):
             first, mlp = graph.head_source(layer), graph.mlp_source(layer)
-            heads = [head for head in range(graph.n_heads) if first + head in wanted]
+            heads = [head for head in range(graph.n_heads) if first + head in rows]
             if heads:
-                z = self.run.at(self.z[layer], everywhere=everywhere)
+                z = self.at(change.z[layer], everywhere=everywhere)
                 z = z.unflatten(-1, (graph.n_heads, model.d_head))[..., heads, :]
                 written = torch.einsum("...hc,hcd->h...d", z, block.out_weight()[heads].to(z.dtype))
                 outputs |= zip((first + head for head in heads), written, strict=True)
-            if graph.mlps and mlp in wanted:
-                outputs[mlp] = self.run.at(self.mlp[layer], everywhere=everywhere)
+            if graph.mlps and mlp in rows:
+                outputs[mlp] = self.at(change.mlp[layer], everywhere=everywhere)
         return torch.stack([outputs[row] for row in rows])
 
     def logits(
@@ -227,7 +192,7 @@ class _CutExamples:
         k, n = len(cuts), len(self.read)
 
         def moves(column: int, everywhere: bool) -> Tensor:
-            offset = self.run.offsets.get(column)
+            offset = self.offsets.get(column)
             if column == target:
                 differences = self.differences(sources, everywhere=everywhere)
                 own = (cuts.to(differences) @ differences.flatten(1)).view(k, *differences.shape[1:])
@@ -235,22 +200,40 @@ class _CutExamples:
             assert offset is not None
             return offset.expand(k, n, *offset.shape[-2 if everywhere else -1 :]).flatten(0, 1)
 
-        rows = self.run.index.repeat(k)
-        read = self.read.repeat(k, *[1] * (self.read.ndim - 1))
-        logits = runner.logits(self.clean, self.run, read, rows=(rows, rows), moves=moves, observer=observer)
+        rows, read = self.index.repeat(k), self.read.repeat(k)
+        logits = runner.logits(self.clean, self, read, rows=(rows, rows), moves=moves, observer=observer)
         by_hypothesis: Tensor = logits.to(self.model.result_dtype).unflatten(0, (k, n))
         return by_hypothesis
 
+    @torch.no_grad()
     def settle(self, runner: CircuitRunner, target: int, sources: Sequence[int]) -> None:
         """Make the run with edges from some sources into a target cut the current one."""
         noted: list[tuple[str, int, int, Tensor]] = []
-        with torch.no_grad():
-            self.logits(
-                runner,
-                target,
-                sources,
-                torch.ones(1, len(sources), dtype=torch.bool),
-                lambda *each: noted.append(each),
-            )
+        every = torch.ones(1, len(sources), dtype=torch.bool)
+        self.logits(runner, target, sources, every, lambda *each: noted.append(each))
         for each in noted:  # once the run no longer reads them
-            self.run.note(*each)
+            self._note(*each)
+
+    def _note(self, kind: str, layer: int, number: int, value: Tensor) -> None:
+        """Take in something that a run with one more cut computed; see `Observer`."""
+        graph = self.model.graph
+        everywhere = value.ndim == 3 and value.shape[1] == self.input.shape[1]
+        value = value[:, 0] if value.ndim == 3 and not everywhere else value
+        place = (slice(None), slice(None)) if everywhere else (self.index, self.read)
+        if kind == "stream":
+            if layer == graph.n_layers:
+                clean = self.final_in()
+            elif graph.mlps and number == graph.mlp_target(layer):
+                clean = self.mlp_in(layer)
+            else:
+                clean = self.attention_in(layer)
+            self.offsets[number] = value - self.at(clean.to(value.dtype), everywhere=everywhere)
+        elif kind == "mlp":
+            self.mlp[layer] = self.mlp[layer].to(value.dtype, copy=True)
+            self.mlp[layer][place] = value
+        elif kind == "z":
+            self.z[layer] = self.z[layer].to(value.dtype, copy=True)
+            self.z[layer].unflatten(-1, (graph.n_heads, -1))[(*place, number)] = value
+        else:
+            self.own[layer] = self.channels(layer).clone()
+            self.own[layer][(*place, number - graph.channel_target(layer, "q"))] = value

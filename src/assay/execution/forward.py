@@ -10,13 +10,13 @@ from torch import Tensor
 
 from assay.circuits import Circuit
 from assay.core.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError, ShapeError
-from assay.execution.ablation import Ablation, get_ablation
-from assay.execution.baseline import Baseline, BaselineShelf
+from assay.execution.ablation import Ablation, Baseline, BaselineShelf, get_ablation
 from assay.execution.batches import choose_batch_size, with_room
 from assay.execution.runner import CircuitRunner
 from assay.execution.soft import SoftRunner
 from assay.models import Model, Trace
-from assay.tasks import Batch, Task
+from assay.models.attention import PlacedAttention
+from assay.tasks import Batch, PairTask, Task
 
 
 def finite_rows(logits: Float[Tensor, "n d_vocab"]) -> Bool[Tensor, " n"]:
@@ -52,6 +52,7 @@ def check_circuit(model: Model, circuit: Circuit) -> None:
         )
 
 
+@torch.no_grad()
 def run_model(
     model: Model,
     task: Task,
@@ -78,27 +79,26 @@ def run_model(
         NonFiniteError: If a logit is NaN or infinite; the message names the example.
     """
     task = model.bind(task)
-    which = "corrupted" if corrupted else "clean"
 
-    @torch.no_grad()
     def run(size: int) -> Tensor:
         results = []
         for batch in task.batches(size):
             batch = batch.to(model.device)
             hidden = model.forward(batch.corrupted if corrupted else batch.clean)
-            logits = model.read(hidden, batch.positions).to(model.result_dtype).cpu()
-            if check:
-                check_finite(logits, f"{model.id} on the {which} input", batch.indices)
-            results.append(logits)
+            results.append(model.read(hidden, batch.positions).to(model.result_dtype).cpu())
         return torch.cat(results)
 
-    return with_room(run, choose_batch_size(model, task, asked=batch_size, memory=memory))
+    logits = with_room(run, choose_batch_size(model, task, asked=batch_size, memory=memory))
+    if check:
+        which = "corrupted" if corrupted else "clean"
+        check_finite(logits, f"{model.id} on the {which} input", torch.arange(task.n))
+    return logits
 
 
 def run_circuit(
+    circuit: Circuit,
     model: Model,
     task: Task,
-    circuit: Circuit,
     *,
     ablation: str | Ablation | None = None,
     pairs: Int[Tensor, "pairs 2"] | None = None,
@@ -111,9 +111,9 @@ def run_circuit(
     """Logits of the model with every edge outside the circuit ablated, at the read position.
 
     Args:
+        circuit: The edges to keep, everywhere or at spans of positions.
         model: The model.
         task: The examples.
-        circuit: The edges to keep, everywhere or at spans of positions.
         ablation: What a cut edge carries: `resample`, `zero`, `mean`, `mean-positional` or `noise`; default:
             the task's own.
         pairs: (clean index, corrupted index) pairs to run instead of the task's own pairing; needs
@@ -171,7 +171,7 @@ def run_circuit(
                 logits = runner.soft.logits(runner.soft.prepare_batch(batch, prepared), runner.mask(batch))
             else:
                 depth = model.n_layers if runner.clean_depth is None else runner.clean_depth
-                trace = kept.clean(batch, depth, partial(clean_pass, model, runner, batch.clean))
+                trace = kept.clean(batch, depth, partial(_clean_pass, model, runner, batch.clean))
                 logits = runner.logits(trace, kept.baseline(prepared, batch), batch.positions)
             results.append(logits.to(model.result_dtype).cpu())
         return torch.cat(results)
@@ -205,7 +205,7 @@ class _SpanRunner:
         return self.weights[rows.to(self.weights.device)]
 
 
-def clean_pass(model: Model, runner: CircuitRunner, inputs: Tensor) -> Trace:
+def _clean_pass(model: Model, runner: CircuitRunner, inputs: Tensor) -> Trace:
     """As much of a plain pass over the clean input as the circuit reads directly."""
     until = None if runner.clean_depth == model.n_layers else runner.clean_depth
     with torch.no_grad(), model.tracing(until=until) as trace:
@@ -217,10 +217,9 @@ def _run_pairs(
     model: Model, runner: CircuitRunner, task: Task, pairs: Int[Tensor, "pairs 2"], size: int
 ) -> Tensor:
     """Tile by tile of the clean x corrupted table: each input of a tile is run once for all its pairs."""
-    side = max(1, size // 2)
-    places = [each.unique(return_inverse=True)[1] for each in pairs.unbind(1)]
-    tiles = torch.stack(places, 1).div(side, rounding_mode="floor")
-    logits: Tensor | None = None
+    places = torch.stack([each.unique(return_inverse=True)[1] for each in pairs.unbind(1)], 1)
+    tiles = places.div(max(1, size // 2), rounding_mode="floor")
+    order, results = [], []
     for tile in tiles.unique(dim=0):
         here = (tiles == tile).all(1).nonzero().squeeze(1)
         sides, at = [], []
@@ -230,19 +229,16 @@ def _run_pairs(
             sides.append(next(iter(few.batches(few.n))).to(model.device))
             at.append(inverse)
         clean, corrupted = sides
-        trace = clean_pass(model, runner, clean.clean)
+        trace = _clean_pass(model, runner, clean.clean)
         with model.tracing(streams=True) as streams:
             model.forward(corrupted.corrupted)
         baseline = Baseline.of(model, streams)
         for part in torch.arange(len(here)).split(size):
-            chosen = [place[part].to(model.device) for place in at]
-            read = clean.positions[chosen[0]]
-            found = runner.logits(trace, baseline, read, rows=(chosen[0], chosen[1])).to(model.result_dtype)
-            if logits is None:
-                logits = torch.empty(len(pairs), *found.shape[1:], dtype=found.dtype)
-            logits[here[part]] = found.cpu()
-    assert logits is not None
-    return logits
+            first, second = (place[part].to(model.device) for place in at)
+            found = runner.logits(trace, baseline, clean.positions[first], rows=(first, second))
+            order.append(here[part])
+            results.append(found.to(model.result_dtype).cpu())
+    return torch.cat(results)[torch.cat(order).argsort()]
 
 
 def _check_pairs(task: Task, ablation: Ablation, pairs: Tensor) -> None:
@@ -260,11 +256,56 @@ def _check_pairs(task: Task, ablation: Ablation, pairs: Tensor) -> None:
             f"pairs hold indices from {int(pairs.min())} to {int(pairs.max())}, but the task has rows 0 to "
             f"{task.n - 1}"
         )
-    unequal = (task.lengths[pairs[:, 0]] != task.lengths[pairs[:, 1]]).nonzero()
+    lengths = task.lengths[pairs]
+    unequal = (lengths[:, 0] != lengths[:, 1]).nonzero().flatten()
     if len(unequal):
-        clean, corrupted = pairs[unequal[0, 0]].tolist()
+        (clean, corrupted), (one, other) = pairs[unequal[0]].tolist(), lengths[unequal[0]].tolist()
         raise InputError(
-            f"pair ({clean}, {corrupted}) joins prompts of {int(task.lengths[clean])} and "
-            f"{int(task.lengths[corrupted])} tokens, but edges can only be patched between prompts of one "
-            "length"
+            f"pair ({clean}, {corrupted}) joins prompts of {one} and {other} tokens, but edges can only be "
+            "patched between prompts of one length"
         )
+
+
+# ---- attention of one prompt ------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def attention_pattern(model: Model, task: PairTask, row: int) -> Float[Tensor, "n_layers n_heads pos pos"]:
+    """Attention of every head on one clean prompt of a task.
+
+    Args:
+        model: The model.
+        task: The prompts.
+        row: Which of them.
+
+    Returns:
+        Shares in [0, 1]: `[layer, head, query, key]`; each query's shares sum to 1. Float32 on the CPU.
+
+    Notes:
+        One forward pass. The weights are those that mix the values, with masks, caps and biases: they are
+        read off by mixing the rows of the identity matrix in place of values.
+    """
+    length = int(task.lengths[row])
+    with model.tracing(streams=True) as trace:
+        model.forward(task.clean[row, :length][None].to(model.device))
+    attention = PlacedAttention(
+        model.rules, model.tables(trace.calls), length=length, causal=model.causal, read=None
+    )
+    heads = range(model.n_heads)
+    patterns = []
+    for layer, block in enumerate(model.blocks):
+        channels = block.channels(trace.qkv[layer]).transpose(-3, -2)
+        queries, keyed = channels.tensor_split([block.n_heads], -3)
+        keys, values = keyed.chunk(2, -3)
+        unit = torch.eye(length, dtype=values.dtype, device=values.device)
+        mixed = attention.mix(
+            layer,
+            attention.queries(layer, queries, heads, everywhere=True),
+            attention.keys(layer, keys, range(block.n_kv_heads)),
+            unit.expand(*values.shape[:-2], length, length),
+            everywhere=True,
+            heads=heads,
+            kv_of_head=[block.kv_head(head) for head in heads],
+        )
+        patterns.append(mixed[0].float().cpu())
+    return torch.stack(patterns)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from assay.circuits import Circuit
 from assay.core.errors import InputError, UnsupportedModelError
-from assay.execution.baseline import Baseline, joined
+from assay.execution.ablation import Baseline, joined
 from assay.execution.runner import CircuitRunner
 from assay.models import Model, Trace
 
@@ -100,17 +100,20 @@ class PairRunner:
         """Logits of some combinations, given by row numbers of both sides."""
         if self.runner.plan.everything:
             return clean.logits[clean_index]
-        length, other = (side.trace.input.shape[1] for side in (clean, corrupted))
-        if length != other:
+        one, other = clean.trace.input, corrupted.trace.input
+        length = one.shape[1]
+        if length != other.shape[1]:
             raise InputError(
-                f"the clean inputs have {length} tokens, the corrupted ones {other}, but edges can only be "
-                "patched between inputs of one length"
+                f"the clean inputs have {length} tokens, the corrupted ones {other.shape[1]}, but edges can "
+                "only be patched between inputs of one length"
             )
-        device = self.model.device
-        rows = clean_index.to(device), corrupted_index.to(device)
+        rows = clean_index.to(one.device), corrupted_index.to(one.device)
+        # First positions with one token in all inputs, as the embeddings tell; one is left to be read.
+        alike = torch.stack([(side == one[:1]).all(2).all(0) for side in (one, other)]).all(0)
+        shared = min(int(alike.long().cumprod(0).sum()), length - 1)
         read = torch.full_like(rows[0], length - 1)
         baseline = Baseline.of(self.model, corrupted.trace)
-        logits = self.runner.logits(clean.trace, baseline, read, rows=rows)
+        logits = self.runner.logits(clean.trace, baseline, read, rows=rows, shared=shared)
         return logits.to(self.model.result_dtype)
 
     def bytes_to_prepare(self, length: int) -> int:

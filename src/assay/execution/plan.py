@@ -23,7 +23,6 @@ run then takes the place of the ablated one in all of this: sources that the tar
 value in it.
 """
 
-from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -34,7 +33,7 @@ from jaxtyping import Bool
 from torch import Tensor
 
 from assay.core.errors import ShapeError
-from assay.graph import Graph
+from assay.graph import CHANNELS, Graph
 
 
 # Heads of a block are apart; share a norm of their queries and keys; share a norm of what they write.
@@ -63,54 +62,25 @@ class Inlet:
         return not self.from_total and not self.terms and self.moved is None
 
 
-@dataclass(kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class AttentionStep:
-    """The live heads of one block: where each channel reads.
+    """The live heads of one block, and what reads each distinct input.
 
     Attributes:
-        heads: Live query heads in order, those needed everywhere first.
-        n_everywhere: How many of `heads` are needed at all positions.
-        inlets: Distinct inputs of the block.
-        reads: For `q` heads and `k`, `v` key/value heads: head -> index into `inlets`.
+        full: Live query heads that are needed at all positions.
+        last: Those that are needed at the read position only.
+        inlets: Distinct inputs, with the channels that read each as (`q`, `k` or `v`, head).
     """
 
-    layer: int
-    heads: tuple[int, ...] = ()
-    n_everywhere: int = 0
-    inlets: list[Inlet] = field(default_factory=list)
-    reads: dict[str, dict[int, int]] = field(default_factory=dict)
+    full: tuple[int, ...]
+    last: tuple[int, ...]
+    inlets: dict[Inlet, list[tuple[str, int]]] = field(default_factory=dict)
 
-    @property
-    def full(self) -> tuple[int, ...]:
-        """Live heads that are needed at all positions."""
-        return self.heads[: self.n_everywhere]
-
-    @property
-    def last(self) -> tuple[int, ...]:
-        """Live heads that are needed at the read position only."""
-        return self.heads[self.n_everywhere :]
-
-    @property
+    @cached_property
     def kv_heads(self) -> tuple[int, ...]:
         """Key/value heads that the live heads read."""
-        return tuple(sorted(self.reads["k"]))
-
-    def channels(self, inlet: int) -> tuple[tuple[str, int], ...]:
-        """The channels that read an inlet, as (`q`, `k` or `v`, head)."""
-        return tuple(
-            (channel, head)
-            for channel in ("q", "k", "v")
-            for head, used in self.reads[channel].items()
-            if used == inlet
-        )
-
-
-@dataclass(kw_only=True)
-class MlpStep:
-    """One live MLP."""
-
-    layer: int
-    inlet: Inlet
+        read = [each for channels in self.inlets.values() for each in channels]
+        return tuple(sorted(head for channel, head in read if channel == "k"))
 
 
 @dataclass(kw_only=True)
@@ -123,7 +93,7 @@ class CompiledMask:
         clean: Per source, computed from the clean input alone.
         everywhere, somewhere: Per source, needed at all positions, needed at all.
         attention: Step per block (None where all of it is dead, clean or ablated).
-        mlp: Step per block (None where it is dead, clean or ablated).
+        mlp: What the MLP of each block reads (None where it is dead, clean or ablated).
         logits: Inlet of `logits`.
     """
 
@@ -133,7 +103,7 @@ class CompiledMask:
     everywhere: Bool[Tensor, " n_sources"]
     somewhere: Bool[Tensor, " n_sources"]
     attention: list[AttentionStep | None]
-    mlp: list[MlpStep | None]
+    mlp: list[Inlet | None]
     logits: Inlet
 
     @cached_property
@@ -141,26 +111,21 @@ class CompiledMask:
         """All distinct inputs, in forward order."""
         inlets = []
         for attention, mlp in zip(self.attention, self.mlp, strict=True):
-            inlets += attention.inlets if attention else []
-            inlets += [mlp.inlet] if mlp else []
+            inlets += [*(attention.inlets if attention else ()), *([mlp] if mlp else ())]
         return [*inlets, self.logits]
 
     @cached_property
     def clean_depth(self) -> int:
         """How many blocks of the model must be run on the clean input."""
-        rows = (self.clean & self.somewhere).nonzero().squeeze(1).tolist()
-        return max((int(self.graph.source_layer[row]) for row in rows), default=0)
+        layers = self.graph.source_layer[self.clean & self.somewhere]
+        return int(layers.max()) if len(layers) else 0
 
     def counts(self) -> dict[str, int]:
         """Live sources by kind, for reports and tests."""
-        live = self.somewhere
-        return {
-            "live": int(live.sum()),
-            "clean": int((live & self.clean).sum()),
-            "per_pair": int((live & ~self.clean).sum()),
-            "read_position_only": int((live & ~self.clean & ~self.everywhere).sum()),
-            "inlets": len(self.inlets),
-        }
+        live, per_pair = self.somewhere, self.somewhere & ~self.clean
+        kinds = {"live": live, "clean": live & self.clean, "per_pair": per_pair}
+        kinds["read_position_only"] = per_pair & ~self.everywhere
+        return {kind: int(rows.sum()) for kind, rows in kinds.items()} | {"inlets": len(self.inlets)}
 
 
 def _feeds(graph: Graph, coupling: Coupling) -> Bool[Tensor, "n_targets n_sources"]:
@@ -169,17 +134,10 @@ def _feeds(graph: Graph, coupling: Coupling) -> Bool[Tensor, "n_targets n_source
         return graph.feeds
     feeds = graph.feeds.clone()
     for layer in range(graph.n_layers):
-        first, last = graph.channel_target(layer, "q"), graph.mlp_target(layer)
+        last = graph.mlp_target(layer) if coupling == "heads" else graph.channel_target(layer, "v")
         row = graph.head_source(layer)
-        moving = slice(first, last if coupling == "heads" else graph.channel_target(layer, "v"))
-        feeds[moving, row : row + graph.n_heads] = True
+        feeds[graph.channel_target(layer, "q") : last, row : row + graph.n_heads] = True
     return feeds
-
-
-def _is_attention(columns: slice, rows: slice) -> bool:
-    """Whether a stage is the attention of a block, not its MLPs: it reads at more places than it writes."""
-    n_rows: int = rows.stop - rows.start
-    return bool(columns.stop - columns.start > n_rows)
 
 
 def source_types(
@@ -205,9 +163,9 @@ def source_types(
         target_ablated = (~kept | ablated[:, None]).all(0)
         if origin is not None and columns.start <= origin < columns.stop:
             target_ablated[origin - columns.start] = False
-        feeds = inputs[columns, rows]
-        clean[rows] = (~feeds | target_clean[:, None]).all(0)
-        ablated[rows] = (~feeds | target_ablated[:, None]).all(0)
+        apart = ~inputs[columns, rows]
+        clean[rows] = (apart | target_clean[:, None]).all(0)
+        ablated[rows] = (apart | target_ablated[:, None]).all(0)
     return clean, ablated
 
 
@@ -236,32 +194,55 @@ def compile_plan(
     if mask.shape != graph.valid.shape:
         raise ShapeError(f"mask has shape {tuple(mask.shape)}; expected {tuple(graph.valid.shape)}")
     clean, ablated = source_types(graph, mask, coupling=coupling, origin=origin)
-    kept = mask & ~ablated[:, None] if resample else mask.clone()
+    kept = mask & ~ablated[:, None] if resample else mask
     everywhere, somewhere = _liveness(graph, kept, clean, pools=pools, coupling=coupling)
-    live = _Live(
+    kept, computed = kept & somewhere[:, None], somewhere & ~clean
+
+    def inlet(column: int, *, at_all: bool) -> Inlet:
+        """Kept sources of a target, or the cut ones where that list is shorter."""
+        plus = kept[:, column]
+        minus = graph.valid[:, column] & (everywhere if at_all else somewhere) & ~plus
+        from_total = int(plus.sum()) > int(minus.sum()) + 1
+        terms = tuple((minus if from_total else plus).nonzero().squeeze(1).tolist())
+        changed = column == origin or (column in moved and bool(terms or from_total))
+        return Inlet(everywhere=at_all, from_total=from_total, terms=terms, moved=column if changed else None)
+
+    def attention(layer: int) -> AttentionStep | None:
+        first = graph.head_source(layer)
+        heads = [head for head in range(graph.n_heads) if computed[first + head]]
+        if not heads:
+            return None
+        full = [head for head in heads if everywhere[first + head]]
+        if coupling == "heads":
+            heads = list(range(graph.n_heads))
+            full = heads if full else []
+        step = AttentionStep(full=tuple(full), last=tuple(head for head in heads if head not in full))
+        queries = heads if coupling == "none" else range(graph.n_heads)
+        shared = dict.fromkeys(head * graph.n_kv_heads // graph.n_heads for head in queries)
+        for channel in CHANNELS:
+            for head in queries if channel == "q" else shared:
+                # Keys and values are read at every position.
+                at_all = channel != "q" or (head in full if coupling == "none" else bool(full))
+                read = inlet(graph.channel_target(layer, channel, head), at_all=at_all)
+                step.inlets.setdefault(read, []).append((channel, head))
+        return step
+
+    def mlp(layer: int) -> Inlet | None:
+        row = graph.mlp_source(layer)
+        if not graph.mlps or not computed[row]:
+            return None
+        return inlet(graph.mlp_target(layer), at_all=bool(everywhere[row]))
+
+    return CompiledMask(
         graph=graph,
-        kept=kept & somewhere[:, None],
-        everywhere=everywhere,
-        somewhere=somewhere,
-        computed=somewhere & ~clean,
-        origin=origin,
-        moved=moved,
-    )
-    upstream_clean = (~graph.valid | (mask & clean[:, None])).all(0)
-    plan = CompiledMask(
-        graph=graph,
-        everything=bool(upstream_clean[-1]),
+        everything=bool((~graph.valid[:, -1] | (mask[:, -1] & clean)).all()),
         clean=clean,
         everywhere=everywhere,
         somewhere=somewhere,
-        attention=[],
-        mlp=[],
-        logits=live.inlet(graph.n_targets - 1, everywhere=pools),
+        attention=[attention(layer) for layer in range(graph.n_layers)],
+        mlp=[mlp(layer) for layer in range(graph.n_layers)],
+        logits=inlet(graph.n_targets - 1, at_all=pools),
     )
-    for layer in range(graph.n_layers):
-        plan.attention.append(_attention_step(live, layer, coupling))
-        plan.mlp.append(_mlp_step(live, layer))
-    return plan
 
 
 def _liveness(
@@ -282,7 +263,7 @@ def _liveness(
     for columns, rows in reversed(graph.stages):
         feeds = inputs[columns, rows]
         active = somewhere[rows] & ~clean[rows]
-        attention = _is_attention(columns, rows)
+        attention = len(feeds) > feeds.shape[1]  # reads at more places than it writes
         if attention and coupling != "none" and bool((active & everywhere[rows]).any()):
             everywhere[rows] |= active  # what couples them is needed at all positions
         wanted = (feeds & active).any(1)
@@ -293,67 +274,3 @@ def _liveness(
         somewhere |= (kept[:, columns] & wanted).any(1)
         everywhere |= (kept[:, columns] & wanted_everywhere).any(1)
     return everywhere, somewhere
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Live:
-    """What is needed of a mask: edges, and sources at all positions, at all, and beyond a plain pass."""
-
-    graph: Graph
-    kept: Bool[Tensor, "n_sources n_targets"]
-    everywhere: Bool[Tensor, " n_sources"]
-    somewhere: Bool[Tensor, " n_sources"]
-    computed: Bool[Tensor, " n_sources"]
-    origin: int | None
-    moved: Collection[int]
-
-    def inlet(self, column: int, *, everywhere: bool) -> Inlet:
-        """Kept sources of a target, or the cut ones where that list is shorter."""
-        plus = self.kept[:, column]
-        written = self.everywhere if everywhere else self.somewhere
-        minus = self.graph.valid[:, column] & written & ~plus
-        from_total = int(plus.sum()) > int(minus.sum()) + 1
-        terms = (minus if from_total else plus).nonzero().squeeze(1).tolist()
-        changed = column == self.origin or (column in self.moved and bool(terms or from_total))
-        moved = column if changed else None
-        return Inlet(everywhere=everywhere, from_total=from_total, terms=tuple(terms), moved=moved)
-
-
-def _mlp_step(live: _Live, layer: int) -> MlpStep | None:
-    graph = live.graph
-    row = graph.mlp_source(layer)
-    if not graph.mlps or not live.computed[row]:
-        return None
-    inlet = live.inlet(graph.mlp_target(layer), everywhere=bool(live.everywhere[row]))
-    return MlpStep(layer=layer, inlet=inlet)
-
-
-def _attention_step(live: _Live, layer: int, coupling: Coupling) -> AttentionStep | None:
-    graph = live.graph
-    first = graph.head_source(layer)
-    heads = [head for head in range(graph.n_heads) if live.computed[first + head]]
-    if not heads:
-        return None
-    full = [head for head in heads if live.everywhere[first + head]]
-    if coupling == "heads":
-        heads = list(range(graph.n_heads))
-        full = heads if full else []
-    last = [head for head in heads if head not in full]
-    step = AttentionStep(layer=layer, heads=(*full, *last), n_everywhere=len(full))
-    places: dict[Inlet, int] = {}
-    reads: dict[str, dict[int, int]] = defaultdict(dict)
-
-    def note(channel: str, head: int, needed: bool) -> None:
-        column = graph.channel_target(layer, channel, head)
-        inlet = live.inlet(column, everywhere=needed)
-        index = places.setdefault(inlet, len(places))
-        if index == len(step.inlets):
-            step.inlets.append(inlet)
-        reads[channel][head] = index
-
-    for head in step.heads if coupling == "none" else range(graph.n_heads):
-        note("q", head, head in full if coupling == "none" else bool(full))
-        for channel in ("k", "v"):
-            note(channel, head * graph.n_kv_heads // graph.n_heads, True)
-    step.reads = dict(reads)
-    return step

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from assay.circuits import Circuit
-from assay.execution.baseline import Baseline
+from assay.execution.ablation import Baseline
 from assay.execution.plan import AttentionStep, CompiledMask, Inlet, compile_plan
 from assay.models import Block, Model, Trace
 from assay.models.attention import PlacedAttention
@@ -32,20 +32,11 @@ class CircuitRunner:
     """
 
     def __init__(
-        self,
-        model: Model,
-        circuit: Circuit,
-        *,
-        resample: bool,
-        plan: CompiledMask | None = None,
+        self, model: Model, circuit: Circuit, *, resample: bool, plan: CompiledMask | None = None
     ) -> None:
         self.model, self.dtype = model, model.result_dtype
         self.plan: CompiledMask = plan or compile_plan(
-            model.graph,
-            circuit.mask,
-            resample=resample,
-            pools=model.pools,
-            coupling=model.coupling,
+            model.graph, circuit.mask, resample=resample, pools=model.pools, coupling=model.coupling
         )
         # Of what is read at all positions (True) and at the read position only: a slot for each source that
         # is wanted by itself, and whether the sum of all is.
@@ -71,24 +62,21 @@ class CircuitRunner:
         step, block = self.plan.attention[layer], self.model.blocks[layer]
         weight, bias = block.qkv_weight(), block.qkv_bias()
         projections = []
-        for index, inlet in enumerate(step.inlets if step else ()):
-            channels = list(step.channels(index)) if step else []
+        for inlet, channels in step.inlets.items() if step else ():
             columns = [channel_column(block, *channel) for channel in channels]
             some = weight[:, [] if inlet.empty else columns].flatten(1).contiguous()
             projections.append((inlet, channels, some, None if bias is None else bias[columns].flatten()))
         return projections
 
-    def _out_weight(self, layer: int) -> Tensor | None:
+    def _out_weight(self, layer: int) -> Tensor:
         """Output projections of the heads of a block that are needed."""
-        heads = [head for heads in self.live_heads[layer] for head in heads]
-        return self.model.blocks[layer].out_weight()[heads].to(self.dtype) if heads else None
+        full, last = self.live_heads[layer]
+        return self.model.blocks[layer].out_weight()[[*full, *last]].to(self.dtype)
 
     @property
     def clean_depth(self) -> int | None:
         """Blocks of the clean pass that `logits` needs; None: the whole model."""
-        if self.plan.everything:
-            return None
-        return max(self.plan.clean_depth, self.model.table_depth)
+        return None if self.plan.everything else max(self.plan.clean_depth, self.model.table_depth)
 
     def bytes_per_pair(self, length: int) -> int:
         """Rough memory of one pair: stored differences plus the widest step."""
@@ -104,6 +92,7 @@ class CircuitRunner:
         read: Int[Tensor, " n"],
         *,
         rows: Rows | None = None,
+        shared: int = 0,
         moves: Moves | None = None,
         observer: Observer | None = None,
     ) -> Float[Tensor, "n d_vocab"]:
@@ -114,12 +103,14 @@ class CircuitRunner:
             baseline: Ablated values; one row that all share, or one per clean input.
             read: Read position of each pair.
             rows: The row of `clean` and the row of `baseline` that each pair has; default: its own.
+            shared: First positions at which all inputs of both sides are alike, before any that is read:
+                a causal model does the same there on all of them, so they are not run again.
             moves: Of a plan with moved targets: from a target, and whether it is wanted at all positions, to
                 what is added to its input, `[n, pos, d_model]` or at the read position `[n, d_model]`.
             observer: Told of the input of every computed target, and of what nodes make of it.
         """
         assert not self.plan.everything, "a full circuit is the model itself; run the model instead"
-        return _CircuitRun(self, clean, baseline, read, rows, moves, observer).finish()
+        return _CircuitRun(self, clean, baseline, read, rows, shared, moves, observer).finish()
 
 
 def channel_column(block: Block, channel: str, head: int) -> int:
@@ -137,56 +128,50 @@ class _CircuitRun:
         baseline: Baseline,
         read: Tensor,
         rows: Rows | None,
+        shared: int,
         moves: Moves | None,
         observer: Observer | None,
     ) -> None:
         self.runner, self.model, self.plan = runner, runner.model, runner.plan
         self.clean, self.baseline, self.read, self.moves = clean, baseline, read, moves
         self.observe: Observer = observer or (lambda *noted: None)
-        self.clean_rows = None if rows is None else rows[0]
-        self.baseline_rows = None if rows is None else rows[1]
-        n, length = len(read), clean.input.shape[1]
-        self.n_pairs = n
-        self.index = torch.arange(n, device=read.device)
+        both: tuple[Tensor | None, Tensor | None] = rows or (None, None)
+        self.clean_rows, self.baseline_rows = both
+        self.n_pairs, self.shared, length = len(read), shared, clean.input.shape[1]
+        self.index = torch.arange(self.n_pairs, device=read.device)
         # Many pairs overflow the cache of a core: then one stream after the other, not few large kernels.
         self.apart = rows is not None and read.device.type == "cpu"
         tables = self.model.tables(clean.calls)
         if rows is not None:  # all inputs have the same positions
             tables = {kind: (cos[:1], sin[:1]) for kind, (cos, sin) in tables.items()}
-        self.positions = PlacedAttention(
-            self.model.rules,
-            tables,
-            length=length,
-            causal=self.model.causal,
-            read=read,
+        self.attention = PlacedAttention(
+            self.model.rules, tables, length=length, causal=self.model.causal, read=read
         )
         # Differences of sources from their ablated values: single ones, and the sum of all.
-        like = torch.empty(0, dtype=runner.dtype, device=clean.input.device)
-        sizes = {True: (n, length, self.model.d_model), False: (n, self.model.d_model)}
-        self.single = {key: like.new_empty(len(runner.slots[key]), *size) for key, size in sizes.items()}
+        self.like = torch.empty(0, dtype=runner.dtype, device=clean.input.device)
+        n, width = self.n_pairs, self.model.d_model
+        sizes = {True: (n, length - shared, width), False: (n, width)}
+        self.single = {key: self.like.new_empty(len(runner.slots[key]), *size) for key, size in sizes.items()}
         self.total = {
-            key: like.new_zeros(size) if runner.totals[key] else None for key, size in sizes.items()
+            key: self.like.new_zeros(size) if runner.totals[key] else None for key, size in sizes.items()
         }
 
     # ---- choosing rows and positions ------------------------------------------------------------
 
-    def wide(self, value: Tensor) -> Tensor:
-        """In the number type of results."""
-        return value.to(self.runner.dtype)
-
     def chosen(self, value: Tensor, rows: Tensor | None, *, everywhere: bool) -> Tensor:
         """A value of the pairs at all positions, or at the read position; one row that they share is kept."""
-        if len(value) == 1:
-            return value if everywhere else value[0][self.read]
         if everywhere:
-            return value if rows is None else value[rows]
-        return value[self.index if rows is None else rows, self.read]
+            value = value[:, self.shared :]
+            return value if rows is None or len(value) == 1 else value[rows]
+        return (
+            value[0][self.read] if len(value) == 1 else value[self.index if rows is None else rows, self.read]
+        )
 
     def of_clean(self, value: Tensor, *, everywhere: bool) -> Tensor:
-        return self.wide(self.chosen(value, self.clean_rows, everywhere=everywhere))
+        return self.chosen(value, self.clean_rows, everywhere=everywhere).to(self.runner.dtype)
 
     def of_baseline(self, value: Tensor, *, everywhere: bool) -> Tensor:
-        return self.wide(self.chosen(value, self.baseline_rows, everywhere=everywhere))
+        return self.chosen(value, self.baseline_rows, everywhere=everywhere).to(self.runner.dtype)
 
     # ---- the walk -------------------------------------------------------------------------------
 
@@ -223,14 +208,12 @@ class _CircuitRun:
         sign = -1 if inlet.from_total else 1
         slots, single = self.runner.slots[everywhere], self.single[everywhere]
         rows = [slots[row] for row in inlet.terms]
-        if self.apart and rows:
+        if len(rows) > 1 and not self.apart:
+            start = start + sign * _sum_rows(single, rows)
+        elif rows:
             start = torch.add(start, single[rows[0]], alpha=sign)
             for row in rows[1:]:
                 start.add_(single[row], alpha=sign)
-        elif len(rows) == 1:
-            start = torch.add(start, single[rows[0]], alpha=sign)
-        elif rows:
-            start = start + sign * _sum_rows(single, rows)
         return start.expand(self.n_pairs, *start.shape[1:])
 
     def heads(self, layer: int) -> list[Tensor | None]:
@@ -239,32 +222,45 @@ class _CircuitRun:
         `[heads, pairs, pos, d_head]` for heads needed everywhere and `[heads, pairs, 1, d_head]` for the
         others; clean heads of the block included, both in the order of `live_heads`.
         """
-        live, step = self.runner.live_heads[layer], self.plan.attention[layer]
-        split = (self.model.n_heads, self.model.d_head)
+        step = self.plan.attention[layer]
         outputs = {} if step is None else self.computed_heads(layer, step)
         results: list[Tensor | None] = []
-        for heads, everywhere in zip(live, (True, False), strict=True):
+        for heads, everywhere in zip(self.runner.live_heads[layer], (True, False), strict=True):
             if not heads:
                 results.append(None)
                 continue
-            clean, place = None, slice(None) if everywhere else None
-            ablated = self.of_baseline(self.baseline.z[layer], everywhere=everywhere).unflatten(-1, split)
-            if any(head not in outputs for head in heads):
-                clean = self.of_clean(self.clean.z[layer], everywhere=everywhere).unflatten(-1, split)
-            parts = []
-            for head in heads:
-                value = outputs[head] if clean is None or head in outputs else clean[..., head, :][:, place]
-                parts.append(value - ablated[..., head, :][:, place])
-            results.append(torch.stack(parts))
+            ablated = self._single_heads(self.baseline.z[layer], self.baseline_rows, heads, everywhere)
+            unchanged = [head for head in heads if head not in outputs]
+            if unchanged:
+                clean = self._single_heads(self.clean.z[layer], self.clean_rows, unchanged, everywhere)
+                outputs |= zip(unchanged, clean, strict=True)
+            shape = outputs[heads[0]].shape[1:]
+            differences = self.like.new_empty(len(heads), self.n_pairs, *shape)
+            for head, cut, into in zip(heads, ablated, differences, strict=True):
+                torch.sub(outputs[head], cut, out=into)
+            results.append(differences)
         return results
+
+    def _single_heads(
+        self, z: Tensor, rows: Tensor | None, heads: Sequence[int], everywhere: bool
+    ) -> Sequence[Tensor]:
+        """Outputs of some heads, `[pairs or 1, pos or 1, d_head]` each."""
+        z = z.unflatten(-1, (self.model.n_heads, self.model.d_head))
+        some = self.chosen(z[..., list(heads), :], rows, everywhere=everywhere).to(self.runner.dtype)
+        return (some if everywhere else some[:, None]).unbind(-2)
 
     def computed_heads(self, layer: int, step: AttentionStep) -> dict[int, Tensor]:
         """Live heads of a block that depend on both inputs: head -> `[pairs, pos or 1, d_head]`."""
-        block, attention, kv_heads = self.model.blocks[layer], self.positions, step.kv_heads
+        block, attention, kv_heads = self.model.blocks[layer], self.attention, step.kv_heads
         channels = self.project(layer, block)
 
         def stacked(channel: str, heads: Sequence[int]) -> Tensor:
-            return torch.stack([channels[channel, head] for head in heads], 1)
+            found = torch.stack([channels[channel, head] for head in heads], 1)
+            if channel == "q" or not self.shared:
+                return found
+            columns = [channel_column(block, channel, head) for head in heads]
+            before = self.baseline.channels(layer)[:1, : self.shared, columns].transpose(1, 2)
+            return torch.cat([before.expand(self.n_pairs, -1, -1, -1), found], 2)
 
         keys = attention.keys(layer, stacked("k", kv_heads), kv_heads)
         values = stacked("v", kv_heads)
@@ -283,26 +279,25 @@ class _CircuitRun:
                 heads=heads,
                 kv_of_head=[kv_heads.index(block.kv_head(head)) for head in heads],
             )
-            outputs |= zip(heads, block.rescaled(self.wide(z)).unbind(1), strict=True)
+            outputs |= zip(heads, block.rescaled(z.to(self.runner.dtype)).unbind(1), strict=True)
         for head, value in outputs.items():
             self.observe("z", layer, head, value)
         return outputs
 
     def project(self, layer: int, block: Block) -> Channels:
         """q, k and v of the live heads."""
-        projections = self.runner.projections(layer)
-        channels: Channels = {}
+        projections, channels = self.runner.projections(layer), Channels()
         for everywhere in (True, False):
             chosen = [each for each in projections if not each[0].empty and each[0].everywhere is everywhere]
             if not chosen:
                 continue
             start = self.of_baseline(self.baseline.attention_in(layer), everywhere=everywhere)
             streams = [self.stream(start, inlet) for inlet, *_ in chosen]
-            if self.apart:
-                normed: Sequence[Tensor] = [block.attention_norm(s.to(self.model.dtype)) for s in streams]
+            normed: Sequence[Tensor]
+            if self.apart or len(streams) == 1:
+                normed = [block.attention_norm(stream.to(self.model.dtype)) for stream in streams]
             else:
-                together = torch.stack(streams) if len(streams) > 1 else streams[0][None]
-                normed = block.attention_norm(together.to(self.model.dtype)).unbind()
+                normed = block.attention_norm(torch.stack(streams).to(self.model.dtype)).unbind()
             for (_, names, weight, bias), stream, flat in zip(chosen, streams, normed, strict=True):
                 flat = flat.reshape(-1, self.model.d_model)
                 output = flat @ weight if bias is None else torch.addmm(bias, flat, weight)
@@ -314,11 +309,12 @@ class _CircuitRun:
                     self.observe("channel", layer, target, part)
         for inlet, names, *_ in projections:
             if inlet.empty:  # the ablated run's own projections
-                for channel, head in names:
-                    part = self.baseline.channels(layer)[:, :, channel_column(block, channel, head)]
+                for name in names:
+                    part = self.baseline.channels(layer)[:, :, channel_column(block, *name)]
                     part = self.chosen(part, self.baseline_rows, everywhere=inlet.everywhere)
-                    part = part if inlet.everywhere else part[:, None]
-                    channels[channel, head] = part.expand(self.n_pairs, -1, -1)
+                    channels[name] = (part if inlet.everywhere else part[:, None]).expand(
+                        self.n_pairs, -1, -1
+                    )
         return channels
 
     def mlp(self, layer: int) -> Tensor | None:
@@ -326,19 +322,18 @@ class _CircuitRun:
 
         `[pairs, pos, d_model]`, or `[pairs, d_model]` where only the read position is needed.
         """
-        row, step = self.model.graph.mlp_source(layer), self.plan.mlp[layer]
+        row, inlet = self.model.graph.mlp_source(layer), self.plan.mlp[layer]
         if not self.model.graph.mlps or not self.plan.somewhere[row]:
             return None
-        everywhere = bool(self.plan.everywhere[row]) if step is None else step.inlet.everywhere
+        everywhere = bool(self.plan.everywhere[row])
         ablated = self.of_baseline(self.baseline.mlp[layer], everywhere=everywhere)
-        if step is None:
+        if inlet is None:
             return self.of_clean(self.clean.mlp[layer], everywhere=everywhere) - ablated
         start = self.of_baseline(self.baseline.mlp_in(layer), everywhere=everywhere)
-        stream = self.stream(start, step.inlet)
-        output = self.wide(self.model.blocks[layer].run_mlp(stream.to(self.model.dtype)))
-        target = self.model.graph.mlp_target(layer)
-        self.observe("stream", layer, target, stream)
-        self.observe("mlp", layer, target, output)
+        stream = self.stream(start, inlet)
+        output = self.model.blocks[layer].run_mlp(stream.to(self.model.dtype)).to(self.runner.dtype)
+        self.observe("stream", layer, self.model.graph.mlp_target(layer), stream)
+        self.observe("mlp", layer, self.model.graph.mlp_target(layer), output)
         return output - ablated
 
     # ---- keeping differences --------------------------------------------------------------------
@@ -348,7 +343,7 @@ class _CircuitRun:
         if value.ndim == 3:
             self._keep(row, value, everywhere=True)
             if self.runner.totals[False] or row in self.runner.slots[False]:
-                value = value[self.index, self.read]
+                value = value[self.index, self.read - self.shared]
         if value.ndim == 2:
             self._keep(row, value, everywhere=False)
 
@@ -361,10 +356,7 @@ class _CircuitRun:
 
     def put_heads(self, layer: int, full: Tensor | None, last: Tensor | None) -> None:
         """Project the differences of the heads of a block into the stream and keep them."""
-        weight = self.runner.out_weight(layer)
-        if weight is None:
-            return
-        first = self.model.graph.head_source(layer)
+        first, weight = self.model.graph.head_source(layer), self.runner.out_weight(layer)
         rows = [first + head for heads in self.runner.live_heads[layer] for head in heads]
         n_full = 0 if full is None else len(full)
         if full is not None:
@@ -373,7 +365,7 @@ class _CircuitRun:
         for z, part in ((full, slice(n_full)), (last, slice(n_full, None))):
             if z is None or not (total is not None or any(row in slots for row in rows[part])):
                 continue
-            at_read = z[:, :, 0] if z is last else z[:, self.index, self.read]
+            at_read = z[:, :, 0] if z is last else z[:, self.index, self.read - self.shared]
             outputs = torch.bmm(at_read, weight[part])
             for row, output in zip(rows[part], outputs, strict=True):
                 if row in slots:
@@ -386,9 +378,8 @@ class _CircuitRun:
         single = [index for index, row in enumerate(rows) if row in slots]
         if single:
             target = self.single[True][slots[rows[single[0]]] : slots[rows[single[-1]]] + 1]
-            torch.bmm(
-                z[single].flatten(1, 2), weight[single], out=target.view(len(single), -1, target.shape[-1])
-            )
+            some = z if len(single) == len(rows) else z[single]
+            torch.bmm(some.flatten(1, 2), weight[single], out=target.view(len(single), -1, target.shape[-1]))
             if total is not None:
                 total += target.sum(0)
         rest = [index for index in range(len(rows)) if index not in single]

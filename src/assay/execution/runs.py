@@ -3,8 +3,9 @@
 import copy
 from collections import OrderedDict
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -12,10 +13,9 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from assay.circuits import Circuit
-from assay.core.errors import InputError
+from assay.core.errors import check_name
 from assay.core.record import library_version
-from assay.execution.ablation import Ablation, get_ablation
-from assay.execution.baseline import BaselineShelf
+from assay.execution.ablation import Ablation, BaselineShelf, get_ablation
 from assay.execution.forward import check_circuit, run_circuit, run_model
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
@@ -28,6 +28,15 @@ Which = Literal["full", "keep", "drop", "empty"]
 # Logits of other runs than the full model's are dropped, least used first, beyond this many bytes.
 LOGIT_BYTES = 2**30
 WIDE_LOGITS = 2**22  # converted to float64 at a time
+
+
+@dataclass(kw_only=True, eq=False)
+class _Kept:
+    """What runs of one model, task and ablation share, whatever the circuit."""
+
+    shelf: BaselineShelf = field(default_factory=BaselineShelf)
+    logits: OrderedDict[str, Tensor] = field(default_factory=OrderedDict)
+    margins: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 class CircuitRuns:
@@ -65,9 +74,7 @@ class CircuitRuns:
         self.batch_size = batch_size
         self.seed = seed
         self._full: list[Tensor] = []
-        self._shelf = BaselineShelf()
-        self._logits: OrderedDict[str, Tensor] = OrderedDict()
-        self._kept_margins: dict[str, np.ndarray] = {}
+        self._kept = _Kept()
 
     def __repr__(self) -> str:
         return f"CircuitRuns({self.model.id!r}, {self.task.name!r}, n={self.task.n}, {self.circuit!r})"
@@ -75,39 +82,28 @@ class CircuitRuns:
     def of(self, circuit: Circuit) -> "CircuitRuns":
         """The runs of another circuit on the same task; what is run for either serves both."""
         check_circuit(self.model, circuit)
-        other = self._copied()  # shares all that is kept
-        other.circuit = circuit
-        return other
+        return self._changed(circuit=circuit)
 
     def under(self, ablation: str | Ablation) -> "CircuitRuns":
         """The runs of the same circuit under another ablation; the full model's serve both."""
-        other = self._copied()
-        other.ablation_object = get_ablation(ablation)
-        other._shelf, other._logits, other._kept_margins = BaselineShelf(), OrderedDict(), {}
-        for known in ("codes", "counted", "notes"):  # zero ablation counts pairs that equal their counterpart
-            vars(other).pop(known, None)
-        return other
-
-    def _copied(self) -> "CircuitRuns":
-        other = copy.copy(self)
-        for known in ("provenance", "exact"):
-            vars(other).pop(known, None)
-        return other
+        # Zero ablation counts pairs that equal their counterpart.
+        stale = "codes", "counted", "notes"
+        return self._changed(*stale, ablation_object=get_ablation(ablation), _kept=_Kept())
 
     @cached_property
     def exact(self) -> "CircuitRuns":
         """These runs with norms behind branches treated as `exact`; see `Model.treating`."""
         if self.model.post_norm == "exact":
             return self
-        return CircuitRuns(
-            self.model.treating("exact"),
-            self.task,
-            self.circuit,
-            ablation=self.ablation_object,
-            objective=self.objective_object,
-            batch_size=self.batch_size,
-            seed=self.seed,
-        )
+        return self._changed(model=self.model.treating("exact"), _full=[], _kept=_Kept())
+
+    def _changed(self, *stale: str, **changed: Any) -> "CircuitRuns":
+        """A copy that shares all that is kept, but for what is named or given anew."""
+        other = copy.copy(self)
+        for known in ("provenance", "exact", *stale):
+            vars(other).pop(known, None)
+        vars(other).update(changed)
+        return other
 
     @property
     def ablation(self) -> str:
@@ -140,38 +136,39 @@ class CircuitRuns:
         Args:
             which: `full` model, circuit kept (`keep`), circuit dropped (`drop`), or `empty`: nothing kept.
         """
-        if which == "full":
-            if not self._full:
-                self._full.append(run_model(self.model, self.task, batch_size=self.batch_size, check=False))
-            return self._full[0]
-        return self.logits_of(self._circuit(which))
+        if which != "full":
+            return self.logits_of(self._circuit(which))
+        if not self._full:
+            self._full.append(run_model(self.model, self.task, batch_size=self.batch_size, check=False))
+        return self._full[0]
 
     def _circuit(self, which: Which) -> Circuit:
+        check_name("run", which, get_args(Which))
         if which == "keep":
             return self.circuit
-        if which == "drop":
-            return self.circuit.dropped()
-        if which == "empty":
-            return self.circuit.emptied()
-        raise InputError(f"there is no run {which!r}; choose 'full', 'keep', 'drop' or 'empty'")
+        return self.circuit.dropped() if which == "drop" else self.circuit.emptied()
 
     def logits_of(self, circuit: Circuit) -> Float[Tensor, "n d_vocab"]:
         """Logits of any circuit of the same graph under the same ablation."""
-        logits = self._logits.pop(circuit.hash, None)
+        kept = self._kept.logits
+        logits = kept.pop(circuit.hash, None)
         if logits is None:
             logits = run_circuit(
+                circuit,
                 self.model,
                 self.task,
-                circuit,
                 ablation=self.ablation_object,
                 batch_size=self.batch_size,
                 seed=self.seed,
                 check=False,
-                shelf=self._shelf,
+                shelf=self._kept.shelf,
             )
-        self._logits[circuit.hash] = logits
-        while len(self._logits) > 1 and sum(kept.nbytes for kept in self._logits.values()) > LOGIT_BYTES:
-            self._logits.popitem(last=False)
+        self._kept.logits[circuit.hash] = logits
+        while (
+            len(self._kept.logits) > 1
+            and sum(kept.nbytes for kept in self._kept.logits.values()) > LOGIT_BYTES
+        ):
+            self._kept.logits.popitem(last=False)
         return logits
 
     def margins(self, which: Which) -> np.ndarray:
@@ -182,9 +179,9 @@ class CircuitRuns:
 
     def margins_of(self, circuit: Circuit) -> np.ndarray:
         """-objective of each example with `circuit` kept, float64 `[n]`."""
-        if circuit.hash not in self._kept_margins:
-            self._kept_margins[circuit.hash] = self.margins_from(self.logits_of(circuit))
-        return self._kept_margins[circuit.hash].copy()
+        if circuit.hash not in self._kept.margins:
+            self._kept.margins[circuit.hash] = self.margins_from(self.logits_of(circuit))
+        return self._kept.margins[circuit.hash].copy()
 
     def margins_from(self, logits: Float[Tensor, "n d_vocab"]) -> np.ndarray:
         """-objective of each example in a run made elsewhere, float64 `[n]`; of copies their mean."""
@@ -208,7 +205,7 @@ class CircuitRuns:
             "task": self.task.describe() | ({"notes": list(self.notes)} if self.notes else {}),
             "circuit": self.circuit.hash,
             "graph": self.model.graph.fingerprint,
-            "ablation": self.ablation,
+            **self.ablation_object.describe(self.model),
             "objective": self.objective,
             "seed": self.seed,
             **({} if self.circuit.spans is None else {"spans": list(self.circuit.spans.names)}),

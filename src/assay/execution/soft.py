@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from assay.core.errors import ShapeError
-from assay.execution.baseline import Baseline, Prepared
+from assay.execution.ablation import Baseline, Prepared
 from assay.models import Block, Model
 from assay.models.attention import PlacedAttention, Tables
 from assay.tasks import Batch
@@ -111,13 +111,12 @@ class SoftRunner:
         graph = self.model.graph
         # Mixed streams and their normalised copies, the stack of differences with two of gradients, the rest.
         rows = 3 * (graph.n_targets + graph.n_sources) + 40
-        wide = 8 if self.dtype == torch.float64 else 4
-        return rows * length * self.model.d_model * wide + 6 * wide * self.model.n_vocab
+        return self.dtype.itemsize * (rows * length * self.model.d_model + 6 * self.model.n_vocab)
 
     def bytes_prepared(self, length: int) -> int:
         """Rough memory of one pair of `prepare`, rather too much."""
-        wide = 8 if self.dtype == torch.float64 else 4
-        return wide * (12 * self.model.n_layers * length * self.model.d_model + self.model.n_vocab)
+        numbers = 12 * self.model.n_layers * length * self.model.d_model + self.model.n_vocab
+        return self.dtype.itemsize * numbers
 
     @torch.no_grad()
     def prepare(
@@ -211,74 +210,70 @@ class _Walk:
 
     def __init__(self, runner: SoftRunner, pairs: SoftPairs, mask: Tensor) -> None:
         self.runner, self.pairs, self.mask = runner, pairs, mask
-        self.model, self.graph = runner.model, runner.model.graph
+        self.model, self.graph, self.baseline = runner.model, runner.model.graph, pairs.baseline
         self.index = torch.arange(len(pairs), device=pairs.read.device)
         self.length = pairs.embedded.shape[1]
         self.positions = PlacedAttention(
-            self.model.rules,
-            pairs.tables,
-            length=self.length,
-            causal=self.model.causal,
-            read=pairs.read,
+            self.model.rules, pairs.tables, length=self.length, causal=self.model.causal, read=pairs.read
         )
         # Differences of the sources so far, [sources, batch, pos, d_model], and room for all of them.
         self.stack = pairs.embedded.new_empty(self.graph.n_sources, *pairs.embedded.shape)
         self.differences = self.stack[:0]
-        self.differences = self._stacked(pairs.embedded[None])
+        self.at_read: Tensor | None = None  # where nothing else counts any more
+        self.append(pairs.embedded[None])
 
     def finish(self) -> Tensor:
-        graph, read = self.graph, self.pairs.read
-        whole = self.model.pools
-        self.at_read = self.differences
+        pools = self.model.pools
         for layer in range(self.model.n_layers):
-            # Behind the last block only the read position counts, unless the logits read more of them.
-            last = layer == self.model.n_layers - 1 and not whole
-            if last:
+            if layer == self.model.n_layers - 1 and not pools:
+                # Behind the last block only the read position counts, unless the logits read more of them.
                 self.at_read = self._read(self.differences)
-            heads = self.heads(layer, last=last)
-            if not graph.parallel:
-                self.append(heads, last=last)
-            mlps = self.mlps(layer, last=last) if graph.mlps else None
-            if graph.parallel:
-                self.append(heads, last=last)
-            if mlps is not None:
-                self.append(mlps, last=last)
-        start = self.pairs.baseline.final_in()
-        if whole:
-            stream = self.mix(self.differences, slice(-1, None), start)[0]
-            return self.model.finish(stream, read).to(self.runner.dtype)
-        final = self.mix(self.at_read, slice(-1, None), self._read(start[None])[0])
-        return self.model.finish(final[0, :, 0]).to(self.runner.dtype)
+            heads = self.heads(layer)
+            if not self.graph.parallel:
+                self.append(heads)
+            mlp = self.mlp(layer) if self.graph.mlps else None
+            if self.graph.parallel:
+                self.append(heads)
+            if mlp is not None:
+                self.append(mlp)
+        stream = self.mix(self.latest, slice(-1, None), self.baseline.final_in())[0]
+        logits = self.model.finish(stream if pools else stream[:, 0], self.pairs.read)
+        return logits.to(self.runner.dtype)
 
-    def append(self, difference: Tensor, *, last: bool) -> None:
-        if last:
+    @property
+    def latest(self) -> Tensor:
+        """The differences where they are still read: at all positions, or the read position alone."""
+        return self.differences if self.at_read is None else self.at_read
+
+    def append(self, difference: Tensor) -> None:
+        if self.at_read is not None:
             self.at_read = torch.cat([self.at_read, difference])
-        else:
-            self.differences = self._stacked(difference)
-
-    def _stacked(self, difference: Tensor) -> Tensor:
-        """The differences with more on top."""
+            return
         stacked: Any = _Stacked.apply  # PyTorch does not annotate it
-        grown: Tensor = stacked(self.differences, self.stack, difference)
-        return grown
+        self.differences = stacked(self.differences, self.stack, difference)
 
     def _read(self, value: Tensor) -> Tensor:
         """The read position of `[rows, batch or 1, pos, width]`, kept as an axis of one."""
         value = value.expand(-1, len(self.pairs), -1, -1)
         return value[:, self.index, self.pairs.read][:, :, None]
 
-    def mix(self, differences: Tensor, columns: slice, start: Tensor) -> Tensor:
+    def like(self, value: Tensor, differences: Tensor) -> Tensor:
+        """An ablated value `[batch or 1, pos, width]` at the positions that some differences have."""
+        value = value.to(self.runner.dtype)
+        return self._read(value[None])[0] if differences is self.at_read else value
+
+    def mix(self, differences: Tensor, columns: slice, ablated: Tensor) -> Tensor:
         """Input of some targets, `[targets, batch, pos, d_model]`: one product over all sources given."""
         weight = self.mask[..., : len(differences), columns].transpose(-2, -1)
         if self.mask.ndim == 4 and differences.shape[2] < weight.shape[1]:  # the read position alone
             weight = weight.expand(len(self.pairs), -1, -1, -1)[self.index, self.pairs.read][:, None]
-        mixed = start.to(self.runner.dtype) + self._product(weight, differences)
+        mixed = self.like(ablated, differences) + self._product(weight, differences)
         for layer, block in enumerate(self.model.blocks):
             first = self.graph.head_source(layer)
             rows = slice(first, first + block.n_heads)
             if block.target_norm is not None and rows.stop <= len(differences):
                 moved = self._product(weight[..., rows], differences[rows])
-                cut = self._written(layer, last=differences.shape[2] < self.length)
+                cut = self.like(self._written(layer), differences)
                 mixed = mixed - moved + block.target_norm(cut + moved) - block.target_norm(cut)
         return mixed
 
@@ -292,67 +287,52 @@ class _Walk:
         by_pair: Tensor = mixed.unflatten(2, differences.shape[2:])
         return by_pair.transpose(0, 1)
 
-    def _written(self, layer: int, *, last: bool) -> Tensor:
+    def _written(self, layer: int) -> Tensor:
         """What the ablated heads of a block write together."""
-        block = self.model.blocks[layer]
-        z = self.pairs.baseline.z[layer].to(self.runner.dtype)
-        written = z @ self.runner._out(layer).flatten(0, 1)
-        bias = block.out_bias()
-        written = written if bias is None else written + bias
-        return self._read(written[None])[0] if last else written
+        written = self.baseline.z[layer].to(self.runner.dtype) @ self.runner._out(layer).flatten(0, 1)
+        bias = self.model.blocks[layer].out_bias()
+        return written if bias is None else written + bias
 
-    def project(self, layer: int, streams: Tensor, channels: slice) -> Tensor:
+    def project(self, layer: int, differences: Tensor, channels: slice) -> Tensor:
         """Some q/k/v channels of their own streams: `[batch, channels, pos, d_head]`."""
+        first, block = self.graph.channel_target(layer, "q"), self.model.blocks[layer]
+        columns = slice(first + channels.start, first + channels.stop)
+        streams = self.mix(differences, columns, self.baseline.attention_in(layer))
         weight, bias = self.runner._qkv(layer)
-        weight, block = weight[channels], self.model.blocks[layer]
+        weight = weight[channels]
         normed = block.attention_norm(streams.to(self.model.dtype)).to(weight.dtype).flatten(1, -2)
         output = torch.bmm(normed, weight) if bias is None else torch.baddbmm(bias[channels], normed, weight)
         by_example: Tensor = output.unflatten(1, streams.shape[1:-1]).transpose(0, 1)
         return by_example
 
-    def heads(self, layer: int, *, last: bool) -> Tensor:
-        """Outputs of the heads of a block minus the corrupted ones, `[heads, batch, pos or 1, d_model]`."""
-        block, baseline = self.model.blocks[layer], self.pairs.baseline
-        first, heads = self.graph.channel_target(layer, "q"), block.n_heads
-        start = baseline.attention_in(layer)
-        if last:
-            columns = slice(first, first + heads)
-            streams = self.mix(self.at_read, columns, self._read(start[None])[0])
-            queries = self.project(layer, streams, slice(0, heads))
-            columns = slice(first + heads, first + block.n_channels)
-            streams = self.mix(self.differences, columns, start)
-            keyed = self.project(layer, streams, slice(heads, block.n_channels))
+    def heads(self, layer: int) -> Tensor:
+        """Outputs of the heads of a block minus the ablated ones, `[heads, batch, pos or 1, d_model]`."""
+        block, dtype, everywhere = self.model.blocks[layer], self.runner.dtype, self.at_read is None
+        n, heads = block.n_heads, range(block.n_heads)
+        if self.at_read is None:
+            both = self.project(layer, self.differences, slice(0, block.n_channels))
+            queries, keyed = both.tensor_split([n], 1)
         else:
-            streams = self.mix(self.differences, slice(first, first + block.n_channels), start)
-            queries, keyed = self.project(layer, streams, slice(0, block.n_channels)).tensor_split([heads], 1)
+            queries = self.project(layer, self.at_read, slice(0, n))
+            keyed = self.project(layer, self.differences, slice(n, block.n_channels))
         keys, values = keyed.chunk(2, 1)
         z = self.positions.mix(
             layer,
-            self.positions.queries(layer, queries, range(heads), everywhere=not last),
+            self.positions.queries(layer, queries, heads, everywhere=everywhere),
             self.positions.keys(layer, keys, range(block.n_kv_heads)),
             values,
-            everywhere=not last,
-            heads=range(heads),
-            kv_of_head=[block.kv_head(head) for head in range(heads)],
+            everywhere=everywhere,
+            heads=heads,
+            kv_of_head=[block.kv_head(head) for head in heads],
         )
-        z = block.rescaled(z.to(self.runner.dtype)).transpose(0, 1)
-        ablated = (
-            baseline.z[layer].to(self.runner.dtype).unflatten(-1, (heads, block.d_head)).permute(2, 0, 1, 3)
-        )
-        difference = z - (self._read(ablated) if last else ablated)
+        ablated = self.like(self.baseline.z[layer], self.latest).unflatten(-1, (n, block.d_head))
+        difference = block.rescaled(z.to(dtype)).transpose(0, 1) - ablated.permute(2, 0, 1, 3)
         outputs = torch.bmm(difference.flatten(1, 2), self.runner._out(layer))
         result: Tensor = outputs.unflatten(1, difference.shape[1:3])
         return result
 
-    def mlps(self, layer: int, *, last: bool) -> Tensor:
-        """Outputs of a block's MLP nodes minus the corrupted ones, `[n_mlps, batch, pos or 1, d_model]`."""
-        block, baseline, graph = self.model.blocks[layer], self.pairs.baseline, self.graph
-        differences, start = self.differences, baseline.mlp_in(layer)
-        ablated = baseline.mlp[layer].unflatten(-1, (graph.n_mlps, -1)).permute(2, 0, 1, 3)
-        if last:
-            differences = self.at_read
-            start, ablated = self._read(start[None])[0], self._read(ablated)
-        streams = self.mix(differences, graph.mlp_targets(layer), start).to(self.model.dtype)
-        outputs = block.run_mlp(streams[0])[None]
-        difference: Tensor = outputs.to(self.runner.dtype) - ablated.to(self.runner.dtype)
-        return difference
+    def mlp(self, layer: int) -> Tensor:
+        """Output of a block's MLP minus the ablated one, `[1, batch, pos or 1, d_model]`."""
+        stream = self.mix(self.latest, self.graph.mlp_targets(layer), self.baseline.mlp_in(layer))
+        output = self.model.blocks[layer].run_mlp(stream[0].to(self.model.dtype)).to(self.runner.dtype)
+        return (output - self.like(self.baseline.mlp[layer], self.latest))[None]

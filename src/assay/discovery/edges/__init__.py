@@ -1,37 +1,20 @@
 """Edge-level circuit discovery."""
 
 from assay.discovery.edges.acdc import Acdc
-from assay.discovery.edges.eap_ig import (
-    CleanCorrupted,
-    Eap,
-    EapIgActivations,
-    EapIgInputs,
-    Node,
-    quadrature_nodes,
-)
+from assay.discovery.edges.eap_ig import CleanCorrupted, Eap, EapIgActivations, EapIgInputs, quadrature_nodes
 from assay.discovery.edges.ifr import Ifr
-from assay.discovery.edges.method import (
-    METHODS,
-    BatchMethod,
-    Choices,
-    EdgeMethod,
-    get_method,
-)
+from assay.discovery.edges.method import METHODS, Choices, EdgeMethod, get_method
 from assay.discovery.edges.outputs import OutputScores, OutputSums, output_scores
 from assay.discovery.edges.patching import Exact, Random
-from assay.discovery.edges.positions import discover_positions
 from assay.discovery.edges.pruning import EdgePruning
 from assay.discovery.edges.relp import Relp
 from assay.discovery.edges.running import ScoreSums, completeness_gap, discover
-from assay.discovery.edges.sums import BatchScores, Sweep
 from assay.discovery.edges.ugs import Ugs
 
 
 __all__ = [
     "METHODS",
     "Acdc",
-    "BatchMethod",
-    "BatchScores",
     "Choices",
     "CleanCorrupted",
     "Eap",
@@ -41,17 +24,14 @@ __all__ = [
     "EdgePruning",
     "Exact",
     "Ifr",
-    "Node",
     "OutputScores",
     "OutputSums",
     "Random",
     "Relp",
     "ScoreSums",
-    "Sweep",
     "Ugs",
     "completeness_gap",
     "discover",
-    "discover_positions",
     "get_method",
     "output_scores",
     "quadrature_nodes",

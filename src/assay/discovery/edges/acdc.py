@@ -11,8 +11,7 @@ from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import InputError, NonFiniteError, check_name
-from assay.discovery.edges.method import METHODS, Choices, EdgeMethod, measures
-from assay.discovery.edges.sums import Sweep
+from assay.discovery.edges.method import METHODS, Choices, EdgeMethod, Sweep, measures
 from assay.execution import CutRunner
 from assay.execution.forward import check_finite
 from assay.models import Model
@@ -59,8 +58,9 @@ class Acdc(EdgeMethod):
     threshold: float | int = 0.01
     order: str = "reverse"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check_options(self) -> None:
+        """Refuse a threshold below 0 and an unknown order."""
+        super().check_options()
         if math.isnan(self.threshold) or self.threshold < 0:
             raise InputError(
                 f"threshold is {self.threshold}; give the rise of the objective that keeps an edge, a "

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from assay.core.errors import InputError, check_name
 from assay.discovery.edges.gradients import ActivationDifferences, GradientSums
-from assay.discovery.edges.method import METHODS, BatchMethod, Choices, check_differentiable
-from assay.discovery.edges.sums import BatchScores
+from assay.discovery.edges.method import METHODS, BatchMethod, BatchScores, Choices, check_differentiable
 from assay.execution import Baseline, Prepared
 from assay.execution.forward import check_finite
 from assay.models import Model, Trace
@@ -132,6 +131,12 @@ class Passes:
         """Ablated minus clean activations of all sources."""
         return ActivationDifferences.between(self.model, self.clean, self.baseline, self.batch.lengths)
 
+    def result(self, scores: Tensor) -> BatchScores:
+        """Scores of the batch, with what they took."""
+        return BatchScores(
+            scores=scores, forward=self.forward, backward=self.backward, input_effect=self.input_effect
+        )
+
     def measure_input_effect(self) -> None:
         """Sum over the batch of J(run with the input source ablated) - J(clean)."""
         if 0.0 not in self.losses and self.baseline.rows == 1 and not self.model.causal:
@@ -181,23 +186,10 @@ class PathGradient(BatchMethod):
     def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
         sums = GradientSums(model)
         passes = self.gradients(model, batch, prepared, settings, sums)
-        return BatchScores(
-            scores=sums.contract(passes.differences(), batch.positions, per_example=settings.apart),
-            forward=passes.forward,
-            backward=passes.backward,
-            input_effect=passes.input_effect,
-        )
+        scores = sums.contract(passes.differences(), batch.positions, per_example=settings.apart)
+        return passes.result(scores)
 
     measures_completeness = False
-
-    def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
-        per_step = 2 * model.n_layers
-        steps = len(self.nodes(settings))
-        graph = model.graph
-        expanded = graph.n_sources + 3 * model.n_heads  # see `GradientSums.contract`
-        floats = (30 * model.n_layers + per_step * steps + expanded) * model.d_model * length
-        scores = model.graph.n_sources * model.graph.n_targets * 2 if settings.apart else 0
-        return 4 * (floats + scores)
 
 
 class Eap(PathGradient):
@@ -268,7 +260,7 @@ class EapIgActivations(BatchMethod):
                 scores += self._group(passes, differences, nodes, heads, ("heads", layer))
                 if graph.mlps:
                     scores += self._group(passes, differences, nodes, mlp, ("mlp", layer))
-        return BatchScores(scores=scores, forward=passes.forward, backward=passes.backward)
+        return passes.result(scores)
 
     def _group(
         self,
@@ -294,19 +286,13 @@ class EapIgActivations(BatchMethod):
         return sums.contract(differences, batch.positions, rows=rows, per_example=passes.settings.apart)
 
     @staticmethod
-    def _value(passes: Passes, kind: str, layer: int, alpha: float) -> Tensor:
-        """Outputs of one group of block `layer` at a~ + alpha (a - a~)."""
-        clean = passes.clean.z[layer] if kind == "heads" else passes.clean.mlp[layer]
-        ablated = (passes.baseline.z if kind == "heads" else passes.baseline.mlp)[layer]
-        ablated = ablated.to(clean.dtype).expand_as(clean)
-        return ablated + alpha * (clean - ablated)
-
-    @classmethod
-    def _from_site(cls, passes: Passes, kind: str, layer: int, alpha: float) -> Trace:
+    def _from_site(passes: Passes, kind: str, layer: int, alpha: float) -> Trace:
         """The run in which one group of block `layer` is at a~ + alpha (a - a~)."""
         model, block = passes.model, passes.model.blocks[layer]
-        value = cls._value(passes, kind, layer, alpha)
-        leaf = value.requires_grad_()
+        clean = (passes.clean.z if kind == "heads" else passes.clean.mlp)[layer]
+        ablated = (passes.baseline.z if kind == "heads" else passes.baseline.mlp)[layer]
+        ablated = ablated.to(clean.dtype).expand_as(clean)
+        leaf = (ablated + alpha * (clean - ablated)).requires_grad_()
         with torch.enable_grad(), model.tracing(sources=False, gradients=True) as trace:
             if kind == "heads" and block.branch_norm is not None:
                 # What the heads add to the stream moves, not what the norm behind them reads.

@@ -12,8 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores
-from assay.discovery.edges.method import METHODS, BatchMethod, Choices
-from assay.discovery.edges.sums import BatchScores, Sweep
+from assay.discovery.edges.method import METHODS, BatchMethod, BatchScores, Choices, Sweep
 from assay.execution import ABLATIONS, Prepared
 from assay.execution.forward import check_finite
 from assay.models import Model, Trace
@@ -60,11 +59,6 @@ class Ifr(BatchMethod):
     cuts = False
     source = "Ferrando and Voita 2024, arXiv:2403.00824"
 
-    def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
-        floats = (8 * model.n_layers + 2) * model.d_model * length
-        table = model.graph.n_sources * (2 * model.n_layers + 1 + model.graph.n_targets)
-        return _item_size(model) * (floats + (table if settings.apart else 0))
-
     def select(self, scores: EdgeScores, k: int) -> Circuit:
         """Grown from `logits`, as published: importances are shares within each target."""
         return scores.greedy(min(k, scores.graph.n_edges))
@@ -88,24 +82,17 @@ class Ifr(BatchMethod):
 METHODS.add(Ifr.key, Ifr())
 
 
-def _readers(
-    model: Model, trace: Trace
-) -> Iterator[tuple[Float[Tensor, "batch pos d_model"], int, list[int]]]:
+def _readers(model: Model, trace: Trace) -> Iterator[tuple[Float[Tensor, "batch pos d_model"], int, slice]]:
     """Streams that are read, in forward order: how many sources wrote to each, and which targets read it."""
     graph = model.graph
     for layer in range(model.n_layers):
-        first, mlp = graph.channel_target(layer, "q"), graph.mlp_target(layer)
-        mlps = list(range(mlp, mlp + graph.n_mlps))
-        with_attention = mlps if graph.parallel else []
-        yield (
-            trace.attention_in[layer],
-            graph.sources_before_block(layer),
-            [*range(first, mlp), *with_attention],
-        )
-        if mlps and not graph.parallel:
-            yield trace.mlp_in[layer], graph.sources_before_mlp(layer), mlps
+        mlp = graph.mlp_targets(layer)
+        attention = slice(graph.channel_target(layer, "q"), mlp.stop if graph.parallel else mlp.start)
+        yield trace.attention_in[layer], graph.sources_before_block(layer), attention
+        if graph.mlps and not graph.parallel:
+            yield trace.mlp_in[layer], graph.sources_before_mlp(layer), mlp
     assert trace.final_in is not None
-    yield trace.final_in, graph.n_sources, [graph.n_targets - 1]
+    yield trace.final_in, graph.n_sources, slice(-1, None)
 
 
 def _shares(
@@ -113,34 +100,24 @@ def _shares(
 ) -> Float[Tensor, "rows n_sources n_targets"]:
     """Importance of every source for every target: mean over positions, summed over examples or apart."""
     real = torch.arange(trace.input.shape[1], device=lengths.device) < lengths[:, None]
-    example, position = real.nonzero(as_tuple=True)
-    weight = 1 / lengths[example].to(model.result_dtype)
-    readers = list(_readers(model, trace))
-    rows = len(lengths) if per_example else 1
+    tokens = real.nonzero()
+    readers, n_sources = list(_readers(model, trace)), model.graph.n_sources
+    size = max(1, CHUNK_BYTES // (n_sources * model.d_model * model.result_dtype.itemsize))
     # Readers before sources: the sum over the tokens of a chunk is then one addition into rows.
-    table = weight.new_zeros(rows, len(readers), model.graph.n_sources)
-    for chunk in _chunks(model, len(example)):
-        places = example[chunk], position[chunk]
+    shape = (len(lengths) if per_example else 1, len(readers), n_sources)
+    table = torch.zeros(shape, dtype=model.result_dtype, device=lengths.device)
+    for chunk in tokens.split(size):
+        places = chunk[:, 0], chunk[:, 1]
         outputs = _outputs(model, trace, places)
         row = places[0] if per_example else torch.zeros_like(places[0])
-        for number, (stream, n_sources, _) in enumerate(readers):
-            x = stream[places].to(outputs.dtype)
-            share = _importance(x, outputs[:, :n_sources]) * weight[chunk, None]
-            table[:, number, :n_sources].index_add_(0, row, share)
-    scores = table.new_zeros(rows, model.graph.n_sources, model.graph.n_targets)
+        weight = 1 / lengths[places[0], None].to(outputs.dtype)
+        for number, (stream, before, _) in enumerate(readers):
+            share = _importance(stream[places].to(outputs.dtype), outputs[:, :before]) * weight
+            table[:, number, :before].index_add_(0, row, share)
+    scores = table.new_zeros(len(table), n_sources, model.graph.n_targets)
     for number, (_, _, columns) in enumerate(readers):
         scores[:, :, columns] = table[:, number, :, None]
     return scores
-
-
-def _chunks(model: Model, n_tokens: int) -> Iterator[slice]:
-    """Runs of tokens whose source outputs fit the budget together."""
-    size = max(1, CHUNK_BYTES // (model.graph.n_sources * model.d_model * _item_size(model)))
-    return (slice(start, min(start + size, n_tokens)) for start in range(0, n_tokens, size))
-
-
-def _item_size(model: Model) -> int:
-    return 8 if model.result_dtype == torch.float64 else 4
 
 
 def _outputs(

@@ -1,6 +1,5 @@
 """What the learned masks share: runs of drawn examples under masks, warm starts, when it is settled."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,23 +8,20 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from assay.circuits import EdgeScores
-from assay.core.errors import GraphMismatchError
+from assay.core.errors import GraphMismatchError, check_least
 from assay.core.random import torch_stream
 from assay.discovery.edges.method import (
     Choices,
     EdgeMethod,
+    Sweep,
     check_differentiable,
     get_method,
     measures,
 )
-from assay.discovery.edges.sums import Sweep
 from assay.execution.batches import free_memory
 from assay.execution.soft import SoftPairs, SoftRunner
 from assay.models import Model
 from assay.tasks import Batch, Task, map_tensors
-
-
-PairLoss = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -134,41 +130,54 @@ class MaskedRuns:
         )
 
 
-def start_scores(
-    warm_start: str | EdgeMethod | EdgeScores | None, model: Model, task: Task, settings: Choices, size: int
-) -> tuple[EdgeScores | None, Sweep]:
-    """Scores to start a mask from, and the sweep that gave them here, empty where none was needed.
+@dataclass(frozen=True, kw_only=True)
+class LearnedMask(EdgeMethod):
+    """Abstract: a mask over the edges, learned by gradient descent on runs of drawn examples.
 
-    Raises:
-        GraphMismatchError: For scores of another graph.
-        UnknownNameError: For an unknown method.
-        InputError: If the method cannot serve the objective or ablation.
+    Attributes:
+        updates: Gradient steps, >= 1.
+        examples: Examples per step, >= 1.
+        warm_start: Scores, or the method that gives them, to start from. Default: all edges start alike.
     """
-    nothing = Sweep.empty(model.graph)
-    if warm_start is None:
-        return None, nothing
-    if isinstance(warm_start, EdgeScores):
-        if warm_start.graph.fingerprint != model.graph.fingerprint:
-            raise GraphMismatchError(
-                f"warm_start holds scores of another graph, {warm_start.graph.describe()}, but the graph of "
-                f"the model is {model.graph.describe()}"
-            )
-        return warm_start, nothing
-    method = get_method(warm_start)
-    method.check(settings)
-    sweep = method.sweep(model, task, settings, size)
-    return EdgeScores(model.graph, (sweep.total / task.n).float()), sweep
 
+    needs_gradients = True
+    objective = "kl"
+    keeps_examples = False
 
-def check_warm_start(warm_start: str | EdgeMethod | EdgeScores | None, settings: Choices) -> None:
-    """Refuse a method to start from that cannot serve the settings, before anything is run."""
-    if isinstance(warm_start, str | EdgeMethod):
-        get_method(warm_start).check(settings)
+    updates: int
+    examples: int
+    warm_start: str | EdgeMethod | EdgeScores | None = None
 
+    def uses_steps(self) -> bool:
+        """By way of the scores that the mask starts from."""
+        start = self.warm_start
+        return isinstance(start, str | EdgeMethod) and get_method(start).uses_steps()
 
-def uses_steps(warm_start: str | EdgeMethod | EdgeScores | None) -> bool:
-    """Whether the quadrature enters by way of the scores that a mask starts from."""
-    return isinstance(warm_start, str | EdgeMethod) and get_method(warm_start).uses_steps()
+    def check(self, settings: Choices) -> None:
+        check_least(1, **{f"{name} of {self.key}": getattr(self, name) for name in ("updates", "examples")})
+        if isinstance(self.warm_start, str | EdgeMethod):
+            get_method(self.warm_start).check(settings)
+
+    def start(
+        self, model: Model, task: Task, settings: Choices, size: int
+    ) -> tuple[EdgeScores | None, Sweep]:
+        """Scores to start from, and the sweep that gave them here, empty where none was needed.
+
+        Raises:
+            GraphMismatchError: For scores of another graph.
+            UnknownNameError: For an unknown method.
+            InputError: If the method cannot serve the objective or ablation.
+        """
+        start = self.warm_start
+        if start is None or isinstance(start, EdgeScores):
+            if start is not None and start.graph.fingerprint != model.graph.fingerprint:
+                raise GraphMismatchError(
+                    f"warm_start holds scores of another graph, {start.graph.describe()}, but the graph of "
+                    f"the model is {model.graph.describe()}"
+                )
+            return start, Sweep.empty(model.graph)
+        sweep = get_method(start).sweep(model, task, settings, size)
+        return EdgeScores(model.graph, (sweep.total / task.n).float()), sweep
 
 
 def agreement(first: Bool[Tensor, "*edges"], second: Bool[Tensor, "*edges"]) -> float:

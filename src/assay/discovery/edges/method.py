@@ -1,25 +1,26 @@
-"""What a discovery method is, and the one loop over the data that all of them share."""
+"""What a discovery method is, the sums over batches that it fills, and the loop that all of them share."""
 
 import abc
 import dataclasses
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
+from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import InputError, NonFiniteError, check_name
 from assay.core.record import library_version
 from assay.core.registry import Registry
-from assay.discovery.edges.sums import BatchScores, Sweep
-from assay.execution import Ablation, Prepared, get_ablation
-from assay.execution.ablation import Mean
-from assay.execution.baseline import KeptRuns
+from assay.execution import Ablation, Mean, get_ablation
+from assay.execution.ablation import KeptRuns, Prepared
 from assay.execution.batches import free_memory
+from assay.graph import Graph
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
+from assay.stats import poisson_weights
 from assay.tasks import Batch, Task, map_tensors
 from assay.tasks.examples import describe_discovery
 
@@ -52,6 +53,138 @@ class Choices:
         return self.per_example or self.resamples > 0
 
 
+@dataclass(kw_only=True, eq=False)
+class WeightedSums:
+    """Sums over examples under the weights of a Poisson bootstrap.
+
+    Kept as sums of (w - 1) times the scores: rounding is then relative to how far a resample departs from the
+    examples, not to the total.
+
+    Attributes:
+        departures: Sum over examples of (w_bx - 1) s_x, `[B, n]`.
+        weights: Sum over examples of w_bx, float64 `[B]`.
+        squares: Sum over examples of w_bx^2, float64 `[B]`.
+    """
+
+    departures: Float[Tensor, "n_resamples n"]
+    weights: Float[Tensor, " n_resamples"]
+    squares: Float[Tensor, " n_resamples"]
+
+    @classmethod
+    def of(
+        cls, scores: Float[Tensor, "batch n"], ids: Int[Tensor, " batch"], n_resamples: int, seed: int
+    ) -> "WeightedSums":
+        """Those of some examples."""
+        weights = torch.from_numpy(poisson_weights(ids.cpu().numpy(), n_resamples, seed=seed))
+        return cls(
+            departures=(weights - 1).to(scores) @ scores,
+            weights=weights.double().sum(1),
+            squares=weights.double().square().sum(1),
+        )
+
+    @property
+    def key(self) -> str:
+        """What tells resamples apart, 16 hex digits: equal for the same ids, seed and number."""
+        drawn = torch.cat([self.weights, self.squares])
+        return hashlib.sha256(drawn.cpu().numpy().tobytes()).hexdigest()[:16]
+
+    def __add__(self, other: "WeightedSums") -> "WeightedSums":
+        return WeightedSums(
+            departures=self.departures + other.departures,
+            weights=self.weights + other.weights,
+            squares=self.squares + other.squares,
+        )
+
+    def means(self, total: Float[Tensor, " n"], n: int) -> Float32[Tensor, "n_resamples n"]:
+        """Mean scores m + d_b / c_b of each resample, given the plain sum over `n` examples.
+
+        d_b is the departure of the weighted mean from m, and c_b = sqrt(n sum (w - mean w)^2) / sum w that of
+        its weights. With more edges than examples the length of d_b is that of its weights, whose relative
+        spread is sqrt(3 / n) / 2 beyond that of sets of examples; this takes it off. NaN for a resample
+        without examples, or one that weighs all the same.
+        """
+        mean = total.double() / n
+        away = self.departures.cpu().double() - (self.weights - n)[:, None] * mean
+        spread = (n * (self.squares - self.weights.square() / n)).clamp(min=0).sqrt()
+        return (mean + away / spread.where(spread > 0, torch.nan)[:, None]).float()
+
+
+@dataclass(kw_only=True, eq=False)
+class BatchScores:
+    """Scores of one batch.
+
+    Attributes:
+        scores: `[batch, S, R]` if examples are kept apart, else `[1, S, R]`, their sum.
+        forward, backward: Passes over the batch that were spent.
+        input_effect: Sum over the batch of J(run with `input` ablated) - J(clean), where known.
+    """
+
+    scores: Float[Tensor, "rows ..."]
+    forward: float | int = 0
+    backward: int = 0
+    input_effect: float | None = None
+
+
+@dataclass(kw_only=True, eq=False)
+class Sweep:
+    """Scores added up over examples.
+
+    Attributes:
+        total: Sum over the examples of the scores, float64 `[S, R]`: the mean must not depend on how examples
+            fall into batches.
+        n: Examples so far, where batches are added.
+        parts: Scores of each example, batch by batch, where asked for.
+        resampled: Weighted sums of the scores of the edges, where asked for.
+        forward, backward: Passes spent, over the examples.
+        input_effect: Sum over the examples of J(run with `input` ablated) - J(clean), where known.
+        details: What the method reports beside: JSON-able values.
+    """
+
+    total: Float[Tensor, "..."]
+    n: int = 0
+    parts: list[Tensor] = field(default_factory=list)
+    resampled: WeightedSums | None = None
+    forward: float = 0.0
+    backward: float = 0.0
+    input_effect: float | None = None
+    details: dict[str, Any] = field(default_factory=dict)
+    ids: set[int] = field(default_factory=set)
+
+    @classmethod
+    def empty(cls, graph: Graph) -> "Sweep":
+        """No example yet."""
+        return cls(total=torch.zeros(graph.valid.shape, dtype=torch.float64))
+
+    def add(self, batch: BatchScores, n: int) -> None:
+        """Take in the scores of a batch of `n` examples."""
+        self.n += n
+        self.total = self.total + batch.scores.double().cpu().sum(0)
+        self.forward += batch.forward * n
+        self.backward += batch.backward * n
+        if batch.input_effect is not None:
+            self.input_effect = (self.input_effect or 0.0) + batch.input_effect
+
+    def resample(
+        self, scores: Float[Tensor, "batch n"], ids: Int[Tensor, " batch"], n_resamples: int, seed: int
+    ) -> None:
+        """Take the scores of a batch into the weighted sums.
+
+        Raises:
+            InputError: If an example comes again: its weights would be tied. It is named.
+        """
+        numbers = set(ids.tolist())
+        again = self.ids & numbers
+        if again or len(numbers) < len(ids):
+            twice = min(again or (each for each in numbers if ids.tolist().count(each) > 1))
+            raise InputError(
+                f"image id {twice} came twice, so both would have the same weights in every resample and "
+                "intervals would be wrong; give every image an id of its own, or use resamples=0"
+            )
+        self.ids |= numbers
+        sums = WeightedSums.of(scores, ids, n_resamples, seed)
+        self.resampled = sums if self.resampled is None else self.resampled + sums
+
+
 @dataclass(frozen=True, kw_only=True)
 class EdgeMethod(abc.ABC):
     """Abstract: scores the edges of a model on a task. Its fields are the method's own options.
@@ -75,7 +208,12 @@ class EdgeMethod(abc.ABC):
     keeps_examples: ClassVar[bool] = True
     cuts: ClassVar[bool] = True
 
-    def __post_init__(self) -> None:
+    def check_options(self) -> None:
+        """Refuse options of another kind or out of range.
+
+        Raises:
+            InputError: Naming the option.
+        """
         for each in dataclasses.fields(self):
             value, kind = getattr(self, each.name), type(each.default)
             accepted = (float, int) if kind is float else (kind,)
@@ -90,7 +228,9 @@ class EdgeMethod(abc.ABC):
         names = [each.name for each in dataclasses.fields(self)]
         for name in options:
             check_name(f"{self.key} option", name, names)
-        return replace(self, **options)
+        made = replace(self, **options)
+        made.check_options()
+        return made
 
     def select(self, scores: EdgeScores, k: int) -> Circuit:
         """The circuit that the method selects by default: usually the k strongest edges."""
@@ -102,13 +242,11 @@ class EdgeMethod(abc.ABC):
 
     def options(self) -> dict[str, Any]:
         """Its options that are not the defaults, as they enter provenance, JSON-able."""
-        usual = {each.name: each.default for each in dataclasses.fields(self)}
-        changed = {name: getattr(self, name) for name in usual}
-        return {
-            name: plain_option(value)
-            for name, value in changed.items()
-            if value is not usual[name] and value != usual[name]
-        }
+        given = [(each, getattr(self, each.name)) for each in dataclasses.fields(self)]
+        changed = [
+            (each, value) for each, value in given if value is not each.default and value != each.default
+        ]
+        return {each.name: plain_option(value) for each, value in changed}
 
     def choices(
         self,
@@ -142,8 +280,12 @@ class EdgeMethod(abc.ABC):
         """Damage of ablating each edge, over all examples; `size` of them fit into a pass."""
 
     def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
-        """Memory of one example beyond a plain pass."""
-        return 24 * model.n_layers * model.d_model * length * 4
+        """Rough memory of one example beyond a plain pass: what passes keep, and the product of it all."""
+        steps = settings.steps if self.integrates else 1
+        expanded = model.graph.n_sources + 3 * model.n_heads  # see `GradientSums.contract`
+        streams = (36 + 2 * steps) * model.n_layers + (expanded if self.needs_gradients else 0)
+        scores = 2 * model.graph.valid.numel() if settings.apart else 0
+        return 4 * (streams * model.d_model * length + scores)
 
 
 def plain_option(value: Any) -> Any:
@@ -195,8 +337,9 @@ class BatchMethod(EdgeMethod):
 
 
 def measures(ablation: Ablation) -> bool:
-    """Whether preparing an ablation of edges takes a pass over the examples."""
-    return not ablation.paired and ablation.key != "zero"
+    """Whether the values of cut edges take a pass of their own over the examples, not over a reference."""
+    elsewhere = isinstance(ablation, Mean) and ablation.reference is not None
+    return not ablation.paired and ablation.key != "zero" and not elsewhere
 
 
 METHODS: Registry[EdgeMethod] = Registry("method", holds=EdgeMethod)
@@ -210,17 +353,17 @@ def get_method(method: str | EdgeMethod, **options: Any) -> EdgeMethod:
     Raises:
         UnknownNameError: For an unknown method or option; near matches are named.
     """
-    entry = METHODS[method] if isinstance(method, str) else method
+    entry = METHODS[method] if isinstance(method, str) else method.configured()
     return entry.configured(**options) if options else entry
 
 
 def _prepared(model: Model, task: Task, settings: Choices, size: int) -> Prepared:
     """The ablation, with the clean passes that measured its means where these can be used again."""
     ablation = settings.ablation
+    keep: dict[str, KeptRuns] = {}
     if isinstance(ablation, Mean):
-        kept = KeptRuns(min(KEPT_BYTES, free_memory(model.device) // 10))
-        return ablation.prepare(model, task, batch_size=size, seed=settings.seed, keep=kept)
-    return ablation.prepare(model, task, batch_size=size, seed=settings.seed)
+        keep = {"keep": KeptRuns(min(KEPT_BYTES, free_memory(model.device) // 10))}
+    return ablation.prepare(model, task, batch_size=size, seed=settings.seed, **keep)
 
 
 def _first_bad(method: BatchMethod, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> int:
@@ -243,7 +386,7 @@ def provenance_of(model: Model, task: Task, method: EdgeMethod, settings: Choice
         "graph": model.graph.fingerprint,
         "method": method.key,
         "objective": settings.objective.key,
-        "ablation": settings.ablation.key,
+        **settings.ablation.describe(model),
         "steps": settings.steps if method.uses_steps() else None,
         "quadrature": settings.quadrature if method.uses_steps() else None,
         "seed": settings.seed,

@@ -11,19 +11,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Float, Float32, Int
+from jaxtyping import Float, Float32
 from torch import Tensor
 
-from assay.core.errors import InputError, NonFiniteError
+from assay.core.errors import NonFiniteError
 from assay.discovery.edges.eap_ig import EapIgInputs, Node, quadrature_nodes
-from assay.discovery.edges.method import Choices, provenance_of
-from assay.discovery.edges.running import check_kept_apart
-from assay.discovery.edges.sums import BatchScores, Sweep
+from assay.discovery.edges.method import BatchScores, Choices, Sweep, provenance_of
+from assay.discovery.edges.running import ScoreSums
 from assay.execution import Ablation, Baseline, Prepared
 from assay.execution.batches import choose_batch_size
 from assay.execution.forward import check_finite
 from assay.graph import Graph
 from assay.models import Model, Trace
+from assay.models.model import at_reads
 from assay.objectives import Loss, Objective
 from assay.tasks import Batch, Task
 
@@ -97,8 +97,6 @@ def output_scores(
         resamples=resamples,
         seed=seed,
     )
-    check_kept_apart(method, settings)
-    method.check(settings)
     task = model.bind(task)
     size = choose_batch_size(
         model, task, asked=batch_size, bytes_per_example=8 * model.d_model * task.length * 4, memory=memory
@@ -112,7 +110,7 @@ def output_scores(
     return sums.scores(provenance, {"seconds": time.perf_counter() - started, "batch_size": size})
 
 
-class OutputSums:
+class OutputSums(ScoreSums):
     """`output_scores` over batches that are given one at a time, as `ScoreSums` is `discover`.
 
     Args:
@@ -122,14 +120,9 @@ class OutputSums:
     """
 
     def __init__(self, model: Model, settings: Choices, prepared: Prepared) -> None:
-        self.model, self.settings, self.prepared = model, settings, prepared
+        super().__init__(model, EapIgInputs(), settings, prepared)
         self._nodes = quadrature_nodes(settings.steps, settings.quadrature)
         self._sweep = Sweep(total=torch.zeros(model.graph.n_sources, dtype=torch.float64))
-
-    @property
-    def n(self) -> int:
-        """Examples so far."""
-        return self._sweep.n
 
     def add(self, batch: Batch) -> None:
         """Score a batch: a forward pass for the clean run, and one per node.
@@ -154,17 +147,11 @@ class OutputSums:
             self._sweep.parts.append(scores.to(model.result_dtype))
         self._sweep.add(BatchScores(scores=scores), len(scores))
 
-    def scores(
+    def scores(  # type: ignore[override]  # of fewer edges
         self, provenance: Mapping[str, Any] | None = None, details: Mapping[str, Any] | None = None
     ) -> OutputScores:
-        """The scores over all batches so far; more may be added afterwards.
-
-        Raises:
-            InputError: Before the first batch.
-        """
-        n, sweep, resampled = self.n, self._sweep, None
-        if n == 0:
-            raise InputError("no batch has been added, so there are no scores; add at least one batch")
+        """The scores over all batches so far; more may be added afterwards."""
+        n, sweep, resampled = self.counted(), self._sweep, None
         reference = self.settings.ablation.key != "zero"
         forward = float(1 + len(self._nodes) + reference)  # clean, each node, and ablated unless zeros
         facts = {**(details or {}), "passes": {"forward": forward, "backward": 0.0}}
@@ -195,8 +182,7 @@ def _batch(
         with torch.no_grad():
             start = ablated + node.alpha * (clean.input - ablated)
             stream = model.through(start, clean)
-        whole = model.pools
-        leaf = (stream if whole else _read(stream, batch.positions)).requires_grad_()
+        leaf = (stream if model.pools else at_reads(stream, batch.positions)).requires_grad_()
         with torch.enable_grad():
             logits = model.finish(leaf, batch.positions).to(model.result_dtype)
             loss = settings.objective(logits, clean_logits, batch)
@@ -207,23 +193,16 @@ def _batch(
     return _contract(model, clean, baseline, batch, gradient)
 
 
-def _read(value: Tensor, positions: Int[Tensor, " batch"]) -> Tensor:
-    """The read position of `[batch or 1, pos, ...]`."""
-    if len(value) == 1:
-        return value[0][positions]
-    return value[torch.arange(len(value), device=value.device), positions]
-
-
 def _contract(
     model: Model, clean: Trace, baseline: Baseline, batch: Batch, gradient: Tensor
 ) -> Float[Tensor, "batch n_sources"]:
     """Difference of each source times the gradient, summed over the positions that the logits read."""
-    wide, n = model.result_dtype, len(batch.indices)
+    n = len(batch.indices)
 
     def at(value: Tensor) -> Tensor:
         """`[batch, read positions, width]`."""
-        every = model.pools
-        return value.to(wide) if every else _read(value, batch.positions).to(wide)[:, None]
+        value = value.to(model.result_dtype).expand(n, -1, -1)
+        return value if model.pools else at_reads(value, batch.positions)[:, None]
 
     def difference(ablated: Tensor, value: Tensor) -> Tensor:
         return at(ablated) - at(value)
@@ -233,7 +212,7 @@ def _contract(
     for layer, block in enumerate(model.blocks):
         # A head writes z W_O, so its product with the gradient is that of z with W_O g: d_head numbers.
         heads = difference(baseline.z[layer], clean.z[layer]).unflatten(2, (model.n_heads, model.d_head))
-        through = torch.einsum("bpd,hcd->bphc", gradient, block.out_weight().to(wide))
+        through = torch.einsum("bpd,hcd->bphc", gradient, block.out_weight().to(model.result_dtype))
         columns.append((heads * through).sum((1, 3)))
         if model.graph.mlps:
             mlp = difference(baseline.mlp[layer], clean.mlp[layer])

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool
@@ -11,8 +11,7 @@ from torch import Tensor
 from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import InputError
 from assay.core.random import torch_stream
-from assay.discovery.edges.method import METHODS, BatchMethod, Choices
-from assay.discovery.edges.sums import BatchScores
+from assay.discovery.edges.method import METHODS, BatchMethod, BatchScores, Choices, EdgeMethod
 from assay.execution import CutRunner, Prepared
 from assay.execution.forward import check_finite
 from assay.graph import Graph
@@ -41,17 +40,18 @@ class Exact(BatchMethod):
 
     edges: Sequence[str] | str | Circuit | None = None
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        chosen = self.edges
+    def configured(self, /, **options: Any) -> EdgeMethod:
+        """The same method with other options; a circuit and a text of names become names of edges."""
+        chosen = options.get("edges", self.edges)
         if isinstance(chosen, Circuit):
             chosen = chosen.edges()
         elif isinstance(chosen, str):
             chosen = [name.strip() for name in chosen.split(",")]
-        if chosen is not None:
-            if not chosen:
-                raise InputError("edges of exact is empty; name at least one edge, or leave it out for all")
-            object.__setattr__(self, "edges", tuple(chosen))
+        if chosen is None:
+            return super().configured(**options)
+        if not chosen:
+            raise InputError("edges of exact is empty; name at least one edge, or leave it out for all")
+        return super().configured(**options | {"edges": tuple(chosen)})
 
     def wanted(self, graph: Graph) -> Bool[Tensor, "n_sources n_targets"]:
         """The edges to measure.
@@ -61,7 +61,7 @@ class Exact(BatchMethod):
         """
         if self.edges is None:
             return graph.valid
-        assert not isinstance(self.edges, Circuit)  # `__post_init__` made names of it
+        assert not isinstance(self.edges, Circuit)  # `configured` made names of it
         return Circuit.from_edges(graph, list(self.edges)).mask
 
     def select(self, scores: EdgeScores, k: int) -> Circuit:
@@ -100,13 +100,8 @@ class Random(BatchMethod):
 
     def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
         graph = model.graph
-        draw = (
-            torch.rand(
-                graph.n_sources, graph.n_targets, generator=torch_stream(settings.seed, "random-scores")
-            )
-            * 2
-            - 1
-        )
+        generator = torch_stream(settings.seed, "random-scores")
+        draw = torch.rand(graph.n_sources, graph.n_targets, generator=generator) * 2 - 1
         scores = (draw * graph.valid).to(model.result_dtype)
         n = len(batch.indices)
         return BatchScores(scores=scores.expand(n, -1, -1) if settings.apart else scores[None] * n)

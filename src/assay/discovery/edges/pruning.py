@@ -28,16 +28,8 @@ from assay.circuits.scores import strongest
 from assay.circuits.spans import check_n_edges
 from assay.core.errors import AssayWarning, InputError, NonFiniteError
 from assay.core.random import torch_stream
-from assay.discovery.edges.masked_runs import (
-    Drawn,
-    MaskedRuns,
-    agreement,
-    check_warm_start,
-    start_scores,
-    uses_steps,
-)
-from assay.discovery.edges.method import METHODS, Choices, EdgeMethod
-from assay.discovery.edges.sums import Sweep
+from assay.discovery.edges.masked_runs import Drawn, LearnedMask, MaskedRuns, agreement
+from assay.discovery.edges.method import METHODS, Choices, Sweep
 from assay.models import Model
 from assay.tasks import Task
 
@@ -65,7 +57,7 @@ def open_probability(openness: Float[Tensor, "*edges"]) -> Float[Tensor, "*edges
 
 
 @dataclass(frozen=True, kw_only=True)
-class EdgePruning(EdgeMethod):
+class EdgePruning(LearnedMask):
     """Edge pruning: a gate on every edge, learned under a goal for the size of the circuit.
 
     Attributes:
@@ -86,9 +78,6 @@ class EdgePruning(EdgeMethod):
     """
 
     key = "edge-pruning"
-    needs_gradients = True
-    objective = "kl"
-    keeps_examples = False
     source = "Bhaskar et al. 2024, arXiv:2406.16778"
 
     n_edges: int | None = None
@@ -96,24 +85,17 @@ class EdgePruning(EdgeMethod):
     updates: int = 400
     examples: int = 16
     rate: float = 0.15
-    warm_start: str | EdgeMethod | EdgeScores | None = None
 
     def check(self, settings: Choices) -> None:
+        super().check(settings)
         if not 0 < self.share <= 1:
             raise InputError(f"share of edge-pruning is {self.share}; give a share of all edges in (0, 1]")
         if self.n_edges is not None and (type(self.n_edges) is not int or self.n_edges < 1):
             raise InputError(
                 f"n_edges of edge-pruning is {self.n_edges!r}; give a whole number from 1, or None"
             )
-        for name in ("updates", "examples"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} of edge-pruning is {getattr(self, name)}; give at least 1")
         if not 0 < self.rate < math.inf:
             raise InputError(f"rate of edge-pruning is {self.rate}; give a step size above 0")
-        check_warm_start(self.warm_start, settings)
-
-    def uses_steps(self) -> bool:
-        return uses_steps(self.warm_start)
 
     def goal(self, model: Model) -> int:
         """Edges that should stay open.
@@ -133,7 +115,7 @@ class EdgePruning(EdgeMethod):
 
     def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
         n_edges = self.goal(model)
-        start, spent = start_scores(self.warm_start, model, task, settings, size)
+        start, spent = self.start(model, task, settings, size)
         runs = MaskedRuns(model, task, settings, size, examples=self.examples, updates=self.updates)
         training = _Training(self, model.graph.valid.to(model.device), n_edges, start)
         generator = torch_stream(settings.seed, "mask-gates")

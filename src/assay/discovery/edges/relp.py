@@ -16,8 +16,7 @@ from torch import Tensor, nn
 
 from assay.core.errors import InputError, UnsupportedModelError
 from assay.discovery.edges.gradients import ActivationDifferences, GradientSums
-from assay.discovery.edges.method import METHODS, BatchMethod, Choices, check_differentiable
-from assay.discovery.edges.sums import BatchScores
+from assay.discovery.edges.method import METHODS, BatchMethod, BatchScores, Choices, check_differentiable
 from assay.execution import Prepared
 from assay.execution.forward import check_finite
 from assay.models import Block, Model, Norm, Trace
@@ -65,12 +64,6 @@ class Relp(BatchMethod):
                 f"{settings.objective.key!r} has zero gradient there, so all scores would be 0. Use "
                 "objective='logit_diff' or 'ce', or method='eap-ig-inputs'"
             )
-
-    def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
-        # As eap, plus what the identity rule keeps: one coefficient per hidden unit of each MLP.
-        floats = (32 + 4) * model.n_layers * model.d_model * length
-        scores = model.graph.n_sources * model.graph.n_targets * 2 if settings.apart else 0
-        return 4 * (floats + scores)
 
     def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
         trace = self._propagate(model, batch, settings)

@@ -10,17 +10,19 @@ from jaxtyping import Float
 from torch import Tensor
 
 from assay.circuits import EdgeScores, Spans
+from assay.circuits.spans import Place
 from assay.core.errors import InputError
 from assay.discovery.edges.method import (
     METHODS,
     BatchMethod,
     Choices,
     EdgeMethod,
+    Sweep,
     get_method,
     measures,
     provenance_of,
 )
-from assay.discovery.edges.sums import Sweep
+from assay.discovery.edges.positions import TaskSpans
 from assay.execution import Ablation, Prepared
 from assay.execution.batches import choose_batch_size, free_memory, with_room
 from assay.models import Model
@@ -44,6 +46,7 @@ def discover(
     memory: int | None = None,
     per_example: bool = False,
     resamples: int = 0,
+    spans: str | Mapping[str, Place] | None = None,
     seed: int = 0,
     **options: Any,
 ) -> EdgeScores:
@@ -68,11 +71,16 @@ def discover(
             that need no scores of single examples: 200 is usual, 0 keeps none. A Poisson bootstrap, whose
             weights follow `seed` and the id of each example (`poisson_weights`); adds 4 bytes per edge and
             resample. Ablated values are those of all examples in every resample.
+        spans: Score every edge at every span of positions; `eap`, `eap-ig-inputs` and `clean-corrupted` can.
+            `"each"`: every position by itself, for prompts of one length. `"slots"`: the slots of the task's
+            template, what lies between them and the read position. A mapping of names to places in each
+            prompt: an int, a list of ints or a slice, negative ones counted from its end.
         seed: Root seed.
         **options: Options of the method, such as `threshold` of `acdc`.
 
     Returns:
-        Signed scores, mean over examples, in the unit of the objective; positive: ablation hurts.
+        Signed scores, mean over examples, in the unit of the objective; positive: ablation hurts. At spans
+        `[P, S, R]`; a longer span sums more terms, and their sum over spans is the ordinary score.
         `details` has the passes spent; for `eap-ig-inputs` the completeness gap; for a half-precision model
         `drift`, the relative L2 distance of the scores of at most 8 examples from those of a float32
         copy under the same treatment: a fraction, >= 0. It is NaN, and `drift_reason` says why, where the
@@ -97,20 +105,21 @@ def discover(
     check_kept_apart(configured, settings)
     configured.check(settings)
     task = model.bind(task)
-    extra = configured.bytes_per_example(model, task.length, settings)
+    at = None if spans is None else TaskSpans.of(configured, model, task, spans, settings)
+    extra = configured.bytes_per_example(model, task.length, settings) * (1 if at is None else 2)
     size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra, memory=memory)
     started, sizes = time.perf_counter(), [size]
 
     def run(size: int) -> Sweep:
         sizes.append(size)
-        return configured.sweep(model, task, settings, size)
+        return (configured if at is None else at).sweep(model, task, settings, size)
 
     sweep = with_room(run, size)
     details = {"seconds": time.perf_counter() - started, "batch_size": sizes[-1]}
     if model.dtype in (torch.bfloat16, torch.float16) and isinstance(configured, BatchMethod):
         details |= _drift(model, task, configured, settings, sizes[-1], memory)
-    provenance = provenance_of(model, task, configured, settings)
-    return scores_of(model, sweep, task.n, provenance, details)
+    provenance = provenance_of(model, task, configured, settings) | ({} if at is None else at.describe())
+    return scores_of(model, sweep, task.n, provenance, details, spans=None if at is None else at.spans)
 
 
 def _drift(
@@ -207,10 +216,14 @@ class ScoreSums:
         Raises:
             InputError: Before the first batch.
         """
+        n, measured = self.counted(), measures(self.settings.ablation)
+        return scores_of(self.model, self._sweep, n, provenance or {}, details or {}, measured=measured)
+
+    def counted(self) -> int:
+        """Examples so far, at least one."""
         if self.n == 0:
             raise InputError("no batch has been added, so there are no scores; add at least one batch")
-        measured = measures(self.settings.ablation)
-        return scores_of(self.model, self._sweep, self.n, provenance or {}, details or {}, measured=measured)
+        return self.n
 
 
 def scores_of(

@@ -19,17 +19,10 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from assay.circuits import EdgeScores, prune
-from assay.core.errors import AssayWarning, InputError, NonFiniteError
+from assay.core.errors import AssayWarning, InputError, NonFiniteError, check_least
 from assay.core.random import torch_stream
-from assay.discovery.edges.masked_runs import (
-    MaskedRuns,
-    agreement,
-    check_warm_start,
-    start_scores,
-    uses_steps,
-)
-from assay.discovery.edges.method import METHODS, Choices, EdgeMethod
-from assay.discovery.edges.sums import Sweep
+from assay.discovery.edges.masked_runs import LearnedMask, MaskedRuns, agreement
+from assay.discovery.edges.method import METHODS, Choices, Sweep
 from assay.graph import Graph
 from assay.models import Model
 from assay.tasks import Task
@@ -42,7 +35,7 @@ UNDECIDED = 1 / 3  # share of the edges with .1 < p < .9, at most
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ugs(EdgeMethod):
+class Ugs(LearnedMask):
     """Uniform gradient sampling: a probability of being kept for every edge, learned with a price per edge.
 
     Attributes:
@@ -57,9 +50,6 @@ class Ugs(EdgeMethod):
     """
 
     key = "ugs"
-    needs_gradients = True
-    objective = "kl"
-    keeps_examples = False
     source = "Li and Janson 2024, arXiv:2409.09951"
 
     price: float = 1e-3
@@ -67,20 +57,14 @@ class Ugs(EdgeMethod):
     examples: int = 5
     samples: int = 12
     rate: float | None = None
-    warm_start: str | EdgeMethod | EdgeScores | None = None
-
-    def uses_steps(self) -> bool:
-        return uses_steps(self.warm_start)
 
     def check(self, settings: Choices) -> None:
+        super().check(settings)
+        check_least(1, **{"samples of ugs": self.samples})
         if not 0 < self.price < math.inf:
             raise InputError(f"price of ugs is {self.price}; give a finite number above 0, such as 1e-3")
-        for name in ("updates", "examples", "samples"):
-            if getattr(self, name) < 1:
-                raise InputError(f"{name} of ugs is {getattr(self, name)}; give at least 1")
         if self.rate is not None and (type(self.rate) not in (float, int) or not self.rate > 0):
             raise InputError(f"rate of ugs is {self.rate!r}; give a step size above 0, or None")
-        check_warm_start(self.warm_start, settings)
 
     def step_size(self, *, paired: bool) -> float:
         """Step size of AdamW: the given one, or the paper's for the price and ablation."""
@@ -91,7 +75,7 @@ class Ugs(EdgeMethod):
 
     def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
         began = time.perf_counter()
-        start, spent = start_scores(self.warm_start, model, task, settings, size)
+        start, spent = self.start(model, task, settings, size)
         runs = MaskedRuns(model, task, settings, size, examples=self.examples, updates=self.updates)
         training = _EdgeProbabilities(
             self, model.graph, model.device, paired=settings.ablation.paired, start=start
@@ -129,14 +113,6 @@ class Ugs(EdgeMethod):
         )
 
 
-@dataclass(kw_only=True, eq=False)
-class _Window:
-    """A draw of masks and what its gradient needs."""
-
-    mask: Float[Tensor, "rows n_sources n_targets"]
-    inside: Bool[Tensor, "rows n_sources n_targets"]
-
-
 class _EdgeProbabilities:
     """The probabilities and their optimiser."""
 
@@ -168,12 +144,12 @@ class _EdgeProbabilities:
         drawn = torch.arange(len(inputs)).repeat(samples)
         uniform = torch.rand((n_masks, *self.valid.shape), generator=generator).to(self.theta.device)
         probability = torch.sigmoid(self.theta)
-        window = _sample(probability, uniform, self.valid)
+        masks, inside = _sample(probability, uniform, self.valid)
         gradient, loss = torch.zeros_like(self.theta), 0.0
         for first in range(0, samples, runs.repeats_at_once):
             times = min(runs.repeats_at_once, samples - first)
             rows = slice(first * len(inputs), (first + times) * len(inputs))
-            mask = window.mask[rows].requires_grad_()
+            mask = masks[rows].requires_grad_()
             losses = inputs.take(drawn[rows]).losses(mask * prune(self.graph, mask.detach() > 0))
             if not bool(torch.isfinite(losses).all()):
                 raise NonFiniteError(
@@ -181,9 +157,9 @@ class _EdgeProbabilities:
                     "dtype"
                 )
             (found,) = torch.autograd.grad(losses.sum() / n_masks, mask)
-            gradient += (found * window.inside[rows]).sum(0)  # da/dp = 1 inside the window, else 0
+            gradient += (found * inside[rows]).sum(0)  # da/dp = 1 inside the window, else 0
             loss += float(losses.detach().sum()) / n_masks
-        gradient = reweighted(gradient, window.inside)
+        gradient = reweighted(gradient, inside)
         self._descend(gradient, probability)
         return loss
 
@@ -217,12 +193,12 @@ def reweighted(
     return torch.where(share > 0, gradient / share.clamp(min=1e-9), 0)
 
 
-def _sample(probability: Tensor, uniform: Tensor, valid: Tensor) -> _Window:
-    """Masks of uniform numbers, one per row; 0 where there is no edge."""
+def _sample(probability: Tensor, uniform: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Masks of uniform numbers, one per row, 0 where there is no edge; and where they lie in the window."""
     p = probability.detach()
     width = (p * (1 - p)).clamp(min=1e-6)
     mask = (1 - ((uniform - p) / width + 0.5).clamp(0, 1)) * valid
-    return _Window(mask=mask, inside=(mask > 1e-3) & (mask < 1 - 1e-3))
+    return mask, (mask > 1e-3) & (mask < 1 - 1e-3)
 
 
 METHODS.add(Ugs.key, Ugs())
