@@ -27,8 +27,8 @@ import torch
 import truth as truth_tables
 from matplotlib.axes import Axes
 
-from assay.analyses.benchmark import DiscoveryBenchmark, benchmark_discovery, measure_truth, plots
-from assay.analyses.benchmark import tables as benchmark_tables
+from assay.analyses.benchmark import DiscoveryBenchmark, benchmark_discovery
+from assay.analyses.benchmark import page as benchmark_tables
 from assay.analyses.benchmark.targets import find_target
 from assay.app.options import parse_options
 from assay.discovery.edges import METHODS, discover
@@ -73,8 +73,8 @@ def truth(
     chosen = [each for each in planted_names() if models is None or each.startswith(tuple(models))]
     path = HERE / "truth.json"
     for model in chosen:  # saved model by model: a run that is stopped keeps what it has
-        how = {"options": options_of(names, TRUTH_OPTIONS | options), "progress": progress}
-        found = measure_truth([model], names, n=TRUTH_N, seed=SEED, **how)
+        asked = options_of(names, TRUTH_OPTIONS | options)
+        found = truth_tables.measure_truth(model, names, options=asked, n=TRUTH_N, seed=SEED)
         if path.exists():
             found = pd.concat([read_truth(path), found]).drop_duplicates(CELL, keep="last")
         document = {"n": TRUTH_N, "seed": SEED, "rows": json.loads(in_order(found).to_json(orient="records"))}
@@ -164,11 +164,10 @@ def docs() -> None:
         name = each.stem
         quality = markdown_table(benchmark_tables.quality_table(benchmark))
         (tables / f"{name}-quality.inc").write_text(f"{benchmark_tables.heading(benchmark)}.\n\n{quality}")
-        (tables / f"{name}-order.inc").write_text(markdown_table(benchmark_tables.order_of(benchmark)))
         (tables / f"{name}-notes.inc").write_text(
             bullets(benchmark_tables.notes(benchmark)) or "Nothing to note.\n"
         )
-        write_picture(images / f"benchmark-{name}.svg", plots.plot_benchmark(benchmark))
+        write_picture(images / f"benchmark-{name}.svg", benchmark.plot())
     path = HERE / "signs.json"
     if path.exists():
         shares = json.loads(path.read_text())

@@ -1,7 +1,8 @@
-"""The tables and the picture of docs/truth.md, from what `measure_truth` gave."""
+"""The tables and the picture of docs/truth.md, from what `measure_truth` gives."""
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -9,9 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
-from assay.analyses.benchmark.tables import MISSING, share, significant
+from assay.analyses.benchmark import choose_entries, detect, planted_task
+from assay.analyses.benchmark.contenders import take_turn
+from assay.models.planted import planted_model
 from assay.page.blocks import Column, Table
 from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of
+from assay.page.text import number
 
 
 GOOD, NEARLY_PERFECT = 0.95, 0.99  # AUROCs whose shares of models the table counts
@@ -20,13 +24,32 @@ CELL = (0.46, 0.2)  # inches
 CHANCE = 0.5
 
 
+def measure_truth(
+    model: str, methods: Sequence[str], *, options: Mapping[str, Any], n: int, seed: int
+) -> pd.DataFrame:
+    """Does a true edge of a planted model score higher than any other? A row per method and objective."""
+    planted = planted_model(model)
+    task = planted_task(planted, n=n, seed=seed)
+    how: dict[str, Any] = {"ablation": None, "batch_size": None, "seed": seed}
+    rows = []
+    for entry in choose_entries(methods, options):
+        for objective in ("logit_diff", "kl"):
+            row, scores = take_turn(entry, planted.model, task, objective=objective, **how)
+            facts = {"model": model, "method": entry.name, "objective": objective, "reason": row.reason}
+            facts |= {"n_edges": planted.model.graph.n_edges, "n_true": len(planted.edges)}
+            if scores is not None:
+                facts |= {"seconds": row.seconds, **vars(detect(scores, planted.edges))}
+            rows.append(facts)
+    return pd.DataFrame(rows)
+
+
 def methods_table(truth: pd.DataFrame) -> Table:
     """A row per method and objective: shares of models, the hardest model, the cost."""
     rows = []
     for (method, objective), of in truth.groupby(["method", "objective"], sort=False):
         served = of.dropna(subset="auroc")
         lowest = served.auroc.min()
-        hardest = served.model[served.auroc.idxmin()] if len(served) and lowest < 1 else MISSING
+        hardest = served.model[served.auroc.idxmin()] if len(served) and lowest < 1 else "n/a"
         shares = [(served.auroc >= limit).sum() / len(of) for limit in (GOOD, NEARLY_PERFECT)]
         rows.append(
             [
@@ -34,12 +57,12 @@ def methods_table(truth: pd.DataFrame) -> Table:
                 objective,
                 f"{len(served)} of {len(of)}",
                 *(f"{each:.0%}" for each in shares),
-                share(served.auroc.median()),
-                share(lowest),
+                number(served.auroc.median(), 3),
+                number(lowest, 3),
                 hardest,
-                share(served.average_precision.mean()),
-                share(served.recall.mean()),
-                significant(served.seconds.sum()) if len(served) else MISSING,
+                number(served.average_precision.mean(), 3),
+                number(served.recall.mean(), 3),
+                number(float(served.seconds.sum()), 1) if len(served) else "n/a",
             ]
         )
     columns = (
@@ -56,7 +79,7 @@ def models_table(truth: pd.DataFrame) -> Table:
         best = of[of.auroc == of.auroc.max()]
         names = [f"{row.method} ({row.objective})" for row in best.itertuples()]
         more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        known = (f"{of.n_edges.iloc[0]:,}", str(of.n_true.iloc[0]), share(of.auroc.max()))
+        known = (f"{of.n_edges.iloc[0]:,}", str(of.n_true.iloc[0]), number(of.auroc.max(), 3))
         rows.append([model, *known, ", ".join(names[:NAMED]) + more])
     return _table(("model", "edges", "true", "AUROC", "best"), rows, words=("model", "best"))
 
@@ -71,7 +94,7 @@ def misses(truth: pd.DataFrame) -> list[str]:
     for method, of in truth.dropna(subset="auroc").groupby("method", sort=False):
         best = of.groupby("model").auroc.max()
         missed = sorted((value, model) for model, value in best.items() if value < GOOD)
-        named = ", ".join(f"{model} ({share(value)})" for value, model in missed[:LISTED])
+        named = ", ".join(f"{model} ({number(value, 3)})" for value, model in missed[:LISTED])
         more = f" and {len(missed) - LISTED} more" if len(missed) > LISTED else ""
         sentences.append(
             f"{method} misses {len(missed)} of {len(best)} models{f': {named}{more}' if missed else ''}"
@@ -90,7 +113,7 @@ def refusals(truth: pd.DataFrame) -> list[str]:
 
 def facts(truth: pd.DataFrame, settings: Mapping[str, object]) -> str:
     """What was measured, in a sentence."""
-    lowest = share(truth.groupby("model").auroc.max().min())
+    lowest = number(truth.groupby("model").auroc.max().min(), 3)
     return (
         f"{truth.model.nunique()} models, {truth.method.nunique()} methods, {settings['n']} examples of each "
         f"model, seed {settings['seed']}, resample ablation. The best method of each model reaches an "

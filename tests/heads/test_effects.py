@@ -10,17 +10,17 @@ import torch
 from heads_under import logits_under
 from torch import Tensor, nn
 
-from assay.circuits import Circuit
-from assay.core.errors import InputError, ShapeError, UnknownNameError
-from assay.discovery.heads import HeadScores, MeasurementTable
 from assay.discovery.heads.effects import (
+    activation_patching,
+    drop_effect,
     drop_scores,
+    mediation,
     mediation_scores,
     patching_scores,
 )
 from assay.discovery.heads.interventions import INTERVENTIONS
-from assay.discovery.heads.single_heads import activation_patching, drop_effect, mediation
-from assay.execution.replacements import Setting
+from assay.discovery.heads.runs import HeadMargins
+from assay.execution.ablation import Setting
 from assay.models import Model, load_model
 from assay.tasks import PairTask
 
@@ -53,119 +53,65 @@ def test_golden_mediation(golden: dict[str, Any], golden_model: Model, golden_ta
     np.testing.assert_allclose(found.flat_examples, y_full[:, None] - y_cross, **CLOSE)
 
 
-def test_golden_drop_effect(golden: dict[str, Any], golden_model: Model, golden_task: PairTask) -> None:
-    found = drop_effect(golden_model, golden_task, batch_size=5)
-    expected = np.array(golden["y_full"])[:, None] - np.array(golden["y_drop1_mean"])
-    np.testing.assert_allclose(found.flat_examples, expected, **CLOSE)
-    np.testing.assert_allclose(found.flat, expected.mean(0), **CLOSE)
-
-
-def test_stored_columns_give_the_scores_of_runs(golden_model: Model, golden_task: PairTask) -> None:
-    table = MeasurementTable(golden_model, golden_task, Circuit.from_heads(golden_model.graph, [(0, 1)]))
-    y_full, y_cor = table.column("y_full"), table.column("y_cor")
-    pairs = (
-        (
-            patching_scores(y_full, y_cor, table.column("y_patch"), n_heads=4),
-            activation_patching(golden_model, golden_task),
-        ),
-        (
-            mediation_scores(y_full, y_cor, table.column("y_cross"), n_heads=4),
-            mediation(golden_model, golden_task),
-        ),
-        (drop_scores(y_full, table.column("y_drop1"), n_heads=4), drop_effect(golden_model, golden_task)),
-    )
-    for stored, measured in pairs:
-        np.testing.assert_allclose(stored.per_example, measured.per_example, rtol=1e-8, atol=1e-10)
-        assert (stored.name, stored.sign) == (measured.name, measured.sign)
-
-
 # ---- by hand ----------------------------------------------------------------------------------------
 
 # Two prompts, two heads. Clean margins 4 and 2, corrupted 0 and -2: gaps 4 and 4.
 FULL, CORRUPTED = np.array([4.0, 2.0]), np.array([0.0, -2.0])
 
 
-def test_patching_by_hand() -> None:
-    patched = np.array([[4.0, 1.0], [0.0, -3.0]])
-    found = patching_scores(FULL, CORRUPTED, patched, n_heads=2)
-    # Head 0: (4 + 2) / 8; head 1: (1 - 1) / 8.
-    assert found.values.tolist() == [[0.75, 0.0]]
-    assert found.flat_examples is not None
-    assert found.flat_examples.tolist() == [[1.0, 0.25], [0.5, -0.25]]
+def margins_of(one: Any, full: np.ndarray = FULL, corrupted: np.ndarray = CORRUPTED) -> HeadMargins:
+    return HeadMargins(y_full=full, y_corrupted=corrupted, y_one=np.array(one))
+
+
+def test_scores_by_hand() -> None:
+    patched = patching_scores(margins_of([[4.0, 1.0], [0.0, -3.0]]), n_heads=2)
+    assert patched.values.tolist() == [[0.75, 0.0]]  # (4 + 2) / 8 and (1 - 1) / 8
+    assert patched.flat_examples is not None
+    assert patched.flat_examples.tolist() == [[1.0, 0.25], [0.5, -0.25]]
     # With gaps of 4 and 2 the two aggregates differ: (4 + 1) / 6 against (4 / 4 + 1 / 2) / 2.
-    uneven = np.array([0.0, 0.0])
-    patched = np.array([[4.0, 0.0], [1.0, 0.0]])
-    assert patching_scores(FULL, uneven, patched, n_heads=2)[0, 0] == pytest.approx(5 / 6)
-    ratios = patching_scores(FULL, uneven, patched, n_heads=2, aggregate="mean_of_ratios")
-    assert ratios[0, 0] == pytest.approx(0.75)
-
-
-def test_patching_is_positive_where_a_head_raises_the_margin() -> None:
-    patched = np.array([[4.0, 1.0], [0.0, -3.0]])
-    swapped = patching_scores(-FULL, -CORRUPTED, -patched, n_heads=2)  # right and wrong change places
-    assert swapped.values.tolist() == [[-0.75, 0.0]]
-
-
-def test_mediation_by_hand() -> None:
-    crossed = np.array([[1.0, 4.0], [-1.0, 3.0]])
-    found = mediation_scores(FULL, CORRUPTED, crossed, n_heads=1)
-    assert found.values.tolist() == [[3.0], [-0.5]]  # means of (3, 3) and (0, -1)
-    assert found.details["fraction"].tolist() == [[0.75], [-0.125]]
-    assert found.details["direct_effect"].tolist() == [[1.0], [4.5]]
-
-
-def test_drop_by_hand() -> None:
-    found = drop_scores(FULL, np.array([[1.0, 4.0], [0.0, 3.0]]), n_heads=2)
-    assert found.values.tolist() == [[2.5, -0.5]]
+    uneven = margins_of([[4.0, 0.0], [1.0, 0.0]], corrupted=np.zeros(2))
+    assert patching_scores(uneven, n_heads=2)[0, 0] == pytest.approx(5 / 6)
+    assert patching_scores(uneven, n_heads=2, aggregate="mean_of_ratios")[0, 0] == pytest.approx(0.75)
+    mediated = mediation_scores(margins_of([[1.0, 4.0], [-1.0, 3.0]]), n_heads=1)
+    assert mediated.values.tolist() == [[3.0], [-0.5]]  # means of (3, 3) and (0, -1)
+    assert mediated.details["fraction"].tolist() == [[0.75], [-0.125]]
+    assert mediated.details["direct_effect"].tolist() == [[1.0], [4.5]]
+    assert drop_scores(margins_of([[1.0, 4.0], [0.0, 3.0]]), n_heads=2).values.tolist() == [[2.5, -0.5]]
 
 
 def test_prompts_without_a_gap_or_a_number_are_left_out() -> None:
     full, corrupted = np.array([4.0, 2.0, 1.0, np.nan]), np.array([0.0, -2.0, 1.0, 0.0])
-    patched = np.array([[4.0, 1.0], [0.0, -3.0], [9.0, 9.0], [1.0, 1.0]])
-    found = patching_scores(full, corrupted, patched, n_heads=2)
+    margins = margins_of([[4.0, 1.0], [0.0, -3.0], [9.0, 9.0], [1.0, 1.0]], full, corrupted)
+    found = patching_scores(margins, n_heads=2)
     assert found.values.tolist() == [[0.75, 0.0]]
     assert found.n_excluded == 2
-    patched[1, 1] = np.nan  # one head's run failed: the prompt goes from all heads
-    assert patching_scores(full, corrupted, patched, n_heads=2).values.tolist() == [[1.0, 0.25]]
-    assert mediation_scores(full, corrupted, patched, n_heads=2).n_excluded == 2
-    assert drop_scores(full, patched, n_heads=2).n_excluded == 2
-
-
-def test_heads_that_were_not_run_have_no_score() -> None:
-    table = np.array([[4.0, np.nan], [0.0, np.nan]])
-    for found in (
-        patching_scores(FULL, CORRUPTED, table, n_heads=2),
-        mediation_scores(FULL, CORRUPTED, table, n_heads=2),
-        drop_scores(FULL, table, n_heads=2),
-    ):
+    margins.y_one[1, 1] = np.nan  # one head's run failed: the prompt goes from all heads
+    assert patching_scores(margins, n_heads=2).values.tolist() == [[1.0, 0.25]]
+    assert mediation_scores(margins, n_heads=2).n_excluded == 2
+    assert drop_scores(margins, n_heads=2).n_excluded == 2
+    nothing_of_one = margins_of([[4.0, np.nan], [0.0, np.nan]])
+    for score in (patching_scores, mediation_scores, drop_scores):
+        found = score(nothing_of_one, n_heads=2)
         assert np.isfinite(found.flat).tolist() == [True, False]
         assert (found.n_excluded, found.reason) == (0, None)
 
 
 def test_effects_without_a_scale_are_undefined() -> None:
-    opposed = patching_scores(np.array([1.0, -1.0]), np.zeros(2), np.ones((2, 2)), n_heads=2)
+    opposed = patching_scores(margins_of(np.ones((2, 2)), np.array([1.0, -1.0]), np.zeros(2)), n_heads=2)
     assert (opposed.reason, np.isnan(opposed.values).all()) == ("zero_denominator", True)
-    nothing = patching_scores(FULL, FULL, np.ones((2, 2)), n_heads=2)
+    without_gap = margins_of(np.ones((2, 2)), corrupted=FULL)
+    nothing = patching_scores(without_gap, n_heads=2)
     assert (nothing.reason, np.isnan(nothing.values).all()) == ("no_valid_prompt", True)
+    empty = margins_of(np.ones((0, 2)), FULL[:0], FULL[:0])
     for aggregate in ("ratio_of_sums", "mean_of_ratios"):
-        empty = patching_scores(FULL[:0], FULL[:0], np.ones((0, 2)), n_heads=2, aggregate=aggregate)
-        assert empty.reason == "no_valid_prompt"
-    same = mediation_scores(FULL, FULL, np.ones((2, 2)), n_heads=2)
+        assert patching_scores(empty, n_heads=2, aggregate=aggregate).reason == "no_valid_prompt"
+    same = mediation_scores(without_gap, n_heads=2)
     assert same.details["fraction_reason"] == "zero_denominator"
     assert np.isnan(same.details["fraction"]).all()
     assert same.values.tolist() == [[2.0, 2.0]]
-    assert drop_scores(FULL * np.nan, np.ones((2, 2)), n_heads=2).reason == "no_valid_prompt"
+    assert drop_scores(margins_of(np.ones((2, 2)), FULL * np.nan), n_heads=2).reason == "no_valid_prompt"
     for found in (opposed, nothing, same):
         json.dumps(found.to_dict(), allow_nan=False)
-
-
-def test_columns_that_do_not_fit_are_refused(unchecked: None) -> None:
-    with pytest.raises(ShapeError, match=r"y_corrupted has shape \(1,\); expected \(2,\)"):
-        patching_scores(FULL, CORRUPTED[:1], np.ones((2, 2)), n_heads=2)
-    with pytest.raises(ShapeError, match=r"shape \(2,\); expected \[prompts, heads\]"):
-        drop_scores(FULL, FULL, n_heads=2)
-    with pytest.raises(InputError, match="unknown aggregate 'mean'; "):
-        patching_scores(FULL, CORRUPTED, np.ones((2, 2)), n_heads=2, aggregate="mean")
 
 
 # ---- against literal runs -----------------------------------------------------------------------------
@@ -243,44 +189,17 @@ def test_dropping_a_head_is_a_run_with_it_replaced(
     gpt2_tiny64: nn.Module, make_task: Callable[..., PairTask], key: str
 ) -> None:
     model, task = load_model(gpt2_tiny64), make_task(8)
-    found = drop_effect(model, task, ablation=key, draws=2, seed=3, batch_size=3)
+    found, draws = drop_effect(model, task, ablation=key, seed=3, batch_size=3), INTERVENTIONS[key].draws
     setting = Setting(model=model, task=task, reference=task, batch_size=8, seed=3)
     expected = np.zeros((task.n, model.n_layers * model.n_heads))
     full = margins(logits_under(model, task, key, [], setting=setting), task)
-    for setting.draw in range(2):
+    for setting.draw in range(draws):
         for flat in range(expected.shape[1]):
             logits = logits_under(model, task, key, [divmod(flat, model.n_heads)], setting=setting)
-            expected[:, flat] += (full - margins(logits, task)) / 2
+            expected[:, flat] += (full - margins(logits, task)) / draws
     kept = np.isfinite(found.flat_examples).all(axis=1)
     assert kept.all() == (key != "resample-donor-same-class")  # no two of these prompts share an answer
     np.testing.assert_allclose(found.flat_examples[kept], expected[kept], rtol=1e-6, atol=1e-9)
-
-
-def test_prompts_without_a_donor_of_their_answer_are_left_out(
-    gpt2_tiny64: nn.Module, make_task: Callable[..., PairTask]
-) -> None:
-    model, base = load_model(gpt2_tiny64), make_task(5)
-    answers = torch.tensor([[1], [1], [2], [3], [2]])
-    wrong = torch.full((5, 1), 9)
-    task = PairTask(clean=base.clean, corrupted=base.corrupted, answers=answers, wrong=wrong)
-    found = drop_effect(model, task, ablation="resample-donor-same-class", draws=1)
-    assert found.flat_examples is not None
-    assert np.isnan(found.flat_examples).all(axis=1).tolist() == [False, False, False, True, False]
-    assert found.n_excluded == 1
-
-
-@pytest.mark.parametrize("score", [activation_patching, mediation, drop_effect])
-def test_a_choice_of_heads_gives_their_scores_alone(
-    gpt2_tiny64: nn.Module, make_task: Callable[..., PairTask], score: Callable[..., HeadScores]
-) -> None:
-    model, task = load_model(gpt2_tiny64), make_task()
-    whole, some = score(model, task), score(model, task, heads=[(1, 2), (0, 1)])
-    defined = np.isfinite(some.flat)
-    assert np.flatnonzero(defined).tolist() == [1, 5]
-    np.testing.assert_allclose(some.flat[defined], whole.flat[defined], rtol=1e-9)
-    assert some.n_excluded == 0
-    with pytest.raises(InputError, match=r"head \(2, 0\)"):
-        score(model, task, heads=[(2, 0)])
 
 
 @pytest.mark.parametrize("objective", ["ce", "kl"])
@@ -297,15 +216,3 @@ def test_the_margin_is_the_objective_asked_for(
         expected = (clean.exp() * (clean - without)).sum(1)
     assert found.per_example is not None
     np.testing.assert_allclose(found.per_example[:, 0, 1], expected, rtol=1e-7, atol=1e-10)
-
-
-def test_wrong_options_are_named(gpt2_tiny64: nn.Module, make_task: Callable[..., PairTask]) -> None:
-    model, task = load_model(gpt2_tiny64), make_task()
-    with pytest.raises(InputError, match="unknown positions 'first'; known: all, last"):
-        mediation(model, task, positions="first")
-    with pytest.raises(InputError, match="unknown aggregate 'sum'"):
-        activation_patching(model, task, aggregate="sum")
-    with pytest.raises(InputError, match="draws is 0; expected at least 1"):
-        drop_effect(model, task, draws=0)
-    with pytest.raises(UnknownNameError, match="intervention 'means'.*mean-last"):
-        drop_effect(model, task, ablation="means")

@@ -2,16 +2,10 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from assay.core.errors import InputError, ShapeError
-from assay.discovery.heads import (
-    HeadScores,
-    causation_entropy,
-    separation,
-    set_overlap,
-)
+from assay.discovery.heads import HeadScores
+from assay.discovery.heads.information import causation_entropy
+from assay.discovery.heads.membership import separation, set_overlap
 from assay.discovery.heads.scores import member_flags
 
 
@@ -81,37 +75,12 @@ def test_a_copy_of_the_target_has_the_highest_information() -> None:
     assert found.flat[[1, 7]] == pytest.approx([0, 0], abs=1e-12)  # nothing is left to tell
 
 
-def test_constant_heads_score_zero() -> None:
-    x, y = planted()
-    x[:, 3] = 0.1
-    x[:, 5] = 1e9
-    found = causation_entropy(scores_of(x), y)
-    assert found.flat[3] == found.flat[5] == 0
-    assert causation_entropy(scores_of(np.ones((20, 4))), y[:20]).details["parents"] == []
-
-
-@settings(max_examples=15)
-@given(st.integers(0, 100), st.floats(0.01, 100), st.floats(-50, 50))
-def test_scale_shift_and_sign_change_nothing(seed: int, scale: float, shift: float) -> None:
-    x, y = planted(60, seed)
-    first = causation_entropy(scores_of(x), y, permutations=20)
-    second = causation_entropy(scores_of(-scale * x + shift), shift - scale * y, permutations=20)
-    np.testing.assert_allclose(first.values, second.values, rtol=1e-6, atol=1e-9)
-    assert first.details["parents"] == second.details["parents"]
-
-
-def test_few_examples_bound_the_parents() -> None:
-    draw = np.random.default_rng(0)
-    x = draw.standard_normal((9, 6))
-    y = x @ draw.standard_normal(6)
-    found = causation_entropy(scores_of(x), y, permutations=1)
-    assert len(found.details["parents"]) <= 2
-    assert found.warnings == ("fewer_than_200_examples",)
-
-
 def test_undefined_cases_have_reasons() -> None:
-    x, y = planted(6)
-    few = causation_entropy(scores_of(x), y)
+    x, y = planted(9)  # at most two parents
+    bounded = causation_entropy(scores_of(x), y, permutations=1)
+    assert len(bounded.details["parents"]) <= 2
+    assert bounded.warnings == ("fewer_than_200_examples",)
+    few = causation_entropy(scores_of(x[:6]), y[:6])
     assert (few.reason, np.isnan(few.values).all()) == ("too_few", True)
     constant = causation_entropy(scores_of(planted(20)[0]), np.ones(20))
     assert (constant.reason, np.isnan(constant.values).all()) == ("constant_target", True)
@@ -126,16 +95,3 @@ def test_examples_that_are_not_finite_are_left_out() -> None:
     expected = causation_entropy(scores_of(x[kept]), y[kept])
     np.testing.assert_array_equal(found.flat, expected.flat)
     assert (found.details["n"], found.details["n_excluded"]) == (58, 2)
-
-
-def test_impossible_settings_are_refused(unchecked: None) -> None:
-    x, y = planted(20)
-    with pytest.raises(InputError, match="max_parents is -1"):
-        causation_entropy(scores_of(x), y, max_parents=-1)
-    with pytest.raises(InputError, match="permutations 0"):
-        causation_entropy(scores_of(x), y, permutations=0)
-    with pytest.raises(ShapeError, match="give one per example"):
-        causation_entropy(scores_of(x), y[:5])
-    bare = HeadScores(name="bare", values=np.zeros((1, 2)))
-    with pytest.raises(InputError, match="'bare' has no scores per example"):
-        causation_entropy(bare, y)

@@ -1,6 +1,5 @@
 """Heads replaced in every way: golden margins, the circuit engine, donors, noise, and errors."""
 
-import copy
 import json
 import sys
 from pathlib import Path
@@ -16,9 +15,9 @@ from torch import nn
 from assay.circuits import Circuit
 from assay.core.errors import InputError
 from assay.discovery.heads.interventions import INTERVENTIONS, Donor, derangement
-from assay.discovery.heads.replacing import outside, run_with_heads_replaced
+from assay.discovery.heads.runs import outside, run_with_heads_replaced
 from assay.execution import run_circuit, run_model
-from assay.execution.replacements import Setting
+from assay.execution.ablation import Setting
 from assay.models import Model, load_model
 from assay.tasks import PairTask
 
@@ -32,7 +31,7 @@ def setting_of(model: Model, task: PairTask, **options: object) -> Setting:
     return Setting(model=model, task=task, reference=task, batch_size=3, **options)
 
 
-def test_golden_margins_of_every_intervention() -> None:
+def test_golden_margins_of_every_intervention(monkeypatch: pytest.MonkeyPatch) -> None:
     model, _ = golden_model("gpt2_tiny", torch.float64)
     stored = json.loads((GOLDEN / "tiny_gpt2_heads.json").read_text())
     correct, foil = (torch.tensor(stored[name])[:, None] for name in ("correct", "incorrect"))
@@ -42,7 +41,8 @@ def test_golden_margins_of_every_intervention() -> None:
         answers=correct,
         wrong=foil,
     )
-    setting = setting_of(model, task, donors=np.array(stored["donor"]))
+    monkeypatch.setattr(Donor, "donors_of", lambda self, setting: np.array(stored["donor"]))
+    setting = setting_of(model, task)
     ablated = outside([(layer, head) for layer, head in stored["circuit"]], model)
     assert set(stored["y_keep"]) <= set(INTERVENTIONS)
     for key, expected in stored["y_keep"].items():
@@ -56,24 +56,9 @@ def test_a_head_circuit_of_the_graph_says_the_same(module64: nn.Module, key: str
     model = load_model(module64)
     task = random_task(model, ragged=key != "mean-positional")
     kept = [(0, 1), (1, 0), (1, 2)]
-    expected = run_circuit(model, task, Circuit.from_heads(model.graph, kept), ablation=key)
+    expected = run_circuit(Circuit.from_heads(model.graph, kept), model, task, ablation=key)
     found = logits_under(model, task, key, outside(kept, model), setting=setting_of(model, task))
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
-
-
-def test_equal_attention_by_hand(gpt2_tiny64: nn.Module) -> None:
-    """With every key of block 0 set to zero its scores are equal, so uniform attention changes nothing."""
-    flat = copy.deepcopy(gpt2_tiny64)
-    weight, bias = flat.transformer.h[0].attn.c_attn.weight, flat.transformer.h[0].attn.c_attn.bias
-    width = weight.shape[0]
-    with torch.no_grad():
-        weight[:, width : 2 * width] = 0
-        bias[width : 2 * width] = 0
-    model = load_model(flat)
-    task = random_task(model)
-    heads = [(0, head) for head in range(model.n_heads)]
-    found = logits_under(model, task, "attn-uniform", heads, setting=setting_of(model, task))
-    torch.testing.assert_close(found, run_model(model, task))
 
 
 def test_uniform_attention_of_shared_values(llama_tiny64: nn.Module) -> None:
@@ -94,16 +79,6 @@ def test_uniform_attention_of_shared_values(llama_tiny64: nn.Module) -> None:
     for position in range(task.length):
         expected = site.values[:, : position + 1, group].double().mean(1)
         torch.testing.assert_close(new[:, position, 3], expected)
-
-
-def test_no_head_replaced_is_the_model(module32: nn.Module) -> None:
-    model = load_model(module32)
-    task = random_task(model, ragged=True)
-    for key in INTERVENTIONS:
-        if key in ("mean-positional", "resample-donor"):
-            continue  # not for prompts of several lengths
-        found = logits_under(model, task, key, [], setting=setting_of(model, task))
-        torch.testing.assert_close(found, run_model(model, task))
 
 
 @given(n=st.integers(2, 40), seed=st.integers(0, 1000))
@@ -148,39 +123,12 @@ def test_a_prompt_alone_in_its_length_has_no_donor(gpt2_tiny64: nn.Module) -> No
         logits_under(model, task, "resample-donor", [(0, 0)], setting=setting_of(model, task))
 
 
-@pytest.mark.parametrize(
-    ("donors", "message"),
-    [
-        ([1, 2], "donors are 2 rows"),
-        ([1, 2, 3], "from 1 to 3"),
-        ([1, 2, 0], "donor 2 of prompt 1 has 5 tokens"),
-    ],
-)
-def test_given_donors_are_checked(gpt2_tiny64: nn.Module, donors: list[int], message: str) -> None:
-    model = load_model(gpt2_tiny64)
-    base = random_task(model, n=3)
-    task = PairTask(
-        clean=base.clean, corrupted=base.corrupted, answers=base.answers, lengths=torch.tensor([7, 7, 5])
-    )
-    setting = setting_of(model, task, donors=np.array(donors))
-    with pytest.raises(InputError, match=message):
-        logits_under(model, task, "resample-donor", [(0, 0)], setting=setting)
-
-
 def test_noise_has_the_spread_of_its_head_and_does_not_depend_on_batches(gpt2_tiny64: nn.Module) -> None:
     model = load_model(gpt2_tiny64)
     task = random_task(model, n=40, length=12)
     heads = [(0, 1), (1, 2)]
-    results = [
-        logits_under(
-            model,
-            task,
-            "noise-additive",
-            heads,
-            setting=Setting(model=model, task=task, reference=task, batch_size=size),
-        )
-        for size in (40, 7)
-    ]
+    sizes = ({"batch_size": size} for size in (40, 7))
+    results = [logits_under(model, task, "noise-additive", heads, **size) for size in sizes]
     torch.testing.assert_close(*results)
     setting = setting_of(model, task)
     replacement = INTERVENTIONS["noise-additive"].prepare_heads(setting)
@@ -196,16 +144,3 @@ def test_noise_has_the_spread_of_its_head_and_does_not_depend_on_batches(gpt2_ti
     other = setting_of(model, task)
     other.draw = 1
     assert (logits_under(model, task, "noise-additive", heads, setting=other) - results[0]).abs().max() > 1e-3
-
-
-def test_heads_that_do_not_exist_are_refused(gpt2_tiny64: nn.Module) -> None:
-    model = load_model(gpt2_tiny64)
-    with pytest.raises(InputError, match=r"head \(2, 0\) does not exist; the model has 2 blocks of 3 heads"):
-        logits_under(model, random_task(model), "zero", [(2, 0)])
-
-
-def test_positions_must_be_aligned_for_their_means(gpt2_tiny64: nn.Module) -> None:
-    model = load_model(gpt2_tiny64)
-    task = random_task(model, ragged=True)
-    with pytest.raises(InputError, match=r"the prompts have lengths \["):
-        logits_under(model, task, "mean-positional", [(0, 0)], setting=setting_of(model, task))

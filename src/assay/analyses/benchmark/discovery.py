@@ -9,15 +9,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from assay.analyses.benchmark.contenders import Contender, choose_entries, take_turn
-from assay.analyses.benchmark.cost import clock_of, plain_seconds
-from assay.analyses.benchmark.detection import detect
-from assay.analyses.benchmark.results import BenchmarkRow, Bounded, Difference, DiscoveryBenchmark, Ranked
+from assay.analyses.benchmark.contenders import Contender, choose_entries, clock_of, plain_seconds, take_turn
+from assay.analyses.benchmark.results import (
+    BenchmarkRow,
+    Bounded,
+    Difference,
+    DiscoveryBenchmark,
+    Ranked,
+    detect,
+)
 from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import AssayError, GraphMismatchError, InputError, check_name
 from assay.core.measurement import Measurement
 from assay.core.random import stream
-from assay.core.record import library_version, plain
+from assay.core.record import library_version
 from assay.discovery.edges import discover
 from assay.execution import Ablation, CircuitRuns
 from assay.execution.batches import choose_batch_size
@@ -28,12 +33,9 @@ from assay.tasks import PairTask, Task, draw_task
 
 
 EVALUATIONS = ("held-out", "same")
-SELECTIONS = ("top", "greedy")
 WARM_UP = 2  # examples of the discovery before the first that is timed
 N_RESAMPLES = 2000  # of the examples, for differences between methods
 MORE = 4  # prompts drawn per prompt wanted, to leave out those already seen
-# Information-flow routes are grown from the logits, as published; of other methods, the best edges are taken.
-GREEDY = ("ifr",)
 
 Progress = Callable[[str, int, int], None]
 
@@ -49,7 +51,6 @@ def benchmark_discovery(
     fractions: Sequence[float] | None = None,
     evaluate: str = "held-out",
     held_out: Task | None = None,
-    selection: str | None = None,
     imports: Mapping[str, EdgeScores] | None = None,
     truth: Collection[str] | None = None,
     batch_size: int | None = None,
@@ -76,7 +77,6 @@ def benchmark_discovery(
             nothing by fitting them. `same`: on those examples.
         held_out: The other examples. Default: as many, drawn anew from the task's grammar with the next seed,
             less prompts that methods saw; a task without a grammar is cut in two halves at random.
-        selection: `top` or `greedy` for all. Default: greedy for `ifr`, as published, else top.
         imports: Scores made elsewhere, by name: rows without a cost.
         truth: Names of the true edges of a planted model.
         batch_size: Examples per pass; default: by free memory.
@@ -105,46 +105,42 @@ def benchmark_discovery(
         >>> [row.name for row in found.ranking()]
         ['relp', 'random']
     """
-    entries = choose_entries(methods, options)
-    imported_scores = dict(imports or {})
-    _check(model, entries, imported_scores, evaluate=evaluate, selection=selection, held_out=held_out)
+    entries, imported = choose_entries(methods, options), dict(imports or {})
+    check_name("evaluate", evaluate, EVALUATIONS)
+    for name, scores in imported.items():
+        if name in {entry.name for entry in entries}:
+            raise InputError(f"imported scores are named {name!r}, like a method judged; rename them")
+        if scores.graph.fingerprint != model.graph.fingerprint:
+            raise GraphMismatchError(
+                f"the imported scores {name!r} are of {scores.graph.describe()}, but the model is "
+                f"{model.graph.describe()}"
+            )
     if evaluate == "same":
         seen, unseen = task, task
     else:
         seen, unseen = (task, held_out) if held_out is not None else _apart(task, seed)
     seen, unseen = model.bind(seen), model.bind(unseen)
-    runs = CircuitRuns(
-        model,
-        unseen,
-        Circuit.full(model.graph),
-        ablation=ablation,
-        objective=objective,
-        batch_size=batch_size,
-        seed=seed,
-    )
-    judge = _Judge(runs=runs, fractions=fractions, truth=truth)
-    asked = {"objective": objective, "ablation": ablation, "batch_size": batch_size, "seed": seed}
-    _warm_up(model, seen, runs, batch_size)
+    how: dict[str, Any] = {"objective": objective, "ablation": ablation}
+    how |= {"batch_size": batch_size, "seed": seed}
+    judge = _Judge(CircuitRuns(model, unseen, Circuit.full(model.graph), **how), fractions, truth)
+    with contextlib.suppress(AssayError):  # whoever competes will say what is wrong
+        # The first backward pass pays for what later ones find ready.
+        few, size = seen.subset(list(range(min(seen.n, WARM_UP)))), batch_size
+        discover(model, few, "eap-ig-inputs", steps=1, ablation=judge.runs.ablation_object, batch_size=size)
     rows: list[BenchmarkRow] = []
-    scores: dict[str, EdgeScores] = {}
-    total = len(entries) + len(imported_scores)
+    kept: dict[str, EdgeScores] = {}
+    total = len(entries) + len(imported)
+    told = progress or (lambda *step: None)
     for entry in entries:
-        if progress is not None:
-            progress(entry.name, len(rows), total)
-        rule = selection or ("greedy" if entry.key in GREEDY else "top")
-        row, edge_scores = _compete(entry, model, seen, judge, rule, asked)
-        rows.append(row)
-        if edge_scores is not None:
-            scores[entry.name] = edge_scores
-    for name, imported in imported_scores.items():
-        if progress is not None:
-            progress(name, len(rows), total)
-        rows.append(
-            judge.judged(BenchmarkRow(name=name, method=None, selection=selection or "top"), imported)
-        )
-        scores[name] = imported
-    if progress is not None:
-        progress("done", total, total)
+        told(entry.name, len(rows), total)
+        row, own = _compete(entry, model, seen, how)
+        if own is not None:
+            kept[entry.name] = own
+        rows.append(row if own is None else judge.judged(row, own))
+    for name, scores in imported.items():
+        told(name, len(rows), total)
+        rows.append(judge.judged(BenchmarkRow(name=name, method=None), scores))
+    told("done", total, total)
     return DiscoveryBenchmark(
         model=model.describe(),
         discovered_on=seen.describe(),
@@ -152,37 +148,8 @@ def benchmark_discovery(
         settings=judge.settings(evaluate),
         rows=tuple(rows),
         differences=judge.differences(),
-        scores=scores,
+        scores=kept | imported,
     )
-
-
-def _check(
-    model: Model,
-    entries: Sequence[Contender],
-    imports: Mapping[str, EdgeScores],
-    *,
-    evaluate: str,
-    selection: str | None,
-    held_out: Task | None,
-) -> None:
-    check_name("evaluate", evaluate, EVALUATIONS)
-    if selection is not None:
-        check_name("selection", selection, SELECTIONS)
-    if evaluate == "same" and held_out is not None:
-        raise InputError(
-            "held_out= is given, but evaluate='same' judges on the discovery examples; remove one"
-        )
-    taken = {entry.name for entry in entries}
-    for name, scores in imports.items():
-        if name in taken:
-            raise InputError(
-                f"imported scores are named {name!r}, like a method of the benchmark; rename them"
-            )
-        if scores.graph.fingerprint != model.graph.fingerprint:
-            raise GraphMismatchError(
-                f"the imported scores {name!r} are of {scores.graph.describe()}, but the model is "
-                f"{model.graph.describe()}"
-            )
 
 
 def _apart(task: Task, seed: int) -> tuple[Task, Task]:
@@ -209,49 +176,24 @@ def _apart(task: Task, seed: int) -> tuple[Task, Task]:
     return task.subset(first), task.subset(second)
 
 
-def _warm_up(model: Model, task: Task, runs: CircuitRuns, batch_size: int | None) -> None:
-    """One small discovery: the first backward pass pays for what later ones find ready."""
-    few = task.subset(list(range(min(task.n, WARM_UP))))
-    with contextlib.suppress(AssayError):  # whoever competes will say what is wrong
-        discover(model, few, "eap-ig-inputs", steps=1, ablation=runs.ablation_object, batch_size=batch_size)
-
-
 def _compete(
-    entry: Contender, model: Model, task: Task, judge: "_Judge", selection: str, asked: Mapping[str, Any]
+    entry: Contender, model: Model, task: Task, how: Mapping[str, Any]
 ) -> tuple[BenchmarkRow, EdgeScores | None]:
-    """Discovery with its cost, then its circuits."""
-    size = choose_batch_size(model, task, asked=asked["batch_size"])
+    """Discovery with its cost, in plain passes over batches of the same size."""
+    size = choose_batch_size(model, task, asked=how["batch_size"])
     unit = plain_seconds(model, task, size)
-    turn = take_turn(entry, model, task, **asked)
-    own = BenchmarkRow(
-        name=entry.name,
-        method=entry.key,
-        options=plain(entry.options),
-        selection=selection,
-        reason=turn.reason,
-        warnings=turn.warnings,
-        details={key: value for key, value in turn.details.items() if key not in ("passes", "seconds")},
-    )
-    if turn.scores is None:
-        return own, None
-    if turn.details.get("batch_size", size) != size:  # the unit is a pass over batches of the same size
-        unit = plain_seconds(model, task, int(turn.details["batch_size"]))
-    own = replace(
-        own,
-        objective=str(turn.scores.provenance.get("objective", "")) or None,
-        seconds=turn.cost.seconds,
-        plain_seconds=unit,
-        peak_memory=turn.cost.peak_bytes,
-        passes=dict(turn.details.get("passes", {})),
-    )
-    return judge.judged(own, turn.scores), turn.scores
+    row, scores = take_turn(entry, model, task, **how)
+    if scores is None:
+        return row, None
+    used = int(row.details.get("batch_size", size))
+    return replace(row, plain_seconds=unit if used == size else plain_seconds(model, task, used)), scores
 
 
 class _Judge:
     """Runs circuits on the evaluation examples, each run of all competitors kept for the next."""
 
     def __init__(
-        self, *, runs: CircuitRuns, fractions: Sequence[float] | None, truth: Collection[str] | None
+        self, runs: CircuitRuns, fractions: Sequence[float] | None, truth: Collection[str] | None
     ) -> None:
         self.runs, self.fractions, self.truth = runs, fractions, truth
         self.areas: dict[str, Measurement] = {}
@@ -275,25 +217,14 @@ class _Judge:
 
     def judged(self, row: BenchmarkRow, scores: EdgeScores) -> BenchmarkRow:
         """The row with its circuits judged."""
-        curves = {
-            absolute: faithfulness_curve(
-                scores,
-                self.runs.model,
-                self.runs.task,
-                fractions=self.fractions,
-                absolute=absolute,
-                selection=row.selection,
-                runs=self.runs,
-            )
+        how: dict[str, Any] = {"fractions": self.fractions, "selection": row.selection, "runs": self.runs}
+        signed, absolute = (
+            faithfulness_curve(scores, self.runs.model, self.runs.task, absolute=absolute, **how)
             for absolute in (False, True)
-        }
-        self.areas[row.name] = curves[False].area
-        return replace(
-            row,
-            signed=_ranked(curves[False]),
-            absolute=_ranked(curves[True]),
-            truth=None if self.truth is None else detect(scores, self.truth),
         )
+        self.areas[row.name] = signed.area
+        truth = None if self.truth is None else detect(scores, self.truth)
+        return replace(row, signed=_ranked(signed), absolute=_ranked(absolute), truth=truth)
 
     def differences(self) -> tuple[Difference, ...]:
         """CPR of each pair, each resample of the examples drawn once for all."""
@@ -307,16 +238,9 @@ class _Judge:
             value = self.areas[first].value - self.areas[second].value
             gaps = resampled[first] - resampled[second]
             gaps = gaps[np.isfinite(gaps)]
-            low, high = (
-                np.quantile(gaps, [0.025, 0.975]).tolist() if len(gaps) else (float("nan"), float("nan"))
-            )
-            differences.append(
-                Difference(
-                    first=first,
-                    second=second,
-                    cpr=Bounded(value=float(value), low=float(low), high=float(high)),
-                )
-            )
+            low, high = np.quantile(gaps, [0.025, 0.975]).tolist() if len(gaps) else (np.nan, np.nan)
+            cpr = Bounded(value=float(value), low=low, high=high)
+            differences.append(Difference(first=first, second=second, cpr=cpr))
         return tuple(differences)
 
 

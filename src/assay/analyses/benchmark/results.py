@@ -1,21 +1,76 @@
 """What a benchmark of discovery methods found: a row per method, paired differences, files."""
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from assay.analyses.benchmark.detection import Detected
-from assay.analyses.benchmark.files import read_record, write_record
-from assay.circuits import EdgeScores
-from assay.core.errors import InputError
-from assay.core.plotted import Plotted
-from assay.core.record import HIDDEN, Record
+from jaxtyping import Float
+from torch import Tensor
+
+from assay.circuits import Circuit, EdgeScores, write_atomically
+from assay.core.errors import check_name
+from assay.core.record import HIDDEN, Plotted, Record
+from assay.core.untrusted import read_object
+from assay.stats import auroc, average_precision, precision_at
 
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detected(Record):
+    """How well edge scores tell the true edges from the others, by |score| and by signed score.
+
+    Attributes:
+        auroc, auroc_signed: Probability that a true edge outscores another, ties counting half; in [0, 1],
+            1/2 at chance. NaN where every edge is true or none.
+        average_precision, average_precision_signed: Mean precision at the ranks of the true edges, in (0, 1].
+        recall, recall_signed: Share of true edges among as many best ones, which is their precision too.
+    """
+
+    auroc: float
+    auroc_signed: float
+    average_precision: float
+    average_precision_signed: float
+    recall: float
+    recall_signed: float
+
+
+def detect(scores: EdgeScores, edges: Collection[str]) -> Detected:
+    """Score a ranking of edges against the true edge set.
+
+    Args:
+        scores: Edge scores.
+        edges: Names of the true edges.
+
+    Raises:
+        UnknownNameError: For the first edge that the graph does not have.
+
+    References:
+        Mann and Whitney (1947), doi:10.1214/aoms/1177730491 (AUROC, ties counting half).
+
+    Example:
+        >>> graph = assay.build_graph(1, 1, mlps=False)
+        >>> values = torch.zeros(graph.n_sources, graph.n_targets)
+        >>> values[0, 0] = -2.0
+        >>> found = detect(assay.EdgeScores(graph, values), ["input->a0.h0.q"])
+        >>> found.auroc, found.auroc_signed
+        (1.0, 0.0)
+    """
+    valid = scores.graph.valid
+    members = Circuit.from_edges(scores.graph, edges).mask[valid].numpy()
+    values: Float[Tensor, " n_edges"] = scores.values[valid].double()
+    numbers = {}
+    for suffix, ranking in (("", values.abs().numpy()), ("_signed", values.numpy())):
+        numbers[f"auroc{suffix}"] = auroc(ranking, members).value
+        numbers[f"average_precision{suffix}"] = average_precision(ranking, members).value
+        numbers[f"recall{suffix}"] = precision_at(ranking, members, int(members.sum())).value
+    return Detected(**numbers)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,19 +147,9 @@ class BenchmarkRow(Record):
     details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
-    def served(self) -> bool:
-        """Whether there are scores to judge."""
-        return self.signed is not None
-
-    @property
     def cpr(self) -> Bounded | None:
         """CPR as MIB publishes it: edges by signed score."""
         return None if self.signed is None else self.signed.cpr
-
-    @property
-    def cmd(self) -> Bounded | None:
-        """CMD as MIB publishes it: edges by |score|."""
-        return None if self.absolute is None else self.absolute.cmd
 
     @property
     def forward_equivalents(self) -> float:
@@ -135,7 +180,7 @@ class DiscoveryBenchmark(Plotted, Record):
         scores: Edge scores by name of the row; not part of `to_dict`.
     """
 
-    drawn_by = "assay.analyses.benchmark.plots:plot_benchmark"
+    drawn_by = "assay.analyses.benchmark.page:plot_benchmark"
     record_header = {
         "format": "assay-discovery-benchmark/1",
         "convention": "MIB: CPR by signed score (signed.cpr), CMD by |score| (absolute.cmd)",
@@ -166,14 +211,11 @@ class DiscoveryBenchmark(Plotted, Record):
         """The row of one competitor.
 
         Raises:
-            InputError: If there is none of that name.
+            UnknownNameError: If there is none of that name.
         """
-        for each in self.rows:
-            if each.name == name:
-                return each
-        raise InputError(
-            f"the benchmark has no row {name!r}; its rows are {', '.join(each.name for each in self.rows)}"
-        )
+        names = [each.name for each in self.rows]
+        check_name("row of the benchmark", name, names)
+        return self.rows[names.index(name)]
 
     def difference(self, first: str, second: str) -> Bounded | None:
         """CPR of `first` less that of `second`; None where one of them has none."""
@@ -186,17 +228,33 @@ class DiscoveryBenchmark(Plotted, Record):
 
     def ranking(self) -> list[BenchmarkRow]:
         """Rows by CPR, best first; those without one come last."""
-        return sorted(self.rows, key=lambda row: math.inf if row.cpr is None else -_low_if_nan(row.cpr.value))
+
+        def place(row: BenchmarkRow) -> float:
+            value = math.nan if row.cpr is None else row.cpr.value
+            return math.inf if math.isnan(value) else -value
+
+        return sorted(self.rows, key=place)
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per competitor: the four integrals, cost, truth."""
         import pandas as pd
 
-        return pd.DataFrame([_flat(row) for row in self.rows])
+        unknown = Bounded(value=math.nan, low=math.nan, high=math.nan)
+        facts = ("name", "method", "selection", "forward_equivalents", "seconds", "reason")
+        table = pd.DataFrame({name: [getattr(row, name) for row in self.rows] for name in facts})
+        for ranking, integral in product(("signed", "absolute"), ("cpr", "cmd")):
+            found = [getattr(getattr(row, ranking), integral, unknown) for row in self.rows]
+            for end, suffix in (("value", ""), ("low", "_low"), ("high", "_high")):
+                table[f"{integral}_{ranking}{suffix}"] = [getattr(each, end) for each in found]
+        sizes = [row.peak_memory for row in self.rows]
+        table["peak_memory_mib"] = [math.nan if size is None else size / 2**20 for size in sizes]
+        table["auroc"] = [math.nan if row.truth is None else row.truth.auroc for row in self.rows]
+        return table
 
     def save(self, path: str | Path) -> Path:
         """Write the benchmark as one JSON file, whole or not at all; edge scores are not in it."""
-        return write_record(path, self)
+        text = json.dumps(self.to_dict(), indent=1, allow_nan=False, ensure_ascii=False)
+        return write_atomically(Path(path), (text + "\n").encode())
 
     @classmethod
     def load(cls, path: str | Path) -> "DiscoveryBenchmark":
@@ -205,26 +263,4 @@ class DiscoveryBenchmark(Plotted, Record):
         Raises:
             FileFormatError: If the file is missing or holds something else.
         """
-        return read_record(path, cls, "a discovery benchmark")
-
-
-def _flat(row: BenchmarkRow) -> dict[str, Any]:
-    record: dict[str, Any] = {"name": row.name, "method": row.method, "selection": row.selection}
-    for ranking in ("signed", "absolute"):
-        ranked: Ranked | None = getattr(row, ranking)
-        for integral in ("cpr", "cmd"):
-            bounded = None if ranked is None else getattr(ranked, integral)
-            for part, suffix in (("value", ""), ("low", "_low"), ("high", "_high")):
-                record[f"{integral}_{ranking}{suffix}"] = (
-                    math.nan if bounded is None else getattr(bounded, part)
-                )
-    record["forward_equivalents"] = row.forward_equivalents
-    record["seconds"] = row.seconds
-    record["peak_memory_mib"] = math.nan if row.peak_memory is None else row.peak_memory / 2**20
-    record["auroc"] = math.nan if row.truth is None else row.truth.auroc
-    record["reason"] = row.reason
-    return record
-
-
-def _low_if_nan(value: float) -> float:
-    return -math.inf if math.isnan(value) else value
+        return cls.from_dict(read_object(Path(path), "a discovery benchmark"))

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -10,12 +9,11 @@ from assay.core.errors import InputError
 from assay.models import Model, load_model
 from assay.models.planted import Planted, planted_model
 from assay.tasks import COLOUR_DIGITS, PairTask, Task, digits_source, load_images, load_task
-from assay.tasks.digits import DigitsSource, digits_task
+from assay.tasks.digits import digits_task
 
 
 DEFAULT_N = 200
 PLANTED = "planted:"  # before the name of a planted model, as `load_model` reads it
-ABLATION = "resample"  # the ablation under which the true edge set of a planted model is defined
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,23 +66,15 @@ def find_target(
         InputError: For a model and a task of different kinds, or an agreement that is not a probability.
     """
     n = DEFAULT_N if n is None else n
+    loaded = load_model(model, device=device, device_map=device_map, dtype=dtype, revision=revision)
     if model.startswith(PLANTED):
         if images is not None or task not in (None, "planted"):
             raise InputError(
                 f"{model} has its own examples, for which its circuit is known; remove --task and --images"
             )
-        if device_map is not None:
-            raise InputError(f"{model} is small: a device map does not apply to it; leave it out")
-        planted = planted_model(model.removeprefix(PLANTED), dtype=dtype or torch.float32)
-        if device is not None:
-            planted.model.module.to(device)
-        return Target(
-            model=planted.model,
-            task=planted_task(planted, n=n, seed=seed),
-            held_out=planted_task(planted, n=n, seed=seed + 1),
-            truth=planted.edges,
-        )
-    loaded = load_model(model, device=device, device_map=device_map, dtype=dtype, revision=revision)
+        planted = planted_model(model.removeprefix(PLANTED))
+        seen, held_out = (planted_task(planted, n=n, seed=seed + more) for more in (0, 1))
+        return Target(model=loaded, task=seen, held_out=held_out, truth=planted.edges)
     if images is not None:
         if task is not None:
             raise InputError("--task and --images exclude each other; give one of them")
@@ -92,25 +82,14 @@ def find_target(
     if task is None and loaded.vision is None:
         task = "ioi"
     digits = digits_source(model if task is None else task)
-    if digits is not None:
-        return _colour_digits(loaded, digits, n=n, seed=seed)
+    if digits is not None:  # the first n images and the next n
+        own, others = (digits_task(loaded, n, seed=seed, start=start, **digits) for start in (0, n))
+        return Target(model=loaded, task=own, held_out=others)
     if task is None:
         raise InputError(
             f"{model} reads images; give --images, e.g. --images shapes:flat, or --task {COLOUR_DIGITS}"
         )
     return Target(model=loaded, task=load_task(task, loaded, n=n, seed=seed, bos=bos))
-
-
-def _colour_digits(model: Any, digits: DigitsSource, *, n: int, seed: int) -> Target:
-    """Coloured digits under resample ablation; images of other numbers are held out."""
-    named: dict[str, Any] = {} if digits.agreement is None else {"agreement": digits.agreement}
-    if digits.swap is not None:
-        named["swap"] = digits.swap
-    return Target(
-        model=model,
-        task=digits_task(model, n, seed=seed, **named),
-        held_out=digits_task(model, n, seed=seed, start=n, **named),
-    )
 
 
 def planted_task(planted: Planted, n: int = 64, seed: int = 0) -> PairTask:
@@ -124,17 +103,12 @@ def planted_task(planted: Planted, n: int = 64, seed: int = 0) -> PairTask:
     Returns:
         Prompts with their counterparts; objective `logit_diff`, ablation `resample`.
 
-    Raises:
-        InputError: If `n` is below 1.
-
     Example:
         >>> from assay.models.planted import planted_model
         >>> task = planted_task(planted_model("induction/gpt2/bare"), n=8)
         >>> task.n, task.ablation
         (8, 'resample')
     """
-    if n < 1:
-        raise InputError(f"n is {n}; a task needs at least one example")
     examples = planted.examples(n, seed=seed)
     return PairTask(
         clean=examples.clean,
@@ -143,7 +117,7 @@ def planted_task(planted: Planted, n: int = 64, seed: int = 0) -> PairTask:
         wrong=examples.wrong,
         name=f"{PLANTED}{planted.name}",
         objective="logit_diff",
-        ablation=ABLATION,
+        ablation="resample",  # under which the true edge set is defined
         config={"planted": planted.name, "n": n, "seed": seed},
         fields=dict(examples.fields),
     )

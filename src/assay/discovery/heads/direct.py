@@ -8,14 +8,14 @@ Framework for Transformer Circuits.)
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int
 from torch import Tensor
 
-from assay.core.errors import InconsistentRunError, InputError, ShapeError
+from assay.core.errors import InconsistentRunError, InputError, check_name
 from assay.discovery.heads.scores import HeadScores, provenance_of
 from assay.discovery.heads.weights import unembedding_rows
 from assay.execution.batches import choose_batch_size
@@ -51,88 +51,56 @@ def head_outputs(
     model: Model,
     task: Task,
     *,
-    positions: Int[Tensor, " P"] | Int[Tensor, "P n_read"] | None = None,
     batch_size: int | None = None,
-    memory: int | None = None,
 ) -> HeadOutputs:
     """One plain pass per example; keeps what stands at its read position.
 
     Args:
         model: The model.
         task: The clean inputs are run.
-        positions: Where to read, `[P]`; or several positions per example, `[P, n_read]`, whose mean is taken
-            (a classifier that pools patches before its final norm). Default: the task's own.
         batch_size: Examples per pass; default: by free memory.
-        memory: Bytes that a pass may take; default: 60 % of what is free.
 
     Returns:
         Tensors on the CPU, float32 (float64 for a float64 model).
-
-    Raises:
-        ShapeError: If `positions` does not have a row per example.
-        InputError: If a position lies outside its example.
     """
-    where = _read_positions(task, positions)
     model, task = model.uncut, model.bind(task)
     extra = 12 * model.n_layers * model.d_model * task.length * 4
-    size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra, memory=memory)
-    parts: dict[str, list[Tensor]] = {name: [] for name in ("z", "input", "mlp", "final", "normed")}
+    size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra)
+    parts = []
     for batch in task.batches(size):
         batch = batch.to(model.device)
-        rows = torch.arange(len(batch.indices), device=model.device)[:, None]
-        at = where[batch.indices.cpu()].to(model.device)
+        rows = torch.arange(len(batch.indices), device=model.device)
         with torch.no_grad(), model.tracing() as trace:
             model.forward(batch.clean)
         assert trace.final_in is not None
 
-        def read(stream: Tensor, rows: Tensor = rows, at: Tensor = at) -> Tensor:
-            return stream[rows, at].to(model.result_dtype).mean(1)
+        def read(stream: Tensor, rows: Tensor = rows, at: Tensor = batch.positions) -> Tensor:
+            return stream[rows, at].to(model.result_dtype)
 
         z = torch.stack([read(each) for each in trace.z], 1)
-        parts["z"].append(z.unflatten(2, (model.n_heads, model.d_head)).flatten(1, 2).cpu())
-        parts["input"].append(read(trace.input).cpu())
-        parts["mlp"].append(torch.stack([read(each) for each in trace.mlp], 1).cpu())
-        pooled = read(trace.final_in)
-        parts["final"].append(pooled.cpu())
+        by_head = z.unflatten(2, (model.n_heads, model.d_head)).flatten(1, 2)
+        mlp, final = torch.stack([read(each) for each in trace.mlp], 1), read(trace.final_in)
         with torch.no_grad():
-            normed = model.final_norm(pooled.to(model.dtype))
-        parts["normed"].append(normed.to(model.result_dtype).cpu())
-    where_read = {} if positions is None else {"positions": positions.tolist()}
-    joined = {name: torch.cat(tensors) for name, tensors in parts.items()}
-    return HeadOutputs(**joined, provenance=provenance_of(model, task, **where_read))
+            normed = model.final_norm(final.to(model.dtype)).to(model.result_dtype)
+        parts.append([each.cpu() for each in (by_head, read(trace.input), mlp, final, normed)])
+    joined = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
+    fields = dict(zip(("z", "input", "mlp", "final", "normed"), joined, strict=True))
+    return HeadOutputs(**fields, provenance=provenance_of(model, task))
 
 
-def _read_positions(task: Task, positions: Tensor | None) -> Int[Tensor, "P n_read"]:
-    where = task.positions if positions is None else positions.cpu()
-    where = where[:, None] if where.ndim == 1 else where
-    if where.ndim != 2 or len(where) != task.n or where.shape[1] == 0:
-        shape = () if positions is None else tuple(positions.shape)
-        raise ShapeError(f"positions has shape {shape}; expected [{task.n}] or [{task.n}, n_read]")
-    outside = (where < 0) | (where >= task.lengths[:, None])
-    if bool(outside.any()):
-        row = int(outside.any(1).nonzero()[0])
-        raise InputError(
-            f"positions {where[row].tolist()} of example {row} lie outside its {int(task.lengths[row])} "
-            "tokens; count from 0"
-        )
-    return where
-
-
-def margin_directions(
-    model: Model, task: Task, kind: Literal["difference", "correct"] = "difference"
-) -> Float64[Tensor, "P d_model"]:
+def margin_directions(model: Model, task: Task, kind: str = "difference") -> Float64[Tensor, "P d_model"]:
     """Per example, the direction of the stream after the final norm that the margin reads.
 
     Args:
         model: Its unembedding is read.
         task: Right and wrong outputs of each example.
         kind: `difference`: mean unembedding vector of the right outputs less that of the wrong ones (u_c -
-            u_w);
-            `correct`: the former alone.
+            u_w); `correct`: the former alone.
 
     Raises:
-        InputError: For `difference` on a task without wrong outputs.
+        InputError: For another kind, and for `difference` on a task without wrong outputs.
     """
+    check_name("direction", kind, ("difference", "correct"))
     direction = _mean_rows(model, task.answers)
     if kind == "correct":
         return direction
@@ -154,7 +122,7 @@ def direct_attribution(
     outputs: HeadOutputs,
     directions: Float64[Tensor, "P d_model"],
     *,
-    norm: Literal["frozen", "none"] = "frozen",
+    norm: str = "frozen",
 ) -> HeadScores:
     """Direct logit attribution: what each head adds to the margin by its own path to the logits.
 
@@ -175,7 +143,7 @@ def direct_attribution(
         size.
 
     Raises:
-        ShapeError: If there is not one direction per example.
+        UnknownNameError: For another norm.
         InconsistentRunError: If the parts do not add up to the margin within 1e-4, in a float32 or float64
             model.
 
@@ -185,12 +153,7 @@ def direct_attribution(
     References:
         Elhage et al. (2021), A Mathematical Framework for Transformer Circuits.
     """
-    n = len(outputs.final)
-    if tuple(directions.shape) != (n, model.d_model):
-        raise ShapeError(
-            f"directions has shape {tuple(directions.shape)}; expected [{n}, {model.d_model}], "
-            "one per example"
-        )
+    check_name("norm", norm, ("frozen", "none"))
     model = model.uncut
     u = directions.cpu()
     read = u

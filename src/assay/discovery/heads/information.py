@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from assay.core.errors import InputError, ShapeError
+from assay.core.errors import InputError, check_least
 from assay.core.random import stream
 from assay.discovery.heads.scores import HeadScores
 
@@ -49,7 +49,6 @@ def causation_entropy(
 
     Raises:
         InputError: For scores without examples, or settings out of range.
-        ShapeError: If there is not one target per example.
 
     Notes:
         No forward pass. Examples where a score or the target is not finite are left out and counted. At most
@@ -61,54 +60,54 @@ def causation_entropy(
         Sun, Taylor and Bollt (2015), Causal network inference by optimal causation entropy,
         doi:10.1137/140956166.
     """
-    if max_parents < 0 or permutations < 1:
-        raise InputError(
-            f"max_parents is {max_parents} and permutations {permutations}; expected at least 0 and 1"
-        )
-    x, y, facts = _observations(features, target)
-    if reason := _undefined(y):
-        return _result(features, "causation-entropy", np.full(x.shape[1], np.nan), facts, reason=reason)
-    threshold = _chance_level(x, y, permutations, seed)
+    check_least(0, max_parents=max_parents)
+    check_least(1, permutations=permutations)
+    table = features.flat_examples
+    if table is None:
+        raise InputError(f"{features.name!r} has no scores per example; use e.g. those of direct_attribution")
+    kept = np.isfinite(table).all(axis=1) & np.isfinite(target)
+    x, y = table[kept], target[kept]
+    facts: dict[str, Any] = {"n": int(kept.sum()), "n_excluded": int((~kept).sum())}
+    reason = "too_few" if len(y) < _SPARE else "constant_target" if np.ptp(y) == 0 else None
+    values, settings = np.full(x.shape[1], np.nan), {}
+    if reason is None:
+        values, found = _greedy(x, y, max_parents, _chance_level(x, y, permutations, seed))
+        parents = [divmod(parent, features.n_heads) for parent in found.pop("parents")]
+        facts |= {"parents": parents, **found}
+        settings = {"max_parents": max_parents, "permutations": permutations, "seed": seed}
+    name = "causation-entropy"
+    return HeadScores.from_flat(
+        name,
+        features.n_heads,
+        values,
+        sign="larger = tells more of the target",
+        unit="nats",
+        reason=reason,
+        warnings=("fewer_than_200_examples",) if reason is None and len(y) < 200 else (),
+        details=facts,
+        provenance={**features.provenance, "features": features.name, "score": name, **settings},
+    )
+
+
+def _greedy(
+    x: Float64[np.ndarray, "n H"], y: Float64[np.ndarray, " n"], max_parents: int, threshold: float
+) -> tuple[Float64[np.ndarray, " H"], dict[str, Any]]:
+    """The information of every column given the parents that join, and which these are."""
     parents: list[int] = []
     gains: list[float] = []
     while len(parents) < min(max_parents, len(y) - _SPARE):
-        gain = _information(x, y, parents)
+        gain = _information(x, y, x[:, parents])
         gain[parents] = -1.0
         best = int(gain.argmax())
         if gain[best] < threshold or gain[best] <= 0:
             break
         parents.append(best)
         gains.append(float(gain[best]))
-    values = _information(x, y, parents)
+    values = _information(x, y, x[:, parents])
     for parent in parents:
         others = [other for other in parents if other != parent]
-        values[parent] = _information(x[:, [parent]], y, others, x[:, others])[0]
-    facts |= {
-        "parents": [divmod(parent, features.n_heads) for parent in parents],
-        "gains": gains,
-        "threshold": threshold,
-    }
-    settings = {"max_parents": max_parents, "permutations": permutations, "seed": seed}
-    return _result(features, "causation-entropy", values, facts, settings=settings)
-
-
-def _observations(
-    features: HeadScores, target: Float64[np.ndarray, " P"]
-) -> tuple[Float64[np.ndarray, "n H"], Float64[np.ndarray, " n"], dict[str, Any]]:
-    """Features and target of the examples where all are finite, and how many there are and are not."""
-    table = features.flat_examples
-    if table is None:
-        raise InputError(f"{features.name!r} has no scores per example; use e.g. those of direct_attribution")
-    if target.shape != (len(table),):
-        raise ShapeError(f"target has shape {target.shape} for {len(table)} examples; give one per example")
-    kept = np.isfinite(table).all(axis=1) & np.isfinite(target)
-    return table[kept], target[kept], {"n": int(kept.sum()), "n_excluded": int((~kept).sum())}
-
-
-def _undefined(y: Float64[np.ndarray, " n"]) -> str | None:
-    if len(y) < _SPARE:
-        return "too_few"
-    return "constant_target" if np.ptp(y) == 0 else None
+        values[parent] = _information(x[:, [parent]], y, x[:, others])[0]
+    return values, {"parents": parents, "gains": gains, "threshold": threshold}
 
 
 def _residuals(
@@ -124,16 +123,11 @@ def _residuals(
 
 
 def _information(
-    x: Float64[np.ndarray, "n H"],
-    y: Float64[np.ndarray, " n"],
-    parents: list[int],
-    given: Float64[np.ndarray, "n k"] | None = None,
+    x: Float64[np.ndarray, "n H"], y: Float64[np.ndarray, " n"], given: Float64[np.ndarray, "n k"]
 ) -> Float64[np.ndarray, " H"]:
-    """I(x_j; y | parents) of every column; `given` holds the parents' columns if x does not."""
-    conditioned = x[:, parents] if given is None else given
-    left = _residuals(np.column_stack([x, y]), conditioned)
-    r = _correlations(left[:, :-1], left[:, -1:])
-    return _of_correlation(r[:, 0])
+    """I(x_j; y | given) of every column."""
+    left = _residuals(np.column_stack([x, y]), given)
+    return _of_correlation(_correlations(left[:, :-1], left[:, -1:])[:, 0])
 
 
 def _correlations(x: Float64[np.ndarray, "n H"], y: Float64[np.ndarray, "n m"]) -> Float64[np.ndarray, "H m"]:
@@ -158,34 +152,3 @@ def _chance_level(
     targets = _residuals(y[:, None], none)[shuffled, 0]
     best = _of_correlation(_correlations(_residuals(x, none), targets)).max(axis=0)
     return float(np.quantile(best, _QUANTILE))
-
-
-def _standardised(values: Float64[np.ndarray, "n columns"]) -> Float64[np.ndarray, "n columns"]:
-    """Mean 0, deviation 1; a constant column becomes 0."""
-    left = _residuals(values, np.empty((len(values), 0)))
-    deviation = left.std(axis=0)
-    return left / np.where(deviation > 0, deviation, 1.0)
-
-
-def _result(
-    features: HeadScores,
-    name: str,
-    values: Float64[np.ndarray, " H"],
-    details: dict[str, Any],
-    *,
-    settings: dict[str, Any] | None = None,
-    reason: str | None = None,
-    unit: str = "nats",
-) -> HeadScores:
-    few = ("fewer_than_200_examples",) if reason is None and details["n"] < 200 else ()
-    return HeadScores.from_flat(
-        name,
-        features.n_heads,
-        values,
-        sign="larger = tells more of the target",
-        unit=unit,
-        reason=reason,
-        warnings=few,
-        details=details,
-        provenance={**features.provenance, "features": features.name, "score": name, **(settings or {})},
-    )

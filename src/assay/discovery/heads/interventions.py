@@ -1,17 +1,21 @@
-"""What the output of an ablated head is replaced by: every ablation that is one of heads, by its key."""
+"""What the output of an ablated head is replaced by: every ablation that is one of heads, by its key.
+
+Edge circuits take those interventions that are an ablation of edges as well, and donors: what an edge carries
+on the donor's prompt is known from a plain run.
+"""
 
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Int, Int64
+from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
+from assay.circuits import Circuit
 from assay.core.errors import InputError
 from assay.core.registry import Registry
-from assay.execution.ablation import ABLATIONS, Ablation
-from assay.execution.replacements import Replacement, Setting, Site
-from assay.tasks import Task
+from assay.execution import ABLATIONS, Ablation, BaselineShelf, run_circuit
+from assay.execution.ablation import Replacement, Setting, Site, check_aligned
 
 
 INTERVENTIONS: Registry[Ablation] = Registry("intervention", holds=Ablation)
@@ -78,11 +82,9 @@ class Donor(Ablation):
         """Row of each prompt's donor; -1 for a prompt without one.
 
         Raises:
-            InputError: If no two prompts have the same number of tokens, or given donors do not fit.
+            InputError: If no two prompts have the same number of tokens.
         """
         task = setting.task
-        if setting.donors is not None:
-            return _checked_donors(setting.donors, task)
         groups: dict[tuple[int, ...], list[int]] = {}
         answers = task.answers.flatten(1).tolist()
         for row, length in enumerate(task.lengths.tolist()):
@@ -138,23 +140,6 @@ class AttentionUniform(Ablation):
         return replaced
 
 
-def _checked_donors(donors: Int[np.ndarray, " n"], task: Task) -> Int64[np.ndarray, " n"]:
-    if donors.shape != (task.n,) or donors.min() < 0 or donors.max() >= task.n:
-        raise InputError(
-            f"donors are {donors.shape[0]} rows from {donors.min()} to {donors.max()}; the task has {task.n} "
-            f"prompts, 0 to {task.n - 1}"
-        )
-    lengths = task.lengths.numpy()
-    unequal = np.flatnonzero(lengths[donors] != lengths)
-    if len(unequal):
-        row = int(unequal[0])
-        raise InputError(
-            f"donor {int(donors[row])} of prompt {row} has {lengths[donors[row]]} tokens, the prompt "
-            f"{lengths[row]}; activations can only be exchanged between prompts of one length"
-        )
-    return donors.astype(np.int64)
-
-
 for _intervention in (
     ABLATIONS["zero"],
     ABLATIONS["mean"],
@@ -170,3 +155,44 @@ for _intervention in (
     AttentionUniform(),
 ):
     INTERVENTIONS.add(_intervention.key, _intervention)
+
+
+def run_with_edges_replaced(
+    circuit: Circuit, intervention: Ablation, setting: Setting, *, shelf: BaselineShelf | None = None
+) -> Float[Tensor, "n d_vocab"]:
+    """Logits of a circuit at the read position, whatever they are worth: NaN and infinite ones pass.
+
+    Args:
+        circuit: The edges to keep.
+        intervention: What the others carry.
+        setting: Model, prompts, reference, seed and draw.
+        shelf: Keeps what the others carry for the next circuit under the same intervention and setting.
+
+    Raises:
+        InputError: For an intervention that is defined for heads only, or that cannot serve the prompts.
+
+    Notes:
+        A prompt without a donor of its answer keeps its own activations, as in a run with heads replaced.
+    """
+    prompts, ablation = setting.task, intervention.key
+    if isinstance(intervention, Donor):
+        donors = intervention.donors_of(setting)
+        rows = torch.from_numpy(np.where(donors < 0, np.arange(len(donors)), donors))
+        prompts = prompts.with_donors(rows)
+        ablation = "resample"
+    if ablation not in ABLATIONS:
+        have = ", ".join(sorted({*ABLATIONS} & {*INTERVENTIONS}))
+        raise InputError(
+            f"{ablation!r} is defined for heads, but this circuit keeps edges; give a head circuit "
+            f"(Circuit.from_heads), or one of {have}, resample-donor"
+        )
+    if ablation == "mean-positional":
+        check_aligned(ablation, setting.reference, prompts)
+    chosen, size = ABLATIONS[ablation], setting.batch_size
+    seed = setting.seed + 1000 * setting.draw  # another stream per draw
+    shelf = BaselineShelf(max_bytes=0) if shelf is None else shelf
+    if setting.reference is not setting.task:  # means and deviations are those of the reference
+        shelf.prepared(lambda: chosen.prepare(setting.model, setting.reference, batch_size=size, seed=seed))
+    return run_circuit(
+        circuit, setting.model, prompts, ablation=chosen, batch_size=size, seed=seed, check=False, shelf=shelf
+    )

@@ -1,14 +1,19 @@
 """How well a score of heads, or a predicted set of them, agrees with a circuit."""
 
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from assay.core.errors import ShapeError
+from assay.core.errors import InputError
 from assay.core.record import Record
-from assay.stats import auroc, average_precision, precision_at
+from assay.discovery.heads.scores import HeadScores, member_flags
+from assay.discovery.heads.weights import MATRICES, weight_scores
+from assay.models import Model
+from assay.stats import auroc, average_precision, precision_at, top_members
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +49,10 @@ def separation(scores: Float64[np.ndarray, " H"], members: Bool[np.ndarray, " H"
         scores: Any real scale.
         members: True at the heads of the circuit.
 
-    Raises:
-        ShapeError: If the two differ in length.
-
     Example:
         >>> separation(np.array([0.9, 0.1, 0.5, 0.5]), np.array([True, False, True, False])).auroc
         0.875
     """
-    if scores.shape != members.shape:
-        raise ShapeError(
-            f"scores have shape {scores.shape}, membership flags {members.shape}; give one per head"
-        )
     scored = ~np.isnan(scores)
     scores, members = scores[scored], members[scored]
     k = int(members.sum())
@@ -78,64 +76,170 @@ class SetOverlap(Record):
         false_alarms: Other heads predicted.
         misses: Circuit heads not predicted.
         correct_rejections: Other heads not predicted.
+        hit_rate: Share of the circuit that is predicted, in [0, 1]; higher is better.
+        false_alarm_rate: Share of the other heads that is predicted, in [0, 1]; lower is better.
+        precision: Share of the prediction that is in the circuit, in [0, 1].
+        f1: Harmonic mean of precision and hit rate, in [0, 1].
+        jaccard: Shared heads over heads of either set, in [0, 1].
+        size_ratio: Smaller set over the larger one, in [0, 1].
     """
-
-    derived = ("hit_rate", "false_alarm_rate", "precision", "f1", "jaccard", "size_ratio")
 
     hits: int
     false_alarms: int
     misses: int
     correct_rejections: int
-
-    @property
-    def hit_rate(self) -> float:
-        """Share of the circuit that is predicted, in [0, 1]; higher is better."""
-        return _share(self.hits, self.hits + self.misses)
-
-    @property
-    def false_alarm_rate(self) -> float:
-        """Share of the other heads that is predicted, in [0, 1]; lower is better."""
-        return _share(self.false_alarms, self.false_alarms + self.correct_rejections)
-
-    @property
-    def precision(self) -> float:
-        """Share of the prediction that is in the circuit, in [0, 1]; 1 - it is the false-discovery rate."""
-        return _share(self.hits, self.hits + self.false_alarms)
-
-    @property
-    def f1(self) -> float:
-        """Harmonic mean of precision and hit rate, in [0, 1]."""
-        return _share(2 * self.hits, 2 * self.hits + self.false_alarms + self.misses)
-
-    @property
-    def jaccard(self) -> float:
-        """Shared heads over heads of either set, in [0, 1]."""
-        return _share(self.hits, self.hits + self.false_alarms + self.misses)
-
-    @property
-    def size_ratio(self) -> float:
-        """Smaller set over the larger one, in [0, 1]."""
-        sizes = sorted((self.hits + self.false_alarms, self.hits + self.misses))
-        return _share(*sizes)
-
-
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else math.nan
+    hit_rate: float
+    false_alarm_rate: float
+    precision: float
+    f1: float
+    jaccard: float
+    size_ratio: float
 
 
 def set_overlap(predicted: Bool[np.ndarray, " H"], members: Bool[np.ndarray, " H"]) -> SetOverlap:
-    """Hits, false alarms and misses of a predicted set of heads.
+    """Hits, false alarms and misses of a predicted set of heads."""
+    hits, false_alarms = int((predicted & members).sum()), int((predicted & ~members).sum())
+    misses, rejections = int((~predicted & members).sum()), int((~predicted & ~members).sum())
+
+    def share(part: int, whole: int) -> float:
+        return part / whole if whole else math.nan
+
+    return SetOverlap(
+        hits=hits,
+        false_alarms=false_alarms,
+        misses=misses,
+        correct_rejections=rejections,
+        hit_rate=share(hits, hits + misses),
+        false_alarm_rate=share(false_alarms, false_alarms + rejections),
+        precision=share(hits, hits + false_alarms),
+        f1=share(2 * hits, 2 * hits + false_alarms + misses),
+        jaccard=share(hits, hits + false_alarms + misses),
+        size_ratio=share(*sorted((hits + false_alarms, hits + misses))),
+    )
+
+
+_QUANTITIES = ("spectral-norm", "entropy-rank", "sv-gap", "frobenius-norm")
+# Of `weight_scores`, and the depth.
+FEATURES = (*(f"{matrix}-{name}" for name in _QUANTITIES for matrix in MATRICES), "ov-copying", "depth")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WeightFeatures:
+    """What a classifier sees of each head.
+
+    Attributes:
+        names: Of the columns.
+        table: `[H, F]`; depth is layer / L, the others as in `weight_scores`.
+        n_layers: Layers of the model.
+        n_heads: Heads per layer.
+        provenance: The model.
+    """
+
+    names: tuple[str, ...]
+    table: Float64[np.ndarray, "H F"]
+    n_layers: int
+    n_heads: int
+    provenance: Mapping[str, Any]
+
+
+def weight_features(model: Model) -> WeightFeatures:
+    """Spectral norm, entropy rank, singular-value gap and Frobenius norm of W_OV and W_QK, copying, depth.
+
+    Notes:
+        No forward pass. A head of zero weight has no copying score; it counts as 0 here.
+    """
+    scores = weight_scores(model)
+    depth = np.repeat(np.arange(model.n_layers) / model.n_layers, model.n_heads)
+    columns = [depth if name == "depth" else np.nan_to_num(scores[name].flat) for name in FEATURES]
+    return WeightFeatures(
+        names=FEATURES,
+        table=np.column_stack(columns),
+        n_layers=model.n_layers,
+        n_heads=model.n_heads,
+        provenance={"model": model.describe(), "features": list(FEATURES)},
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WeightPrediction:
+    """The heads that weights and the circuits of other tasks suggest for one task.
+
+    Attributes:
+        scores: Probability of membership per head, in [0, 1]; NaN where undefined.
+        predicted: The k most probable heads, k the size of the task's own circuit.
+        trained_on: The other tasks.
+        reason: `no_members` or `no_others`, where the circuits of the other tasks leave nothing to learn,
+            else None.
+    """
+
+    scores: HeadScores
+    predicted: Bool[np.ndarray, " H"]
+    trained_on: tuple[str, ...]
+    reason: str | None = None
+
+
+def predict_from_weights(
+    features: WeightFeatures,
+    circuits: Mapping[str, Bool[np.ndarray, " H"] | Sequence[tuple[int, int]]],
+) -> dict[str, WeightPrediction]:
+    """Predict each task's circuit from the weights, with a classifier that never saw that circuit.
+
+    Logistic regression (L2, C = 1) on standardised features, trained on every head once per *other* task,
+    labelled by that task's circuit; the prediction is the k most probable heads.
+
+    Args:
+        features: What `weight_features` returned, or columns of your own.
+        circuits: Task -> its heads, as (layer, head) pairs or one flag per head; at least two tasks.
+
+    Returns:
+        By task. Where the other circuits hold no head, or every head, nothing can be learned: probabilities
+        NaN, no head predicted, and a reason.
 
     Raises:
-        ShapeError: If the two differ in length.
+        InputError: For fewer than two tasks.
+        ValueError: For features that are not finite.
+        ShapeError: If a circuit does not fit the features.
+
+    Notes:
+        Same model for all tasks. Depth is among the features, so a good AUROC may only say that circuits of
+        such tasks lie late.
     """
-    if predicted.shape != members.shape:
-        raise ShapeError(
-            f"predictions have shape {predicted.shape}, membership flags {members.shape}; give one per head"
+    if len(circuits) < 2:
+        raise InputError(
+            f"got the circuit of {len(circuits)} task; give two or more, to learn from the others"
         )
-    return SetOverlap(
-        hits=int((predicted & members).sum()),
-        false_alarms=int((predicted & ~members).sum()),
-        misses=int((~predicted & members).sum()),
-        correct_rejections=int((~predicted & ~members).sum()),
+    shape = features.n_layers, features.n_heads
+    members = {
+        task: member_flags(heads if isinstance(heads, np.ndarray) else tuple(heads), *shape)
+        for task, heads in circuits.items()
+    }
+    return {task: _predict(features, members, task) for task in members}
+
+
+def _predict(
+    features: WeightFeatures, members: Mapping[str, Bool[np.ndarray, " H"]], task: str
+) -> WeightPrediction:
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    others = tuple(other for other in members if other != task)
+    labels = np.concatenate([members[other] for other in others])
+    own = members[task]
+    predicted, probability = np.zeros_like(own), np.full(len(own), np.nan)
+    reason = None if labels.any() and not labels.all() else ("no_others" if labels.any() else "no_members")
+    if reason is None:
+        fit = make_pipeline(StandardScaler(), LogisticRegression(C=1.0, max_iter=1000))
+        fit.fit(np.tile(features.table, (len(others), 1)), labels)
+        probability = np.asarray(fit.predict_proba(features.table)[:, 1], dtype=np.float64)
+        predicted = top_members(probability, int(own.sum()))
+    scores = HeadScores.from_flat(
+        "weight-classifier",
+        features.n_heads,
+        probability,
+        sign="larger = more likely a member",
+        unit="probability",
+        reason=reason,
+        provenance={**features.provenance, "score": "weight-classifier", "task": task, "trained_on": others},
     )
+    return WeightPrediction(scores=scores, predicted=predicted, trained_on=others, reason=reason)

@@ -3,34 +3,22 @@
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
-from jaxtyping import Float64
 
 from assay.core.errors import check_name, unknown_name
 from assay.core.registry import Registry
-from assay.discovery.heads.attribution import attribution_patching
-from assay.discovery.heads.direct import (
-    HeadOutputs,
-    activation_magnitude,
-    direct_attribution,
-    head_outputs,
-    margin_directions,
-)
-from assay.discovery.heads.fisher import fisher_count
+from assay.discovery.heads import direct
+from assay.discovery.heads.effects import activation_patching, drop_effect, mediation
+from assay.discovery.heads.gradients import attribution_patching, fisher_count
 from assay.discovery.heads.information import causation_entropy
 from assay.discovery.heads.scores import HeadScores
-from assay.discovery.heads.single_heads import activation_patching, drop_effect, mediation
 from assay.discovery.heads.weights import MATRICES, answer_norm, weight_scores
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
 from assay.tasks import Task
-
-
-Objectives = str | Objective | Loss | None
-Score = Callable[..., HeadScores]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +32,6 @@ class HeadMethod:
         unit: Of the score under the default objective.
         signed: Whether its sign has a meaning, which then is the same for all: positive, where ablating the
             head lowers the margin. Else it is a size, and does not tell whether the head helps.
-        reference: Where the definition comes from.
         version: Raised when the same input would give another number.
         compute: `(model, task, **options) -> HeadScores`.
     """
@@ -54,9 +41,8 @@ class HeadMethod:
     summary: str
     unit: str = ""
     signed: bool = True
-    reference: str
     version: int = 1
-    compute: Score
+    compute: Callable[..., HeadScores]
 
     @property
     def code(self) -> str:
@@ -71,16 +57,6 @@ class HeadMethod:
 
 
 HEAD_METHODS: Registry[HeadMethod] = Registry("head method", plural="head_methods", holds=HeadMethod)
-
-
-def head_method(*, key: str, **facts: Any) -> Callable[[Score], Score]:
-    """Register the decorated `(model, task, *, options) -> HeadScores` under `key`, described by `facts`."""
-
-    def register(compute: Score) -> Score:
-        HEAD_METHODS.add(key, HeadMethod(key=key, compute=compute, **facts))
-        return compute
-
-    return register
 
 
 def find_head_method(name: str) -> HeadMethod:
@@ -134,44 +110,9 @@ def discover_heads(
     return replace(found, provenance={**found.provenance, "method": how})
 
 
-# ---- by runs ----------------------------------------------------------------------------------------
-
-head_method(
-    key="activation-patching",
-    id="C2.activation_patching",
-    summary="share of the margin that a head's clean output restores in the corrupted run",
-    unit="fraction",
-    reference="Heimersheim and Nanda 2024, arXiv:2404.15255",
-    version=2,
-)(activation_patching)
-
-head_method(
-    key="mediation",
-    id="C5.mediation",
-    summary="effect of corrupting the prompt that goes through a head",
-    unit="logits",
-    reference="Pearl 2001, arXiv:1301.2300",
-)(mediation)
-
-head_method(
-    key="drop-effect",
-    id="X.drop_effect",
-    summary="margin lost when only this head is ablated",
-    unit="logits",
-    reference="mechanistic-validity framework",
-)(drop_effect)
+# ---- the methods ----
 
 
-# ---- by one pass ------------------------------------------------------------------------------------
-
-
-@head_method(
-    key="dla",
-    id="X.dla",
-    summary="direct logit attribution: contribution of a head to the margin by its direct path to the logits",
-    unit="logits",
-    reference="Elhage et al. 2021",
-)
 def _direct(
     model: Model,
     task: Task,
@@ -180,116 +121,80 @@ def _direct(
     norm: str = "frozen",
     batch_size: int | None = None,
 ) -> HeadScores:
-    check_name("direction", direction, ("difference", "correct"))
-    check_name("norm", norm, ("frozen", "none"))
-    directions = margin_directions(model, task, "correct" if direction == "correct" else "difference")
-    outputs = head_outputs(model, task, batch_size=batch_size)
-    return direct_attribution(model, outputs, directions, norm="none" if norm == "none" else "frozen")
+    directions = direct.margin_directions(model, task, direction)
+    return direct.direct_attribution(
+        model, direct.head_outputs(model, task, batch_size=batch_size), directions, norm=norm
+    )
 
 
-head_method(
-    key="attribution-patching",
-    id="X.attribution_patching",
-    summary="first-order estimate of the margin lost when a head is corrupted",
-    unit="logits",
-    reference="Nanda 2023; Syed et al. 2023, arXiv:2310.10348",
-    version=2,
-)(attribution_patching)
-
-
-@head_method(
-    key="ocse",
-    id="C7.ocse",
-    summary="causation entropy: information in a head's direct effect about the margin beyond other heads",
-    unit="nats",
-    signed=False,
-    reference="Sun et al. 2015, doi:10.1137/140956166",
-)
 def _causation(
     model: Model,
     task: Task,
     *,
-    max_parents: int = 20,
-    permutations: int = 100,
-    objective: Objectives = None,
+    objective: str | Objective | Loss | None = None,
     batch_size: int | None = None,
     seed: int = 42,
 ) -> HeadScores:
-    directions = margin_directions(model, task)
-    outputs = head_outputs(model, task, batch_size=batch_size)
-    return causation_entropy(
-        direct_attribution(model, outputs, directions),
-        _margins(model, task, outputs, get_objective(objective or task.objective)),
-        max_parents=max_parents,
-        permutations=permutations,
-        seed=seed,
-    )
+    directions = direct.margin_directions(model, task)
+    outputs = direct.head_outputs(model, task, batch_size=batch_size)
+    loss = get_objective(objective or task.objective)
+    margins = []
+    for batch in task.batches(256):  # of the pass that the outputs are of
+        with torch.no_grad():
+            logits = model.unembed(outputs.normed[batch.indices].to(model.device, model.dtype)).double().cpu()
+        margins.append(-loss(logits, logits, batch))
+    scores = direct.direct_attribution(model, outputs, directions)
+    return causation_entropy(scores, torch.cat(margins).numpy(), seed=seed)
 
 
-@torch.no_grad()
-def _margins(
-    model: Model, task: Task, outputs: HeadOutputs, objective: Objective
-) -> Float64[np.ndarray, " P"]:
-    """Margins of the pass that the outputs are of."""
-    found = []
-    for batch in task.batches(256):
-        normed = outputs.normed[batch.indices].to(model.device, model.dtype)
-        logits = model.unembed(normed).double().cpu()
-        found.append(-objective(logits, logits, batch))
-    return torch.cat(found).numpy()
-
-
-@head_method(
-    key="activation-magnitude",
-    id="X.activation_magnitude",
-    summary="mean size of a head's output: a baseline without knowledge of the task",
-    signed=False,
-    reference="mechanistic-validity framework, C36",
-)
 def _magnitude(model: Model, task: Task, *, batch_size: int | None = None) -> HeadScores:
-    return activation_magnitude(model, head_outputs(model, task, batch_size=batch_size))
+    return direct.activation_magnitude(model, direct.head_outputs(model, task, batch_size=batch_size))
 
 
-# ---- by weights -------------------------------------------------------------------------------------
-
-
-head_method(
-    key="llc",
-    id="C10.llc",
-    summary="active directions of a head's weights, on the scale of a learning coefficient",
-    signed=False,
-    reference="Lau et al. 2023, arXiv:2308.12108; Wang et al. 2024, arXiv:2410.02984",
-)(fisher_count)
-
-
-head_method(
-    key="ov-norm",
-    id="B.ov_norm",
-    summary="how strongly a head's W_V W_O can write along the answer directions",
-    signed=False,
-    reference="mechanistic-validity framework, F59",
-)(answer_norm)
-
-
-def _spectrum(quantity: str) -> Score:
+def _spectrum(quantity: str, model: Model, task: Task, *, matrix: str = "ov") -> HeadScores:
     """A score of the singular values of one of a head's two matrices."""
-
-    def compute(model: Model, task: Task, *, matrix: str = "ov") -> HeadScores:
-        check_name("matrix", matrix, MATRICES)
-        return weight_scores(model)[f"{matrix}-{quantity}"]
-
-    return compute
+    check_name("matrix", matrix, MATRICES)
+    return weight_scores(model)[f"{matrix}-{quantity}"]
 
 
-for _quantity, _summary, _unit, _reference in (
-    ("spectral-norm", "largest singular value", "", "mechanistic-validity framework"),
-    ("sv-entropy", "entropy of the singular values", "nats", "Roy and Vetterli 2007"),
+_LOGITS, _SIZE, _NATS = {"unit": "logits"}, {"signed": False}, {"unit": "nats", "signed": False}
+for _id, _compute, _facts, _summary in (
+    (
+        "C2.activation_patching",
+        activation_patching,
+        {"unit": "fraction", "version": 2},
+        "share of the margin that a head's clean output restores in the corrupted run",
+    ),
+    ("C5.mediation", mediation, _LOGITS, "effect of corrupting the prompt that goes through a head"),
+    ("X.drop_effect", drop_effect, _LOGITS, "margin lost when only this head is ablated"),
+    (
+        "X.dla",
+        _direct,
+        _LOGITS,
+        "direct logit attribution: contribution of a head to the margin by its direct path to the logits",
+    ),
+    (
+        "X.attribution_patching",
+        attribution_patching,
+        {"unit": "logits", "version": 2},
+        "first-order estimate of the margin lost when a head is corrupted",
+    ),
+    (
+        "C7.ocse",
+        _causation,
+        _NATS,
+        "causation entropy: information in a head's direct effect about the margin beyond other heads",
+    ),
+    (
+        "X.activation_magnitude",
+        _magnitude,
+        _SIZE,
+        "size of a head's output: a baseline without the task",
+    ),
+    ("C10.llc", fisher_count, _SIZE, "active directions of a head's weights, as a learning coefficient"),
+    ("B.ov_norm", answer_norm, _SIZE, "how strongly a head's W_V W_O can write along the answer directions"),
+    ("B.spectral_norm", partial(_spectrum, "spectral-norm"), _SIZE, "largest singular value of W_V W_O"),
+    ("B.sv_entropy", partial(_spectrum, "sv-entropy"), _NATS, "entropy of the singular values of W_V W_O"),
 ):
-    head_method(
-        key=_quantity,
-        id=f"B.{_quantity.replace('-', '_')}",
-        summary=f"{_summary} of a head's W_V W_O",
-        unit=_unit,
-        signed=False,
-        reference=_reference,
-    )(_spectrum(_quantity))
+    _key = _id.partition(".")[2].replace("_", "-")
+    HEAD_METHODS.add(_key, HeadMethod(key=_key, id=_id, compute=_compute, summary=_summary, **_facts))

@@ -12,15 +12,17 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 
 from assay.circuits.files import read_arrays, write_arrays
+from assay.circuits.heads import check_heads
 from assay.core.errors import DegenerateDataWarning, InputError, ShapeError
-from assay.core.plotted import Plotted
-from assay.core.record import HIDDEN, Record, library_version, plain
+from assay.core.record import HIDDEN, Plotted, Record, library_version, plain
 from assay.models import Model
+from assay.page.draw import Matrix, plot_matrix
 from assay.tasks import Task
 
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
 
 _KIND = "head scores"
@@ -49,8 +51,6 @@ class HeadScores(Plotted, Record):
         ShapeError: If a table is not one number per layer and head.
     """
 
-    drawn_by = "assay.discovery.heads.plots:plot_heads"
-
     name: str
     values: Float64[np.ndarray, "n_layers n_heads"]
     per_example: Float64[np.ndarray, "P n_layers n_heads"] | None = field(default=None, metadata=HIDDEN)
@@ -62,15 +62,11 @@ class HeadScores(Plotted, Record):
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.values.ndim != 2:
+        examples = self.values[None] if self.per_example is None else self.per_example
+        if self.values.ndim != 2 or examples.shape[1:] != self.values.shape:
             raise ShapeError(
-                f"values of {self.name!r} has shape {self.values.shape}; expected [n_layers, n_heads], see "
-                "HeadScores.from_flat for one row of heads"
-            )
-        if self.per_example is not None and self.per_example.shape[1:] != self.values.shape:
-            raise ShapeError(
-                f"per_example of {self.name!r} has shape {self.per_example.shape}; expected "
-                f"[P, {self.n_layers}, {self.n_heads}]"
+                f"{self.name!r} has values {self.values.shape} and per_example {examples.shape}; expected "
+                "[n_layers, n_heads] and [P, n_layers, n_heads], see HeadScores.from_flat for rows of heads"
             )
 
     @classmethod
@@ -93,38 +89,21 @@ class HeadScores(Plotted, Record):
             facts: The other attributes.
 
         Raises:
-            InputError: Without any numbers.
-            ShapeError: If H is not a number of whole layers.
+            ValueError: If H is not a number of whole layers.
         """
-        if values is None:
-            if per_example is None:
-                raise InputError(f"{name!r} needs values or per_example; both are missing")
-            values = mean_over_examples(per_example)
-        if n_heads < 1 or values.ndim != 1 or len(values) % n_heads:
-            raise ShapeError(
-                f"values of {name!r} has shape {values.shape}; expected [H] with H a multiple of {n_heads}"
-            )
-        shape = (len(values) // n_heads, n_heads)
+        by_layer = None
         if per_example is not None:
-            if per_example.ndim != 2 or per_example.shape[1] != len(values):
-                raise ShapeError(
-                    f"per_example of {name!r} has shape {per_example.shape}; expected [P, {len(values)}]"
-                )
-            per_example = per_example.reshape(len(per_example), *shape)
-        return cls(name=name, values=values.reshape(shape), per_example=per_example, **facts)
+            values = mean_over_examples(per_example) if values is None else values
+            by_layer = per_example.reshape(len(per_example), per_example.shape[1] // n_heads, n_heads)
+        assert values is not None, f"{name} has no numbers"
+        return cls(name=name, values=values.reshape(-1, n_heads), per_example=by_layer, **facts)
 
     def __repr__(self) -> str:
         examples = "" if self.per_example is None else f", {len(self.per_example)} examples"
         return f"HeadScores({self.name!r}, {self.n_layers} x {self.n_heads} heads{examples})"
 
     def __getitem__(self, head: tuple[int, int]) -> float:
-        layer, index = head
-        if not (0 <= layer < self.n_layers and 0 <= index < self.n_heads):
-            raise InputError(
-                f"head ({layer}, {index}) is out of range: there are {self.n_layers} layers of "
-                f"{self.n_heads} heads, counted from 0"
-            )
-        return float(self.values[layer, index])
+        return float(self.values[head])
 
     @property
     def n_layers(self) -> int:
@@ -144,9 +123,8 @@ class HeadScores(Plotted, Record):
     @property
     def flat_examples(self) -> Float64[np.ndarray, "P H"] | None:
         """The scores per example, heads in one row."""
-        if self.per_example is None:
-            return None
-        return self.per_example.reshape(len(self.per_example), self.values.size)
+        examples = self.per_example
+        return None if examples is None else examples.reshape(len(examples), self.values.size)
 
     @property
     def n_excluded(self) -> int:
@@ -176,17 +154,26 @@ class HeadScores(Plotted, Record):
         layer, head = np.divmod(np.arange(self.values.size), self.n_heads)
         return pd.DataFrame({"layer": layer, "head": head, "value": self.flat})
 
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Draw the score of each head as a cell: layers to the right, heads downwards."""
+        matrix = Matrix(
+            rows=tuple(f"head {head}" for head in range(self.n_heads)),
+            columns=tuple(f"layer {layer}" for layer in range(self.n_layers)),
+            values=self.values.T,
+            row_title="head",
+            column_title=f"layer: {self.name}" + (f", {self.unit}" if self.unit else ""),
+        )
+        return plot_matrix(matrix, ax)
+
     def save(self, path: str | Path) -> Path:
         """Write everything to a safetensors file; an existing file is replaced only once it is complete.
 
         Raises:
             OutputError: If the file cannot be written.
         """
-        arrays = {"values": self.values} | {
-            f"{_DETAIL}{name}": value for name, value in self.details.items() if isinstance(value, np.ndarray)
-        }
-        if self.per_example is not None:
-            arrays["per_example"] = self.per_example
+        entries: dict[str, Any] = {"values": self.values, "per_example": self.per_example}
+        entries |= {f"{_DETAIL}{name}": value for name, value in self.details.items()}
+        arrays = {name: value for name, value in entries.items() if isinstance(value, np.ndarray)}
         kept = {name: value for name, value in self.details.items() if f"{_DETAIL}{name}" not in arrays}
         metadata = {name: plain(getattr(self, name)) for name in _FACTS} | {"details": plain(kept)}
         tensors = {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
@@ -258,10 +245,5 @@ def member_flags(
             raise ShapeError(f"members has shape {members.shape}; expected ({n_layers * n_heads},)")
         return members
     flags = np.zeros(n_layers * n_heads, dtype=bool)
-    for layer, head in members:
-        if not (0 <= layer < n_layers and 0 <= head < n_heads):
-            raise InputError(
-                f"head ({layer}, {head}) is out of range: there are {n_layers} layers of {n_heads} heads"
-            )
-        flags[layer * n_heads + head] = True
+    flags[[layer * n_heads + head for layer, head in check_heads(members, n_layers, n_heads)]] = True
     return flags

@@ -10,13 +10,12 @@ import torch
 from jaxtyping import Float64
 
 from assay.circuits.files import read_arrays, real_numbers, write_arrays, write_atomically
-from assay.core.errors import FileFormatError, InputError, UnsafeFileError, writing
-from assay.core.untrusted import parse_json
+from assay.core.errors import FileFormatError, InputError, writing
+from assay.core.untrusted import malformed, read_object
 
 
 RECORD = "table.json"
 KIND = "block of a measurement table"
-_REMEDY = "delete it, and it will be measured again"
 
 
 class Shelf:
@@ -38,26 +37,18 @@ class Shelf:
         path = folder / RECORD
         with writing(f"make the folder {folder}", "choose a writable one"):
             folder.mkdir(parents=True, exist_ok=True)
-        if path.exists():
-            self._check(path, record)
-        else:
+        if not path.exists():
             content = {"hash": identity, "record": dict(record)}
             write_atomically(path, json.dumps(content, indent=1, allow_nan=False).encode())
-
-    def _check(self, path: Path, record: Mapping[str, Any]) -> None:
-        try:
-            found = parse_json(path.read_text(encoding="utf-8"))
-            identity, stored = found["hash"], dict(found["record"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise FileFormatError(
-                f"{path} is not the record of a measurement table ({error!r}). It may be incomplete: "
-                "restore it or give another folder"
-            ) from error
-        if identity != self.identity:
+            return
+        found = read_object(path, "the record of a measurement table")
+        with malformed(path, "the record of a measurement table"):
+            stored = dict(found["record"])
+        if found.get("hash") != identity:
             differing = sorted(key for key in {*stored, *record} if stored.get(key) != record.get(key))
             raise InputError(
-                f"the table in {path.parent} belongs to another {', '.join(differing)}: its hash is "
-                f"{identity}, expected {self.identity}. Give this table its own folder"
+                f"the table in {folder} belongs to another {', '.join(differing)}: its hash is "
+                f"{found.get('hash')}, expected {identity}. Give this table its own folder"
             )
 
     def _path(self, column: str, start: int) -> Path:
@@ -74,28 +65,18 @@ class Shelf:
             FileFormatError: If the file is truncated, changed, or of another table.
         """
         path = self._path(column, start)
-        try:
-            arrays, header = read_arrays(path, KIND)
-            values = real_numbers(arrays["values"]).numpy()
-        except UnsafeFileError:
-            raise
-        except (FileFormatError, KeyError, ValueError) as error:
-            raise FileFormatError(f"{error}; {_REMEDY}") from error
-        for key, value in self._header(column).items():
-            if header.get(key) != value:
-                raise FileFormatError(
-                    f"{path} has {key} {header.get(key)!r}, expected {value!r}: it belongs to another "
-                    f"table; {_REMEDY}"
-                )
-        return np.asarray(values, dtype=np.float64)
+        arrays, header = read_arrays(path, KIND)
+        if (header.get("table"), header.get("column")) != (self.identity, column):
+            raise FileFormatError(
+                f"{path} holds {header.get('column')!r} of the table {header.get('table')!r}, expected "
+                f"{column!r} of {self.identity!r}; delete it, and it will be measured again"
+            )
+        with malformed(path, KIND):
+            return np.asarray(real_numbers(arrays["values"]).numpy(), dtype=np.float64)
 
     def write(self, column: str, start: int, values: Float64[np.ndarray, "*shape"]) -> None:
         """Add a block; one that is there already stays as it is."""
         path = self._path(column, start)
-        if path.exists():
-            return
-        arrays = {"values": torch.from_numpy(np.ascontiguousarray(values))}
-        write_arrays(path, arrays, {"kind": KIND, **self._header(column)})
-
-    def _header(self, column: str) -> dict[str, str]:
-        return {"table": self.identity, "column": column}
+        if not path.exists():
+            arrays = {"values": torch.from_numpy(np.ascontiguousarray(values))}
+            write_arrays(path, arrays, {"kind": KIND, "table": self.identity, "column": column})

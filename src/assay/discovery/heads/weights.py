@@ -9,16 +9,19 @@ singular value is that of a d_head x d_head product.
 
 import enum
 import math
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor, nn
 
-from assay.core.errors import InputError, ShapeError, UnsupportedModelError
+from assay.core.errors import InputError, UnsupportedModelError
+from assay.core.random import stream
+from assay.core.record import Record
 from assay.discovery.heads.scores import HeadScores, provenance_of
 from assay.models import Model
 from assay.tasks import Task
@@ -60,8 +63,7 @@ def product_singular_values(
 
 def _upper(thin: Tensor) -> Tensor:
     """The R of a QR factorisation; any norm of `thin @ x` is that of `R @ x`."""
-    factor: Tensor
-    _, factor = torch.linalg.qr(thin, mode="r")
+    factor: Tensor = torch.linalg.qr(thin, mode="r").R
     return factor
 
 
@@ -119,39 +121,28 @@ def effective_rank(
 # ---- a model's heads --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LayerWeights:
-    """Float64 weights of the heads of one layer; with grouped-query attention K and V are those of the group.
+def layer_weights(model: Model, layer: int) -> dict[str, Float64[Tensor, "n_heads _ _"]]:
+    """Weights of the heads of one layer; with grouped-query attention K and V are those of the group.
 
-    Attributes:
-        q, k, v: `[n_heads, d_model, d_head]`.
-        o: `[n_heads, d_head, d_model]`.
+    Biases, norms and the scale of the attention are left out.
+
+    Returns:
+        `q`, `k`, `v` `[n_heads, d_model, d_head]` and `o` `[n_heads, d_head, d_model]`.
     """
-
-    q: Float64[Tensor, "n_heads d_model d_head"]
-    k: Float64[Tensor, "n_heads d_model d_head"]
-    v: Float64[Tensor, "n_heads d_model d_head"]
-    o: Float64[Tensor, "n_heads d_head d_model"]
-
-    @cached_property
-    def uppers(self) -> dict[str, Tensor]:
-        """R factors of q, k, v and of o^T."""
-        thin = {"q": self.q, "k": self.k, "v": self.v, "o": self.o.mT}
-        return {name: _upper(weight) for name, weight in thin.items()}
-
-
-def layer_weights(model: Model, layer: int) -> LayerWeights:
-    """The heads of one layer; biases, norms and the scale of the attention are left out."""
     block = model.uncut.blocks[layer]
     channels = block.qkv_weight().double().transpose(0, 1)
     group = torch.tensor([block.kv_head(head) for head in range(block.n_heads)], device=channels.device)
     keys = block.n_heads + group
-    return LayerWeights(
-        q=channels[: block.n_heads],
-        k=channels[keys],
-        v=channels[keys + block.n_kv_heads],
-        o=block.out_weight().double(),
-    )
+    q, k, v = channels[: block.n_heads], channels[keys], channels[keys + block.n_kv_heads]
+    return {"q": q, "k": k, "v": v, "o": block.out_weight().double()}
+
+
+def _spectra(weights: Mapping[str, Tensor]) -> dict[str, Float64[Tensor, "n_heads d_head"]]:
+    """Singular values of W_OV and W_QK of the heads of one layer."""
+    return {
+        "ov": product_singular_values(weights["v"], weights["o"]),
+        "qk": product_singular_values(weights["q"], weights["k"].mT),
+    }
 
 
 def weight_scores(model: Model) -> dict[str, HeadScores]:
@@ -167,48 +158,35 @@ def weight_scores(model: Model) -> dict[str, HeadScores]:
         attention (Qwen3) are left out. `ov-copying` is taken in the stream; Elhage et al. put embedding and
         unembedding around W_OV, which a vision model does not have.
     """
-    spectra: dict[str, list[np.ndarray]] = {matrix: [] for matrix in MATRICES}
-    copying = []
-    for layer in range(model.n_layers):
-        weights = layer_weights(model, layer)
-        spectra["ov"].append(product_singular_values(weights.v, weights.o).cpu().numpy())
-        spectra["qk"].append(product_singular_values(weights.q, weights.k.mT).cpu().numpy())
-        # The non-zero eigenvalues of V O are those of O V, which is d_head x d_head.
-        eigenvalues = torch.linalg.eigvals(weights.o @ weights.v).cpu().numpy()
-        with np.errstate(invalid="ignore"):
-            copying.append(eigenvalues.real.sum(axis=1) / np.abs(eigenvalues).sum(axis=1))
+    layers = [layer_weights(model, layer) for layer in range(model.n_layers)]
+    spectra = [_spectra(each) for each in layers]
     found: dict[str, Float64[np.ndarray, " H"]] = {}
-    for matrix, layers in spectra.items():
-        s = np.concatenate(layers)
-        found[f"{matrix}-spectral-norm"] = s[:, 0]
+    for matrix in MATRICES:
+        s = torch.cat([each[matrix] for each in spectra]).cpu().numpy()
+        first, second = s[:, 0], s[:, 1] if s.shape[1] > 1 else np.zeros(len(s))
+        gap = 1 - second / np.where(first > 0, first, 1.0)
+        found[f"{matrix}-spectral-norm"] = first
         found[f"{matrix}-sv-entropy"] = sv_entropy(s)
         found |= {f"{matrix}-{kind}": effective_rank(s, kind) for kind in EffectiveRank}
         found[f"{matrix}-frobenius-norm"] = np.sqrt((s**2).sum(axis=1))
-        second = s[:, 1] if s.shape[1] > 1 else np.zeros(len(s))
-        gap = 1 - second / np.where(s[:, 0] > 0, s[:, 0], 1.0)
-        found[f"{matrix}-sv-gap"] = np.where(s[:, 0] > 0, gap, 0.0)
-    found["ov-copying"] = np.concatenate(copying)
+        found[f"{matrix}-sv-gap"] = np.where(first > 0, gap, 0.0)
+    # The non-zero eigenvalues of V O are those of O V, which is d_head x d_head.
+    eigenvalues = torch.cat([torch.linalg.eigvals(each["o"] @ each["v"]) for each in layers]).cpu().numpy()
+    with np.errstate(invalid="ignore"):
+        found["ov-copying"] = eigenvalues.real.sum(axis=1) / np.abs(eigenvalues).sum(axis=1)
     return {name: _of_weights(model, name, values) for name, values in found.items()}
 
 
 def _of_weights(model: Model, name: str, values: np.ndarray, **more: Any) -> HeadScores:
-    details = {"relative_offset": 0} if name.startswith("qk-") and rotary(model) else {}
     return HeadScores.from_flat(
         name,
         model.n_heads,
         values.astype(np.float64),
         sign="larger = stronger" if "norm" in name else "",
         unit="nats" if name.endswith("sv-entropy") else "",
-        details=details | more.pop("details", {}),
         provenance=provenance_of(model, score=name),
         **more,
     )
-
-
-def rotary(model: Model) -> bool:
-    """Whether positions turn queries and keys, so that W_QK depends on the distance."""
-    config: Any = model.module.config
-    return bool(getattr(config, "rope_parameters", None))
 
 
 # ---- the answer direction ---------------------------------------------------------------------------
@@ -219,17 +197,11 @@ def unembedding_rows(model: Model, ids: Int[Tensor, "*batch"]) -> Float64[Tensor
 
     Raises:
         UnsupportedModelError: If the unembedding is not one linear map.
-        InputError: For an output the model does not have.
     """
     module = model.unembed_module
     if not isinstance(module, nn.Linear):
         raise UnsupportedModelError(
             f"the unembedding is a {type(module).__name__}; expected one torch.nn.Linear"
-        )
-    if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < module.out_features):
-        raise InputError(
-            f"output ids run from {int(ids.min())} to {int(ids.max())}, but the model has outputs 0 to "
-            f"{module.out_features - 1}"
         )
     weight = module.weight.detach()
     return weight[ids.to(weight.device)].to(model.device).double()
@@ -252,18 +224,7 @@ def answer_directions(
 
     Returns:
         Pairs with c = w, or with equal unembedding vectors, are skipped: there may be none.
-
-    Raises:
-        ShapeError: If the two lists differ in length.
-        InputError: If `max_pairs` is below 1.
     """
-    if correct.shape != incorrect.shape:
-        raise ShapeError(
-            f"correct outputs have shape {tuple(correct.shape)}, incorrect outputs "
-            f"{tuple(incorrect.shape)}; give one each per example"
-        )
-    if max_pairs is not None and max_pairs < 1:
-        raise InputError(f"max_pairs is {max_pairs}; give at least 1, or None for all")
     pairs = list(dict.fromkeys(zip(correct.tolist(), incorrect.tolist(), strict=True)))
     ids = torch.tensor([pair for pair in pairs if pair[0] != pair[1]], dtype=torch.long).reshape(-1, 2)
     rows = unembedding_rows(model, ids)
@@ -283,29 +244,22 @@ def ov_norm(model: Model, directions: Float64[Tensor, "pairs d_model"]) -> HeadS
     Returns:
         Non-negative; NaN with reason `no_direction` where there is none.
 
-    Raises:
-        ShapeError: If the directions are not as wide as the stream.
-
     Notes:
         No forward pass. The final norm's gain is left out, as in the published score.
     """
-    if directions.ndim != 2 or directions.shape[1] != model.d_model:
-        raise ShapeError(
-            f"directions has shape {tuple(directions.shape)}; expected [n, {model.d_model}], one row each"
-        )
     if len(directions) == 0:
         empty = np.full(model.n_layers * model.n_heads, np.nan)
         return _of_weights(model, "ov-norm", empty, reason="no_direction")
     values = []
     for layer in range(model.n_layers):
         weights = layer_weights(model, layer)
-        written = weights.v @ (weights.o @ directions.to(weights.o.device).T)
+        written = weights["v"] @ (weights["o"] @ directions.to(weights["o"].device).T)
         values.append(written.norm(dim=1).mean(dim=1).cpu().numpy())
     return _of_weights(model, "ov-norm", np.concatenate(values), details={"n_directions": len(directions)})
 
 
-def answer_norm(model: Model, task: Task, *, max_pairs: int | None = 10) -> HeadScores:
-    """`ov_norm` along the directions between the first right and the first wrong outputs of a task.
+def answer_norm(model: Model, task: Task) -> HeadScores:
+    """`ov_norm` along ten directions between the first right and the first wrong outputs of a task.
 
     Raises:
         InputError: For a task without wrong outputs.
@@ -315,8 +269,7 @@ def answer_norm(model: Model, task: Task, *, max_pairs: int | None = 10) -> Head
             f"ov-norm compares correct with wrong outputs, but task {task.name!r} has no wrong ones; give "
             "it wrong="
         )
-    pairs = answer_directions(model, task.answers[:, 0], task.wrong[:, 0], max_pairs=max_pairs)
-    return ov_norm(model, pairs)
+    return ov_norm(model, answer_directions(model, task.answers[:, 0], task.wrong[:, 0]))
 
 
 def member_ratio(values: Float64[np.ndarray, " H"], members: Bool[np.ndarray, " H"]) -> float:
@@ -331,3 +284,173 @@ def member_ratio(values: Float64[np.ndarray, " H"], members: Bool[np.ndarray, " 
         return math.nan
     below = math.fsum(outside) / len(outside)
     return math.fsum(inside) / len(inside) / below if below else math.nan
+
+
+_PERMUTATIONS = 999
+_AT_ONCE = 100  # permutations in memory
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Composition:
+    """How much of what a head writes a later head can read, by query, key and value.
+
+    Attributes:
+        n_heads: Heads per layer.
+        q: `[H, H]` sender by receiver, into queries, in [0, 1]; NaN unless the sender's layer is earlier, and
+            for heads of zero weight.
+        k: The same into keys.
+        v: The same into values.
+        provenance: The model.
+    """
+
+    n_heads: int
+    q: Float64[np.ndarray, "H H"]
+    k: Float64[np.ndarray, "H H"]
+    v: Float64[np.ndarray, "H H"]
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+
+def composition(model: Model) -> Composition:
+    """Q-, K- and V-composition of all pairs of heads in different layers.
+
+    For a sender A and a receiver B in a later layer: Q ||W_OV^A W_QK^B||, K ||W_OV^A (W_QK^B)^T||,
+    V ||W_OV^A W_OV^B||, Frobenius norms, each over the product of the norms of its two factors.
+
+    Notes:
+        No forward pass; one product of d_model x d_model size per pair of layers and channel. Rotary
+        models: W_QK at relative offset 0.
+
+        Random heads have a positive composition too, about 1 / sqrt(d_model):
+        compare with other pairs, see `edge_test`.
+
+    References:
+        Elhage et al. (2021), A Mathematical Framework for Transformer Circuits.
+    """
+    heads = model.n_heads
+    layers = [layer_weights(model, layer) for layer in range(model.n_layers)]
+    table = {name: np.full((model.n_layers * heads,) * 2, np.nan) for name in "qkv"}
+    norms = [{name: s.norm(dim=1) for name, s in _spectra(each).items()} for each in layers]
+    writing = [(_upper(each["v"]) @ each["o"]).flatten(0, 1) for each in layers]
+    for later, receiver in enumerate(layers):
+        # The outer factor of each receiving matrix keeps its length under the R of its QR.
+        reading = {
+            "q": receiver["q"] @ _upper(receiver["k"]).mT,
+            "k": receiver["k"] @ _upper(receiver["q"]).mT,
+            "v": receiver["v"] @ _upper(receiver["o"].mT).mT,
+        }
+        for earlier in range(later):
+            for name, read in reading.items():
+                product = writing[earlier] @ read.transpose(0, 1).flatten(1)
+                blocks = product.unflatten(0, (heads, -1)).unflatten(2, (heads, -1))
+                joint = blocks.square().sum((1, 3)).sqrt()
+                scaled = joint / (norms[earlier]["ov"][:, None] * norms[later]["ov" if name == "v" else "qk"])
+                rows, columns = (slice(each * heads, (each + 1) * heads) for each in (earlier, later))
+                table[name][rows, columns] = scaled.cpu().numpy()
+    return Composition(n_heads=heads, provenance=provenance_of(model, score="composition"), **table)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EdgeTest(Record):
+    """Whether the pairs a circuit joins compose more (or less) than other pairs.
+
+    Attributes:
+        statistic: Welch's t; positive: the circuit's pairs compose more. NaN where undefined.
+        p_value: Two-sided, of Welch's t distribution; NaN where undefined.
+        permutation_p: Two-sided, of t among 999 random choices of as many pairs: it holds for skewed values,
+            where few edges make Welch's too small. NaN where undefined.
+        degrees_of_freedom: Welch-Satterthwaite.
+        mean_edges, mean_others: Mean composition of either side.
+        n_edges: Pairs that the circuit joins.
+        n_others: Other pairs.
+        reason: `too_few` (fewer than 2 pairs on a side) or `zero_variance`, else None.
+    """
+
+    statistic: float = math.nan
+    p_value: float = math.nan
+    degrees_of_freedom: float = math.nan
+    mean_edges: float
+    mean_others: float
+    n_edges: int
+    n_others: int
+    reason: str | None = None
+    permutation_p: float = math.nan
+
+
+def edge_test(
+    table: Float64[np.ndarray, "H H"], head_edges: Iterable[Sequence[int]], *, n_heads: int, seed: int = 0
+) -> EdgeTest:
+    """Welch's t test of a circuit's head edges against all other pairs of heads in different layers.
+
+    Args:
+        table: Sender by receiver, e.g. `composition(model).q`; NaN pairs do not count.
+        head_edges: (layer, head, layer, head), e.g. `HeadCircuit.head_edges`.
+        n_heads: Heads per layer.
+        seed: Root of the random choices behind `permutation_p`.
+
+    Raises:
+        InputError: For an edge outside the table, or one that does not go to a later layer.
+
+    Notes:
+        Pairs that share a head are not independent, so p is too small where few heads make many edges.
+    """
+    n = len(table)
+    layer = np.arange(n) // n_heads
+    later = (layer[:, None] < layer[None, :]) & ~np.isnan(table)
+    chosen = np.zeros((n, n), dtype=bool)
+    for edge in head_edges:
+        sender, receiver = edge[0] * n_heads + edge[1], edge[2] * n_heads + edge[3]
+        inside = all(0 <= flat < n for flat in (sender, receiver)) and max(edge[1], edge[3]) < n_heads
+        if not inside or edge[0] >= edge[2]:
+            raise InputError(
+                f"head edge {list(edge)} does not join two heads of the model to a later layer; write "
+                "(layer, head, layer, head), counted from 0"
+            )
+        chosen[sender, receiver] = True
+    edges, others = table[chosen & later], table[~chosen & later]
+    sizes: dict[str, Any] = {
+        "mean_edges": float(edges.mean()) if len(edges) else math.nan,
+        "mean_others": float(others.mean()) if len(others) else math.nan,
+        "n_edges": len(edges),
+        "n_others": len(others),
+    }
+    reason = None
+    if min(len(edges), len(others)) < 2:
+        reason = "too_few"
+    elif np.ptp(edges) == 0 and np.ptp(others) == 0:
+        reason = "zero_variance"
+    if reason:
+        return EdgeTest(reason=reason, **sizes)
+    found = scipy.stats.ttest_ind(edges, others, equal_var=False)
+    statistic = float(found.statistic)
+    return EdgeTest(
+        statistic=statistic,
+        p_value=float(found.pvalue),
+        degrees_of_freedom=float(found.df),
+        permutation_p=_permutation_p(edges, others, abs(statistic), stream(seed, "edge-test")),
+        **sizes,
+    )
+
+
+def _permutation_p(
+    edges: Float64[np.ndarray, " n_edges"],
+    others: Float64[np.ndarray, " n_others"],
+    statistic: float,
+    rng: np.random.Generator,
+) -> float:
+    """Share of random choices of as many values whose Welch's t is as far from 0, the sample's included."""
+    values = np.concatenate([edges, others])
+    values = values - values.mean()
+    sizes = np.array([len(edges), len(others)])
+    totals = np.array([values.sum(), (values**2).sum()])
+    as_far = 0
+    for start in range(0, _PERMUTATIONS, _AT_ONCE):
+        draws = rng.random((min(_AT_ONCE, _PERMUTATIONS - start), len(values)))
+        chosen = values[np.argpartition(draws, len(edges) - 1, axis=1)[:, : len(edges)]]
+        inside = np.stack([chosen.sum(axis=1), (chosen**2).sum(axis=1)])
+        sums = np.stack([inside, totals[:, None] - inside], axis=2)  # [2, draws, side]
+        means = sums[0] / sizes
+        squared = np.maximum(sums[1] - sizes * means**2, 0.0) / (sizes * (sizes - 1))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            t = np.abs(means[:, 0] - means[:, 1]) / np.sqrt(squared.sum(axis=1))
+        as_far += int((t >= statistic * (1 - 1e-9)).sum())
+    return (1 + as_far) / (1 + _PERMUTATIONS)

@@ -1,3 +1,7 @@
+"""Scores by gradients: golden values, finite differences, and the gradients of the parameters themselves."""
+
+import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -7,10 +11,12 @@ import torch
 from torch import nn
 
 from assay.core.errors import InputError
-from assay.discovery.heads import attribution_patching, separation
+from assay.discovery.heads.gradients import attribution_patching, fisher_count
+from assay.discovery.heads.membership import separation
 from assay.discovery.heads.scores import member_flags
 from assay.models import Model, load_model
 from assay.tasks import PairTask
+from assay.tasks.rows import draw_rows
 
 
 MakeTask = Callable[..., PairTask]
@@ -65,18 +71,6 @@ def test_attribution_is_the_slope_of_the_patch(model64: Model, make_task: MakeTa
         )
 
 
-def test_equal_inputs_have_no_effect(model64: Model, make_task: MakeTask) -> None:
-    task = make_task()
-    same = PairTask(clean=task.clean, corrupted=task.clean, answers=task.answers, wrong=task.wrong)
-    assert not attribution_patching(model64, same).per_example.any()
-
-
-def test_results_do_not_depend_on_the_batch_size(model64: Model, make_task: MakeTask) -> None:
-    task = make_task(ragged=True)
-    first, second = (attribution_patching(model64, task, batch_size=size) for size in (1, 4))
-    np.testing.assert_allclose(first.per_example, second.per_example, rtol=1e-7, atol=1e-9)
-
-
 def test_the_model_is_left_as_it_was(module64: nn.Module, make_task: MakeTask) -> None:
     model = load_model(module64)
     asking = [parameter.requires_grad for parameter in module64.parameters()]
@@ -86,16 +80,51 @@ def test_the_model_is_left_as_it_was(module64: nn.Module, make_task: MakeTask) -
     assert all(parameter.grad is None for parameter in module64.parameters())
 
 
-def test_another_objective_can_be_attributed(model64: Model, make_task: MakeTask) -> None:
-    task = make_task()
-    scores = attribution_patching(model64, task, objective="ce")
-    assert scores.unit == "nats"
-    assert scores.provenance["objective"] == "ce"
-    assert not np.allclose(scores.values, attribution_patching(model64, task).values)
+def test_one_example_is_too_few(gpt2_tiny64: nn.Module, make_task: MakeTask) -> None:
+    model = load_model(gpt2_tiny64)
+    few = fisher_count(model, make_task(), n=1)
+    assert (few.reason, few.values.any()) == ("too_few", False)
+    with pytest.raises(InputError, match="n is 0"):
+        fisher_count(model, make_task(), n=0)
 
 
-def test_a_task_without_wrong_outputs_is_refused(model64: Model, make_task: MakeTask) -> None:
-    task = make_task()
-    bare = PairTask(clean=task.clean, corrupted=task.corrupted, answers=task.answers)
-    with pytest.raises(InputError, match="the task has no `wrong`"):
-        attribution_patching(model64, bare)
+def literal_count(module: nn.Module, task: PairTask, flat: int) -> int:
+    """Through the gradients of the parameters themselves, one example at a time."""
+    module = copy.deepcopy(module)
+    model = load_model(module)
+    layer, head = divmod(flat, model.n_heads)
+    block, d_head = model.blocks[layer], model.d_head
+    rows = []
+    for i in range(task.n):
+        module.zero_grad()
+        one = task.subset([i])
+        logits = model.read(model.forward(one.clean), one.positions)
+        (-logits.log_softmax(1).gather(1, one.answers)).sum().backward()
+        outs = [part.weight.grad for part in block.qkv]
+        outs = [g.T if isinstance(m, nn.Linear) else g for g, m in zip(outs, block.qkv, strict=True)]
+        value = block.channels(outs)[:, model.n_heads + model.n_kv_heads + block.kv_head(head)]
+        out = block.out.weight.grad.T if isinstance(block.out, nn.Linear) else block.out.weight.grad
+        rows.append(torch.cat([value.flatten(), out[head * d_head : (head + 1) * d_head].flatten()]))
+    variance = torch.stack(rows).var(0)
+    return int((variance > 0.01 * variance.max()).sum())
+
+
+def test_counts_are_those_of_the_parameter_gradients(module64: nn.Module, make_task: MakeTask) -> None:
+    model, task = load_model(module64), make_task(5, ragged=True)
+    scores = fisher_count(model, task)
+    expected = [literal_count(module64, task, flat) for flat in range(scores.values.size)]
+    assert scores.details["counts"] == expected
+    np.testing.assert_allclose(scores.flat, np.array(expected) / (2 * math.log(5)))
+    assert len(set(expected)) > 1  # heads of a layer differ
+    assert fisher_count(model, task, batch_size=2).details["counts"] == expected
+
+
+def test_a_sample_of_the_examples_counts(golden_model: Model, golden_task: PairTask) -> None:
+    twenty = fisher_count(golden_model, golden_task)
+    assert twenty.details["n"] == 20
+    rows = draw_rows(golden_task.n, 20, seed=0, what="examples")
+    assert rows.max() >= 20  # a file may list kind after kind
+    sampled = fisher_count(golden_model, golden_task.subset(rows.tolist()), n=50)
+    np.testing.assert_array_equal(twenty.values, sampled.values)
+    other = fisher_count(golden_model, golden_task, seed=1)
+    assert not np.array_equal(twenty.values, other.values)
