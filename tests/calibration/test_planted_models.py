@@ -3,21 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from planted import raters
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from assay.analyses.calibration.ablations import ablation_invariance
 from assay.analyses.calibration.agreement import convergent_validity, inter_rater
 from assay.analyses.calibration.certified import certified_stability
 from assay.analyses.calibration.discriminant import discriminant_validity
-from assay.analyses.calibration.distribution import distributional_characterization
-from assay.analyses.calibration.invariance import measurement_invariance
-from assay.analyses.calibration.resampling import bootstrap_stability, seed_variance
-from assay.analyses.calibration.signal import derived_metrics
-from assay.analyses.calibration.stability import distributional_stability
 from assay.circuits import Circuit
 from assay.discovery.heads import MeasurementTable
 from assay.discovery.heads.interventions import INTERVENTIONS
@@ -145,13 +136,6 @@ def test_dropping_a_dead_head_changes_exactly_nothing(dead_table: MeasurementTab
     assert found.details["published_labels"][-2:].tolist() == ["unstable", "unstable"]
 
 
-def test_ablations_that_replace_dead_heads_only_do_not_differ(dead_table: MeasurementTable) -> None:
-    runs = {name: dead_table.column(f"y_keep/{name}") for name in ("zero", "mean", "resample-donor")}
-    found = ablation_invariance(dead_table.column("y_full"), runs)
-    assert found.values["divergence"] == pytest.approx(0.0, abs=1e-12)
-    assert (found.status, found.published) == ("pass", "pass")
-
-
 def test_every_rater_puts_dead_heads_last(dead_table: MeasurementTable) -> None:
     scores = {
         "drop effect": dead_table.column("y_full")[:, None] - dead_table.column("y_drop1"),
@@ -164,7 +148,8 @@ def test_every_rater_puts_dead_heads_last(dead_table: MeasurementTable) -> None:
         assert size[ALIVE].min() > 0
     found = inter_rater(scores, members=ALIVE, n_boot=20, n_perm=20)
     assert found.values["mean_kappa"] == pytest.approx(1.0)
-    agreed = convergent_validity(scores, members=ALIVE, use="abs", n_boot=20, n_perm=20)
+    sizes = {name: np.abs(score) for name, score in scores.items()}
+    agreed = convergent_validity(sizes, members=ALIVE, n_boot=20, n_perm=20)
     assert set(agreed.details["jaccard"].values()) == {1.0}
 
 
@@ -199,45 +184,6 @@ def test_effects_of_a_doubled_head_add_up_to_first_order() -> None:
     assert gaps[1] == pytest.approx(gaps[0] / 2, rel=0.25)  # what is left falls with the strength
 
 
-def test_neither_of_two_equal_heads_is_essential() -> None:
-    """Together they matter; minimality, which takes away one at a time, says that neither does."""
-    essential = []
-    for doubled in (False, True):
-        table = with_head(1.0, doubled=doubled, seed=29)
-        full, kept = table.column("y_full"), table.column("y_keep/mean")
-        losses = faithfulness(kept, full) - faithfulness(table.column("y_minus1"), full)
-        pair = losses[[table.heads.index((1, 0)), table.heads.index((1, 2))]]
-        row = derived_metrics(table.members, minimality=pair).sub_results["minimality_mean_importance"]
-        essential.append(row.values["n_essential"])
-        if doubled:
-            assert pair[0] == pytest.approx(pair[1], rel=1e-9)
-    assert essential == [1, 0]
-
-
-# --------------------------------------------------------------------------------------- labels by chance
-
-
-def test_labels_by_chance_are_centred_on_the_null() -> None:
-    module = random_module(3, layers=4, heads=8)
-    table = MeasurementTable(load_model(module), random_task(module, 12, 3), ((0, 0), (1, 1)))
-    patched = (table.column("y_patch") - table.column("y_cor")[:, None]).mean(axis=0)
-    direct = table.column("dla_correct")
-    rng = np.random.default_rng(0)
-    found: dict[str, list[float]] = {"d_prime": [], "auroc": [], "ratio": []}
-    for _ in range(200):
-        members = rng.permutation(np.arange(table.H) < 10)
-        rows = derived_metrics(members, patched, attribution=patched, n_boot=2).sub_results
-        found["d_prime"].append(rows["d_prime"].values["value"] or 0.0)
-        found["auroc"].append(rows["attribution_auroc"].values["value"] or 0.0)
-        ratio = distributional_characterization(direct, members, n_boot=2, n_perm=1).values["value"]
-        found["ratio"].append(np.log(ratio or np.nan))
-    for name, centre in (("d_prime", 0.0), ("auroc", 0.5), ("ratio", 0.0)):
-        values = np.array(found[name])
-        assert values.std() > 0.05
-        # A ratio and a standardised difference of few heads are skewed, so that means are off a little.
-        assert abs(values.mean() - centre) < 0.2 * values.std() + 3 * values.std() / 200**0.5, name
-
-
 # -------------------------------------------------------------------------------------------- invariances
 
 
@@ -247,100 +193,6 @@ def table() -> MeasurementTable:
     module = random_module(5)
     heads = tuple((layer, head) for layer in range(LAYERS) for head in range(0, HEADS, 2))
     return MeasurementTable(load_model(module), random_task(module, 40, 5), heads)
-
-
-@settings(max_examples=4)
-@given(order=st.permutations(range(40)))
-def test_the_order_of_prompts_changes_no_metric(table: MeasurementTable, order: list[int]) -> None:
-    moved = table.task.subset(order)
-    for metric in ("faithfulness", "topk"):
-        before, after = (measure(table.circuit, table.model, each, metric) for each in (table.task, moved))
-        assert after.value == pytest.approx(before.value, rel=1e-12)
-        for key, part in before.parts.items():
-            assert after.parts[key].value == pytest.approx(part.value, rel=1e-12)
-
-
-@settings(max_examples=10)
-@given(scale=st.floats(1e-3, 1e3), sign=st.sampled_from([-1.0, 1.0]))
-def test_scaling_all_margins_moves_no_bootstrap(table: MeasurementTable, scale: float, sign: float) -> None:
-    full, kept = table.column("y_full"), table.column("y_keep/mean")
-    first = bootstrap_stability(full, kept, n_boot=100)
-    scaled = bootstrap_stability(sign * scale * full, sign * scale * kept, n_boot=100)
-    assert scaled.status == first.status
-    for end in ("low", "high"):
-        assert getattr(scaled.interval, end) == pytest.approx(getattr(first.interval, end), rel=1e-9)
-        assert scaled.details["interval"][end] == pytest.approx(first.details["interval"][end], rel=1e-9)
-
-
-TRANSFORMS = (np.exp, np.cbrt, np.arctan, lambda x: 3 * x - 7, lambda x: x**3)
-
-
-@settings(max_examples=10)
-@given(seed=st.integers(0, 2**31), chosen=st.tuples(*[st.sampled_from(range(len(TRANSFORMS)))] * 3))
-def test_monotone_scores_rank_heads_alike(seed: int, chosen: tuple[int, int, int]) -> None:
-    scores = raters(np.random.default_rng(seed), 3, 20, rho=0.6)
-    moved = {name: TRANSFORMS[at](each) for at, (name, each) in zip(chosen, scores.items(), strict=True)}
-    for first, second in (
-        (inter_rater(each, k=5, signed=tuple(each), n_boot=20, n_perm=20) for each in (scores, moved)),
-        (convergent_validity(each, k=5, n_boot=20, n_perm=20) for each in (scores, moved)),
-    ):
-        assert (second.status, second.published) == (first.status, first.published)
-        for name in {"w", "mean_kappa", "mean_rho", "value"} & set(first.values):
-            assert second.values[name] == pytest.approx(first.values[name], rel=1e-12)
-
-
-@settings(max_examples=10)
-@given(factor=st.floats(1e-3, 1e3), sign=st.sampled_from([-1.0, 1.0]), offset=st.floats(-100, 100))
-def test_affine_maps_leave_eta_squared(factor: float, sign: float, offset: float) -> None:
-    rng = np.random.default_rng(0)
-    values, groups = rng.normal(size=60), np.arange(60) % 3
-    full = np.ones(60)
-    first = measurement_invariance(full, values, groups, n_boot=20)
-    mapped = measurement_invariance(full, sign * factor * values + offset, groups, n_boot=20)
-    assert mapped.values["eta_squared"] == pytest.approx(first.values["eta_squared"], rel=1e-6)
-
-
-@settings(max_examples=5)
-@given(names=st.permutations(["a", "b", "c"]))
-def test_names_of_groups_and_tasks_carry_no_meaning(table: MeasurementTable, names: list[str]) -> None:
-    number = np.arange(40) % 3
-    plain, renamed = (np.array(each)[number] for each in (["a", "b", "c"], names))
-    full, kept = table.column("y_full"), table.column("y_keep/mean")
-    first, second = (measurement_invariance(full, kept, each, n_boot=20) for each in (plain, renamed))
-    assert second.status == first.status
-    for name in ("eta_squared", "welch_f", "range"):
-        assert second.values[name] == pytest.approx(first.values[name], rel=1e-9)
-    direct = table.column("dla_correct")
-    first, second = (distributional_stability(direct, groups=each) for each in (plain, renamed))
-    assert (second.status, second.values) == (first.status, first.values)
-    effects = table.column("y_patch") - table.column("y_cor")[:, None]
-    tasks = {name: effects[number == at] for at, name in enumerate("abc")}
-    circuits = {name: np.arange(table.H) % 3 == at for at, name in enumerate("abc")}
-    to = dict(zip("abc", names, strict=True))
-    first = discriminant_validity(tasks, circuits, own="a", n_boot=50)
-    second = discriminant_validity(
-        {to[name]: each for name, each in tasks.items()},
-        {to[name]: each for name, each in circuits.items()},
-        own=to["a"],
-        n_boot=50,
-    )
-    assert (second.status, second.published) == (first.status, first.published)
-    assert second.values == pytest.approx(first.values, rel=1e-9)
-
-
-# -------------------------------------------------------------------------------------------- consistency
-
-
-def test_resamples_that_change_nothing_give_the_point_estimate(table: MeasurementTable) -> None:
-    full, kept = table.column("y_full"), table.column("y_keep/mean")
-    point = faithfulness(kept, full)
-    found = bootstrap_stability(full, kept, draws=np.tile(np.arange(40), (5, 1)))
-    assert found.values["faithfulness"] == pytest.approx(point, rel=1e-12)
-    assert found.values["sigma"] == 0.0
-    assert found.details["percentile"]["low"] == pytest.approx(point, rel=1e-12)
-    subsets = seed_variance(full, kept, n_prompts=40)  # a pool no larger than a sample
-    assert subsets.values["coefficient_of_variation"] == 0.0
-    assert subsets.values["mean"] == pytest.approx(point, rel=1e-12)
 
 
 def test_random_sets_of_heads_have_the_moments_of_sampled_ones(table: MeasurementTable) -> None:

@@ -1,6 +1,5 @@
 """Bootstrap and seeds: golden values, what is undefined, what changes nothing."""
 
-import inspect
 import json
 import math
 from collections.abc import Callable
@@ -8,12 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from planted import allowed_errors, runs
+from planted import runs
 
-from assay.analyses.calibration import find_gate
 from assay.analyses.calibration.reliability import retest
 from assay.analyses.calibration.resampling import bootstrap_stability, seed_variance
-from assay.core.errors import InputError, ShapeError, UnknownNameError
 from assay.core.random import stream
 from assay.core.verdict import Verdict
 
@@ -29,27 +26,13 @@ def prompts(n: int, error: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray
 
 
 @pytest.mark.parametrize(
-    ("code", "key"),
+    ("standard_errors", "flags", "inner"),
     [
-        ("C11", "bootstrap-stability"),
-        ("C13", "measurement-invariance"),
-        ("C16", "reliability-suite"),
-        ("C30", "seed-variance"),
-        ("S3", "distributional-stability"),
-        ("M98", "ablation-invariance"),
-        ("E1b", "method-invariance"),
-        ("M3b", "certified-stability"),
+        (2.9, ("score_near_zero",), "faithfulness"),
+        (-2.9, ("score_near_zero",), "completeness"),
+        (3.1, (), "completeness"),
     ],
 )
-def test_the_package_knows_gates_by_code_and_key(code: str, key: str) -> None:
-    assert find_gate(code.lower()) is find_gate(key)
-    assert set(find_gate(key).needs) <= set(inspect.signature(find_gate(key).function).parameters)
-
-
-@pytest.mark.parametrize(
-    ("standard_errors", "flags"), [(2.9, ("score_near_zero",)), (-2.9, ("score_near_zero",)), (3.1, ())]
-)
-@pytest.mark.parametrize("inner", ["faithfulness", "completeness"])
 def test_a_score_that_may_be_0_is_flagged(standard_errors: float, flags: tuple[str, ...], inner: str) -> None:
     """Shares of a margin of 1 with a standard error of 0.01 in the pool and a mean of so many of them."""
     n = 120
@@ -97,32 +80,23 @@ def test_a_denominator_of_either_sign_leaves_the_score_unbounded() -> None:
     assert found.values["sigma"] == pytest.approx(case["sigma_ddof0"], rel=1e-9)
 
 
-def test_a_constant_ratio_has_spread_zero_and_passes() -> None:
-    full = np.array([2.0, 3.0, 1.7, 4.1])
-    found = bootstrap_stability(full, 0.3 * full)
-    assert (found.status, found.published, found.values["sigma"]) == ("pass", "pass", 0.0)
-    assert found.warnings == ("zero_variance",)
-    assert found.interval is not None
-    assert found.interval.high == 0.0
-
-
-def test_the_identity_draw_gives_the_point_estimate() -> None:
-    full, circuit = prompts(20, 0.1)
-    found = bootstrap_stability(full, circuit, draws=np.tile(np.arange(20), (5, 1)))
-    assert found.values["sigma"] == 0.0
-    assert found.details["percentile"]["low"] == pytest.approx(circuit.sum() / full.sum())
-
-
-def test_scaling_and_reordering_change_no_verdict() -> None:
-    full, circuit = prompts(40, 0.1)
-    found = bootstrap_stability(full, circuit)
-    scaled = bootstrap_stability(7 * full, 7 * circuit)
-    for end in ("low", "high"):
-        assert scaled.details["interval"][end] == pytest.approx(found.details["interval"][end], rel=1e-12)
-    order = stream(1, "order").permutation(40)
-    moved = bootstrap_stability(full[order], circuit[order])
-    for name in ("faithfulness", "standard_error"):
-        assert moved.values[name] == pytest.approx(found.values[name], rel=1e-12)
+@pytest.mark.parametrize(
+    ("full", "circuit", "reason"),
+    [
+        (np.array([1.0, -1.0] * 60), np.ones(120), "zero_denominator"),
+        (np.ones(2), np.ones(2), "too_few"),
+        (np.ones(0), np.ones(0), "no_valid_prompt"),
+        (np.arange(1.0, 121), np.zeros(120), "zero_mean"),
+        (np.arange(1.0, 41), np.ones(40), "pool_too_small"),
+    ],
+)
+def test_what_these_runs_do_not_determine(full: np.ndarray, circuit: np.ndarray, reason: str) -> None:
+    found = seed_variance(full, circuit)
+    assert (found.status, found.published, found.reason) == ("inconclusive", "inconclusive", reason)
+    if reason not in ("zero_mean", "pool_too_small"):
+        assert bootstrap_stability(full, circuit).reason == reason
+    if reason == "pool_too_small":
+        assert found.values["coefficient_of_variation"] == 0.0  # every subset is the pool
 
 
 def test_prompts_of_one_unit_count_once() -> None:
@@ -131,41 +105,7 @@ def test_prompts_of_one_unit_count_once() -> None:
     found = bootstrap_stability(full, circuit)
     repeated = bootstrap_stability(np.repeat(full, 5), np.repeat(circuit, 5), unit_id=unit)
     assert repeated.values == pytest.approx(found.values, rel=1e-12)
-    naive = bootstrap_stability(np.repeat(full, 5), np.repeat(circuit, 5))
-    assert naive.values["standard_error"] < 0.5 * found.values["standard_error"]
     assert (repeated.details["n_units"], repeated.details["n_prompts"]) == (40, 200)
-
-
-def test_how_many_prompts_reach_a_width() -> None:
-    """Half-width 1.96 SE falls with the root of n."""
-    full, circuit = prompts(40, 0.1)
-    found = bootstrap_stability(full, circuit)
-    error = found.values["standard_error"]
-    assert error is not None
-    needed = found.details["n_for_half_width"]
-    assert needed["0.05"] == math.ceil(40 * (1.96 * error / 0.05) ** 2)
-    assert needed["0.05"] > needed["0.1"]
-
-
-def test_odd_circuits_are_flagged() -> None:
-    full, circuit = prompts(12, 0.1)
-    assert bootstrap_stability(full, full, circuit_size=4, n_heads=4).warnings == (
-        "trivial_circuit",
-        "zero_variance",
-    )
-    assert "empty_circuit" in bootstrap_stability(full, circuit, circuit_size=0, n_heads=4).warnings
-    empty = bootstrap_stability(full, full, inner="completeness", circuit_size=0, n_heads=4)
-    assert (empty.values["completeness"], empty.status) == (0.0, "pass")
-    with pytest.raises(InputError, match="circuit_size is 5 of n_heads 4"):
-        bootstrap_stability(full, circuit, circuit_size=5, n_heads=4)
-
-
-@pytest.mark.parametrize(("n", "reason"), [(0, "no_valid_prompt"), (1, "too_few"), (2, "too_few")])
-def test_without_prompts_there_is_no_verdict(n: int, reason: str) -> None:
-    full, circuit = prompts(2, 0.1)
-    for judge in (bootstrap_stability, seed_variance):
-        found = judge(full[:n], circuit[:n])
-        assert (found.status, found.published, found.reason) == ("inconclusive", "inconclusive", reason)
 
 
 @pytest.mark.parametrize(
@@ -181,37 +121,6 @@ def test_below_its_smallest_n_a_verdict_stays_open_and_names_it(
     assert judge(full, circuit).status == "pass"
 
 
-def test_a_prompt_that_is_not_finite_is_dropped_and_counted() -> None:
-    full, circuit = prompts(40, 0.1)
-    broken = circuit.copy()
-    broken[3] = np.nan
-    found = bootstrap_stability(full, broken)
-    kept = np.delete(np.arange(40), 3)
-    assert found.values == bootstrap_stability(full[kept], circuit[kept]).values
-    assert found.warnings == ("prompts_dropped",)
-    assert found.details["n_dropped"] == 1
-
-
-def test_a_full_model_that_sums_to_nothing_has_no_score() -> None:
-    full = np.array([1.0, -1.0, 2.0, -2.0])
-    assert bootstrap_stability(full, np.ones(4)).reason == "zero_denominator"
-    assert seed_variance(np.tile(full, 20), np.ones(80)).reason == "zero_denominator"
-
-
-def test_arguments_out_of_range_are_named(unchecked: None) -> None:
-    full, circuit = prompts(12, 0.1)
-    with pytest.raises(InputError, match="n_boot is 0"):
-        bootstrap_stability(full, circuit, n_boot=0)
-    with pytest.raises(UnknownNameError, match="unknown inner metric 'faithfulnes'"):
-        bootstrap_stability(full, circuit, inner="faithfulnes")
-    with pytest.raises(ShapeError, match=r"full \(12,\).*circuit \(11,\)"):
-        bootstrap_stability(full, circuit[1:])
-    with pytest.raises(ShapeError, match=r"unit_id has shape \(3,\); one per prompt, \(12,\)"):
-        bootstrap_stability(full, circuit, unit_id=np.arange(3))
-    with pytest.raises(InputError, match="n_prompts is -1"):
-        seed_variance(full, circuit, n_prompts=-1)
-
-
 # ----------------------------------------------------------------------------------------------------- seeds
 
 
@@ -224,10 +133,14 @@ def test_seed_variance_between_its_limits_is_moderate() -> None:
 def test_given_subsets_are_worked_by_hand() -> None:
     full = np.ones(6)
     circuit = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0])
-    found = seed_variance(full, circuit, n_prompts=2, subsets=[np.array([0, 1]), np.array([4, 5])])
+    subsets = [np.array([0, 1]), np.array([4, 5])]
+    found = seed_variance(full, circuit, n_prompts=2, subsets=subsets, y_other=circuit - 1)
     assert found.values["mean"] == pytest.approx((1.5 + 5.5) / 2)
     assert found.values["coefficient_of_variation"] == pytest.approx(2 / 3.5)
     assert found.published == "fail"
+    assert found.details["sign_consistency"] == 1.0
+    mixed = seed_variance(full, circuit, n_prompts=2, subsets=subsets, y_other=7 - circuit)
+    assert mixed.details["sign_consistency"] == 0.5
 
 
 @pytest.mark.parametrize(
@@ -243,81 +156,3 @@ def test_the_spread_over_seeds_is_read_as_published(second: float, reading: str)
     )
     assert found.values["coefficient_of_variation"] == pytest.approx((second - 1) / (second + 1))
     assert found.details["reading"] == reading
-
-
-def test_a_pool_no_larger_than_a_sample_says_nothing() -> None:
-    full, circuit = prompts(40, 0.1)
-    found = seed_variance(full, circuit, n_prompts=40)
-    assert (found.status, found.published, found.reason) == ("inconclusive", "inconclusive", "pool_too_small")
-    assert found.values["coefficient_of_variation"] == 0.0  # every subset is the pool
-    smaller = seed_variance(full, circuit, n_prompts=41)
-    assert smaller.reason == "pool_too_small"
-    assert math.isnan(smaller.values["coefficient_of_variation"])  # type: ignore[arg-type]
-
-
-def test_a_score_of_zero_has_no_relative_error() -> None:
-    full, _ = prompts(120, 0.1)
-    assert seed_variance(full, np.zeros(120)).reason == "zero_mean"
-
-
-def test_equal_prompts_pass_without_variance() -> None:
-    found = seed_variance(np.full(120, 3.0), np.full(120, 2.4))
-    assert (found.status, found.published, found.values["coefficient_of_variation"]) == ("pass", "pass", 0.0)
-    assert "zero_variance" in found.warnings
-
-
-def test_seeds_agree_which_circuit_is_better() -> None:
-    full, circuit = prompts(120, 0.05)
-    assert seed_variance(full, circuit, y_other=circuit - 1).details["sign_consistency"] == 1.0
-    mixed = circuit + np.where(np.arange(120) % 2, 1.0, -1.0)
-    assert seed_variance(full, circuit, y_other=mixed).details["sign_consistency"] < 1.0
-
-
-def test_the_seed_decides_the_bounds_of_seed_variance() -> None:
-    bounds = [seed_variance(*prompts(120, 0.3), seed=seed).interval for seed in (42, 42, 7)]
-    assert bounds[0] == bounds[1] != bounds[2]
-
-
-@pytest.mark.parametrize("judge", [seed_variance, retest])
-def test_a_relative_error_at_its_limit_is_rarely_judged(judge: Callable[..., Verdict]) -> None:
-    """Taking the score for known, 8 of these 40 failed and 7 passed, or had the middle word."""
-    found = [judge(*prompts(120, 0.8 * 0.2, seed)) for seed in range(40)]
-    statuses = [each.status for each in found]
-    assert statuses.count("fail") <= allowed_errors(40)
-    assert statuses.count("pass") <= allowed_errors(40)
-    for each in found:
-        assert each.interval is not None
-        assert each.interval.method == "outermost"
-        assert each.interval.low < each.values["relative_standard_error"] < each.interval.high  # type: ignore[operator]
-
-
-def test_a_standard_error_at_its_limit_is_rarely_passed_where_prompts_are_skewed() -> None:
-    """With Bonett's bounds alone 16 of these 120 passed."""
-    passed = 0
-    for seed in range(120):
-        rng = stream(seed, "skewed")
-        values = rng.exponential(size=40) - 1
-        circuit = 0.8 + 0.1 * math.sqrt(40) * values
-        draws = rng.integers(0, 40, (2, 40))  # the published rule is not looked at
-        passed += bootstrap_stability(np.ones(40), circuit, draws=draws, seed=seed).status == "pass"
-    assert passed <= allowed_errors(120)
-
-
-def test_strata_are_drawn_in_their_proportions() -> None:
-    """Two classes that differ only by a constant: samples balanced over them hardly vary."""
-    full = np.ones(120)
-    strata = np.arange(120) % 2
-    circuit = strata + 0.01 * stream(0, "noise").normal(size=120)
-    plain = seed_variance(full, circuit)
-    balanced = seed_variance(full, circuit, strata=strata)
-    spread = balanced.values["coefficient_of_variation"]
-    assert spread is not None
-    assert spread < 0.1 * plain.values["coefficient_of_variation"]  # type: ignore[operator]
-
-
-def test_units_of_a_pool_are_drawn_together() -> None:
-    full, circuit = prompts(120, 0.1)
-    found = seed_variance(full, circuit, n_prompts=40)
-    unit = np.repeat(np.arange(120), 3)
-    repeated = seed_variance(np.repeat(full, 3), np.repeat(circuit, 3), n_prompts=120, unit_id=unit)
-    assert repeated.values == pytest.approx(found.values, rel=1e-12)

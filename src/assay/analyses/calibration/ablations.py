@@ -1,27 +1,19 @@
-"""Is it one number for all ways to ablate the rest of the model?"""
+"""M98 and E1b: is it one number for all ways to ablate the rest of the model?"""
 
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Real, Shaped
 
-from assay.analyses.calibration.gate import Draft, gate
-from assay.analyses.calibration.quantity import Quantity
-from assay.analyses.calibration.samples import (
-    FEWEST_AT_A_THIRD,
-    cautious_alpha,
-    circuit_flags,
-    inner_metric,
-    limits,
-    sample,
-)
+from assay.analyses.calibration.gate import Found, Heads, Quantity, Undetermined, gate, named
+from assay.analyses.calibration.samples import FEWEST_AT_A_THIRD, cautious_alpha, inner_metric, sample
 from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict, n_to_settle
+from assay.page.text import number
 from assay.stats import (
-    RatioOfSums,
     coefficient_of_variation,
     delta_interval,
     fieller_interval,
@@ -31,202 +23,124 @@ from assay.stats import (
 from assay.stats.skewed_mean import FEWEST_FOR_MEANS
 
 
-_DIVERGENCE = Rule(pass_at=0.20, higher=False)
+LIMIT = 0.20
+_RULE = Rule(pass_at=LIMIT, higher=False)
 _GAP = ratio_of("difference", "full")
-IntervalOfMean = Callable[..., Interval]  # of the value, its linearised form and a level
 _ONE_ABLATION = ("It needs the circuit under at least two ablations.", "Measure another ablation.")
 
+Runs = Mapping[str, Real[np.ndarray, "n ..."]]
+Row = Float64[np.ndarray, " n"]
 
-def _compare_methods(
-    code: str,
-    y_full: Real[np.ndarray, " n"],
-    y_circuit: Mapping[str, Real[np.ndarray, "n ..."]],
-    expected: tuple[str, ...],
-    *,
-    inner: str,
-    unit_id: Shaped[np.ndarray, " n"] | None,
-    odd: tuple[str, ...],
-) -> Verdict:
-    """Both gates on ablation methods: the value is the divergence, larger is worse."""
+
+def _widest_pair(verdict: Verdict, heads: Heads) -> str:
+    pair, level = verdict.details.get("pair"), verdict.details.get("levels", {}).get("fail")
+    if not pair:
+        return ""
+    scores = " and ".join(number(verdict.values.get(name)) for name in pair)
+    found = f"Furthest apart: {named(pair)} ablation, with scores {scores}."
+    if verdict.status != "fail":
+        return found
+    return (
+        f"{found} The gap lies beyond the limit at {100 * level:.1f} %, the level of a fail among all pairs."
+    )
+
+
+def _compare(
+    code: str, y_full: Any, y_circuit: Runs, expected: tuple[str, ...], inner: str, unit_id: Any
+) -> Found:
+    """What both gates find, the divergence among it; a larger one is worse."""
     statistic = inner_metric(inner)
     tables = {name: np.asarray(values, dtype=np.float64) for name, values in y_circuit.items()}
     usable = {name: values for name, values in tables.items() if np.isfinite(values).any() or not len(values)}
-    lost = set(tables) - set(usable)
-    if len(tables) < len(expected):
-        lost |= set(expected) - set(tables)
-    draft = Draft(
-        thresholds=limits(_DIVERGENCE),
-        warnings=odd + (("method_missing",) if lost else ()),
-        details={"metric": code, "methods": sorted(usable), "missing": sorted(lost)},
-    )
+    lost = set(tables) - set(usable) | (set(expected) - set(tables) if len(tables) < len(expected) else set())
+    found = Found(details={"metric": code, "methods": sorted(usable), "missing": sorted(lost)})
+    found.warn("method_missing", bool(lost))
     if len(usable) < 2:
-        return draft.undefined("not_applicable")
+        raise Undetermined("not_applicable", found)
     data = sample(unit_id, y_full=y_full, **{f"y_circuit of {name}": each for name, each in usable.items()})
-    draft.warnings += data.warnings
-    draft.details |= data.counts
+    found.warnings += data.warnings
+    found.details |= data.counts
     if reason := data.missing():
-        return draft.undefined(reason)
-    full, *runs = data.vectors
-    draws = {name: run.reshape(data.n, -1) for name, run in zip(usable, runs, strict=True)}
+        raise Undetermined(reason, found)
+    n, full = data.n, data.vectors[0]
+    draws = {name: run.reshape(n, -1) for name, run in zip(usable, data.vectors[1:], strict=True)}
+
+    def scores_of(runs: Float64[np.ndarray, "n draws"]) -> Float64[np.ndarray, " draws"]:
+        sums = np.stack([runs.sum(axis=0), np.full(runs.shape[1], full.sum())], 1)
+        return np.asarray(statistic.of_sums(sums, n))
+
+    spreads = {name: float(scores_of(each).std(ddof=1)) for name, each in draws.items() if each.shape[1] > 1}
+    if spreads:
+        found.details["spread_of_draws"] = spreads
     circuits = {name: each.mean(axis=1) for name, each in draws.items()}
-    scores = {
-        name: float(statistic.of_sums(np.array([each.sum(), full.sum()]), data.n))
-        for name, each in circuits.items()
+    scores = {name: float(scores_of(each[:, None])[0]) for name, each in circuits.items()}
+    found.values |= scores
+    if any(map(math.isnan, scores.values())):
+        raise Undetermined("zero_denominator", found)
+    mean = np.mean(list(circuits.values()), axis=0)
+    divergence = max(scores.values()) - min(scores.values())
+    found.values |= {
+        "divergence": divergence,
+        "coefficient_of_variation": coefficient_of_variation(np.array(list(scores.values()))).value,
+        "average": float(scores_of(mean[:, None])[0]),
     }
-    if spreads := _spread_of_draws(statistic, draws, full):
-        draft.details["spread_of_draws"] = spreads
-    draft.values |= scores
-    if any(math.isnan(score) for score in scores.values()):
-        return draft.undefined("zero_denominator")
-    found = _by_pairs(_compared(statistic, scores, circuits, full), draft, missing=bool(lost))
-    return _unless_near_zero(found, statistic, np.mean(list(circuits.values()), axis=0), full)
+    pairs = list(itertools.combinations(scores, 2))
+    gaps = [scores[a] - scores[b] for a, b in pairs]
+    differences = [statistic.scale * (circuits[a] - circuits[b]) for a, b in pairs]
+    # A pass needs all pairs, each at 5 %; a fail needs one, of as many.
+    alpha = cautious_alpha(n, FEWEST_FOR_MEANS)
+    narrow, strict = (
+        [_bounds(each, full, 1 - 2 * a) for each in differences] for a in (alpha, alpha / len(pairs))
+    )
+    found.warn("unstable_denominator", narrow[0].method == "fieller")
+    bounded, few = all(each.defined for each in (*narrow, *strict)), n < FEWEST_AT_A_THIRD
+    if not bounded and not lost and not few:
+        raise Undetermined("unbounded", found)
+    flat = all(each.reason == "degenerate" for each in narrow)
+    found.warn("zero_variance", flat)
+    found.details |= {
+        "pair": list(pairs[int(np.abs(gaps).argmax())]),
+        "levels": {"pass": 1 - alpha, "fail": 1 - alpha / len(pairs)},
+        "pairs": {
+            f"{a} - {b}": {
+                "difference": gap,
+                "interval": _bounds(each, full, ONE_SIDED_95, delta_interval).to_dict(),
+            }
+            for (a, b), gap, each in zip(pairs, gaps, differences, strict=True)
+        },
+    }
+    interval = replace(
+        narrow[0],
+        low=max(map(_least, strict)),
+        high=max(max(abs(each.low), abs(each.high)) for each in narrow),
+        level=ONE_SIDED_95,  # what it is good for, at the level that makes it so
+        reason=None,
+    )
+    found.interval = interval if bounded else None
+    found.published, found.status = _RULE.published(divergence), _RULE.rigorous(interval)
+    if lost:
+        found.open("method_missing")
+    elif few and not flat:
+        found.open("too_few", FEWEST_AT_A_THIRD)
+    elif found.status == "inconclusive":
+        beyond = max(map(_least, narrow)) > LIMIT
+        found.open("stricter_level" if beyond else None, _n_needed(n, gaps, narrow, strict))
+    elif found.status == "pass":
+        _unless_near_zero(found, statistic.offset * full + statistic.scale * mean, full, 1 - 2 * alpha)
+    return found
 
 
-def _unless_near_zero(
-    verdict: Verdict,
-    statistic: RatioOfSums,
-    circuit: Float64[np.ndarray, " n"],
-    full: Float64[np.ndarray, " n"],
-) -> Verdict:
-    """Open in place of a pass, unless the mean over the methods is proven to lie more than 0.20 from 0.
+def _unless_near_zero(found: Found, average: Row, full: Row, level: float) -> None:
+    """Open a pass, unless the mean over the methods is proven to lie more than 0.20 from 0.
 
     Scores nearer 0 would agree whatever the ablation does. Where the mean is further from 0 and no pair
     differs by as much, no score is 0 and all have one sign.
     """
-    value = float(statistic.of_sums(np.array([circuit.sum(), full.sum()]), len(full)))
-    verdict = replace(verdict, values={**verdict.values, "average": value})
-    if verdict.status != "pass":
-        return verdict
-    level = 1 - 2 * cautious_alpha(len(full), FEWEST_FOR_MEANS)
-    interval = _bounds(statistic.offset * full + statistic.scale * circuit, full, level)
-    details = {**verdict.details, "average": interval.to_dict()}
-    limit = _DIVERGENCE.pass_at
-    if interval.defined and _least(interval) > limit:
-        return replace(verdict, details=details)
-    needed = None if abs(value) <= limit else n_to_settle(len(full), value, interval, -limit, limit)
-    return replace(verdict, status="inconclusive", reason="near_zero", n_needed=needed, details=details)
-
-
-def _spread_of_draws(
-    statistic: RatioOfSums, draws: Mapping[str, Float64[np.ndarray, "n _"]], full: Float64[np.ndarray, " n"]
-) -> dict[str, float]:
-    """Standard deviation over draws of the score of each method that has several."""
-    spreads = {}
-    for name, each in draws.items():
-        count = each.shape[1]
-        if count > 1:
-            sums = np.stack([each.sum(axis=0), np.full(count, full.sum())], 1)
-            spreads[name] = float(statistic.of_sums(sums, len(full)).std(ddof=1))
-    return spreads
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Pairs:
-    """Differences of the scores of all pairs of methods.
-
-    Attributes:
-        n: Units.
-        names: Of the pairs.
-        gaps: First score less second.
-        narrow, strict: Bounds of the gaps at the level of a pass, which needs all pairs, and at that of a
-            fail, which needs one.
-        student: Published intervals.
-        levels: One-sided, of a pass and of a fail.
-    """
-
-    n: int
-    names: list[tuple[str, str]]
-    gaps: list[float]
-    narrow: list[Interval]
-    strict: list[Interval]
-    student: list[Interval]
-    levels: dict[str, float]
-
-    @property
-    def bounded(self) -> bool:
-        return all(each.defined for each in (*self.narrow, *self.strict))
-
-    @property
-    def flat(self) -> bool:
-        """Whether no prompt differs from another in any pair."""
-        return all(each.reason == "degenerate" for each in self.narrow)
-
-    @property
-    def interval(self) -> Interval:
-        """Interval of the divergence: one difference beyond the limit is enough to fail, a pass needs all."""
-        return replace(
-            self.narrow[0],
-            low=max(_least(each) for each in self.strict),
-            high=max(max(abs(each.low), abs(each.high)) for each in self.narrow),
-            level=ONE_SIDED_95,  # what it is good for, at the level that makes it so
-            reason=None,
-        )
-
-    @property
-    def details(self) -> dict[str, Any]:
-        return {
-            "pair": list(self.names[int(np.abs(self.gaps).argmax())]),
-            "levels": self.levels,
-            "pairs": {
-                f"{a} - {b}": {"difference": gap, "interval": each.to_dict()}
-                for (a, b), gap, each in zip(self.names, self.gaps, self.student, strict=True)
-            },
-        }
-
-
-def _compared(
-    statistic: RatioOfSums,
-    scores: Mapping[str, float],
-    circuits: Mapping[str, Float64[np.ndarray, " n"]],
-    full: Float64[np.ndarray, " n"],
-) -> _Pairs:
-    """All pairs of methods, with bounds of their differences."""
-    names = list(itertools.combinations(scores, 2))
-    alpha = cautious_alpha(len(full), FEWEST_FOR_MEANS)
-    level, strict_level = 1 - 2 * alpha, 1 - 2 * alpha / len(names)
-    differences = [statistic.scale * (circuits[a] - circuits[b]) for a, b in names]
-    return _Pairs(
-        n=len(full),
-        names=names,
-        gaps=[scores[a] - scores[b] for a, b in names],
-        narrow=[_bounds(each, full, level) for each in differences],
-        strict=[_bounds(each, full, strict_level) for each in differences],
-        student=[_bounds(each, full, ONE_SIDED_95, delta_interval) for each in differences],
-        levels={"pass": (1 + level) / 2, "fail": (1 + strict_level) / 2},
-    )
-
-
-def _by_pairs(pairs: _Pairs, draft: Draft, *, missing: bool) -> Verdict:
-    """Both judgements of the divergence; open where a method is missing."""
-    scores = [float(score) for score in draft.values.values() if score is not None]
-    divergence = max(scores) - min(scores)
-    draft.values |= {
-        "divergence": divergence,
-        "coefficient_of_variation": coefficient_of_variation(np.array(scores)).value,
-    }
-    draft.warn("unstable_denominator", pairs.narrow[0].method == "fieller")
-    few = pairs.n < FEWEST_AT_A_THIRD
-    if not pairs.bounded and not missing and not few:
-        return draft.undefined("unbounded")
-    draft.warn("zero_variance", pairs.flat)
-    draft.details |= pairs.details
-    status, reason, needed = _DIVERGENCE.rigorous(pairs.interval), None, None
-    if missing:
-        status, reason = "inconclusive", "method_missing"
-    elif few and not pairs.flat:
-        status, reason, needed = "inconclusive", "too_few", FEWEST_AT_A_THIRD
-    elif status == "inconclusive":
-        needed = _n_needed(pairs)
-        if max(_least(each) for each in pairs.narrow) > _DIVERGENCE.pass_at:
-            reason = "stricter_level"
-    return Verdict(
-        status=status,
-        published=_DIVERGENCE.published(divergence),
-        interval=pairs.interval if pairs.bounded else None,
-        n_needed=needed,
-        reason=reason,
-        **vars(draft),
-    )
+    interval, value = _bounds(average, full, level), float(found.values["average"] or 0.0)
+    found.details["average"] = interval.to_dict()
+    if not interval.defined or _least(interval) <= LIMIT:
+        near = abs(value) <= LIMIT
+        found.open("near_zero", None if near else n_to_settle(len(full), value, interval, -LIMIT, LIMIT))
 
 
 def _least(interval: Interval) -> float:
@@ -234,32 +148,25 @@ def _least(interval: Interval) -> float:
     return max(interval.low, -interval.high, 0.0)
 
 
-def _n_needed(pairs: _Pairs) -> int | None:
+def _n_needed(n: int, gaps: list[float], narrow: list[Interval], strict: list[Interval]) -> int | None:
     """Prompts that would settle an open verdict at the present spread; None with a pair on the limit.
 
     One difference beyond the limit is enough to fail, so the clearest of them counts; with none beyond it,
     every pair has to pass, so the last of them does.
     """
-    limit = _DIVERGENCE.pass_at
     failing = [
-        n_to_settle(pairs.n, gap, each, math.copysign(limit, gap))
-        for gap, each in zip(pairs.gaps, pairs.strict, strict=True)
-        if abs(gap) > limit
+        n_to_settle(n, gap, each, math.copysign(LIMIT, gap))
+        for gap, each in zip(gaps, strict, strict=True)
+        if abs(gap) > LIMIT
     ]
     if failing:
         return min((each for each in failing if each is not None), default=None)
-    passing = [
-        n_to_settle(pairs.n, gap, each, -limit, limit)
-        for gap, each in zip(pairs.gaps, pairs.narrow, strict=True)
-    ]
+    passing = [n_to_settle(n, gap, each, -LIMIT, LIMIT) for gap, each in zip(gaps, narrow, strict=True)]
     return None if None in passing else max(each for each in passing if each is not None)
 
 
 def _bounds(
-    difference: Float64[np.ndarray, " n"],
-    full: Float64[np.ndarray, " n"],
-    level: float,
-    interval_of: IntervalOfMean = skewed_mean_interval,
+    difference: Row, full: Row, level: float, interval_of: Callable[..., Interval] = skewed_mean_interval
 ) -> Interval:
     """Interval of the sum of differences over the sum of the full model's values; Fieller's near 0."""
     table = np.stack([difference, full])
@@ -281,21 +188,21 @@ def _bounds(
     number=Quantity(
         label="widest gap between two ablations",
         value="divergence",
+        rule=_RULE,
         published="divergence",
-        higher=False,
         least=0.0,
     ),
     reasons={"not_applicable": _ONE_ABLATION},
+    sized=True,
+    finding=_widest_pair,
 )
 def ablation_invariance(
     y_full: Real[np.ndarray, " n"],
-    y_circuit: Mapping[str, Real[np.ndarray, "n ..."]],
+    y_circuit: Runs,
     *,
     inner: str = "faithfulness",
     unit_id: Shaped[np.ndarray, " n"] | None = None,
-    circuit_size: int | None = None,
-    n_heads: int | None = None,
-) -> Verdict:
+) -> Found:
     """Whether the score is the same under several ablations, within 0.20.
 
     Published: largest less smallest score below 0.20. With confidence: the same number against the same
@@ -309,8 +216,6 @@ def ablation_invariance(
             the donors; usually `zero`, `mean`, `resample-donor`.
         inner: `faithfulness` or `completeness`.
         unit_id: Prompts that belong together.
-        circuit_size: Heads in the circuit, for the flags of odd circuits.
-        n_heads: Heads of the model.
 
     Returns:
         Not applicable below two methods. A method without a finite run is left out, and without all three the
@@ -326,15 +231,8 @@ def ablation_invariance(
         Schuirmann (1987), doi:10.1007/BF01068419 (two one-sided tests); Hall (1992),
         doi:10.1111/j.2517-6161.1992.tb01876.x; Fieller (1954).
     """
-    return _compare_methods(
-        "M98.ablation_invariance",
-        y_full,
-        y_circuit,
-        ("zero", "mean", "resample-donor"),
-        inner=inner,
-        unit_id=unit_id,
-        odd=circuit_flags(circuit_size, n_heads),
-    )
+    expected = ("zero", "mean", "resample-donor")
+    return _compare("M98.ablation_invariance", y_full, y_circuit, expected, inner, unit_id)
 
 
 @gate(
@@ -349,20 +247,21 @@ def ablation_invariance(
     number=Quantity(
         label="1 less the widest gap between two ablations",
         value="method_invariance",
+        rule=Rule(pass_at=1 - LIMIT),
         published="method_invariance",
         most=1.0,
     ),
     reasons={"not_applicable": _ONE_ABLATION},
+    sized=True,
+    finding=_widest_pair,
 )
 def method_invariance(
     y_full: Real[np.ndarray, " n"],
-    y_circuit: Mapping[str, Real[np.ndarray, "n ..."]],
+    y_circuit: Runs,
     *,
     inner: str = "faithfulness",
     unit_id: Shaped[np.ndarray, " n"] | None = None,
-    circuit_size: int | None = None,
-    n_heads: int | None = None,
-) -> Verdict:
+) -> Found:
     """As `ablation_invariance` with `zero`, `mean`, `noise-additive`: one less the divergence, above 0.8.
 
     Args:
@@ -370,28 +269,17 @@ def method_invariance(
         y_circuit: By method, `[n]`, or `[n, draws]` to be averaged, such as five draws of noise.
         inner: `faithfulness` or `completeness`.
         unit_id: Prompts that belong together.
-        circuit_size: Heads in the circuit, for the flags of odd circuits.
-        n_heads: Heads of the model.
 
     Returns:
         As there; value, interval and thresholds are one less those of the divergence.
     """
-    found = _compare_methods(
-        "E1b.method_invariance",
-        y_full,
-        y_circuit,
-        ("zero", "mean", "noise-additive"),
-        inner=inner,
-        unit_id=unit_id,
-        odd=circuit_flags(circuit_size, n_heads),
-    )
-    values = dict(found.values)
-    if (divergence := values.get("divergence")) is not None:
-        values["method_invariance"] = 1 - divergence
-    limit, gap = 1 - _DIVERGENCE.pass_at, found.interval
-    return replace(
-        found,
-        values=values,
-        thresholds={"pass": limit, "fail": limit},
-        interval=None if gap is None else replace(gap, low=1 - gap.high, high=1 - gap.low),
-    )
+    expected = ("zero", "mean", "noise-additive")
+    try:
+        found = _compare("E1b.method_invariance", y_full, y_circuit, expected, inner, unit_id)
+    except Undetermined as why:
+        found = why.found
+    if (divergence := found.values.get("divergence")) is not None:
+        found.values["method_invariance"] = 1 - divergence
+    if (gap := found.interval) is not None:
+        found.interval = replace(gap, low=1 - gap.high, high=1 - gap.low)
+    return found

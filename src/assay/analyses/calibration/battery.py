@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from jaxtyping import Shaped
 
-from assay.analyses.calibration.gate import GATES, SEED, find_gate
-from assay.analyses.calibration.judges import JUDGES, judge, usable_fields
-from assay.analyses.calibration.readings import Battery
+from assay.analyses.calibration.columns import JUDGES, Columns, usable_fields
+from assay.analyses.calibration.gate import GATES, find_gate
+from assay.analyses.calibration.samples import SEED
 from assay.circuits import Circuit
 from assay.core.errors import InputError, ShapeError, check_least, check_name, unknown_name
-from assay.core.plotted import Plotted
-from assay.core.record import Record, record_id, same
+from assay.core.record import Plotted, Record, record_id, same
 from assay.core.verdict import FEW_PROMPTS, FEWEST_PROMPTS, SAME_PROMPTS, Verdict
 from assay.discovery.heads import MeasurementTable
 from assay.discovery.heads.interventions import INTERVENTIONS
@@ -33,22 +32,8 @@ if TYPE_CHECKING:
 
 
 SCHEMA = "assay-calibration/1"
-POOL = 3  # samples of the task's size in the pool that other samples are drawn from
-FEWEST_IN_POOL = 120
 USUAL_PROMPTS = 100  # most gates decide with so many; the published default is 40
-PROFILES = ("all", "circuit")
-_GATE_FACTS = (
-    "key",
-    "code",
-    "name",
-    "criterion",
-    "question",
-    "on_pass",
-    "on_fail",
-    "generalises_over",
-    "weakness",
-    "source",
-)
+_WORDS = ("criterion", "question", "on_pass", "on_fail", "generalises_over", "weakness", "source", "counts")
 _LAST = "multiple-comparisons"  # pools what the others found
 OF_OTHER_TASKS = frozenset({"discriminant-validity", "derived-metrics"})  # gates that look at `against`
 OF_NO_PROMPTS = frozenset({"nomological-validity"})  # judges the description of a circuit
@@ -128,7 +113,7 @@ class CalibrationReport(Plotted, Record, Mapping[str, Verdict]):
     def gate_rows(self) -> list[dict[str, Any]]:
         """Each gate with its words, its verdict and its time."""
         return [
-            {name: getattr(GATES[key], name) for name in _GATE_FACTS}
+            {name: getattr(GATES[key], name) for name in ("key", "code", "name", *_WORDS)}
             | {"task": self.table.task.name, "verdict": verdict, "seconds": self.seconds.get(key)}
             for key, verdict in self.verdicts.items()
         ]
@@ -245,17 +230,16 @@ def prepare(
     folder: str | Path | None = None,
     same_prompts: Collection[str] = (),
     **settings: Any,
-) -> Battery:
+) -> Columns:
     """What `run` takes, checked and not yet run, with its `record`; arguments as in `calibrate_all`.
 
     `same_prompts` are keys of gates whose verdicts are marked, as circuits were found on their prompts; those
     of circuits whose record names the prompts are added.
     """
-    if isinstance(gates, str):
-        gates = [gates]
+    gates = [gates] if isinstance(gates, str) else gates
     asked = set(GATES) if gates is None else {find_gate(name).key for name in gates}
     check_least(0, random_sets=random_sets)
-    check_name("profile", profile, PROFILES)
+    check_name("profile", profile, ("all", "circuit"))
     for name, value in (("groups", groups), ("unit_id", unit_id)):
         if value is not None and not isinstance(value, str) and np.shape(value) != (task.n,):
             raise ShapeError(
@@ -268,19 +252,17 @@ def prepare(
                 f"groups is {groups!r}, which is not a field of {what} {prompts.name!r}; fields with few "
                 f"enough values to group by: {usable}"
             )
-    for other, _ in against:
-        if other.data_hash == task.data_hash:
-            raise InputError(
-                f"against= holds the prompts of task {task.name!r} itself, but C17 compares different tasks"
-            )
+    if any(other.data_hash == task.data_hash for other, _ in against):
+        raise InputError(
+            f"against= holds the prompts of task {task.name!r} itself, but C17 compares different tasks"
+        )
     more = further_prompts(task, seed=int(settings.get("seed", SEED))) if pool is None else pool
     paired = INTERVENTIONS[MeasurementTable(model, task, circuit, **settings).ablation].paired
     whole, (task, rows) = task, different_examples(task, paired=paired)
     if more is not None:
         more, _ = different_examples(more, paired=paired, besides=(whole,))
-    if len(rows) < whole.n:
-        groups = groups if groups is None or isinstance(groups, str) else np.asarray(groups)[rows]
-        unit_id = None if unit_id is None else np.asarray(unit_id)[rows]
+    if groups is not None and not isinstance(groups, str):
+        groups = np.asarray(groups)[rows]
     table = _table(model, task, circuit, folder, more=more, **settings)
     foreign = sorted({*(signs or {})} - {*table.heads})
     if foreign:
@@ -289,45 +271,42 @@ def prepare(
         _table(model, different_examples(other, paired=paired)[0], its, folder, **settings)
         for other, its in against
     )
-    marked = gates_on_same_prompts(
-        table.circuit, whole, [(each.task, each.circuit) for each in tables]
-    ).union(same_prompts)
-    return Battery(
+    found_on = gates_on_same_prompts(table.circuit, whole, [(each.task, each.circuit) for each in tables])
+    return Columns(
         table=table,
-        gates=tuple(key for key in (*JUDGES, *(key for key in GATES if key not in JUDGES)) if key in asked),
+        gates=tuple(key for key in dict.fromkeys((*JUDGES, *GATES)) if key in asked),
         against=tables,
-        same_prompts=marked & asked,
+        same_prompts=found_on.union(same_prompts) & asked,
         published=None if published is None else MeasurementTable(model, task, published).members,
         groups=groups,
-        unit_id=None if unit_id is None else np.asarray(unit_id),
+        unit_id=None if unit_id is None else np.asarray(unit_id)[rows],
         signs=dict(signs or {}),
         profile=profile,
         random_sets=random_sets,
     )
 
 
-def run(battery: Battery, progress: Progress | None = None) -> CalibrationReport:
-    """The verdicts of a prepared battery."""
+def run(columns: Columns, progress: Progress | None = None) -> CalibrationReport:
+    """The verdicts of gates that were prepared."""
     verdicts: dict[str, Verdict] = {}
     seconds: dict[str, float] = {}
-    for place, key in enumerate(sorted(battery.gates, key=lambda key: key == _LAST)):
-        if progress is not None:
-            progress("calibrate", place, len(battery.gates))
-        began, filled = time.perf_counter(), battery.filling
-        verdict = judge(battery, key, verdicts)
-        verdicts[key] = replace(verdict, table_hash=battery.table.hash)
-        seconds[key] = time.perf_counter() - began - (battery.filling - filled)
-    if progress is not None:
-        progress("calibrate", len(battery.gates), len(battery.gates))
-    few = set() if battery.table.P >= FEWEST_PROMPTS else {*battery.gates} - OF_NO_PROMPTS
-    for why, keys in ((SAME_PROMPTS, battery.same_prompts), (FEW_PROMPTS, few)):
+    told = progress or (lambda *step: None)
+    for place, key in enumerate(sorted(columns.gates, key=lambda key: key == _LAST)):
+        told("calibrate", place, len(columns.gates))
+        began, filled = time.perf_counter(), columns.filling
+        verdict = columns.judge(key, verdicts)
+        verdicts[key] = replace(verdict, table_hash=columns.table.hash)
+        seconds[key] = time.perf_counter() - began - (columns.filling - filled)
+    told("calibrate", len(columns.gates), len(columns.gates))
+    few = set() if columns.table.P >= FEWEST_PROMPTS else {*columns.gates} - OF_NO_PROMPTS
+    for why, keys in ((SAME_PROMPTS, columns.same_prompts), (FEW_PROMPTS, few)):
         verdicts |= {key: verdicts[key].without_confidence(why) for key in keys}
     return CalibrationReport(
-        verdicts={key: GATES[key].worded(verdicts[key]) for key in battery.gates},
-        table=battery.table,
-        facts=_facts(battery),
-        missing=battery.missing,
-        seconds={**seconds, "table": battery.filling},
+        verdicts={key: GATES[key].worded(verdicts[key]) for key in columns.gates},
+        table=columns.table,
+        facts=_facts(columns, verdicts.get("bootstrap-stability")),
+        missing=columns.missing,
+        seconds={**seconds, "table": columns.filling},
     )
 
 
@@ -355,14 +334,9 @@ def further_prompts(task: PairTask, *, seed: int) -> PairTask | None:
     """
     if task.grammar is None:
         return None
-    n = max(POOL * task.n, FEWEST_IN_POOL) - task.n
+    n = max(3 * task.n, 120) - task.n
     number = zlib.crc32(f"calibration-pool/{seed}/{task.data_hash}".encode())
-    drawn = draw_task(
-        task.grammar,
-        n,
-        seed=number,
-        options=task.config.get("options"),
-    )
+    drawn = draw_task(task.grammar, n, seed=number, options=task.config.get("options"))
     return replace(drawn, objective=task.objective, ablation=task.ablation)
 
 
@@ -376,11 +350,13 @@ def _table(
     return MeasurementTable(model, task, circuit, folder=Path(folder) / table.hash, **settings)
 
 
-def _facts(battery: Battery) -> dict[str, Any]:
-    table = battery.table
+def _facts(columns: Columns, stability: Verdict | None) -> dict[str, Any]:
+    table = columns.table
     model, circuit = table.model, table.circuit
+    score = None if stability is None else stability.values.get("faithfulness")
+    bounds = {} if stability is None else stability.details.get("interval", {})
     return {
-        "id": record_id("calibration", battery.record),
+        "id": record_id("calibration", columns.record),
         "model": {**model.describe(), "n_layers": model.n_layers, "n_heads": model.n_heads},
         "task": {**table.task.describe(), "objective": table.objective.key},
         "circuit": {
@@ -400,8 +376,11 @@ def _facts(battery: Battery) -> dict[str, Any]:
             "passes": table.passes,
             "ablation": table.ablation,
         },
-        "against": [other.task.name for other in battery.against],
-        "groups": battery.grouped_by,
+        "score": None
+        if score is None
+        else {"value": score, **{end: bounds.get(end) for end in ("low", "high", "level")}},
+        "against": [other.task.name for other in columns.against],
+        "groups": columns.grouped_by,
         "seed": table.seed,
-        "provenance": battery.record,
+        "provenance": columns.record,
     }

@@ -1,10 +1,11 @@
-"""Do single heads of a circuit have an effect: certified signs, and a proof about half of them.
+"""M3b: do single heads of a circuit have an effect? Certified signs, and a proof about half of them.
 
 A verdict on many heads is a proof about a majority of them by the partial-conjunction test: heads share
 prompts, so that a count of those which pass a test of their own is not binomial, and is not a bound.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,25 +13,45 @@ import numpy as np
 import scipy
 from jaxtyping import Bool, Float64, Int, Real, Shaped
 
-from assay.analyses.calibration._tables import HALF, by_p, finite_heads, majorities
-from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream, left_open
-from assay.analyses.calibration.quantity import Quantity
-from assay.analyses.calibration.reasons import below
+from assay.analyses.calibration.gate import Found, Heads, Quantity, Undetermined, gate, head_name, named
+from assay.analyses.calibration.samples import ALPHA, HALF, SEED, by_p, finite_heads, gate_stream, majorities
 from assay.core.errors import InputError, ShapeError, check_least
 from assay.core.verdict import Verdict
-from assay.stats import (
-    benjamini_hochberg,
-    mean_above,
-    mean_tests,
-    partial_conjunction,
-)
+from assay.stats import benjamini_hochberg, mean_above, mean_tests, partial_conjunction
 from assay.stats._checks import varies
+from assay.stats.permutation import EXACT_SIGNS
 from assay.stats.skewed_mean import FEWEST_FOR_MEANS
 
 
-N_SUBSAMPLES = 20
 CERTIFIED, CONTINGENT = 0.95, 0.50  # published pass rates
 _TOO_MANY = 1e6  # root of a number of prompts beyond any practical sample
+
+
+def _contributing(verdict: Verdict, heads: Heads) -> Iterator[dict[str, Any]]:
+    found, n = verdict.details, verdict.details.get("n_units", 0)
+    for at, p in enumerate(found.get("p", ())):
+        # A sign-flip p is at least 2^-n: 0 marks a head with the same effect on every prompt, not tested.
+        if p is not None and p > 0:
+            yield {
+                "name": f"{head_name(at, heads)} contributes",
+                "test_key": f"M3b/{at}",
+                "p": float(p),
+                "p_kind": "exact" if n <= EXACT_SIGNS else "permutation",
+                "passed": str(found["labels"][at]) == "certified",
+                "value": float(found["mean_effects"][at]),
+                "baseline": 0.0,
+                "n": n,
+            }
+
+
+def _uncertified(verdict: Verdict, heads: Heads) -> str:
+    labels = verdict.details.get("labels", ())
+    groups = {
+        label: [head_name(at, heads) for at, each in enumerate(labels) if each == label]
+        for label in ("contingent", "unstable")
+    }
+    told = "; ".join(f"{label} {named(names)}" for label, names in groups.items() if names)
+    return f"Not certified: {told}." if told else ""
 
 
 @gate(
@@ -49,17 +70,18 @@ _TOO_MANY = 1e6  # root of a number of prompts beyond any practical sample
         label="share of heads with an effect above 0 that is not negligible",
         value="share_positive",
         published="published_share_certified",
-        strict=False,
+        rule=HALF,
+        fewest=FEWEST_FOR_MEANS,
         least=0.0,
         most=1.0,
     ),
-    reasons={
-        "not_applicable": ("The circuit has no heads.", "Give a circuit with at least one head."),
-        **below(FEWEST_FOR_MEANS, "the test of a mean does not hold for skewed effects"),
-    },
+    few="the test of a mean does not hold for skewed effects",
+    reasons={"not_applicable": ("The circuit has no heads.", "Give a circuit with at least one head.")},
     when_open="Neither is established: that half of the heads have an effect above 0, or that more than "
     "half have a negligible one. The deciding heads lie too close to a limit to predict the number of "
     "prompts needed.",
+    finding=_uncertified,
+    tests=_contributing,
 )
 def certified_stability(
     effects: Real[np.ndarray, "n k"],
@@ -68,11 +90,11 @@ def certified_stability(
     signs: Real[np.ndarray, " k"] | None = None,
     unit_id: Shaped[np.ndarray, " n"] | None = None,
     fraction: float = 0.8,
-    n_draws: int = N_SUBSAMPLES,
+    n_draws: int = 20,
     subsamples: Int[np.ndarray, "n_draws size"] | None = None,
     task: str = "",
     seed: int = SEED,
-) -> Verdict:
+) -> Found:
     """Whether half of a circuit's heads have an effect above 0, or more than half a negligible one.
 
     Published: a head is certified where its mean effect is above 0 in 95 % of random subsamples, contingent
@@ -107,122 +129,75 @@ def certified_stability(
         Benjamini and Heller (2008), doi:10.1111/j.1541-0420.2007.00984.x; Fisher (1935); Benjamini and
         Hochberg (1995).
     """
-    least = _checked(n_draws, fraction, smallest)
-    data, finite = finite_heads(effects, unit_id)
-    (x,) = data.vectors
-    k = x.shape[1]
-    direction = _directions(signs, k)
-    draft = data.draft(HALF, "M3b.certified_stability", n_heads=k)
-    draft.thresholds = {**draft.thresholds, "smallest": least}
-    draft.warn("head_not_finite", not finite.all())
-    reason = data.missing(5) if k else "not_applicable"
-    if reason is not None:
-        return draft.undefined(reason)
-    draft.warn("smallest_is_zero", smallest is None)
-    rng = gate_stream("M3b", task, seed=seed)
-    rates = _pass_rates(x, _subsamples(subsamples, data.n, n_draws, fraction, rng))
-    rates[~finite] = 0.0
-    published_labels = np.where(
-        rates >= CERTIFIED, "certified", np.where(rates >= CONTINGENT, "contingent", "unstable")
-    )
-    published = float((published_labels == "certified").mean())
-    signed = x * direction
-    means = signed.mean(axis=0)
-    single = _single_heads(signed, finite, rng)
-    draft.warn("zero_variance", single.pop("constant"))
-    certified = single["labels"] == "certified"
-    halves = prove_halves(signed, finite, least)
-    draft.details |= {
-        "pass_rates": rates,
-        "published_labels": published_labels,
-        "mean_effects": means * direction,
-        **single,
-        "p_positive": halves.positive,
-        "p_negligible": halves.negligible,
-        "negligible": halves.negligible <= ALPHA,
-    }
-    draft.values = {
-        "share_positive": float(((means > 0) & (halves.negligible > ALPHA) & finite).mean()),
-        "share_certified": float(certified.mean()),
-        "published_share_certified": published,
-        "p_half_positive": halves.p_pass,
-        "p_most_negligible": halves.p_fail,
-    }
-    verdict = Verdict(
-        status=halves.status,
-        published=HALF.published(published),
-        n_needed=halves.n_needed if halves.status == "inconclusive" else None,
-        **vars(draft),
-    )
-    return verdict if data.n >= FEWEST_FOR_MEANS else left_open(verdict, "too_few", FEWEST_FOR_MEANS)
-
-
-def _checked(n_draws: int, fraction: float, smallest: float | None) -> float:
-    """The smallest effect that counts, once all options are known to be possible."""
     check_least(1, n_draws=n_draws)
     if not 0 < fraction <= 1:
         raise InputError(f"fraction is {fraction}; expected a share of the prompts above 0 and at most 1")
     least = 0.0 if smallest is None else smallest
     if not 0 <= least < math.inf:
         raise InputError(f"smallest is {smallest}; give a mean effect of at least 0, or None")
-    return least
-
-
-def _directions(signs: Real[np.ndarray, " k"] | None, k: int) -> Float64[np.ndarray, " k"]:
-    """1 for each head, -1 for those that are declared to oppose the task."""
+    data, finite = finite_heads(effects, unit_id)
+    (x,) = data.vectors
+    n, k = x.shape
     direction = np.ones(k) if signs is None else np.asarray(signs, dtype=np.float64)
     if direction.shape != (k,) or not np.isin(direction, (-1.0, 1.0)).all():
         raise ShapeError(f"signs are {direction}; expected 1 or -1 for each of {k} heads")
-    return direction
-
-
-def _subsamples(
-    subsamples: Int[np.ndarray, "n_draws size"] | None,
-    n: int,
-    n_draws: int,
-    fraction: float,
-    rng: np.random.Generator,
-) -> Int[np.ndarray, "n_draws size"]:
-    """Those given, or random ones."""
+    found = data.found("M3b.certified_stability", fewest=None, n_heads=k)
+    found.thresholds = {"smallest": least}
+    found.warn("head_not_finite", not finite.all())
+    if reason := data.missing(5) if k else "not_applicable":
+        raise Undetermined(reason, found)
+    found.warn("smallest_is_zero", smallest is None)
+    rng = gate_stream("M3b", task, seed=seed)
     if subsamples is None:
         size = max(1, math.floor(fraction * n + 1e-9))  # 0.8 * 35 is a little less than 28
-        return rng.permuted(np.broadcast_to(np.arange(n), (n_draws, n)), axis=1)[:, :size]
-    if subsamples.ndim != 2 or not subsamples.size or subsamples.min() < 0 or subsamples.max() >= n:
+        subsamples = rng.permuted(np.broadcast_to(np.arange(n), (n_draws, n)), axis=1)[:, :size]
+    elif subsamples.ndim != 2 or not subsamples.size or subsamples.min() < 0 or subsamples.max() >= n:
         raise ShapeError(
             f"subsamples has shape {subsamples.shape}; rows of indices from 0 to {n - 1} are needed"
         )
-    return subsamples
-
-
-def _pass_rates(
-    x: Float64[np.ndarray, "n k"], subsamples: Int[np.ndarray, "n_draws size"]
-) -> Float64[np.ndarray, " k"]:
-    """Share of the subsamples in which the mean effect of each head is above 0."""
-    return np.asarray((x[subsamples].mean(axis=1) > 0).mean(axis=0))
-
-
-def _single_heads(
-    signed: Float64[np.ndarray, "n k"], finite: Bool[np.ndarray, " k"], rng: np.random.Generator
-) -> dict[str, Any]:
-    """Tests and labels of each head by itself, and whether any has the same effect on every prompt."""
+    rates = (x[subsamples].mean(axis=1) > 0).mean(axis=0)
+    rates[~finite] = 0.0
+    published = _labels(rates >= CERTIFIED, rates >= CONTINGENT)
+    signed = x * direction
     means = signed.mean(axis=0)
     tests = mean_tests(signed, rng=rng)
     p = np.array([each.sign_flip.p_value for each in tests])
     constant = np.array([not varies(column) and bool(column.any()) for column in signed.T])
+    found.warn("zero_variance", bool(constant.any()))
     p[constant & (means > 0)] = 0.0
     p[~finite] = np.nan
     adjusted = benjamini_hochberg(p)
-    certified = (adjusted <= ALPHA) & (means > 0)
-    labels = np.where(certified, "certified", np.where(means > 0, "contingent", "unstable"))
-    labels[~finite] = "unstable"
-    return {
-        "constant": bool(constant.any()),
+    certified = (adjusted <= ALPHA) & (means > 0) & finite
+    labels = _labels(certified, (means > 0) & finite)
+    halves = prove_halves(signed, finite, least)
+    found.details |= {
+        "pass_rates": rates,
+        "published_labels": published,
+        "mean_effects": means * direction,
         "labels": labels,
         "p": p,
         "adjusted_p": adjusted,
         "t_p": [each.t.p_value for each in tests],
         "n_to_certify": _to_certify(signed, labels == "contingent"),
+        "p_positive": halves.positive,
+        "p_negligible": halves.negligible,
+        "negligible": halves.negligible <= ALPHA,
     }
+    found.values = {
+        "share_positive": float(((means > 0) & (halves.negligible > ALPHA) & finite).mean()),
+        "share_certified": float(certified.mean()),
+        "published_share_certified": float((published == "certified").mean()),
+        "p_half_positive": halves.p_pass,
+        "p_most_negligible": halves.p_fail,
+    }
+    found.status = halves.status
+    found.n_needed = halves.n_needed if halves.status == "inconclusive" else None
+    return found
+
+
+def _labels(certified: Bool[np.ndarray, " k"], contingent: Bool[np.ndarray, " k"]) -> Any:
+    """A label per head; the others are unstable."""
+    return np.where(certified, "certified", np.where(contingent, "contingent", "unstable"))
 
 
 @dataclass(frozen=True, kw_only=True)

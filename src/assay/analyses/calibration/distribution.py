@@ -1,7 +1,7 @@
-"""Do a circuit's heads stand out in direct effect: how their attributions are distributed over prompts."""
+"""S1: do a circuit's heads stand out in direct effect, and how are their attributions distributed?"""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -9,28 +9,31 @@ import numpy as np
 import scipy
 from jaxtyping import Bool, Float64, Shaped
 
-from assay.analyses.calibration._tables import halves, scored_heads
-from assay.analyses.calibration.gate import SEED, Draft, gate, gate_stream
-from assay.analyses.calibration.quantity import Quantity
-from assay.analyses.calibration.reasons import below
-from assay.analyses.calibration.samples import Sample, cautious_alpha, judged, sample
+from assay.analyses.calibration.gate import Found, Heads, Quantity, Undetermined, gate
+from assay.analyses.calibration.samples import SEED, cautious_alpha, gate_stream, halves, sample, scored_heads
 from assay.core.errors import InputError, ShapeError, check_least
 from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
-from assay.discovery.heads import EffectiveRank, effective_rank
+from assay.discovery.heads.weights import EffectiveRank, effective_rank
 from assay.stats import auroc, draw_counts
 from assay.stats._checks import EQUAL
 from assay.stats.skewed_mean import FEWEST_FOR_MEANS, mean_above
 
 
 NO_EFFECT = 1e-8  # mean magnitude below which the other heads give no scale
-NO_SPREAD = 1e-12
-NEGLIGIBLE = 0.01  # attributions below this count as none
-FEWEST_FOR_BOUNDS = 5  # prompts
-N_SPLITS = 50  # of the prompts into halves
+FEWEST = 5  # prompts
 MOST = 1000  # times that an end of the interval may be moved, where all of an effect may be noise
 
-Ratio = Callable[[Float64[np.ndarray, "draws H"]], Float64[np.ndarray, " draws"]]
-_RATIO = Quantity(label="attribution inside over outside the circuit", ratio=True, least=0.0)
+Sizes = Float64[np.ndarray, " n"]
+Flags = Bool[np.ndarray, " n"]
+Rng = np.random.Generator
+
+_RATIO = Quantity(
+    label="attribution inside over outside the circuit",
+    rule=Rule(pass_at=2.0),
+    fewest=FEWEST,
+    ratio=True,
+    least=0.0,
+)
 
 
 def moments(values: Float64[np.ndarray, "P H"]) -> dict[str, Float64[np.ndarray, " H"]]:
@@ -51,7 +54,7 @@ def moments(values: Float64[np.ndarray, "P H"]) -> dict[str, Float64[np.ndarray,
     deviation = values - mean
     variance = deviation.var(axis=0, ddof=1) if n > 1 else np.full(values.shape[1], np.nan)
     spread = np.sqrt(variance)
-    flat = ~(spread >= NO_SPREAD)
+    flat = ~(spread >= 1e-12)
     standard = deviation / np.where(flat, 1.0, spread)
     skewness = (standard**3).sum(axis=0) * n / ((n - 1) * (n - 2)) if n > 2 else np.zeros(len(mean))
     kurtosis = (standard**4).mean(axis=0) - 3 if n > 3 else np.zeros(len(mean))
@@ -60,19 +63,27 @@ def moments(values: Float64[np.ndarray, "P H"]) -> dict[str, Float64[np.ndarray,
         "variance": variance,
         "skewness": np.where(flat, 0.0, skewness),
         "kurtosis": np.where(flat, 0.0, kurtosis),
-        "sparsity": (np.abs(values) < NEGLIGIBLE).mean(axis=0),
+        "sparsity": (np.abs(values) < 0.01).mean(axis=0),
     }
 
 
-def _ratio_of(inside: Bool[np.ndarray, " H"], outside: Bool[np.ndarray, " H"]) -> Ratio:
-    """Mean of a row over the circuit's heads over its mean elsewhere; NaN where that is below 1e-8."""
+def _ratio(size: Sizes, inside: Flags, outside: Flags) -> float | None:
+    """Mean over the circuit's heads over that elsewhere; None where that is below 1e-8."""
+    below = float(size[outside].mean()) if outside.any() else 0.0
+    return float(size[inside].mean()) / below if below >= NO_EFFECT else None
 
-    def ratio(rows: Float64[np.ndarray, "draws H"]) -> Float64[np.ndarray, " draws"]:
-        below = rows[:, outside].mean(axis=1)
-        above = rows[:, inside].mean(axis=1)
-        return np.asarray(np.divide(above, below, out=np.full(len(rows), np.nan), where=below >= NO_EFFECT))
 
-    return ratio
+def _area(verdict: Verdict, heads: Heads) -> Iterator[dict[str, Any]]:
+    yield {
+        "name": "members rank above the other heads in direct effect",
+        "test_key": "S1/auroc",
+        "p": verdict.values.get("auroc_p"),
+        "p_kind": "permutation",
+        "passed": verdict.status == "pass",
+        "value": verdict.values.get("auroc"),
+        "baseline": 0.5,
+        "n": verdict.details.get("n"),
+    }
 
 
 @gate(
@@ -86,7 +97,8 @@ def _ratio_of(inside: Bool[np.ndarray, " H"], outside: Bool[np.ndarray, " H"]) -
     weakness="direct effects grow with depth, and magnitudes of noisy means are biased upwards",
     number=_RATIO,
     parts={"difference": replace(_RATIO, label="the same of effects on right less wrong answer")},
-    reasons=below(FEWEST_FOR_BOUNDS, "the spread of the effects cannot be estimated"),
+    few="the spread of the effects cannot be estimated",
+    tests=_area,
 )
 def distributional_characterization(
     attributions: Any,
@@ -99,7 +111,7 @@ def distributional_characterization(
     n_perm: int = 10_000,
     task: str = "",
     seed: int = SEED,
-) -> Verdict:
+) -> Found:
     """Mean magnitude of the attribution of the circuit's heads over that of the others.
 
     Args:
@@ -125,51 +137,6 @@ def distributional_characterization(
         The lower bound exists, and may pass, where the others' effect cannot be distinguished from 0.
     """
     check_least(1, n_boot=n_boot, n_perm=n_perm)
-    table = _checked(attributions, members, outputs, n_heads)
-    heads = scored_heads(table) if len(table) else np.ones(len(members), dtype=np.bool_)
-    kept = sample(unit_id, table=table[:, heads])
-    draft = Draft(thresholds={"pass": 2.0, "fail": 2.0})
-    draft.warn("missing_heads", not heads.all())
-    draft.warnings += kept.warnings
-    inside, outside = members[heads], ~members[heads]
-    if reason := _undefined(kept, inside):
-        return draft.undefined(reason)
-    units = kept.vectors[0]
-    used = table[kept.used][:, heads]
-    size = np.abs(units.mean(axis=0))
-    value = float(_ratio_of(inside, outside)(size[None])[0])
-    rng = gate_stream("S1", task, seed=seed)
-    means = draw_counts(kept.n, n_boot, rng) @ units / kept.n
-    area = auroc(size, inside).value
-    draft.values = {
-        "value": None if math.isnan(value) else value,
-        "ratio_mean_of_abs": _known(_ratio_of(inside, outside)(np.abs(used).mean(axis=0)[None])),
-        "ratio_layer_matched": _layer_matched(size, inside, heads, n_heads),
-        "circuit_mean_variance": float(used[:, inside].var(axis=0, ddof=1).mean()),
-        "others_mean_variance": float(used[:, outside].var(axis=0, ddof=1).mean()),
-        "auroc": area,
-        "auroc_p": _permuted(size, inside, area, rng, n_perm),
-    }
-    draft.details = {
-        "n": kept.n,
-        "n_dropped": kept.n_dropped,
-        "per_head": _per_head(used, means, heads, None if outputs is None else outputs[kept.used]),
-    }
-    if math.isnan(value):
-        return draft.undefined("zero_denominator")
-    interval = _bounds(units, inside, rng)
-    draft.warn("zero_variance", interval.reason == "degenerate")
-    rule = Rule(pass_at=2.0)
-    return draft.verdict(judged(rule, value, value, interval, kept.n, fewest=FEWEST_FOR_BOUNDS))
-
-
-def _checked(
-    attributions: Any,
-    members: Bool[np.ndarray, " H"],
-    outputs: Float64[np.ndarray, "P H d_head"] | None,
-    n_heads: int | None,
-) -> Float64[np.ndarray, "P H"]:
-    """The attributions, once all shapes are known to fit together."""
     table = np.asarray(attributions, dtype=np.float64)
     if table.ndim != 2 or table.shape[1] != len(members):
         raise ShapeError(f"attributions has shape {table.shape}; [prompts, {len(members)} heads] is needed")
@@ -179,35 +146,62 @@ def _checked(
         )
     if n_heads is not None and (n_heads < 1 or len(members) % n_heads):
         raise InputError(f"n_heads is {n_heads}; expected heads per layer, of {len(members)} in total")
-    return table
-
-
-def _undefined(kept: Sample, inside: Bool[np.ndarray, " n"]) -> str | None:
-    """Why two groups of heads cannot be compared, or None."""
+    heads = scored_heads(table) if len(table) else np.ones(len(members), dtype=np.bool_)
+    kept = sample(unit_id, table=table[:, heads])
+    inside = members[heads]
+    found = Found(n=kept.n)
+    found.warn("missing_heads", not heads.all())
+    found.warnings += kept.warnings
     if not kept.n:
-        return "no_valid_prompt"
-    if inside.all():
-        return "no_others" if inside.any() else "no_members"
-    return kept.missing() if inside.any() else "no_members"
+        raise Undetermined("no_valid_prompt", found)
+    if inside.all() or not inside.any():
+        raise Undetermined("no_others" if inside.any() else "no_members", found)
+    if reason := kept.missing():
+        raise Undetermined(reason, found)
+    units, used = kept.vectors[0], table[kept.used][:, heads]
+    size = np.abs(units.mean(axis=0))
+    rng = gate_stream("S1", task, seed=seed)
+    means = draw_counts(kept.n, n_boot, rng) @ units / kept.n
+    layer = np.flatnonzero(heads) // (n_heads or len(heads))
+    near = np.isin(layer, layer[inside]) & (n_heads is not None)
+    area = auroc(size, inside).value
+    found.values = {
+        "value": _ratio(size, inside, ~inside),
+        "ratio_mean_of_abs": _ratio(np.abs(used).mean(axis=0), inside, ~inside),
+        "ratio_layer_matched": _ratio(size, inside, near & ~inside),
+        "circuit_mean_variance": float(used[:, inside].var(axis=0, ddof=1).mean()),
+        "others_mean_variance": float(used[:, ~inside].var(axis=0, ddof=1).mean()),
+        "auroc": area,
+        "auroc_p": _permuted(size, inside, rng, n_perm),
+    }
+    low, high = np.quantile(means, [0.025, 0.975], axis=0)
+    spread = {**moments(used), "mean_low": low, "mean_high": high}
+    if outputs is not None:
+        matrices = outputs[kept.used][:, heads].swapaxes(0, 1)
+        spread["effective_rank"] = effective_rank(
+            np.linalg.svd(matrices, compute_uv=False), EffectiveRank.SINGULAR_VALUES
+        )
+    per_head = {name: np.full(len(heads), np.nan) for name in spread}
+    for name, column in spread.items():
+        per_head[name][heads] = column
+    found.details = {"n": kept.n, "n_dropped": kept.n_dropped, "per_head": per_head}
+    if found.values["value"] is None:
+        raise Undetermined("zero_denominator", found)
+    found.interval = _bounds(units, inside, rng)
+    found.warn("zero_variance", found.interval.reason == "degenerate")
+    return found
 
 
-def _layer_matched(
-    size: Float64[np.ndarray, " n"],
-    inside: Bool[np.ndarray, " n"],
-    heads: Bool[np.ndarray, " H"],
-    n_heads: int | None,
-) -> float | None:
-    """The ratio to the other heads of layers that hold members; None where there are none."""
-    if n_heads is None:
-        return None
-    layer = np.arange(len(heads))[heads] // n_heads
-    near = ~inside & np.isin(layer, layer[inside])
-    return _known(_ratio_of(inside, near)(size[None])) if near.any() else None
+def _permuted(size: Sizes, inside: Flags, rng: Rng, n_perm: int) -> float:
+    """Share of random sets of as many heads that rank at least as high."""
+    ranks = np.rint(2 * scipy.stats.rankdata(size)).astype(np.int64)  # whole: ties are exact
+    observed = int(ranks[inside].sum())
+    shuffled = rng.permuted(np.broadcast_to(ranks, (n_perm, len(ranks))), axis=1)
+    reached = int(np.count_nonzero(shuffled[:, : int(inside.sum())].sum(axis=1) >= observed))
+    return (1 + reached) / (1 + n_perm)
 
 
-def _bounds(
-    units: Float64[np.ndarray, "n H"], inside: Bool[np.ndarray, " H"], rng: np.random.Generator
-) -> Interval:
+def _bounds(units: Float64[np.ndarray, "P n"], inside: Flags, rng: Rng) -> Interval:
     """Bounds of the ratio of the magnitudes that the heads' expected effects have.
 
     With the sign of each head's mean fixed the ratio is one of means over prompts, a / b. Its lower bound is
@@ -218,7 +212,7 @@ def _bounds(
     averaged over halves, is taken off a in the lower bound and off b in the upper.
     """
     n = len(units)
-    if n < FEWEST_FOR_BOUNDS:
+    if n < FEWEST:
         return undefined_interval(ONE_SIDED_95, "hall", "too_few")
     aligned = np.where(units.mean(axis=0) < 0, -units, units)
     above, below = aligned[:, inside].mean(axis=1), aligned[:, ~inside].mean(axis=1)
@@ -232,7 +226,7 @@ def _bounds(
 
     low = 0.0 if not proven(1.0, 0.0) else _last(lambda t: proven(1.0, t), most)
     high = _last(lambda t: not proven(-1.0, t), most)
-    first, second = halves(n, N_SPLITS, rng) @ units
+    first, second = halves(n, 50, rng) @ units
     crossed = (np.sign(first) * second + np.sign(second) * first).mean(axis=0) / 2
     kept = [
         float(np.clip(crossed[side].mean() / column.mean(), 1 / MOST, 1.0))
@@ -250,43 +244,3 @@ def _last(holds: Callable[[float], bool], most: float) -> float:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if holds(middle) else (low, middle)
     return low
-
-
-def _known(value: Float64[np.ndarray, "1"]) -> float | None:
-    return None if math.isnan(value[0]) else float(value[0])
-
-
-def _permuted(
-    size: Float64[np.ndarray, " n"],
-    inside: Bool[np.ndarray, " n"],
-    area: float,
-    rng: np.random.Generator,
-    n_perm: int,
-) -> float:
-    """Share of random sets of as many heads that rank at least as high."""
-    ranks = np.rint(2 * scipy.stats.rankdata(size)).astype(np.int64)  # whole: ties are exact
-    observed = int(ranks[inside].sum())
-    shuffled = rng.permuted(np.broadcast_to(ranks, (n_perm, len(ranks))), axis=1)
-    reached = int(np.count_nonzero(shuffled[:, : int(inside.sum())].sum(axis=1) >= observed))
-    return (1 + reached) / (1 + n_perm)
-
-
-def _per_head(
-    used: Float64[np.ndarray, "P n"],
-    means: Float64[np.ndarray, "draws n"],
-    heads: Bool[np.ndarray, " H"],
-    outputs: Float64[np.ndarray, "P H d_head"] | None,
-) -> dict[str, Float64[np.ndarray, " H"]]:
-    """Moments of each head, NaN for heads left out."""
-    low, high = np.quantile(means, [0.025, 0.975], axis=0)
-    columns = {**moments(used), "mean_low": low, "mean_high": high}
-    if outputs is not None:
-        matrices = outputs[:, heads].swapaxes(0, 1)
-        columns["effective_rank"] = effective_rank(
-            np.linalg.svd(matrices, compute_uv=False), EffectiveRank.SINGULAR_VALUES
-        )
-    found = {}
-    for name, column in columns.items():
-        found[name] = np.full(len(heads), np.nan)
-        found[name][heads] = column
-    return found

@@ -1,38 +1,37 @@
-"""Is it one number for all templates of the prompts?"""
+"""C13, measurement invariance: is it one number for all templates of the prompts?"""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Int64, Real, Shaped
 
-from assay.analyses.calibration.gate import SEED, gate, gate_stream, left_open
-from assay.analyses.calibration.quantity import Quantity
-from assay.analyses.calibration.reasons import below
-from assay.analyses.calibration.samples import Sample, circuit_flags, inner_metric, judged, sample, summed
+from assay.analyses.calibration.gate import Found, Heads, Quantity, Undetermined, gate, named
+from assay.analyses.calibration.samples import SEED, gate_stream, inner_metric, sample, summed
 from assay.core.errors import check_least, check_name
-from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict
-from assay.stats import GroupDifferences, RatioOfSums, group_differences
+from assay.core.verdict import ONE_SIDED_95, Rule, Verdict
+from assay.page.text import number
+from assay.stats import RatioOfSums, group_differences
 from assay.stats._checks import varies
 from assay.stats.anova import FEWEST_PER_GROUP
 from assay.tasks import PairTask
 
 
-N_BOOT = 2000
+Labels = Shaped[np.ndarray, " n"]
+Row = Float64[np.ndarray, " _"]
+Rng = np.random.Generator
+
 # Fields that prompts are grouped by unless told otherwise, in this order; `KEY_id` stands in for KEY.
 GROUP_FIELDS = ("template", "type", "category", "class", "domain", "corruption")
-_DEPENDENT = ("influence", "ratio", "clean_logit_diff")
-_SAME_GROUPS = Rule(pass_at=0.06, higher=False)  # of the population's eta squared
-_BOUNDS = 0.94  # level of the noncentral F whose two ends are 95 % bounds of skewed scores, too
-_FEWEST = 20  # prompts in groups from which they are
-_PUBLISHED_GROUPS = Rule(pass_at=0.01, fail_at=0.06, higher=False)
+FEWEST = 20  # prompts in groups from which the bounds are 95 % bounds of skewed scores, too
 SHARE_BETWEEN_GROUPS = Quantity(
     label="share of the spread that lies between groups",
     value="eta_squared",
+    rule=Rule(pass_at=0.06, higher=False),  # of the population's eta squared
     published="eta_squared",
-    higher=False,
+    published_rule=Rule(pass_at=0.01, fail_at=0.06, higher=False),
     least=0.0,
     most=1.0,
     qualified_by="groups_from",
@@ -62,9 +61,7 @@ def group_labels(*tasks: PairTask) -> dict[str, Shaped[np.ndarray, " n"]]:
     }
 
 
-def choose_groups(
-    metadata: Mapping[str, Shaped[np.ndarray, " n"]], lengths: Real[np.ndarray, " n"] | None = None
-) -> Grouping | None:
+def choose_groups(metadata: Mapping[str, Labels], lengths: Any = None) -> Grouping | None:
     """The groups in which prompts are compared: the first usable of `GROUP_FIELDS`, else length.
 
     Args:
@@ -89,6 +86,31 @@ def _enough(labels: Shaped[np.ndarray, " n"]) -> bool:
     return int((np.unique(labels, return_counts=True)[1] >= FEWEST_PER_GROUP).sum()) > 1
 
 
+def group_test(verdict: Verdict, heads: Heads = ()) -> Iterator[dict[str, Any]]:
+    """Welch's test of C13, claimed where the gate fails: that is what a fail says."""
+    yield {
+        "name": "the score differs between groups of prompts",
+        "test_key": "C13/welch",
+        "p": verdict.values.get("welch_p"),
+        "p_kind": "F",
+        "passed": verdict.status == "fail",
+        "value": verdict.values.get("eta_squared"),
+        "baseline": verdict.values.get("expected_eta_squared"),
+        "n": verdict.details.get("n_prompts"),
+    }
+
+
+def _furthest(verdict: Verdict, heads: Heads) -> str:
+    groups = verdict.details.get("groups", {})
+    pair = verdict.details.get("largest_difference", {}).get("pair")
+    if not pair:
+        fields = verdict.details.get("fields")
+        return f"Fields that repeat often enough to group by: {named(fields)}." if fields else ""
+    return (
+        f"Furthest apart: {named(pair)}, with scores {' and '.join(number(groups[name]) for name in pair)}."
+    )
+
+
 @gate(
     key="measurement-invariance",
     code="C13",
@@ -106,8 +128,14 @@ def _enough(labels: Shaped[np.ndarray, " n"]) -> bool:
             "Use a task with several templates, or group the prompts by one of its fields: --groups FIELD "
             "(groups= in Python).",
         ),
-        **below(_FEWEST, "no bounds hold for skewed scores", of="prompts in groups"),
+        "too_few": (
+            "Below 20 prompts in groups, no bounds hold for skewed scores.",
+            "Measure at least 20 prompts.",
+        ),
     },
+    sized=True,
+    finding=_furthest,
+    tests=group_test,
 )
 def measurement_invariance(
     y_full: Real[np.ndarray, " n"],
@@ -118,12 +146,10 @@ def measurement_invariance(
     inner: str = "faithfulness",
     dependent: str = "influence",
     unit_id: Shaped[np.ndarray, " n"] | None = None,
-    circuit_size: int | None = None,
-    n_heads: int | None = None,
-    n_boot: int = N_BOOT,
+    n_boot: int = 2000,
     task: str = "",
     seed: int = SEED,
-) -> Verdict:
+) -> Found:
     """Share of the variance of per-prompt faithfulness that lies between groups of prompts.
 
     Published: eta squared below 0.01 passes, above 0.06 fails. With confidence: bounds of the population's
@@ -141,8 +167,6 @@ def measurement_invariance(
             not look at the circuit.
         unit_id: Prompts that belong together. Where units lie in several groups (`units_cross_groups`),
             bounds are the wider of those of independent cells and of a bootstrap of units.
-        circuit_size: Heads in the circuit, for the flags of odd circuits.
-        n_heads: Heads of the model.
         n_boot: Resamples for the simultaneous interval of the groups' differences.
         task: Names the random stream.
         seed: Its root.
@@ -156,186 +180,143 @@ def measurement_invariance(
         Welch (1951); Steiger (2004), doi:10.1037/1082-989X.9.2.164; Brown and Forsythe (1974).
     """
     check_least(1, n_boot=n_boot)
-    check_name("dependent variable", dependent, _DEPENDENT)
     statistic = inner_metric(inner)
+    dependents: dict[str, Callable[[Any], Any]] = {
+        "influence": statistic.linearised,
+        "ratio": lambda table: statistic.of_sums(table.T, 1),
+        "clean_logit_diff": lambda table: table[1],
+    }
+    check_name("dependent variable", dependent, dependents)
     data = sample(None, y_circuit=y_circuit, y_full=y_full)
-    odd = circuit_flags(circuit_size, n_heads)
-    draft = data.draft(_SAME_GROUPS, "C13.measurement_invariance", *odd, dependent=dependent)
-    draft.thresholds = {**draft.thresholds, "published_pass": 0.01, "published_fail": 0.06}
-    if reason := data.missing():
-        return draft.undefined(reason)
+    found = data.found("C13.measurement_invariance", dependent=dependent)
+    found.thresholds = {"published_pass": 0.01, "published_fail": 0.06}
     labelled = {} if groups is None else {"template": data.label(groups, "groups")}
     grouping = choose_groups(labelled, None if lengths is None else data.label(lengths, "lengths"))
     if grouping is None:
-        return draft.undefined("not_applicable")
-    draft.details["groups_from"] = "given" if grouping.source == "template" else grouping.source
-    cells = _cells(data, grouping.labels, None if unit_id is None else data.label(unit_id, "unit_id"))
+        raise Undetermined("not_applicable", found)
+    found.details["groups_from"] = "given" if grouping.source == "template" else grouping.source
+    units = None if unit_id is None else data.label(unit_id, "unit_id")
+    cells = _Cells.of(statistic, data.table, grouping.labels, units)
     value = float(statistic.of_sums(cells.table.sum(axis=1), cells.table.shape[1]))
     if math.isnan(value):
-        return draft.undefined("zero_denominator")
-    draft.warn("unstable_denominator", statistic.unstable(cells.table))
-    x = _dependent(dependent, statistic, cells.table)
-    usable = np.isfinite(x)
-    parts = [x[usable & (cells.group == at)] for at in range(len(cells.names))]
-    found = group_differences(parts)
-    bounds = group_differences(parts, level=_BOUNDS).eta_squared.interval
-    eta = found.eta_squared
-    if eta.reason is not None or bounds is None:
-        return draft.undefined("not_applicable")
-    draft.warn("zero_variance", not any(varies(x[cells.group == at]) for at in found.used))
-    interval = replace(bounds, level=ONE_SIDED_95)
+        raise Undetermined("zero_denominator", found)
+    found.warn("unstable_denominator", statistic.unstable(cells.table))
+    x = np.asarray(dependents[dependent](cells.table))
+    parts = [x[np.isfinite(x) & (cells.group == at)] for at in range(len(cells.names))]
+    compared = group_differences(parts)
+    # At 94 % the two ends are 95 % bounds of skewed scores, too.
+    bounds = group_differences(parts, level=0.94).eta_squared.interval
+    if compared.eta_squared.reason is not None or bounds is None:
+        raise Undetermined("not_applicable", found)
+    found.warn("zero_variance", not any(varies(x[cells.group == at]) for at in compared.used))
+    found.interval, found.n = replace(bounds, level=ONE_SIDED_95), len(x)
     rng = gate_stream("C13", task, seed=seed)
     if cells.crossed:
-        draft.warn("units_cross_groups")
-        interval = _wider(interval, _unit_bounds(x, cells, rng, n_boot))
-    scores = _group_scores(statistic, cells, found)
-    draft.details |= {
-        "groups": {str(cells.names[at]): score for at, score in zip(found.used, scores, strict=True)},
-        "sizes": list(found.sizes),
-        "comparison": found.to_dict(),
-        "largest_difference": _largest_difference(statistic, cells, found, scores, rng, n_boot),
+        found.warn("units_cross_groups")
+        low, high = cells.eta_bounds(x, rng, n_boot)
+        low, high = min(found.interval.low, low), max(found.interval.high, high)
+        found.interval = replace(found.interval, low=low, high=high, method=f"{bounds.method}+bootstrap")
+    scores = np.array([cells.score(at) for at in compared.used])
+    found.details |= {
+        "groups": {str(cells.names[at]): score for at, score in zip(compared.used, scores, strict=True)},
+        "sizes": list(compared.sizes),
+        "comparison": compared.to_dict(),
+        "largest_difference": cells.furthest(compared.used, scores, rng, n_boot),
     }
-    draft.values = {**_statistics(found), "range": float(np.ptp(scores)), inner: value}
-    verdict = draft.verdict(
-        judged(_SAME_GROUPS, eta.value, eta.value, interval, len(x)),
-        published=_PUBLISHED_GROUPS.published(eta.value),
-    )
-    return left_open(verdict, "too_few", _FEWEST) if sum(found.sizes) < _FEWEST else verdict
-
-
-def _statistics(found: GroupDifferences) -> dict[str, float | None]:
-    """Effect sizes, and p of the tests reported beside them."""
-    return {
-        "eta_squared": found.eta_squared.value,
-        "omega_squared": found.omega_squared.value,
-        "epsilon_squared": found.epsilon_squared.value,
-        "expected_eta_squared": found.expected_eta_squared,
-        "welch_f": found.welch.statistic,
-        "welch_p": found.welch.p_value,
-        "brown_forsythe_p": found.brown_forsythe.p_value,
-        "kruskal_wallis_p": found.kruskal_wallis.p_value,
+    found.values = {
+        "eta_squared": compared.eta_squared.value,
+        "omega_squared": compared.omega_squared.value,
+        "epsilon_squared": compared.epsilon_squared.value,
+        "expected_eta_squared": compared.expected_eta_squared,
+        "welch_f": compared.welch.statistic,
+        "welch_p": compared.welch.p_value,
+        "brown_forsythe_p": compared.brown_forsythe.p_value,
+        "kruskal_wallis_p": compared.kruskal_wallis.p_value,
+        "range": float(np.ptp(scores)),
+        inner: value,
     }
+    if sum(compared.sizes) < FEWEST:
+        found.open("too_few", FEWEST)
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Cells:
     """Sums of the runs over the prompts of one unit in one group: what is taken for independent."""
 
+    statistic: RatioOfSums
     table: Float64[np.ndarray, "2 n"]
     group: Int64[np.ndarray, " n"]
     unit: Int64[np.ndarray, " n"]
     names: Shaped[np.ndarray, " G"]
-    crossed: bool
+    crossed: bool = False
 
+    @classmethod
+    def of(cls, statistic: RatioOfSums, table: Any, labels: Any, unit_id: Any) -> "_Cells":
+        names, group = np.unique(labels, return_inverse=True)
+        if unit_id is None:
+            units = np.arange(len(group))
+            return cls(statistic=statistic, table=table, group=group, unit=units, names=names)
+        unit = np.unique(unit_id, return_inverse=True)[1]
+        pairs, cell = np.unique(unit * len(names) + group, return_inverse=True)
+        units, group = np.divmod(pairs, len(names))
+        sums, crossed = summed(table.T, cell).T, len(pairs) > len(np.unique(units))
+        return cls(statistic=statistic, table=sums, group=group, unit=units, names=names, crossed=crossed)
 
-def _cells(
-    data: Sample,
-    labels: Shaped[np.ndarray, " n_prompts"],
-    unit_id: Shaped[np.ndarray, " n_prompts"] | None,
-) -> _Cells:
-    names, group = np.unique(labels, return_inverse=True)
-    group = group.reshape(-1).astype(np.int64)
-    table = data.table
-    if unit_id is None:
-        return _Cells(table=table, group=group, unit=np.arange(len(group)), names=names, crossed=False)
-    unit = np.unique(unit_id, return_inverse=True)[1].reshape(-1).astype(np.int64)
-    pairs, cell = np.unique(unit * len(names) + group, return_inverse=True)
-    unit_of, group_of = np.divmod(pairs, len(names))
-    return _Cells(
-        table=summed(table.T, cell.reshape(-1).astype(np.int64)).T,
-        group=group_of,
-        unit=unit_of,
-        names=names,
-        crossed=len(pairs) > len(np.unique(unit_of)),
-    )
+    def score(self, group: int, counts: Any = None) -> Any:
+        """Ratio of sums in one group, of the sample or of each draw of its cells."""
+        part = self.table[:, self.group == group]
+        sums = part.sum(axis=1) if counts is None else counts @ part.T
+        return self.statistic.of_sums(sums, part.shape[1])
 
+    def drawn(self, rng: np.random.Generator, n_boot: int) -> Int64[np.ndarray, "n_boot n"]:
+        """How often each cell is drawn where whole units are."""
+        n_units = int(self.unit.max()) + 1
+        return rng.multinomial(n_units, np.full(n_units, 1 / n_units), size=n_boot)[:, self.unit]
 
-def _dependent(
-    kind: str, statistic: RatioOfSums, table: Float64[np.ndarray, "2 n"]
-) -> Float64[np.ndarray, " n"]:
-    if kind == "influence":
-        return np.asarray(statistic.linearised(table))
-    if kind == "clean_logit_diff":
-        return np.asarray(table[1])
-    return np.asarray(statistic.of_sums(table.T, 1))
+    def furthest(self, used: Sequence[int], scores: Row, rng: Rng, n_boot: int) -> dict[str, Any]:
+        """The two groups furthest apart, with a margin that holds for all pairs of groups at once.
 
+        The margin is the 95 % quantile over resamples of the largest change of any difference. Units are
+        drawn together where they lie in several groups, otherwise each group draws its own.
+        """
+        if not np.isfinite(scores).all():
+            return {"reason": "zero_denominator"}
+        together = self.drawn(rng, n_boot) if self.crossed else None
+        drawn = np.empty((n_boot, len(scores)))
+        for at, group in enumerate(used):
+            own = self.group == group
+            alone = np.full(own.sum(), 1 / own.sum())
+            counts = rng.multinomial(own.sum(), alone, size=n_boot) if together is None else together[:, own]
+            drawn[:, at] = self.score(group, counts)
+        one, other = np.triu_indices(len(scores), k=1)
+        change = np.abs((drawn - scores)[:, one] - (drawn - scores)[:, other]).max(axis=1)
+        change = change[np.isfinite(change)]
+        margin = float(np.quantile(change, 0.95)) if len(change) else math.nan
+        gaps = np.abs(scores[one] - scores[other])
+        worst = int(gaps.argmax())
+        return {
+            "pair": [str(self.names[used[side[worst]]]) for side in (one, other)],
+            "difference": float(gaps[worst]),
+            "low": max(float(gaps[worst]) - margin, 0.0),
+            "high": float(gaps[worst]) + margin,
+            "level": 0.95,
+            "margin": margin,
+        }
 
-def _group_scores(
-    statistic: RatioOfSums, cells: _Cells, found: GroupDifferences
-) -> Float64[np.ndarray, " G_used"]:
-    """Ratio of sums in each group."""
-    sums = [cells.table[:, cells.group == at] for at in found.used]
-    return np.array([float(statistic.of_sums(part.sum(axis=1), part.shape[1])) for part in sums])
-
-
-def _largest_difference(
-    statistic: RatioOfSums,
-    cells: _Cells,
-    found: GroupDifferences,
-    scores: Float64[np.ndarray, " G_used"],
-    rng: np.random.Generator,
-    n_boot: int,
-) -> dict[str, Any]:
-    """The two groups furthest apart, with a margin that holds for all pairs of groups at once.
-
-    The margin is the 95 % quantile over resamples of the largest change of any difference. Units are drawn
-    together where they lie in several groups, otherwise each group draws its own.
-    """
-    rows, columns = np.triu_indices(len(scores), k=1)
-    if not np.isfinite(scores).all():
-        return {"reason": "zero_denominator"}
-    drawn = np.empty((n_boot, len(scores)))
-    weights = None
-    if cells.crossed:
-        n_units = int(cells.unit.max()) + 1
-        weights = rng.multinomial(n_units, np.full(n_units, 1 / n_units), size=n_boot)[:, cells.unit]
-    for at, group in enumerate(found.used):
-        members = np.flatnonzero(cells.group == group)
-        n = len(members)
-        counts = (
-            rng.multinomial(n, np.full(n, 1 / n), size=n_boot) if weights is None else weights[:, members]
-        )
-        drawn[:, at] = statistic.of_sums(counts @ cells.table[:, members].T, n)
-    change = np.abs((drawn - scores)[:, rows] - (drawn - scores)[:, columns]).max(axis=1)
-    margin = float(np.quantile(change[np.isfinite(change)], 0.95)) if np.isfinite(change).any() else math.nan
-    gaps = np.abs(scores[rows] - scores[columns])
-    worst = int(gaps.argmax())
-    return {
-        "pair": [str(cells.names[found.used[side[worst]]]) for side in (rows, columns)],
-        "difference": float(gaps[worst]),
-        "low": max(float(gaps[worst]) - margin, 0.0),
-        "high": float(gaps[worst]) + margin,
-        "level": 0.95,
-        "margin": margin,
-    }
-
-
-def _unit_bounds(
-    x: Float64[np.ndarray, " n"], cells: _Cells, rng: np.random.Generator, n_boot: int
-) -> tuple[float, float]:
-    """5 % and 95 % quantiles of eta squared over resamples of units, less its bias."""
-    n_units, n_groups = int(cells.unit.max()) + 1, len(cells.names)
-    weights = rng.multinomial(n_units, np.full(n_units, 1 / n_units), size=n_boot)[:, cells.unit].astype(
-        float
-    )
-    member = (cells.group[:, None] == np.arange(n_groups)).astype(np.float64)
-    size, sums = weights @ member, weights @ (member * x[:, None])
-    total, n = weights @ x, weights.sum(axis=1)
-    means = np.divide(sums, size, out=np.zeros_like(sums), where=size > 0)
-    between = (size * (means - (total / n)[:, None]) ** 2).sum(axis=1)
-    whole = (weights * (x[None] - (total / n)[:, None]) ** 2).sum(axis=1)
-    within = (whole - between) / np.maximum(n - n_groups, 1)
-    # Chance adds (G - 1) times the variance within to the sum of squares between, once when the sample was
-    # drawn and once when it was resampled.
-    shares = np.divide(between - 2 * (n_groups - 1) * within, whole, out=np.zeros(n_boot), where=whole > 0)
-    low, high = np.quantile(np.maximum(shares, 0.0), (0.05, 0.95))
-    return float(low), float(high)
-
-
-def _wider(interval: Interval, other: tuple[float, float]) -> Interval:
-    return replace(
-        interval,
-        low=min(interval.low, other[0]),
-        high=max(interval.high, other[1]),
-        method=f"{interval.method}+bootstrap",
-    )
+    def eta_bounds(self, x: Row, rng: Rng, n_boot: int) -> tuple[float, float]:
+        """5 % and 95 % quantiles of eta squared over resamples of units, less its bias."""
+        weights = self.drawn(rng, n_boot).astype(float)
+        member = np.eye(len(self.names))[self.group]
+        size, sums = weights @ member, weights @ (member * x[:, None])
+        total, n = weights @ x, weights.sum(axis=1)
+        means = np.divide(sums, size, out=np.zeros_like(sums), where=size > 0)
+        between = (size * (means - (total / n)[:, None]) ** 2).sum(axis=1)
+        whole = (weights * (x[None] - (total / n)[:, None]) ** 2).sum(axis=1)
+        within = (whole - between) / np.maximum(n - size.shape[1], 1)
+        # Chance adds (G - 1) times the variance within to the sum of squares between, once when the sample
+        # was drawn and once when it was resampled.
+        chance = 2 * (size.shape[1] - 1) * within
+        shares = np.divide(between - chance, whole, out=np.zeros(n_boot), where=whole > 0)
+        low, high = np.quantile(np.maximum(shares, 0.0), (0.05, 0.95))
+        return float(low), float(high)

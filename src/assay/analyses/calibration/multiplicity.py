@@ -1,17 +1,17 @@
-"""Many results at once: which claims survive that there were so many."""
+"""M93, many results at once: which claims survive that there were so many."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import scipy
-from jaxtyping import Bool, Float64
+from jaxtyping import Bool
 
-from assay.analyses.calibration.gate import ALPHA, Draft, gate, left_open
-from assay.analyses.calibration.quantity import Quantity
+from assay.analyses.calibration.gate import Found, Heads, Quantity, claim_name, find_gate, gate, named
+from assay.analyses.calibration.samples import ALPHA
 from assay.core.errors import InputError, check_name
-from assay.core.verdict import Verdict
+from assay.core.verdict import JUDGED, Rule, Verdict
 from assay.stats import (
     benjamini_hochberg,
     benjamini_yekutieli,
@@ -22,9 +22,16 @@ from assay.stats import (
 )
 
 
+_RULE = Rule(pass_at=0.5, open_ended=True)
 P_KINDS = ("exact", "permutation", "t", "F", "bootstrap")
-_PASSED, _NOT_PASSED = 0.01, 0.50  # the published stand-ins for a p-value
-_SURVIVING = 0.5
+_SHARE = Quantity(
+    label="share of claims established, at least",
+    value="share_proven",
+    rule=_RULE,
+    published="published_value",
+    least=0.0,
+    most=1.0,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +83,62 @@ class PooledResult:
         return None if self.e is None else 1 / max(1.0, self.e)
 
 
+def pooled_results(
+    verdicts: Mapping[str, Verdict], task: str = "", *, heads: Heads = ()
+) -> list[PooledResult]:
+    """What M93 pools of the verdicts on one task: every real p-value, and the word of gates without one.
+
+    A p-value enters with its direction declared before looking, and counts as claimed (`passed`) where the
+    gate makes the claim; whether p is below 0.05 is for M93 to see.
+
+    | gate | test, in the direction of the claim | claimed where |
+    |---|---|---|
+    | C12 | each pair of methods orders the heads alike: rho (permutation, two-sided) | pass, and rho > 0 |
+    | F59 | raters agree more than by chance: W (permutation) | pass |
+    | S1 | members rank above the other heads in direct effect: AUROC (permutation) | pass |
+    | M3b | each head contributes: mean effect above 0, opposing heads below (sign flips) | certified |
+    | S3 | mean, and spread, of each head differ between groups (Welch, Brown-Forsythe) | listed unstable |
+    | C13 | the score differs between groups of prompts (Welch's F) | fail: that is what a fail says |
+    | C14 | head edges compose more than other pairs: v, q, k (Welch's t, two-sided) | pass, and t > 0 |
+    | C23 | mean layers of the roles rise with pathway depth (exact permutation, or random ones) | pass |
+    | C36 | the circuit is more faithful than the random sets of each kind (Monte Carlo) | pass |
+
+    A two-sided p beside a claim with a sign is at least the one-sided one, so it errs on the safe side.
+    The other gates compute no p: their thresholds lie away from a null value (C11, C16, C30, M98, E1b), and
+    C17 reports z against random sets without one. Left out as well are numbers reported beside a claim
+    without making it: Brown-Forsythe and Kruskal-Wallis of C13, chi-square of F59, t of M3b, and the
+    published p of C23 over heads, which are not independent. A head of M3b whose effect is the same on every
+    prompt has no test and stays out.
+
+    Args:
+        verdicts: Gate (key or code) -> its verdict; M93's own is left out.
+        task: The task they belong to.
+        heads: (layer, head) of the circuit's heads in their order, to name them in the results of M3b and S3;
+            without it they are counted.
+
+    Returns:
+        Gates without a p-value come with their published word alone (`passed`), which the published rule of
+        M93 counts and the status does not; those without such a word are left out. Each test has a
+        `test_key`, so that C14's copy of C13 is counted once.
+
+    Raises:
+        UnknownNameError: For a name that is not a gate.
+    """
+    found: list[PooledResult] = []
+    for gate_name, verdict in verdicts.items():
+        gate = find_gate(gate_name)
+        if gate.key == "multiple-comparisons":
+            continue
+        tests = list(gate.tests(verdict, heads)) if gate.tests and verdict.values else []
+        tests = [each for each in tests if each["p"] is not None and not math.isnan(each["p"])]
+        for each in tests:
+            own = {"p": min(float(each["p"]), 1.0), "name": f"{gate.code}: {each['name']}", "task": task}
+            found.append(PooledResult(**(each | own)))
+        if not tests and verdict.published in JUDGED:
+            found.append(PooledResult(name=gate.code, task=task, passed=verdict.published == "pass"))
+    return found
+
+
 def published_p_value(result: PooledResult) -> float | None:
     """The framework's stand-in for a p-value.
 
@@ -87,7 +150,7 @@ def published_p_value(result: PooledResult) -> float | None:
         None below two examples and where nothing is known.
     """
     if result.value is None or result.baseline is None:
-        return None if result.passed is None else _PASSED if result.passed else _NOT_PASSED
+        return None if result.passed is None else 0.01 if result.passed else 0.50
     if result.n is None or result.n < 2:
         return None
     difference = abs(result.value - result.baseline)
@@ -102,97 +165,75 @@ def published_p_value(result: PooledResult) -> float | None:
     return 0.0 if error < 1e-15 else float(2 * scipy.special.ndtr(-difference / error))
 
 
-def _published(pool: Sequence[PooledResult]) -> tuple[str, dict[str, float | None]]:
-    """The published rule on the published p-values."""
-    known = [found for result in pool if (found := published_p_value(result)) is not None]
-    if not known:
-        return "inconclusive", {"published_m": 0.0, "published_value": None}
-    p = np.array(known)
-    nominal = int((p < ALPHA).sum())
-    share = float((benjamini_hochberg(p) <= ALPHA).sum()) / nominal if nominal else 0.0
-    return (
-        "pass" if share > _SURVIVING else "fail",
-        {
-            "published_m": float(len(p)),
-            "published_nominal": float(nominal),
-            "published_bh": float((benjamini_hochberg(p) <= ALPHA).sum()),
-            "published_bonferroni": float((bonferroni(p) <= ALPHA).sum()),
-            "published_value": share,
-        },
-    )
-
-
-def _tested(pool: Sequence[PooledResult]) -> list[PooledResult]:
-    """Results with a p-value, the first report of each test."""
-    seen: set[tuple[str, str]] = set()
-    tested: list[PooledResult] = []
-    for result in pool:
-        if result.tested_p is None or (result.test_key and (result.task, result.test_key) in seen):
-            continue
-        if result.test_key:
-            seen.add((result.task, result.test_key))
-        tested.append(result)
-    return tested
-
-
-def _judge(pool: Sequence[PooledResult]) -> Verdict:
+def _judge(pool: Sequence[PooledResult]) -> Found:
     """Both verdicts on one pool of results."""
-    published, counted = _published(pool)
-    tested = _tested(pool)
+    stand_ins = [published_p_value(each) for each in pool]
+    known = np.array([each for each in stand_ins if each is not None])
+    nominal = int((known < ALPHA).sum())
+    surviving = int((benjamini_hochberg(known) <= ALPHA).sum()) if len(known) else 0
+    share = surviving / nominal if nominal else 0.0
+    counted: dict[str, float | None] = {"published_m": float(len(known)), "published_value": None}
+    if len(known):
+        counted |= {
+            "published_nominal": float(nominal),
+            "published_bh": float(surviving),
+            "published_bonferroni": float((bonferroni(known) <= ALPHA).sum()),
+            "published_value": share,
+        }
+    first: dict[object, PooledResult] = {}  # report of each test
+    with_p = [each for each in pool if each.tested_p is not None]
+    for each in with_p:
+        first.setdefault((each.task, each.test_key) if each.test_key else id(each), each)
+    tested = list(first.values())
     p = np.array([each.tested_p for each in tested], dtype=np.float64)
-    left_out = sum(each.tested_p is None for each in pool)
-    draft = Draft(
-        thresholds={"pass": _SURVIVING, "alpha": ALPHA},
+    found = Found(
+        thresholds={"alpha": ALPHA},
         values={**counted, "m": float(len(p))},
-        details={"without_p": left_out, "duplicates": len(pool) - left_out - len(tested)},
+        details={"without_p": len(pool) - len(with_p), "duplicates": len(with_p) - len(tested)},
+        published=_RULE.published(share) if len(known) else "inconclusive",
     )
     if not len(p) or (p == 1).all():
-        return draft.undefined("not_applicable", published=published)
-    adjusted = _adjusted(tested, p)
+        return found.undefined("not_applicable")
+    adjusted = {
+        "bh": benjamini_hochberg(p),
+        "by": benjamini_yekutieli(p),
+        "holm": holm(p),
+        "bonferroni": bonferroni(p),
+        "e_bh": e_benjamini_hochberg(np.array([math.nan if each.e is None else each.e for each in tested])),
+    }
     claimed: Bool[np.ndarray, " m"] = np.array([bool(each.passed) for each in tested]) & (p < ALPHA)
     survivors = claimed & (adjusted["bh"] <= ALPHA)
-    proven = float(true_discoveries(p, claimed, alpha=ALPHA) / claimed.sum()) if claimed.any() else None
-    draft.values = {
-        "value": float(survivors.sum() / claimed.sum()) if claimed.any() else None,
+    n_claimed, n_survivors = float(claimed.sum()), float(survivors.sum())
+    proven = true_discoveries(p, claimed, alpha=ALPHA) / n_claimed if n_claimed else None
+    found.values = {
+        "value": n_survivors / n_claimed if n_claimed else None,
         "share_proven": proven,
         "m": float(len(p)),
         "n_nominal": float((p < ALPHA).sum()),
-        "n_claimed": float(claimed.sum()),
-        "n_survivors": float(survivors.sum()),
+        "n_claimed": n_claimed,
+        "n_survivors": n_survivors,
         **{f"n_{name}": float((q <= ALPHA).sum()) for name, q in adjusted.items()},
         **counted,
     }
-    draft.details |= {
+    found.details |= {
         "results": [
-            {
-                "name": each.name,
-                "task": each.task,
-                "p": float(p[i]),
-                "claimed": bool(claimed[i]),
-                **{name: float(q[i]) for name, q in adjusted.items()},
-            }
+            {"name": each.name, "task": each.task, "p": float(p[i]), "claimed": bool(claimed[i])}
+            | {name: float(q[i]) for name, q in adjusted.items()}
             for i, each in enumerate(tested)
         ],
         "lost": [each.name for each, lost in zip(tested, claimed & ~survivors, strict=True) if lost],
     }
     if proven is None:
-        return draft.undefined("not_applicable", published=published)
-    verdict = Verdict(status="pass", published=published, **vars(draft))
-    return verdict if proven > _SURVIVING else left_open(verdict, "not_proven")
+        return found.undefined("not_applicable")
+    found.status = "pass"
+    if proven <= 0.5:
+        found.open("not_proven")
+    return found
 
 
-def _adjusted(
-    tested: Sequence[PooledResult], p: Float64[np.ndarray, " m"]
-) -> dict[str, Float64[np.ndarray, " m"]]:
-    """Q-values by each procedure."""
-    e = np.array([math.nan if each.e is None else each.e for each in tested], dtype=np.float64)
-    return {
-        "bh": benjamini_hochberg(p),
-        "by": benjamini_yekutieli(p),
-        "holm": holm(p),
-        "bonferroni": bonferroni(p),
-        "e_bh": e_benjamini_hochberg(e),
-    }
+def _lost(verdict: Verdict, heads: Heads) -> str:
+    lost = verdict.details.get("lost")
+    return f"Lost: {named([claim_name(each) for each in lost])}." if lost else ""
 
 
 @gate(
@@ -204,20 +245,11 @@ def _adjusted(
     on_pass="more than half of the claims are true, allowing for their number",
     on_fail="it never does, for no p-value proves a claim false; drop the lost claims or collect more data",
     generalises_over="claims like these",
-    weakness=(
-        "a pass flag turned into p = 0.01 survives as soon as a fifth of the pooled checks passed; the "
-        "stand-in for a standard error takes the coefficient of variation to be 1"
-    ),
+    weakness="a pass flag turned into p = 0.01 survives as soon as a fifth of the pooled checks passed; the "
+    "stand-in for a standard error takes the coefficient of variation to be 1",
     source="mechanistic-validity framework; Benjamini and Hochberg (1995), Goeman and Solari (2011, "
     "doi:10.1214/11-STS356), Wang and Ramdas (2022, arXiv:2009.02824)",
-    number=Quantity(
-        label="share of claims established, at least",
-        value="share_proven",
-        published="published_value",
-        open_ended=True,
-        least=0.0,
-        most=1.0,
-    ),
+    number=_SHARE,
     reasons={
         "not_applicable": (
             "None of the claimed results has its own p-value, so no claim can be lost.",
@@ -228,8 +260,9 @@ def _adjusted(
             "Drop the lost claims, or collect more data.",
         ),
     },
+    finding=_lost,
 )
-def multiple_comparisons(results: Sequence[PooledResult]) -> Verdict:
+def multiple_comparisons(results: Sequence[PooledResult]) -> Found:
     """Whether more than half of the claims are true, allowing for how many results were looked at.
 
     Args:
@@ -246,7 +279,9 @@ def multiple_comparisons(results: Sequence[PooledResult]) -> Verdict:
         depend, as those that share prompts do), Holm, Bonferroni and e-BH; `details["lost"]` names the claims
         that do not survive.
     """
-    pooled = _judge(results)
-    tasks = tuple(dict.fromkeys(each.task for each in results))
-    per_task = {task: _judge([each for each in results if each.task == task]) for task in tasks}
-    return replace(pooled, sub_results=per_task if len(tasks) > 1 else {})
+    tasks = list(dict.fromkeys(each.task for each in results))
+    found = _judge(results)
+    if len(tasks) > 1:
+        parts = {task: _judge([each for each in results if each.task == task]) for task in tasks}
+        found.parts = {task: _SHARE.judge(each) for task, each in parts.items()}
+    return found

@@ -1,37 +1,58 @@
-"""Would the number come out the same? Fresh samples, halves of the prompts, heads as items of one scale."""
+"""C16: would the number come out the same? Fresh samples, halves of prompts, heads as items of one scale."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int64, Real, Shaped
+from jaxtyping import Bool, Float64, Real, Shaped
 
-from assay.analyses.calibration._relative import (
-    by_relative_error,
-    near_zero,
-    relative_error,
-    scores_of,
-    shuffled,
-    unit_labels,
+from assay import stats
+from assay.analyses.calibration.gate import Found, Heads, Quantity, Undetermined, gate, head_name, named
+from assay.analyses.calibration.resampling import SMALLEST_POOL, scores_of, with_relative_error
+from assay.analyses.calibration.samples import (
+    ALPHA,
+    SEED,
+    conjunction,
+    finite_heads,
+    gate_stream,
+    inner_metric,
+    sample,
 )
-from assay.analyses.calibration.consistency import cronbach_items, split_half, split_half_published
-from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream
-from assay.analyses.calibration.quantity import Quantity
-from assay.analyses.calibration.samples import Sample, circuit_flags, conjunction, inner_metric, sample
-from assay.core.errors import ShapeError, check_least
-from assay.core.verdict import ONE_SIDED_95, Rule, Verdict
-from assay.stats import coefficient_of_variation
+from assay.core.errors import check_least
+from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
 from assay.stats._checks import varies
 
 
-_RETEST = Rule(pass_at=0.8)
-_RETEST_ERROR = Rule(pass_at=0.2, higher=False)
-_ALPHA_OF_HEADS = Quantity(
-    label="internal consistency: Cronbach’s α", value="alpha", published="alpha", most=1.0
+SMALLEST_FOR_ALPHA = 20  # prompts below which no bound of alpha holds for exponential effects
+
+_RELIABLE = Rule(pass_at=0.7)
+_RETEST = Quantity(
+    label="test-retest: standard error over the score",
+    value="relative_standard_error",
+    rule=Rule(pass_at=0.2, higher=False),
+    published=None,
+    fewest=SMALLEST_POOL,
+    least=0.0,
+)
+_HALVES = Quantity(
+    label="split halves: reliability of the profile of heads",
+    value="icc",
+    published="split_half",
+    rule=_RELIABLE,
+    most=1.0,
+)
+_HALVES_PUBLISHED = replace(_HALVES, label="split halves as published", value="split_half")
+_ITEMS = Quantity(
+    label="internal consistency: Cronbach’s α",
+    value="alpha",
+    published="alpha",
+    rule=_RELIABLE,
+    fewest=SMALLEST_FOR_ALPHA,
+    most=1.0,
 )
 
 
+@_RETEST.judges
 def retest(
     y_full: Real[np.ndarray, " n"],
     y_circuit: Real[np.ndarray, " n"],
@@ -45,7 +66,7 @@ def retest(
     level: float = ONE_SIDED_95,
     task: str = "",
     seed: int = SEED,
-) -> Verdict:
+) -> Found:
     """C16.test_retest: whether independent samples of prompts give the same score.
 
     value = clip(1 - sd (ddof 0) / |mean|, 0, 1) of the samples' scores, published pass above 0.8. With
@@ -56,8 +77,8 @@ def retest(
         y_full: Logit difference of the full model, samples one after the other.
         y_circuit: Of the circuit, as `inner` says.
         sample_id: Which sample a prompt belongs to; None deals a pool into disjoint random blocks.
-        prompt_hash: Identity of each prompt, to find samples that repeat each other.
-        n_samples: Blocks, at least 2, without `sample_id`.
+        prompt_hash: Identity of each prompt, to find samples that repeat each other; None: by their runs.
+        n_samples: Blocks, without `sample_id`.
         inner: `faithfulness` or `completeness`.
         unit_id: Prompts that belong together.
         strata: Classes that blocks hold in the proportions of the pool.
@@ -71,61 +92,233 @@ def retest(
         out (`sample_missing`). A score within three standard errors of 0 is flagged (`score_near_zero`): no
         error relative to it is small.
     """
-    check_least(2, n_samples=n_samples)
     statistic = inner_metric(inner)
     data = sample(unit_id, y_circuit=y_circuit, y_full=y_full)
-    draft = data.draft(_RETEST_ERROR, "C16.test_retest")
-    if reason := data.missing():
-        return draft.undefined(reason)
-    table = data.table
-    n_given = n_samples
+    found, table = data.found("C16.test_retest"), data.table
     if sample_id is None:
-        codes = None if strata is None else unit_labels(data, data.label(strata, "strata"))[0]
-        block = np.empty(data.n, dtype=np.int64)
-        block[shuffled(gate_stream("C16.test_retest", task, seed=seed), data.n, codes)] = (
-            np.arange(data.n) * n_samples // data.n
-        )
+        n_given, block = n_samples, np.empty(data.n, dtype=np.int64)
+        order = data.shuffled(gate_stream("C16.test_retest", task, seed=seed), strata)
+        block[order] = np.arange(data.n) * n_samples // data.n
     else:
-        block, unsplit = unit_labels(data, data.label(sample_id, "sample_id"))
         n_given = len(np.unique(sample_id))
-        draft.warn("overlapping_samples", not unsplit)
+        block, whole = data.unit_labels(sample_id, "sample_id")
+        found.warn("overlapping_samples", not whole)
     blocks = [np.flatnonzero(block == each) for each in np.unique(block)]
-    draft.warn("sample_missing", len(blocks) < n_given)
+    found.warn("sample_missing", len(blocks) < n_given)
     if not varies(statistic.linearised(table)) and not any(varies(row) for row in table):
-        return draft.undefined("zero_variance")
-    hashes = None if prompt_hash is None else data.label(prompt_hash, "prompt_hash")
-    identical, overlapping = _repeated(data, blocks, hashes)
-    if identical:
-        return draft.undefined("identical_samples")
-    draft.warn("overlapping_samples", overlapping)
-    scores = scores_of(statistic, table, blocks)
-    draft.details["scores"] = scores
-    draft.warn("unstable_denominator", statistic.unstable(table))
+        raise Undetermined("zero_variance", found)
+    held: list[Any] = [sorted(map(tuple, table[:, rows].T.tolist())) for rows in blocks]
+    if prompt_hash is not None:
+        hashes = data.label(prompt_hash, "prompt_hash")
+        held = [set(hashes[np.isin(data.unit, rows)].tolist()) for rows in blocks]
+    if len(held) > 1 and all(each == held[0] for each in held):
+        raise Undetermined("identical_samples", found)
+    if prompt_hash is not None:
+        found.warn("overlapping_samples", sum(map(len, held)) > len(set().union(*held)))
+    scores = found.details["scores"] = scores_of(statistic, table, blocks)
+    found.warn("unstable_denominator", statistic.unstable(table))
     if len(scores) < 2:
-        return draft.undefined("too_few_samples")
-    spread = coefficient_of_variation(scores)
+        raise Undetermined("too_few_samples", found)
+    spread = stats.coefficient_of_variation(scores)
     if spread.reason:
-        return draft.undefined(spread.reason)
+        raise Undetermined(spread.reason, found)
     value = min(max(1 - spread.value, 0.0), 1.0)
-    draft.values = {"test_retest": value, "mean": float(scores.mean())}
-    draft.warnings += near_zero(statistic, table)
+    found.values = {"test_retest": value, "mean": float(scores.mean())}
     rng = gate_stream("C16.test_retest.bounds", task, seed=seed)
-    error = relative_error(statistic, table, data.n / len(blocks), rng=rng, level=level)
-    return by_relative_error(_RETEST, value, error, data, draft, on_error=_RETEST_ERROR)
+    with_relative_error(found, statistic, table, data.n / len(blocks), rng, level)
+    found.published = Rule(pass_at=0.8).published(value)
+    return found
 
 
-def _repeated(
-    data: Sample,
-    blocks: Sequence[Int64[np.ndarray, " _"]],
-    hashes: Shaped[np.ndarray, " n_prompts"] | None,
-) -> tuple[bool, bool]:
-    """Whether all samples hold the same prompts, or without identities the same values, and whether some."""
-    if hashes is None:
-        values = [sorted(map(tuple, data.table[:, rows].T.tolist())) for rows in blocks]
-        return len(values) > 1 and all(each == values[0] for each in values), False
-    prompts = [set(hashes[np.isin(data.unit, rows)].tolist()) for rows in blocks]
-    identical = len(prompts) > 1 and all(each == prompts[0] for each in prompts)
-    return identical, sum(map(len, prompts)) > len(set().union(*prompts))
+@_HALVES.judges
+def split_half(
+    effects: Real[np.ndarray, "n H"],
+    *,
+    unit_id: Shaped[np.ndarray, " n"] | None = None,
+    n_halves: int = 200,
+    level: float = ONE_SIDED_95,
+    task: str = "",
+    seed: int = SEED,
+) -> Found:
+    """C16.split_half: whether the profile of head effects is the same on two halves of the prompts.
+
+    Value: correlation over heads of the mean effects on two random halves, averaged over halves as Fisher's z
+    and stepped up. With confidence: ICC(3,k) of heads by prompts, which is its expectation, against 0.7.
+
+    Args:
+        effects: Effect of dropping each head on each prompt, `y_full - y_drop1`.
+        unit_id: Prompts that belong together.
+        n_halves: Random halves.
+        level: Two-sided coverage of the bounds.
+        task: Names the random stream.
+        seed: Its root.
+
+    Returns:
+        Undefined below six prompts or two heads (`too_few`) and without variance (`zero_variance`). Heads
+        without a finite effect are left out (`head_dropped`).
+
+    References:
+        Spearman (1910); Brown (1910); Shrout and Fleiss (1979), doi:10.1037/0033-2909.86.2.420.
+    """
+    check_least(1, n_halves=n_halves)
+    x, _, found = _items(effects, unit_id, "C16.split_half", "n_heads", fewest=6)
+    profile = stats.intraclass_correlation(x.T, level=level).consistency_mean
+    n, half = len(x), len(x) // 2
+    rng, places = gate_stream("C16.split_half", task, seed=seed), np.broadcast_to(np.arange(n), (n_halves, n))
+    first = np.zeros((n_halves, n))
+    np.put_along_axis(first, rng.permuted(places, axis=1)[:, :half], 1.0, axis=1)
+    means = np.stack([first @ x / half, (1 - first) @ x / (n - half)], axis=1)
+    r = stats.pearson_matrix(means)[:, 0, 1]
+    if not (x.max(axis=0) > x.min(axis=0)).any() or (np.isnan(r).any() and not profile.reason):
+        raise Undetermined("zero_variance", found)
+    if profile.reason:
+        raise Undetermined(profile.reason, found)
+    # Two halves that agree exactly have infinite z; one such among many must not decide the mean.
+    mean_r = float(np.tanh(np.arctanh(np.clip(r, -1 + 1e-15, 1 - 1e-15)).mean()))
+    found.values = {"split_half": stats.spearman_brown(mean_r).value, "mean_r": mean_r, "icc": profile.value}
+    found.interval = profile.interval
+    return found
+
+
+def _items(effects: Any, unit_id: Any, metric: str, counted: str, fewest: int) -> tuple[Any, Any, Found]:
+    """Effects of the heads that have finite ones, their columns, and what is to be found of them."""
+    data, finite = finite_heads(effects, unit_id)
+    x = np.ascontiguousarray(data.vectors[0][:, finite])
+    dropped = () if finite.all() else ("head_dropped",)
+    found = data.found(metric, *dropped, fewest=fewest, **{counted: x.shape[1]})
+    if x.shape[1] < 2:
+        raise Undetermined("too_few", found)
+    return x, np.flatnonzero(finite), found
+
+
+@_HALVES_PUBLISHED.judges
+def split_half_published(
+    y_full: Real[np.ndarray, " n"],
+    y_circuit: Real[np.ndarray, " n"],
+    *,
+    pair_id: Shaped[np.ndarray, " n"] | None = None,
+) -> Found:
+    """C16.split_half_published: ratios at odd positions of the list against those at even positions.
+
+    Pearson's r of y_circuit / y_full, stepped up, published pass above 0.7. Prompts that stand next to each
+    other have nothing in common, so its expectation is that of r = 0 for any sample whose order means
+    nothing: the published rule fails nearly every reliable measurement.
+
+    Args:
+        y_full: Logit difference of the full model.
+        y_circuit: Of the circuit alone.
+        pair_id: Which two prompts form a natural pair (two orders of one sentence); r is then over pairs and
+            means something. It has an interval, after Fisher.
+
+    Returns:
+        Inconclusive whatever the value: without `pair_id` as `order_means_nothing`, with it as `normal_only`,
+        since Fisher's bounds do not hold for skewed ratios. Undefined below six prompts or three pairs and
+        for a half without variance (published code: 0). Prompts with y_full = 0 are left out, as are those
+        without a partner (`unpaired_prompts`).
+    """
+    full = np.asarray(y_full, dtype=np.float64)
+    data = sample(None, ratio=np.divide(y_circuit, full, out=np.full(full.shape, np.nan), where=full != 0))
+    found, ratios = data.found("C16.split_half_published", fewest=6), data.vectors[0]
+    places = np.arange(2 * (data.n // 2)).reshape(-1, 2)
+    if pair_id is not None:
+        labels = data.label(pair_id, "pair_id")
+        groups = [np.flatnonzero(labels == each) for each in np.unique(labels)]
+        places = np.array([rows for rows in groups if len(rows) == 2], dtype=np.int64).reshape(-1, 2)
+        found.warn("unpaired_prompts", len(places) < len(groups))
+    found.details["n_pairs"] = len(places)
+    if len(places) < 3:
+        raise Undetermined("too_few", found)
+    first, second = ratios[places].T
+    if not (varies(first) and varies(second)):
+        raise Undetermined("zero_variance", found)
+    r = float(stats.pearson_matrix(np.stack([first, second]))[0, 1])
+    found.values = {"split_half": stats.spearman_brown(r).value, "r": r}
+    found.published = _RELIABLE.published(stats.spearman_brown(r).value)
+    if pair_id is None:
+        raise Undetermined("order_means_nothing", found)
+    bounds = stats.fisher_z_interval(r, len(places), level=ONE_SIDED_95)
+    low, high = (stats.spearman_brown(end).value for end in (bounds.low, bounds.high))
+    raise Undetermined("normal_only", found, interval=replace(bounds, low=low, high=high))
+
+
+@_ITEMS.judges
+def cronbach_items(
+    effects: Real[np.ndarray, "n k"],
+    *,
+    unit_id: Shaped[np.ndarray, " n"] | None = None,
+    level: float = ONE_SIDED_95,
+    task: str = "",
+    seed: int = SEED,
+) -> Found:
+    """C16.cronbach_alpha: whether the heads of a circuit act as one instrument.
+
+    Heads are items and prompts are cases; alpha above 0.7 passes, by the outermost of three bounds over
+    prompts (bootstrap-t, percentiles, Feldt's). Heads that oppose the task depress it; alpha after aligning
+    signs has a verdict of its own in `sub_results`.
+
+    Args:
+        effects: Effect of dropping each head of the circuit on each prompt, `y_full - y_drop1`.
+        unit_id: Prompts that belong together.
+        level: Two-sided coverage of the bounds.
+        task: Names the random stream.
+        seed: Its root.
+
+    Returns:
+        Inconclusive below 20 prompts, undefined below two heads or three prompts (`too_few`) and where the
+        summed effect has no variance (`zero_variance`; published code: 0). `erratic` lists the columns with
+        item-rest r below 0.2.
+
+    References:
+        Cronbach (1951), doi:10.1007/BF02310555; Feldt (1965), doi:10.1007/BF02289499.
+    """
+    x, columns, found = _items(effects, unit_id, "C16.cronbach_alpha", "n_items", fewest=3)
+    items = stats.cronbach_alpha(x, level=level)
+    if items.alpha.reason:
+        raise Undetermined(items.alpha.reason, found)
+    found.details |= {
+        "item_rest": items.item_rest,
+        "columns": columns,
+        "erratic": columns[items.item_rest < 0.2],
+        "signs": items.signs,
+        "standardised": items.standardised.value,
+        "feldt": items.alpha.interval.to_dict() if items.alpha.interval else None,
+    }
+    aligned = Found(values={"alpha": items.sign_aligned.value}, n=len(x), reason=items.sign_aligned.reason)
+    found.values["alpha"] = items.alpha.value
+    for each, table in ((found, x), (aligned, x * items.signs)):
+        each.interval = _alpha_bounds(table, gate_stream("C16.cronbach_alpha", task, seed=seed), level)
+    found.parts = {"sign_aligned": _ITEMS.judge(aligned)}
+    return found
+
+
+def _alpha_bounds(items: Float64[np.ndarray, "n k"], rng: np.random.Generator, level: float) -> Interval:
+    """The wider of Feldt's bounds and those of resampled prompts."""
+    if len(items) < SMALLEST_FOR_ALPHA:
+        return undefined_interval(level, "outermost", "too_few")
+    taken = 1 - (1 - level) * 0.4  # of the allowed error: tails that have not shown make each bound too short
+    bounds = stats.cronbach_alpha(items, level=taken).alpha.interval
+    assert bounds is not None
+    low, high = stats.resampled_alpha_bounds(items, level=taken, rng=rng)
+    low, high = min(low, bounds.low), max(high, bounds.high)
+    return replace(bounds, low=low, high=high, level=level, method="outermost")
+
+
+def _finding(verdict: Verdict, heads: Heads) -> str:
+    """The parts that fail or are open, and the heads that do not move with the others."""
+    words = {"test_retest": "test-retest", "split_half": "split halves", "cronbach_alpha": "consistency"}
+    failing, open_parts = (
+        [words[name] for name in words if verdict.sub_results[name].status == status]
+        for status in ("fail", "inconclusive")
+    )
+    # Alone at 5 %; the suite fails only where a part does at its share of that.
+    few = ", though not with enough confidence for one of several tests"
+    told = [f"Failing: {named(failing)}{'' if verdict.status == 'fail' else few}."] if failing else []
+    told += [f"Open: {named(open_parts)}."] if open_parts else []
+    alpha = verdict.sub_results["cronbach_alpha"]
+    erratic = alpha.details.get("erratic", ())
+    if len(erratic) and alpha.status in ("fail", "inconclusive") and alpha.interval:
+        told.append(f"Not moving with the others: {named([head_name(int(at), heads) for at in erratic])}.")
+    return " ".join(told)
 
 
 @gate(
@@ -140,34 +333,17 @@ def _repeated(
     "that have nothing in common, so nearly every reliable measurement fails; opposing heads depress alpha.",
     number=Quantity(label="the part that decides", published=None),
     parts={
-        "test_retest": Quantity(
-            label="test-retest: standard error over the score",
-            value="relative_standard_error",
-            published=None,
-            higher=False,
-            least=0.0,
-        ),
-        "split_half": Quantity(
-            label="split halves: reliability of the profile of heads",
-            value="icc",
-            published="split_half",
-            most=1.0,
-        ),
-        "cronbach_alpha": _ALPHA_OF_HEADS,
-        "cronbach_alpha.sign_aligned": replace(
-            _ALPHA_OF_HEADS, label="the same, signs of opposing heads reversed"
-        ),
-        "split_half_published": Quantity(
-            label="split halves as published", value="split_half", published="split_half", most=1.0
-        ),
+        "test_retest": _RETEST,
+        "split_half": _HALVES,
+        "cronbach_alpha": _ITEMS,
+        "cronbach_alpha.sign_aligned": replace(_ITEMS, label="the same, signs of opposing heads reversed"),
+        "split_half_published": _HALVES_PUBLISHED,
     },
     decisive=("test_retest", "split_half", "cronbach_alpha"),
     reasons={
-        "too_few": (
-            "A relative error needs 100 prompts over all samples, alpha 20 and a profile of heads 6.",
-            "Measure more prompts; the parts show which of them needs more.",
-        )
+        "too_few": ("A relative error needs 100 prompts, alpha 20, halves need 6.", "Measure more prompts.")
     },
+    finding=_finding,
 )
 def reliability_suite(
     y_full: Real[np.ndarray, " m"],
@@ -185,7 +361,7 @@ def reliability_suite(
     n_heads: int | None = None,
     task: str = "",
     seed: int = SEED,
-) -> Verdict:
+) -> Found:
     """Test-retest, split halves and internal consistency together.
 
     Passes where `retest`, `split_half` and `cronbach_items` all do. Fails where one of them does with
@@ -203,65 +379,43 @@ def reliability_suite(
         pair_id: Natural pairs of prompts.
         unit_id: Prompts that belong together.
         effect_units: The same for `effects`; None: `unit_id`.
-        strata: Classes that blocks hold in equal shares.
+        strata: Classes that blocks hold in the proportions of the pool.
         inner: `faithfulness` or `completeness`.
         n_heads: Heads of the model, if `effects` has fewer; for the flags of odd circuits.
         task: Names the random streams.
         seed: Their root.
     """
-    if effects.ndim != 2 or members.shape != effects.shape[1:]:
-        raise ShapeError(
-            f"effects have shape {effects.shape}, members {members.shape}; prompts by heads and one flag per "
-            "head are needed"
-        )
-    if effect_units is None:
-        effect_units = unit_id
-    if effect_units is not None and len(effect_units) != len(effects):
-        raise ShapeError(
-            f"got {len(effect_units)} units for {len(effects)} prompts of effects; if y_full has other "
-            "prompts, name the units of these in effect_units"
-        )
-    judges: dict[str, Callable[..., Verdict]] = {
-        "test_retest": partial(
-            retest,
-            y_full,
-            y_circuit,
-            sample_id=sample_id,
-            prompt_hash=prompt_hash,
-            unit_id=unit_id,
-            strata=strata,
-            inner=inner,
-            task=task,
-            seed=seed,
-        ),
-        "split_half": partial(split_half, effects, unit_id=effect_units, task=task, seed=seed),
-        "cronbach_alpha": partial(
-            cronbach_items, effects[:, members], unit_id=effect_units, task=task, seed=seed
-        ),
-    }
-    parts = {name: judge() for name, judge in judges.items()}
-    shared = 1 - 2 * ALPHA / len(judges)
-    failing = any(judge(level=shared).status == "fail" for judge in judges.values())
+    units = unit_id if effect_units is None else effect_units
+    pool = {"sample_id": sample_id, "prompt_hash": prompt_hash, "unit_id": unit_id, "strata": strata}
+
+    def judged(level: float) -> dict[str, Verdict]:
+        how = {"level": level, "task": task, "seed": seed}
+        return {
+            "test_retest": retest(y_full, y_circuit, inner=inner, **pool, **how),
+            "split_half": split_half(effects, unit_id=units, **how),
+            "cronbach_alpha": cronbach_items(effects[:, members], unit_id=units, **how),
+        }
+
+    parts = judged(ONE_SIDED_95)
+    failing = any(part.status == "fail" for part in judged(1 - 2 * ALPHA / len(parts)).values())
     status = "fail" if failing else conjunction([part.status for part in parts.values()])
     if status == "fail" and not failing:
         status = "inconclusive"  # one part fails at its own 5 %, none at a third of it
+    undecided = [name for name, part in parts.items() if part.status == "inconclusive"]
     parts["split_half_published"] = split_half_published(y_full, y_circuit, pair_id=pair_id)
     published = [parts[name].published for name in ("test_retest", "split_half_published", "cronbach_alpha")]
-    open_parts = [name for name, part in parts.items() if name in judges and part.status == "inconclusive"]
-    reasons = [parts[name].reason for name in open_parts if parts[name].reason]
-    needs = [parts[name].n_needed for name in open_parts]
-    return Verdict(
+    numbers = zip(parts, ("test_retest", "split_half", "alpha", "split_half"), strict=True)
+    found = Found(
+        values={part: parts[part].values.get(number) for part, number in numbers},
         status=status,
         published=conjunction(published),
-        values={
-            "test_retest": parts["test_retest"].values.get("test_retest"),
-            "split_half": parts["split_half"].values.get("split_half"),
-            "split_half_published": parts["split_half_published"].values.get("split_half"),
-            "cronbach_alpha": parts["cronbach_alpha"].values.get("alpha"),
-        },
-        n_needed=max((each for each in needs if each), default=None) if status == "inconclusive" else None,
-        reason=reasons[0] if status == "inconclusive" and reasons else None,
-        sub_results=parts,
-        warnings=circuit_flags(int(members.sum()), effects.shape[1] if n_heads is None else n_heads),
-        details={"open": open_parts},
+        parts=parts,
+        details={"open": undecided},
     )
+    found.warn("empty_circuit", not members.any())
+    found.warn("trivial_circuit", 0 < members.sum() == (effects.shape[1] if n_heads is None else n_heads))
+    if status == "inconclusive":
+        needs = [parts[name].n_needed or 0 for name in undecided]
+        reasons = [parts[name].reason for name in undecided if parts[name].reason]
+        found.open(reasons[0] if reasons else None, max(needs, default=0) or None)
+    return found

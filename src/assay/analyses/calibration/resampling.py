@@ -1,57 +1,40 @@
-"""Does the number hinge on which prompts were drawn? Bootstrap resamples, and sub-samples of a pool."""
+"""Does the number hinge on which prompts were drawn? C11 resamples them, C30 draws samples from a pool."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
-from jaxtyping import Int, Real, Shaped
+from jaxtyping import Float64, Int, Real, Shaped
 
-from assay.analyses.calibration._relative import (
-    by_relative_error,
-    near_zero,
-    outermost,
-    relative_error,
-    scores_of,
-    shuffled,
-    unit_labels,
-)
-from assay.analyses.calibration.gate import SEED, gate, gate_stream
-from assay.analyses.calibration.quantity import Quantity
-from assay.analyses.calibration.reasons import below
-from assay.analyses.calibration.samples import circuit_flags, inner_metric, judged, sample
+from assay import stats
+from assay.analyses.calibration.gate import Found, Quantity, Undetermined, gate
+from assay.analyses.calibration.samples import SEED, gate_stream, inner_metric, sample
 from assay.core.errors import InputError, ShapeError, check_least
-from assay.core.verdict import ONE_SIDED_95, Rule, Verdict
-from assay.stats import (
-    Estimate,
-    absolute_errors,
-    bootstrap_interval,
-    bootstrap_spread,
-    coefficient_of_variation,
-)
+from assay.core.verdict import ONE_SIDED_95, Interval, Rule, undefined_interval
 from assay.stats.intervals import N_RESAMPLES
 
 
-N_BOOT = 1000
 SEEDS = (42, 123, 456, 789, 1337)
-N_PROMPTS = 40
 SMALLEST = 40  # units below which no bound of a standard error holds for t5 or exponential values
+SMALLEST_POOL = 100  # the same of a relative error
+Table = Float64[np.ndarray, "2 n"]
+Scores = Float64[np.ndarray, " n_subsets"]
+Rng = np.random.Generator
 
-_SEED_READINGS = ((0.05, "excellent"), (0.10, "acceptable"))
-_STABLE = Rule(pass_at=0.1, higher=False, strict=False)  # of a standard error on the unit scale
-_READINGS = ((0.03, "very stable"), (0.10, "acceptable"), (0.20, "unstable"))
 _SEEDS = Rule(pass_at=0.10, fail_at=0.20, higher=False)
+_TAIL = "an unseen heavy tail could hide most of the spread"
+_AGAIN = "The number would come out about the same on another prompt sample of this size."
+_LARGER = "Do not compare the number with anything; enlarge the sample or stratify it."
 _ERROR = Quantity(
     label="standard error of the score",
     value="standard_error",
+    rule=Rule(pass_at=0.1, higher=False, strict=False),  # on the unit scale
     published="sigma",
-    higher=False,
-    strict=False,
+    fewest=SMALLEST,
     least=0.0,
 )
-
-
-# ------------------------------------------------------------------------------------------------- bootstrap
 
 
 @gate(
@@ -60,13 +43,14 @@ _ERROR = Quantity(
     name="Bootstrap stability",
     criterion="M1 Reliability",
     question="Does the score hinge on which prompts were drawn?",
-    on_pass="The number would come out about the same on another prompt sample of this size.",
-    on_fail="Do not compare the number with anything; enlarge the sample or stratify it.",
+    on_pass=_AGAIN,
+    on_fail=_LARGER,
     weakness="Percentile intervals under-cover for skewed ratios, and the spread falls with the number of "
     "prompts alone, so the rule judges the size of the sample rather than the metric.",
     number=_ERROR,
     parts={"completeness": replace(_ERROR, label="standard error of completeness")},
-    reasons=below(SMALLEST, "an unseen heavy tail could hide most of the spread"),
+    sized=True,
+    few=_TAIL,
 )
 def bootstrap_stability(
     y_full: Real[np.ndarray, " n"],
@@ -74,13 +58,11 @@ def bootstrap_stability(
     *,
     inner: str = "faithfulness",
     unit_id: Shaped[np.ndarray, " n"] | None = None,
-    circuit_size: int | None = None,
-    n_heads: int | None = None,
-    n_boot: int = N_BOOT,
+    n_boot: int = 1000,
     draws: Int[np.ndarray, "n_boot n_units"] | None = None,
     task: str = "",
     seed: int = SEED,
-) -> Verdict:
+) -> Found:
     """Spread of a circuit's score over bootstrap resamples of the prompts.
 
     Published: standard deviation of the replicates at most 0.1. With confidence: the outermost of three
@@ -91,8 +73,6 @@ def bootstrap_stability(
         y_circuit: Of the circuit alone (`faithfulness`), or with the circuit dropped (`completeness`).
         inner: Which of the two.
         unit_id: Prompts that belong together; units are then resampled.
-        circuit_size: Heads in the circuit, for the flags of odd circuits.
-        n_heads: Heads of the model.
         n_boot: Published resamples; BCa takes 2,000.
         draws: Given index matrix instead of random ones.
         task: Names the random stream.
@@ -109,65 +89,48 @@ def bootstrap_stability(
     """
     check_least(1, n_boot=n_boot)
     statistic = inner_metric(inner)
-    data = sample(unit_id, y_full=y_full, y_circuit=y_circuit)
-    draft = data.draft(_STABLE, f"C11.bootstrap_{inner}", *circuit_flags(circuit_size, n_heads))
-    if reason := data.missing():
-        return draft.undefined(reason)
-    table = data.table[::-1]  # circuit, full: the order the statistic names
-    value = float(statistic.of_sums(table.sum(axis=1), data.n))
+    data = sample(unit_id, y_circuit=y_circuit, y_full=y_full)
+    found = data.found(f"C11.bootstrap_{inner}")
+    table, n = data.table, data.n
+    value = float(statistic.of_sums(table.sum(axis=1), n))
     if math.isnan(value):
-        return draft.undefined("zero_denominator")
+        raise Undetermined("zero_denominator", found)
     rng = gate_stream("C11", task, seed=seed)
-    given = draws
-    draws = rng.integers(0, data.n, (n_boot, data.n)) if given is None else _checked_draws(given, data.n)
-    spread = bootstrap_spread(table, statistic.of_sums, rng=rng, draws=draws, n_resamples=len(draws))
-    published = bootstrap_interval(
-        table, statistic.of_sums, rng=rng, draws=draws, n_resamples=len(draws), method="percentile"
+    rows = rng.integers(0, n, (n_boot, n)) if draws is None else draws
+    if not rows.size or rows.shape[1:] != (n,) or rows.min() < 0 or rows.max() >= n:
+        raise ShapeError(f"draws has shape {rows.shape}; rows of {n} indices from 0 to {n - 1} are needed")
+    n_boot = len(rows)
+    sigma = stats.bootstrap_spread(table, statistic.of_sums, rng=rng, draws=rows, n_resamples=n_boot).value
+    percentile = stats.bootstrap_interval(
+        table, statistic.of_sums, rng=rng, draws=rows, n_resamples=n_boot, method="percentile"
     )
-    errors = absolute_errors(*statistic.pair(table), rng=gate_stream("C11.bounds", task, seed=seed))
-    error = float(errors.value[0])
     unstable = statistic.unstable(table)
-    draft.warn("unstable_denominator", unstable)
-    interval = (
-        statistic.interval(table, method="fieller")
-        if unstable
-        else bootstrap_interval(table, statistic.of_sums, rng=rng, draws=given, n_resamples=_n_bca(given))
-    )
+    found.warn("unstable_denominator", unstable)
+    if unstable:
+        interval = statistic.interval(table, method="fieller")
+    else:
+        n_bca = N_RESAMPLES if draws is None else len(draws)
+        interval = stats.bootstrap_interval(table, statistic.of_sums, rng=rng, draws=draws, n_resamples=n_bca)
     if interval.reason == "unbounded":
-        return draft.undefined("unbounded", values={"sigma": spread.value, inner: value})
-    draft.warn("zero_variance", error == 0)
-    draft.warnings += near_zero(statistic, table)
-    relative = spread.value / abs(value) if value else math.nan
-    if not math.isnan(relative):
-        draft.details["reading"] = _reading(relative, _READINGS, "unreliable")
-    draft.details |= {
-        "percentile": published.to_dict(),
+        raise Undetermined("unbounded", found, values={"sigma": sigma, inner: value})
+    errors = stats.absolute_errors(*statistic.pair(table), rng=gate_stream("C11.bounds", task, seed=seed))
+    error = float(errors.value[0])
+    found.warn("zero_variance", error == 0)
+    found.warn("score_near_zero", near_zero(statistic, table))
+    relative = sigma / abs(value) if value else math.nan
+    if value:
+        readings = ((0.03, "very stable"), (0.10, "acceptable"), (0.20, "unstable"))
+        found.details["reading"] = _reading(relative, readings, "unreliable")
+    found.details |= {
+        "percentile": percentile.to_dict(),
         "interval": interval.to_dict(),
         "n_for_half_width": {
-            f"{width:g}": math.ceil(data.n * (1.96 * error / width) ** 2) for width in (0.05, 0.1)
+            f"{width:g}": math.ceil(n * (1.96 * error / width) ** 2) for width in (0.05, 0.1)
         },
     }
-    draft.values = {"sigma": spread.value, "standard_error": error, inner: value, "relative": relative}
-    bounds = outermost(errors, ONE_SIDED_95, SMALLEST)
-    return draft.verdict(judged(_STABLE, spread.value, error, bounds, data.n, fewest=SMALLEST))
-
-
-def _reading(value: float, readings: Sequence[tuple[float, str]], otherwise: str) -> str:
-    """The published word for a spread: of the first limit that it lies below."""
-    return next((word for limit, word in readings if value < limit), otherwise)
-
-
-def _checked_draws(draws: Int[np.ndarray, "n_boot n_units"], n: int) -> Int[np.ndarray, "n_boot n_units"]:
-    if draws.ndim != 2 or draws.shape[1] != n or not draws.size or draws.min() < 0 or draws.max() >= n:
-        raise ShapeError(f"draws has shape {draws.shape}; rows of {n} indices from 0 to {n - 1} are needed")
-    return draws
-
-
-def _n_bca(given: Int[np.ndarray, "n_boot n_units"] | None) -> int:
-    return N_RESAMPLES if given is None else len(given)
-
-
-# ------------------------------------------------------------------------------------------------ sub-samples
+    found.values = {"sigma": sigma, "standard_error": error, inner: value, "relative": relative}
+    found.interval = _outermost(errors, ONE_SIDED_95, SMALLEST)
+    return found
 
 
 @gate(
@@ -176,40 +139,36 @@ def _n_bca(given: Int[np.ndarray, "n_boot n_units"] | None) -> int:
     name="Seed variance",
     criterion="M1 Reliability",
     question="Does the score depend on the seed that drew the prompts?",
-    on_pass="The number would come out about the same on another prompt sample of this size.",
-    on_fail="Do not compare the number with anything; enlarge the sample or stratify it.",
+    on_pass=_AGAIN,
+    on_fail=_LARGER,
     weakness="The subsets overlap, so their spread is too small by a fifth, and five values estimate it with "
     "an error of a third: at a true relative error of 0.32 the published rule says moderate half the time.",
     number=Quantity(
         label="standard error of the score over the score",
         value="relative_standard_error",
         published="coefficient_of_variation",
-        higher=False,
+        rule=_SEEDS,
+        fewest=SMALLEST_POOL,
         least=0.0,
     ),
-    reasons={
-        "too_few": (
-            "In a pool below 100 prompts, an unseen heavy tail could hide most of the spread.",
-            "Draw from a pool of at least 100 prompts.",
-        )
-    },
+    few=_TAIL,
+    counts="prompts in the pool",
+    sized=True,
 )
 def seed_variance(
     y_full: Real[np.ndarray, " n"],
     y_circuit: Real[np.ndarray, " n"],
     *,
-    n_prompts: int = N_PROMPTS,
+    n_prompts: int = 40,
     seeds: Sequence[int] = SEEDS,
     subsets: Sequence[Int[np.ndarray, " _"]] | None = None,
     y_other: Real[np.ndarray, " n"] | None = None,
     inner: str = "faithfulness",
     unit_id: Shaped[np.ndarray, " n"] | None = None,
     strata: Shaped[np.ndarray, " n"] | None = None,
-    circuit_size: int | None = None,
-    n_heads: int | None = None,
     task: str = "",
     seed: int = SEED,
-) -> Verdict:
+) -> Found:
     """Relative spread of a circuit's score over samples that different seeds draw from one pool.
 
     Published: coefficient of variation (ddof 0) of the scores, below 0.10 a pass, above 0.20 a fail. With
@@ -225,8 +184,6 @@ def seed_variance(
         inner: `faithfulness` or `completeness`.
         unit_id: Prompts that belong together, drawn together.
         strata: Classes that each sample holds in the proportions of the pool.
-        circuit_size: Heads in the circuit, for the flags of odd circuits.
-        n_heads: Heads of the model.
         task: Names the random streams.
         seed: Root of the bounds; samples have their own.
 
@@ -239,34 +196,95 @@ def seed_variance(
     if not len(seeds):
         raise InputError("seeds is empty; give at least one seed, each draws one sample")
     statistic = inner_metric(inner)
-    runs = {"y_circuit": y_circuit, "y_full": y_full} | ({} if y_other is None else {"y_other": y_other})
-    data = sample(unit_id, **runs)
-    odd = circuit_flags(circuit_size, n_heads)
-    draft = data.draft(_SEEDS, "C30.seed_variance", *odd, seeds=list(seeds))
-    if reason := data.missing():
-        return draft.undefined(reason)
-    size = max(1, round(data.n * n_prompts / data.n_prompts))
-    table = data.table[:2]
+    other = {} if y_other is None else {"y_other": y_other}
+    data = sample(unit_id, y_circuit=y_circuit, y_full=y_full, **other)
+    found = data.found("C30.seed_variance", seeds=list(seeds))
+    size, table = max(1, round(data.n * n_prompts / data.n_prompts)), data.table[:2]
     if subsets is None and size <= data.n:
-        codes = None if strata is None else unit_labels(data, data.label(strata, "strata"))[0]
-        subsets = [shuffled(gate_stream("C30", task, seed=root), data.n, codes)[:size] for root in seeds]
+        subsets = [data.shuffled(gate_stream("C30", task, seed=root), strata)[:size] for root in seeds]
     scores = scores_of(statistic, table, subsets or ())
-    spread = coefficient_of_variation(scores) if len(scores) else Estimate(value=math.nan)
-    draft.values = {
-        "coefficient_of_variation": spread.value,
-        "mean": float(scores.mean()) if len(scores) else math.nan,
-    }
-    draft.details["scores"] = scores
-    draft.warn("unstable_denominator", statistic.unstable(table))
+    spread = stats.coefficient_of_variation(scores) if len(scores) else None
+    variation = spread.value if spread else math.nan
+    found.values["coefficient_of_variation"] = variation
+    found.values["mean"] = float(scores.mean()) if spread else math.nan
+    found.details["scores"] = scores
+    found.warn("unstable_denominator", statistic.unstable(table))
     if data.n_prompts <= n_prompts:
-        return draft.undefined("pool_too_small")
-    if spread.reason:
-        return draft.undefined(spread.reason)
-    draft.details["reading"] = _reading(spread.value, _SEED_READINGS, _SEEDS.published(spread.value))
+        raise Undetermined("pool_too_small", found)
+    if spread and spread.reason:
+        raise Undetermined(spread.reason, found)
+    readings = ((0.05, "excellent"), (0.10, "acceptable"))
+    found.details["reading"] = _reading(variation, readings, _SEEDS.published(variation))
     if y_other is not None and subsets:
-        other = scores_of(statistic, data.table[[2, 1]], subsets)
-        better = float(np.mean(scores > other))
-        draft.details["sign_consistency"] = max(better, float(np.mean(scores < other)))
-    draft.warnings += near_zero(statistic, table)
-    error = relative_error(statistic, table, size, rng=gate_stream("C30.bounds", task, seed=seed))
-    return by_relative_error(_SEEDS, spread.value, error, data, draft)
+        rival = scores_of(statistic, data.table[[2, 1]], subsets)
+        found.details["sign_consistency"] = float(max(np.mean(scores > rival), np.mean(scores < rival)))
+    rng = gate_stream("C30.bounds", task, seed=seed)
+    return with_relative_error(found, statistic, table, size, rng)
+
+
+def _reading(value: float, readings: Sequence[tuple[float, str]], otherwise: str) -> str:
+    """The published word for a spread: of the first limit that it lies below."""
+    return next((word for limit, word in readings if value < limit), otherwise)
+
+
+# ---- what test-retest shares: errors relative to a score, scores of parts of the prompts ----------------
+
+
+def near_zero(statistic: stats.RatioOfSums, table: Table) -> bool:
+    """Whether a score lies within three standard errors of 0.
+
+    An error of it in its own unit may then be small, and one relative to it large, while neither says more
+    than that the score may be 0.
+    """
+    n = table.shape[1]
+    value = float(statistic.of_sums(table.sum(axis=1), n))
+    return n > 1 and abs(value) < 3 * float(statistic.linearised(table).std(ddof=1)) / math.sqrt(n)
+
+
+def with_relative_error(
+    found: Found,
+    statistic: stats.RatioOfSums,
+    table: Table,
+    n_at: float | int,
+    rng: Rng,
+    level: float = ONE_SIDED_95,
+) -> Found:
+    """What was found, with the standard error of a ratio at a sample of `n_at` units over its absolute value.
+
+    Warns of `score_near_zero`, a score that may be 0, and of `zero_variance`.
+
+    Raises:
+        Undetermined: Where the ratio is undefined (`zero_denominator`) or below 1e-8 (`zero_mean`).
+    """
+    found.warn("score_near_zero", near_zero(statistic, table))
+    value = float(statistic.of_sums(table.sum(axis=1), table.shape[1]))
+    if not abs(value) >= 1e-8:  # else it is not a scale to compare its error with
+        raise Undetermined("zero_denominator" if math.isnan(value) else "zero_mean", found)
+    errors = stats.relative_errors(*statistic.pair(table), n_at=n_at, rng=rng)
+    found.values["relative_standard_error"] = float(errors.value[0])
+    found.warn("zero_variance", errors.value[0] == 0)
+    found.interval = _outermost(errors, level, SMALLEST_POOL)
+    return found
+
+
+def _outermost(errors: stats.RelativeErrors, level: float, fewest: int) -> Interval:
+    """The bounds of the only column; both 0 where nothing varies, else undefined below `fewest` units.
+
+    A heavy tail that a sample has not shown makes any upper bound of a spread too low: over t5 and
+    exponential values about twice as often as the bound says, more often with fewer units. Upper bounds have
+    min(1 / 2, n / 250) of the error that is allowed.
+    """
+    if errors.value[0] == 0:
+        return Interval(low=0.0, high=0.0, level=level, method="outermost", reason="degenerate")
+    if errors.n < fewest:
+        return undefined_interval(level, "outermost", "too_few")
+    low = float(errors.bounds(level)[0, 0])
+    high = float(errors.bounds(1 - (1 - level) * min(0.5, errors.n / 250))[1, 0])
+    return Interval(low=low, high=high, level=level, method="outermost")
+
+
+def scores_of(statistic: stats.RatioOfSums, table: Table, subsets: Sequence[Any]) -> Scores:
+    """The score on each subset of units, those without one left out."""
+    sums = [(table[:, rows].sum(axis=1), len(rows)) for rows in subsets if len(rows)]
+    scores = np.array([statistic.of_sums(*each) for each in sums], dtype=np.float64)
+    return scores[np.isfinite(scores)]

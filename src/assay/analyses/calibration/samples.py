@@ -1,20 +1,28 @@
-"""What gates on per-prompt runs share: independent units, the ratio under study, flags of odd circuits."""
+"""What gates share: runs in independent units, the ratio under study, scores of heads and their bounds."""
 
+import math
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int64, Shaped
+from jaxtyping import Bool, Float64, Int64, Real, Shaped
 
-from assay.analyses.calibration.gate import ALPHA, Draft
-from assay.core.errors import InputError, ShapeError, check_name
-from assay.core.verdict import Interval, Rule, Verdict
+from assay.analyses.calibration.gate import Found, Undetermined
+from assay.core.errors import ShapeError, check_name
+from assay.core.verdict import ONE_SIDED_95, Interval, Rule, undefined_interval
 from assay.stats import RatioOfSums, ratio_of
 
 
+SEED = 42  # root of the published resampling streams
+ALPHA = 0.05
 FEWEST = 3  # prompts, or units, below which nothing about their spread is known
 FEWEST_AT_A_THIRD = 5  # from which bounds of a skewed mean hold 5 % when they are taken at a third of it
+
+_UNDEFINED_SHARE = 0.01  # replicates that may be undefined before their percentiles are
+HALF = Rule(pass_at=0.5, strict=False)  # of the heads
+_EQUAL = 1e-12  # relative spread below which replicates differ by rounding only
 
 _INNER = {
     "faithfulness": ratio_of("circuit", "full"),
@@ -67,19 +75,48 @@ class Sample:
         """Why there is nothing to say, or None."""
         return "no_valid_prompt" if self.n == 0 else "too_few" if self.n < fewest else None
 
-    def draft(self, rule: Rule, metric: str, *warnings: str, **details: Any) -> Draft:
-        """What a gate notes about these runs, begun: its limits, codes, name and numbers of prompts."""
-        return Draft(
-            thresholds=limits(rule),
+    def found(self, metric: str, *warnings: str, fewest: int | None = FEWEST, **details: Any) -> Found:
+        """What a gate computes of these runs, begun: codes, name and numbers of prompts.
+
+        Raises:
+            Undetermined: Without a prompt (`no_valid_prompt`), or below `fewest` units (`too_few`).
+        """
+        found = Found(
+            n=self.n,
             warnings=(*self.warnings, *warnings),
             details={"metric": metric, **self.counts, **details},
         )
+        if fewest is not None and (reason := self.missing(fewest)):
+            raise Undetermined(reason, found)
+        return found
 
     def label(self, labels: Shaped[np.ndarray, " n_given"], name: str) -> Shaped[np.ndarray, " n_prompts"]:
         """Labels of the prompts left in."""
         if labels.shape != self.used.shape:
             raise ShapeError(f"{name} has shape {labels.shape}; one per prompt, {self.used.shape}, is needed")
         return np.asarray(labels[self.used])
+
+    def unit_labels(
+        self, labels: Shaped[np.ndarray, " n_given"], name: str
+    ) -> tuple[Int64[np.ndarray, " n"], bool]:
+        """A label per unit, coded, and whether every unit has only one."""
+        codes = np.unique(self.label(labels, name), return_inverse=True)[1].reshape(-1).astype(np.int64)
+        of_unit = np.zeros(self.n, dtype=np.int64)
+        of_unit[self.unit[::-1]] = codes[::-1]  # the first prompt of a unit speaks for it
+        return of_unit, bool((of_unit[self.unit] == codes).all())
+
+    def shuffled(
+        self, rng: np.random.Generator, strata: Shaped[np.ndarray, " n_given"] | None
+    ) -> Int64[np.ndarray, " n"]:
+        """A random order of the units, every stretch of which holds the strata in about their proportions."""
+        order = rng.permutation(self.n)
+        if strata is None:
+            return order
+        codes, place = self.unit_labels(strata, "strata")[0], np.empty(self.n)
+        for stratum in np.unique(codes):
+            members = order[codes[order] == stratum]
+            place[members] = (np.arange(len(members)) + rng.random()) / len(members)
+        return np.argsort(place, kind="stable")
 
 
 def sample(unit_id: Shaped[np.ndarray, " n_given"] | None = None, **vectors: Any) -> Sample:
@@ -129,6 +166,15 @@ def summed(
     return sums * (n_units / len(codes))
 
 
+def gate_stream(code: str, task: str = "", *, seed: int = SEED) -> np.random.Generator:
+    """The generator of one gate on one task: results do not depend on which other gates ran.
+
+    `Generator(PCG64(SeedSequence([seed, crc32(code), crc32(task)])))`.
+    """
+    words = [seed, zlib.crc32(code.encode()), zlib.crc32(task.encode())]
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
+
+
 def cautious_alpha(n: int, plain_from: int) -> float:
     """One-sided level at which bounds of a mean of `n` values hold 5 % for normal, t5 and exponential ones.
 
@@ -140,43 +186,6 @@ def cautious_alpha(n: int, plain_from: int) -> float:
     return ALPHA if n >= plain_from else ALPHA / 3
 
 
-def circuit_flags(circuit_size: int | None, n_heads: int | None) -> tuple[str, ...]:
-    """`empty_circuit` and `trivial_circuit` (every head), where the sizes are known."""
-    if circuit_size is None:
-        return ()
-    if circuit_size < 0 or (n_heads is not None and circuit_size > n_heads):
-        raise InputError(f"circuit_size is {circuit_size} of n_heads {n_heads}; expected 0 to n_heads")
-    return (
-        ("empty_circuit",) if circuit_size == 0 else ("trivial_circuit",) if circuit_size == n_heads else ()
-    )
-
-
-def judged(
-    rule: Rule,
-    published: float,
-    value: float,
-    interval: Interval,
-    n: int,
-    *,
-    fewest: int | None = None,
-    **more: Any,
-) -> Verdict:
-    """The published rule on one number and the same rule with confidence on what it estimates.
-
-    Args:
-        rule: Of both.
-        published: The source's point estimate.
-        value: Estimate of the quantity judged with confidence.
-        interval: Its bounds.
-        n: Examples behind them.
-        fewest: Examples below which the interval is `too_few`.
-        **more: Other fields of `Verdict`.
-    """
-    verdict = rule.judge(value, interval, n)
-    needed = fewest if interval.reason == "too_few" else verdict.n_needed
-    return replace(verdict, published=rule.published(published), **{"n_needed": needed, **more})
-
-
 def conjunction(parts: Sequence[str]) -> str:
     """`fail` where any part fails, `pass` where all pass; else `moderate` where none is open."""
     if "fail" in parts:
@@ -186,6 +195,58 @@ def conjunction(parts: Sequence[str]) -> str:
     return "moderate" if "moderate" in parts else "pass"
 
 
-def limits(rule: Rule) -> dict[str, float | None]:
-    """Thresholds of a rule, for a verdict without a judgement."""
-    return {"pass": rule.pass_at, "fail": rule.pass_at if rule.fail_at is None else rule.fail_at}
+# ---- scores of heads ----------------------------------------------------------------------------------
+
+
+def percentile_bounds(
+    point: float, replicates: Float64[np.ndarray, " _"], *, level: float = ONE_SIDED_95
+) -> Interval:
+    """Percentiles of replicates; by default two one-sided 95 % bounds.
+
+    Returns:
+        Undefined (`undefined_replicates`) where more than 1 % of the replicates are; both ends at the point
+        (`degenerate`) where they are all equal.
+    """
+    defined = replicates[np.isfinite(replicates)]
+    if math.isnan(point) or len(defined) < max(1.0, (1 - _UNDEFINED_SHARE) * len(replicates)):
+        return undefined_interval(level, "percentile", "undefined_replicates")
+    if np.ptp(defined) <= _EQUAL * max(abs(point), float(np.abs(defined).max())):
+        return Interval(low=point, high=point, level=level, method="percentile", reason="degenerate")
+    low, high = np.quantile(defined, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(low=float(low), high=float(high), level=level, method="percentile")
+
+
+def halves(n: int, n_splits: int, rng: np.random.Generator) -> Float64[np.ndarray, "2 n_splits n"]:
+    """Weights that average over either half of n units, for random splits; the second has the odd one."""
+    first = np.zeros((n_splits, n))
+    np.put_along_axis(first, np.argsort(rng.random((n_splits, n)), axis=1)[:, : n // 2], 1.0, axis=1)
+    return np.stack([first / (n // 2), (1 - first) / (n - n // 2)])
+
+
+def mirrored(point: float, interval: Interval) -> Interval:
+    """The interval reflected at the point."""
+    return replace(interval, low=2 * point - interval.high, high=2 * point - interval.low)
+
+
+def scored_heads(table: Float64[np.ndarray, "*P H"]) -> Bool[np.ndarray, " H"]:
+    """Heads that have a score at all: some finite entry in their column, or a finite entry."""
+    return np.asarray(np.isfinite(np.atleast_2d(table)).any(axis=0))
+
+
+def finite_heads(table: Real[np.ndarray, "n k"], unit_id: Any) -> tuple[Sample, Bool[np.ndarray, " k"]]:
+    """Prompts finite at all heads that are finite anywhere; the others hold zeros and are marked."""
+    x = np.asarray(table, dtype=np.float64)
+    if x.ndim != 2:
+        raise ShapeError(f"a table of heads has shape {x.shape}; prompts by heads are needed")
+    finite = np.isfinite(x).any(axis=0) if len(x) else np.ones(x.shape[1], dtype=np.bool_)
+    return sample(unit_id, heads=np.where(finite, x, 0.0)), np.asarray(finite)
+
+
+def majorities(k: int) -> tuple[int, int]:
+    """How many of k heads are half of them, and how many more than half."""
+    return (k + 1) // 2, k // 2 + 1
+
+
+def by_p(p_pass: float, p_fail: float) -> str:
+    """`fail` before `pass`: the two exclude each other, as heads of one kind are not of the other."""
+    return "fail" if p_fail <= ALPHA else "pass" if p_pass <= ALPHA else "inconclusive"

@@ -1,51 +1,59 @@
-"""Are the mean attributions of single heads known well enough?
+"""S3: are the mean attributions of single heads known well enough?
 
 A verdict on many heads is a proof about a majority of them by the partial-conjunction test: heads share
 prompts, so that a count of those which pass a test of their own is not binomial, and is not a bound.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int, Real, Shaped
+import scipy
+from jaxtyping import Float64, Int, Int64, Real, Shaped
 
-from assay.analyses.calibration._relative import unit_labels
-from assay.analyses.calibration._tables import HALF, by_p, finite_heads, majorities
-from assay.analyses.calibration.gate import ALPHA, SEED, gate, gate_stream, left_open, undefined
-from assay.analyses.calibration.quantity import Quantity
-from assay.analyses.calibration.reasons import below
-from assay.analyses.calibration.samples import Sample, limits
+from assay import stats
+from assay.analyses.calibration.gate import Found, Heads, Quantity, Undetermined, gate, head_name
+from assay.analyses.calibration.samples import ALPHA, HALF, SEED, by_p, finite_heads, gate_stream, majorities
 from assay.core.errors import InputError, check_least
 from assay.core.verdict import Verdict
-from assay.stats import (
-    benjamini_hochberg,
-    group_differences,
-    mean_above,
-    partial_conjunction,
-    relative_errors,
-)
 from assay.stats._checks import EQUAL, varies
-from assay.stats.intervals import draw_counts
 from assay.stats.relative_error import N_RESAMPLES
 
 
-N_SUBSETS = 5
 STABLE_CV = 0.20
-NO_MEAN = 1e-12  # of subset statistics, below which their spread has no scale
 FEWEST_FOR_ERRORS = 40  # prompts from which the bounds of a relative error hold
-Subsets = Sequence[Int[np.ndarray, " _"]]
-_LIMITS = {**limits(HALF), "relative_error": STABLE_CV}
 _SHARE = Quantity(
     label="share of heads that are stable",
     value="share_stable",
     published="share_passing",
-    strict=False,
+    rule=HALF,
+    fewest=FEWEST_FOR_ERRORS,
     least=0.0,
     most=1.0,
 )
+_GROUPS = Quantity(label="heads that differ between groups", value="n_unstable", least=0.0)
+
+Table = Float64[np.ndarray, "n k"]
+Column = Float64[np.ndarray, " k"]
+
+
+def _tests(verdict: Verdict, heads: Heads) -> Iterator[dict[str, Any]]:
+    """Mean, and spread, of each head differ between groups (Welch, Brown-Forsythe)."""
+    part = verdict.sub_results.get("groups")
+    if part is None or "p" not in part.details:
+        return
+    for kind, row in zip(("mean", "spread"), part.details["p"], strict=True):
+        for at, (column, p) in enumerate(zip(verdict.details["columns"], row, strict=True)):
+            yield {
+                "name": f"the {kind} of {head_name(int(column), heads)} differs between groups",
+                "test_key": f"S3/{kind}/{int(column)}",
+                "p": p,
+                "p_kind": "F",
+                # None, not False: the published code has no such test, so its rule does not count one.
+                "passed": True if at in part.details["unstable"] else None,
+            }
 
 
 @gate(
@@ -62,23 +70,22 @@ _SHARE = Quantity(
     number=_SHARE,
     parts={
         "difference": replace(_SHARE, label="the same of effects on right less wrong answer"),
-        "groups": Quantity(
-            label="heads that differ between groups", value="n_unstable", higher=False, least=0.0
-        ),
+        "groups": _GROUPS,
     },
-    reasons=below(FEWEST_FOR_ERRORS, "no bounds of a relative error hold for skewed attributions"),
+    few="no bounds of a relative error hold for skewed attributions",
     parts_share_reasons=False,
+    tests=_tests,
 )
 def distributional_stability(
     attributions: Real[np.ndarray, "n k"],
     *,
     groups: Shaped[np.ndarray, " n"] | None = None,
     unit_id: Shaped[np.ndarray, " n"] | None = None,
-    subsets: Subsets | None = None,
-    n_subsets: int = N_SUBSETS,
+    subsets: Sequence[Int[np.ndarray, " _"]] | None = None,
+    n_subsets: int = 5,
     task: str = "",
     seed: int = SEED,
-) -> Verdict:
+) -> Found:
     """Whether the mean attributions of half of a circuit's heads are known well enough.
 
     Published: coefficient of variation (ddof 1) over random subsets of the prompts below 0.20 for the mean
@@ -115,81 +122,78 @@ def distributional_stability(
     """
     check_least(2, n_subsets=n_subsets)
     data, finite = finite_heads(attributions, unit_id)
-    draft = data.draft(HALF, "S3.distributional_stability")
-    draft.thresholds = _LIMITS
-    draft.warn("head_dropped", not finite.all())
-    reason = data.missing(3 * n_subsets) or (None if finite.any() else "no_heads")
-    if reason is not None:
-        return draft.undefined(reason)
+    dropped = () if finite.all() else ("head_dropped",)
+    found = data.found("S3.distributional_stability", *dropped, fewest=3 * n_subsets)
+    found.thresholds = {"relative_error": STABLE_CV}
+    if not finite.any():
+        raise Undetermined("no_heads", found)
     x = data.vectors[0][:, finite]
     rng = gate_stream("S3", task, seed=seed)
     if subsets is None:
         subsets = np.array_split(rng.permutation(data.n), n_subsets)
     spreads = _subset_spreads(x, subsets)
     passing = (spreads[0] < STABLE_CV) & (spreads[1] < STABLE_CV)  # NaN does not pass
-    published = float(passing.mean())
     error, p_stable, p_unstable = errors_of_means(x, rng)
-    parts = {"variance": judge_variances(x, rng)}
+    found.parts = {"variance": judge_variances(x, rng)}
     differing = np.zeros(x.shape[1], dtype=np.bool_)
     if groups is not None:
-        parts["groups"], by_group, differing, crossed = _by_group(x, data, data.label(groups, "groups"))
-        p_unstable = np.minimum(1.0, 3 * np.minimum(p_unstable, by_group))  # Bonferroni over three tests
-        draft.warn("units_cross_groups", crossed)
+        labels, whole = data.unit_labels(groups, "groups")
+        part = _GROUPS.judges(_by_group)(x, labels, whole)
+        found.warn("units_cross_groups", not whole)
+        found.parts |= {"groups": part}
+        if part.reason not in ("units_cross_groups", "not_applicable"):
+            differing[part.details["unstable"]] = True
+            by_group = np.nan_to_num(part.details["p"], nan=1.0).min(axis=0)
+            p_unstable = np.minimum(p_unstable, by_group)
+        p_unstable = np.minimum(1.0, 3 * p_unstable)  # Bonferroni over three tests
     stable = (error < STABLE_CV) & ~differing & (p_unstable > ALPHA)
     p_stable = np.where(differing | (p_unstable <= ALPHA), 1.0, p_stable)
     half, most = majorities(x.shape[1])
-    p_pass, p_fail = partial_conjunction(p_stable, half), partial_conjunction(p_unstable, most)
-    draft.values = {
-        "share_passing": published,
+    p_pass, p_fail = stats.partial_conjunction(p_stable, half), stats.partial_conjunction(p_unstable, most)
+    found.values = {
+        "share_passing": float(passing.mean()),
         "share_stable": float(stable.mean()),
         "mean_cv_mean": _mean(spreads[0]),
         "mean_cv_variance": _mean(spreads[1]),
         "p_half_stable": p_pass,
         "p_most_unstable": p_fail,
     }
-    draft.details |= {
+    found.details |= {
         "columns": np.flatnonzero(finite),
         "cv_mean": spreads[0],
         "cv_variance": spreads[1],
         "cv_skewness": spreads[2],
         "passing": passing,
         "relative_error_mean": error,
-        "relative_error_variance": parts["variance"].details["relative_error"],
+        "relative_error_variance": found.parts["variance"].details["relative_error"],
         "p_stable": p_stable,
         "p_unstable": p_unstable,
         "stable": stable,
     }
-    flat = not any(varies(column) for column in x.T)
-    draft.warn("zero_variance", flat)
-    verdict = Verdict(
-        status=by_p(p_pass, p_fail),
-        published=HALF.published(published),
-        sub_results=parts,
-        **vars(draft),
-    )
-    if flat:
-        return left_open(verdict, "zero_variance")
-    return verdict if data.n >= FEWEST_FOR_ERRORS else left_open(verdict, "too_few", FEWEST_FOR_ERRORS)
+    found.status = by_p(p_pass, p_fail)
+    if not any(varies(column) for column in x.T):
+        found.warn("zero_variance")
+        found.open("zero_variance")
+    return found
 
 
-def errors_of_means(
-    x: Float64[np.ndarray, "n k"], rng: np.random.Generator
-) -> tuple[Float64[np.ndarray, " k"], Float64[np.ndarray, " k"], Float64[np.ndarray, " k"]]:
+def errors_of_means(x: Table, rng: np.random.Generator) -> tuple[Column, Column, Column]:
     """Relative standard error of each mean, p of "it is 0.20 or more", and p of "it is 0.20 or less"."""
     scaled = _scaled(x)
-    errors = relative_errors(scaled, rng=rng)
+    errors = stats.relative_errors(scaled, rng=rng)
     beyond = _beyond_limit(scaled)
     # Lower bounds on a logarithmic scale know nothing of a head whose mean may be 0; Hall's alone holds.
-    return errors.value, np.maximum(errors.p_below(STABLE_CV), mean_above(beyond)), mean_above(-beyond)
+    p_stable = np.maximum(errors.p_below(STABLE_CV), stats.mean_above(beyond))
+    return errors.value, p_stable, stats.mean_above(-beyond)
 
 
-def _scaled(x: Float64[np.ndarray, "n k"]) -> Float64[np.ndarray, "n k"]:
+def _scaled(x: Table) -> Table:
     """Each head in a unit of its own: fourth powers could vanish, and the unit does not matter."""
     largest = np.abs(x).max(axis=0)
     return np.asarray(x / np.where(largest > 0, largest, 1.0))
 
 
-def _beyond_limit(x: Float64[np.ndarray, "n k"]) -> Float64[np.ndarray, "n k"]:
+def _beyond_limit(x: Table) -> Table:
     """Values whose mean is |m| - s / (limit root n), and whose spread is its error, to first order."""
     centre = x.mean(axis=0)
     spread = np.array([column.std() if varies(column) else 0.0 for column in x.T])
@@ -199,12 +203,12 @@ def _beyond_limit(x: Float64[np.ndarray, "n k"]) -> Float64[np.ndarray, "n k"]:
     return np.asarray(np.abs(centre) + apart - scale * (share + spread) / 2)
 
 
-def judge_variances(x: Float64[np.ndarray, "n k"], rng: np.random.Generator) -> Verdict:
+def judge_variances(x: Table, rng: np.random.Generator) -> Verdict:
     """Whether the variances of more than half of the heads are known too badly: bootstrap of the kurtosis."""
     n, k = x.shape
     varied = np.array([varies(column) for column in x.T])
     z = np.where(varied, _scaled(x - x.mean(axis=0)), 0.0)
-    weights = np.concatenate([np.ones((1, n)), draw_counts(n, N_RESAMPLES, rng)]) / n
+    weights = np.concatenate([np.ones((1, n)), stats.draw_counts(n, N_RESAMPLES, rng)]) / n
     first, second, third, fourth = (weights @ z**power for power in range(1, 5))
     variance = np.maximum(second - first**2, 0.0)
     around = fourth - 4 * first * third + 6 * first**2 * second - 3 * first**4
@@ -214,84 +218,56 @@ def judge_variances(x: Float64[np.ndarray, "n k"], rng: np.random.Generator) -> 
     limit = n * STABLE_CV**2 + least
     p = (1 + (kurtosis[1:] <= limit).sum(axis=0)) / (1 + N_RESAMPLES)
     p[~varied] = 1.0
-    p_fail = partial_conjunction(p, majorities(k)[1])
-    return Verdict(
+    p_fail = stats.partial_conjunction(p, majorities(k)[1])
+    found = Found(
+        values={"share_stable": float((error < STABLE_CV).mean()), "p_most_unstable": p_fail},
+        thresholds={"relative_error": STABLE_CV},
         status=by_p(1.0, p_fail),
         published="none",
-        values={"share_stable": float((error < STABLE_CV).mean()), "p_most_unstable": p_fail},
-        thresholds=_LIMITS,
         reason=None if p_fail <= ALPHA else "no_upper_bound",
         details={"metric": "S3.variance", "relative_error": error, "p_unstable": p},
     )
+    return _SHARE.judge(found)
 
 
-def _mean(values: Float64[np.ndarray, " _"]) -> float:
+def _mean(values: Column) -> float:
     return float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
 
 
-def _subset_spreads(x: Float64[np.ndarray, "n k"], subsets: Subsets) -> Float64[np.ndarray, "3 k"]:
+def _subset_spreads(x: Table, subsets: Sequence[Any]) -> Float64[np.ndarray, "3 k"]:
     """Coefficient of variation (ddof 1) over subsets of mean, variance and skewness; NaN without a scale."""
-    if len(subsets) < 2 or min(map(len, subsets)) < 2:
-        raise InputError(
-            f"subsets hold {[len(rows) for rows in subsets]} units; expected two or more subsets of at "
-            "least 2"
-        )
-    moments = np.full((3, len(subsets), x.shape[1]), np.nan)
+    sizes = [len(rows) for rows in subsets]
+    if len(sizes) < 2 or min(sizes) < 2:
+        raise InputError(f"subsets hold {sizes} units; expected two or more subsets of at least 2")
+    moments = np.zeros((3, len(subsets), x.shape[1]))
     for at, rows in enumerate(subsets):
         part = x[rows]
         moments[0, at] = part.mean(axis=0)
-        moments[1, at] = part.var(axis=0, ddof=1)
-        alike = np.array([not varies(column) for column in part.T])
-        moments[1, at, alike] = 0.0  # not the rounding of the mean
-        moments[2, at] = _skewness(part, alike)
+        varied = np.array([varies(column) for column in part.T])  # of others, 0: not the rounding of the mean
+        moments[1, at, varied] = part[:, varied].var(axis=0, ddof=1)
+        if len(part) > 2 and varied.any():
+            moments[2, at, varied] = scipy.stats.skew(part[:, varied], axis=0, bias=False)
     centre = np.abs(moments.mean(axis=1))
-    found = np.full(centre.shape, np.nan)
-    np.divide(moments.std(axis=1, ddof=1), centre, out=found, where=centre >= NO_MEAN)
-    return found
+    spreads = np.full(centre.shape, np.nan)
+    # Below 1e-12 the mean over subsets is not a scale for their spread.
+    return np.asarray(np.divide(moments.std(axis=1, ddof=1), centre, out=spreads, where=centre >= 1e-12))
 
 
-def _skewness(part: Float64[np.ndarray, "m k"], alike: Bool[np.ndarray, " k"]) -> Float64[np.ndarray, " k"]:
-    """Adjusted skewness G1; 0 for a constant head, as the source has it."""
-    found = np.zeros(part.shape[1])
-    if len(part) > 2 and not alike.all():
-        m, varied = len(part), part[:, ~alike]
-        z = (varied - varied.mean(axis=0)) / varied.std(axis=0, ddof=1)
-        found[~alike] = m / ((m - 1) * (m - 2)) * (z**3).sum(axis=0)
-    return found
-
-
-def _by_group(
-    x: Float64[np.ndarray, "n k"], data: Sample, labels: Shaped[np.ndarray, " n_prompts"]
-) -> tuple[Verdict, Float64[np.ndarray, " k"], Bool[np.ndarray, " k"], bool]:
-    """The smaller p of each head, heads that differ between groups, whether units lie in several.
-
-    Then, and with fewer than two groups, nothing is tested, and each p is 1.
-    """
-    of_unit, whole = unit_labels(data, labels)
-    details: dict[str, Any] = {"metric": "S3.groups"}
-    if not whole:
-        # Tests of independent groups do not hold for one image in many groups.
-        verdict = undefined("units_cross_groups", published="none", details=details)
-        return verdict, np.ones(x.shape[1]), np.zeros(x.shape[1], dtype=np.bool_), True
-    rows = [np.flatnonzero(of_unit == each) for each in np.unique(of_unit)]
-    found = [group_differences([column[each] for each in rows]) for column in x.T]
-    if len(found[0].used) < 2:
-        verdict = undefined("not_applicable", published="none", details=details)
-        return verdict, np.ones(x.shape[1]), np.zeros(x.shape[1], dtype=np.bool_), False
-    p = np.array(
-        [
-            [each.welch.p_value if not each.welch.reason else each.classic.p_value for each in found],
-            [each.brown_forsythe.p_value for each in found],
-        ]
-    )
-    adjusted = benjamini_hochberg(p)
+def _by_group(x: Table, labels: Int64[np.ndarray, " n"], whole: bool) -> Found:
+    """Heads whose mean or spread differs between groups."""
+    found = Found(details={"metric": "S3.groups"}, published="none")
+    if not whole:  # tests of independent groups do not hold for one image in many groups
+        raise Undetermined("units_cross_groups", found)
+    rows = [np.flatnonzero(labels == each) for each in np.unique(labels)]
+    tests = [stats.group_differences([column[each] for each in rows]) for column in x.T]
+    if len(tests[0].used) < 2:
+        raise Undetermined("not_applicable", found)
+    means = [each.classic.p_value if each.welch.reason else each.welch.p_value for each in tests]
+    p = np.array([means, [each.brown_forsythe.p_value for each in tests]])
+    adjusted = stats.benjamini_hochberg(p)
     differing = (adjusted <= ALPHA).any(axis=0)
-    details |= {"p": p, "adjusted_p": adjusted, "unstable": np.flatnonzero(differing)}
-    verdict = Verdict(
-        status="fail" if differing.any() else "inconclusive",
-        published="none",
-        values={"n_unstable": float(differing.sum()), "share_unstable": float(differing.mean())},
-        reason=None if differing.any() else "no_difference_found",
-        details=details,
-    )
-    return verdict, np.where(np.isnan(p), 1.0, p).min(axis=0), np.asarray(differing), False
+    found.details |= {"p": p, "adjusted_p": adjusted, "unstable": np.flatnonzero(differing)}
+    found.values = {"n_unstable": float(differing.sum()), "share_unstable": float(differing.mean())}
+    found.status = "fail" if differing.any() else "inconclusive"
+    found.reason = None if differing.any() else "no_difference_found"
+    return found

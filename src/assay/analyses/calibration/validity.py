@@ -1,31 +1,43 @@
-"""Is a circuit ordered by depth as its roles say, and better than a set picked by a simple rule."""
+"""C23: does a circuit follow depth as its roles say? C36: is it better than a set picked by a simple rule?"""
 
 import itertools
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import scipy
-from jaxtyping import Bool, Float64, Real, Shaped
+from jaxtyping import Bool, Float64, Shaped
 
-from assay.analyses.calibration.gate import ALPHA, SEED, Draft, gate, gate_stream, left_open
-from assay.analyses.calibration.quantity import Quantity
-from assay.analyses.calibration.reasons import below
-from assay.analyses.calibration.samples import Sample, sample
+from assay import stats
+from assay.analyses.calibration.gate import Found, Quantity, Undetermined, gate
+from assay.analyses.calibration.samples import ALPHA, SEED, gate_stream, sample
 from assay.circuits import HeadCircuit
-from assay.core.errors import InputError, ShapeError, check_least
-from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict
-from assay.stats import RatioOfSums, fieller_interval, skewed_mean_interval, spearman_test
+from assay.core.errors import InputError, check_least
+from assay.core.verdict import ONE_SIDED_95, Rule, Verdict
 from assay.stats.skewed_mean import FEWEST_FOR_MEANS
 
 
-_NO_MARGIN = 1e-8  # mean margin of the full model below which nothing is a share of it
-_EQUAL = 1e-12  # relative spread below which prompts differ by rounding only
+_DENSITY = Quantity(label="layer against number of heads, rank correlation", value="rho")
+_GAIN = Quantity(
+    label="faithfulness gained over the baseline", rule=Rule(pass_at=0.0), fewest=FEWEST_FOR_MEANS, unit=0.1
+)
+_SUBSTANTIAL = replace(_GAIN, label="the same gain against 0.1", rule=Rule(pass_at=0.1), unit=None)
 
 
-# --------------------------------------------------------------------------------------------- C23
+def _roles(verdict: Verdict, heads: Any) -> Iterator[dict[str, Any]]:
+    """Mean layers of the roles rise with pathway depth."""
+    yield {
+        "name": "roles lie in the order of their pathways",
+        "test_key": "C23/roles",
+        "p": verdict.values.get("role_level_p"),
+        "p_kind": "exact" if verdict.details.get("exact") else "permutation",
+        "passed": verdict.status == "pass",
+        "value": verdict.values.get("role_level_rho"),
+        "baseline": 0.0,
+        "n": len(verdict.details.get("roles", ())),
+    }
 
 
 @gate(
@@ -37,42 +49,28 @@ _EQUAL = 1e-12  # relative spread below which prompts differ by rounding only
     on_pass="functional order follows depth",
     on_fail="not wrong in itself; look for skip paths or mislabelled roles",
     generalises_over="orders of the roles",
-    weakness=(
-        "bands are usually defined by layer ranges, so the published correlation is near 1 by construction, "
-        "and heads of one role are not independent"
-    ),
+    weakness="bands are usually defined by layer ranges, so the published correlation is near 1 by "
+    "construction, and heads of one role are not independent",
     source="mechanistic-validity framework; Pitman (1937), doi:10.2307/2983647",
     number=Quantity(
         label="chance that roles in random order follow depth as well",
         value="role_level_p",
+        rule=Rule(pass_at=ALPHA, fail_at=1 - ALPHA, higher=False, open_ended=True),
         published=None,
-        limit="p",
-        higher=False,
-        open_ended=True,
-        two_sided=True,
         least=0.0,
         most=1.0,
     ),
-    parts={
-        "layer_density_correlation": Quantity(
-            label="layer against number of heads, rank correlation", value="rho"
-        )
-    },
+    parts={"layer_density_correlation": _DENSITY},
     reasons={
-        "not_applicable": (
-            "The circuit’s heads have no roles.",
-            "Give a circuit whose heads have roles, bands and pathways, such as a published one.",
-        ),
-        "too_few": (
-            "With so few roles, even the best order occurs by chance too often.",
-            "It needs at least four roles at different depths.",
-        ),
+        "not_applicable": ("The circuit’s heads have no roles.", "Give one with roles, bands and pathways."),
+        "too_few": ("With so few roles, even the best order is too likely.", "Give four roles or more."),
     },
     when_open="Neither order is established, and there are no more roles.",
+    tests=_roles,
 )
 def nomological_validity(
     circuit: HeadCircuit, *, n_perm: int = 10_000, task: str = "", seed: int = SEED
-) -> Verdict:
+) -> Found:
     """Rank correlation of the layer and the function of a circuit's parts.
 
     Published: over heads, layer against the ordinal of the band; passes at rho > 0 with p < 0.05. Rigorous:
@@ -96,70 +94,61 @@ def nomological_validity(
         InputError: For a role without a band.
     """
     check_least(1, n_perm=n_perm)
-    parts = {"layer_density_correlation": _layer_density(circuit)}
-    draft = Draft(thresholds={"rho": 0.0, "p": ALPHA})
-    if not circuit.roles:
-        return draft.undefined("not_applicable", sub_results=parts)
-    if circuit.k < 3:
-        return draft.undefined("too_few", sub_results=parts)
-    layers, ordinals = np.array([layer for layer, _ in circuit.heads]), np.array(circuit.ordinals)
+    layers = np.array([layer for layer, _ in circuit.heads], dtype=np.int64)
+    counts = np.bincount(layers, minlength=circuit.n_layers)
+    density_rho, density_p = _association(np.arange(circuit.n_layers), counts)
+    density = Found(
+        values={"rho": density_rho, "p": density_p},
+        status="none",
+        published="none",
+        reason=None if density_rho is not None else "zero_variance",
+        details={"counts": counts},
+    )
+    found = Found(
+        thresholds={"rho": 0.0, "p": ALPHA}, parts={"layer_density_correlation": _DENSITY.judge(density)}
+    )
+    if not circuit.roles or circuit.k < 3:
+        raise Undetermined("too_few" if circuit.roles else "not_applicable", found)
+    ordinals = np.array(circuit.ordinals)
     rho, p = _association(layers, ordinals)
-    draft.warn("circular_bands", _circular(layers, ordinals))
-    named = [name for name, role in circuit.roles.items() if role.heads]
-    mean_layers = np.array([circuit.mean_layers[name] for name in named])
-    depths = np.array([float(circuit.depths[name]) for name in named])
+    bands = [layers[ordinals == each] for each in np.unique(ordinals)]
+    disjoint = all(low.max() < high.min() for low, high in itertools.pairwise(bands))
+    found.warn("circular_bands", len(bands) > 1 and disjoint)
+    names = [name for name, role in circuit.roles.items() if role.heads]
+    mean_layers = np.array([circuit.mean_layers[name] for name in names])
+    depths = np.array([float(circuit.depths[name]) for name in names])
     rng = gate_stream("C23", task, seed=seed)
     up, down = (
-        spearman_test(sign * mean_layers, depths, rng=rng, alternative="greater", n_permutations=n_perm)
+        stats.spearman_test(sign * mean_layers, depths, rng=rng, alternative="greater", n_permutations=n_perm)
         for sign in (1, -1)
     )
-    draft.details = {
+    found.details = {
         "roles": [
             {"role": name, "mean_layer": float(layer), "depth": int(depth)}
-            for name, layer, depth in zip(named, mean_layers, depths, strict=True)
+            for name, layer, depth in zip(names, mean_layers, depths, strict=True)
         ],
         "exact": up.exact,
         "n_layers": circuit.n_layers,
     }
-    draft.values = {
-        "role_depth_rho": rho,
-        "role_depth_p": p,
-        "role_level_rho": _known(up.rho),
-        "role_level_p": _known(up.p_value),
-        "role_level_p_opposite": _known(down.p_value),
-        "smallest_p": _known(up.smallest_p),
+    tested = {
+        "role_level_rho": up.rho,
+        "role_level_p": up.p_value,
+        "role_level_p_opposite": down.p_value,
+        "smallest_p": up.smallest_p,
     }
-    status, reason = "inconclusive", up.reason
-    if rho is None:
-        reason = "zero_variance"
-    elif up.p_value < ALPHA:
-        status = "pass"
-    elif down.p_value < ALPHA:
-        status = "fail"
-    elif reason is None and not up.smallest_p < ALPHA:
-        reason = "too_few"
-    published = "inconclusive" if rho is None or p is None else "pass" if rho > 0 and p < ALPHA else "fail"
-    return Verdict(status=status, published=published, reason=reason, sub_results=parts, **vars(draft))
+    known = {name: None if math.isnan(value) else value for name, value in tested.items()}
+    found.values = {"role_depth_rho": rho, "role_depth_p": p, **known}
+    if rho is None or p is None:
+        raise Undetermined("zero_variance", found)
+    found.published = "pass" if rho > 0 and p < ALPHA else "fail"
+    if up.p_value < ALPHA or down.p_value < ALPHA:
+        found.status, found.reason = "pass" if up.p_value < ALPHA else "fail", up.reason
+    else:
+        found.open(up.reason or (None if up.smallest_p < ALPHA else "too_few"))
+    return found
 
 
-def _layer_density(circuit: HeadCircuit) -> Verdict:
-    """Layer against the number of the circuit's heads in it, without a threshold."""
-    counts = np.bincount([layer for layer, _ in circuit.heads], minlength=circuit.n_layers)
-    rho, p = _association(np.arange(circuit.n_layers), counts)
-    return Verdict(
-        status="none",
-        published="none",
-        values={"rho": rho, "p": p},
-        reason=None if rho is not None else "zero_variance",
-        details={"counts": counts},
-    )
-
-
-def _known(value: float) -> float | None:
-    return None if math.isnan(value) else value
-
-
-def _association(x: Real[np.ndarray, " n"], y: Real[np.ndarray, " n"]) -> tuple[float | None, float | None]:
+def _association(x: Any, y: Any) -> tuple[float | None, float | None]:
     """Spearman's rho with scipy's two-sided p, as published; None where a side is constant."""
     if len(x) < 3 or (x == x[0]).all() or (y == y[0]).all():
         return None, None
@@ -167,14 +156,20 @@ def _association(x: Real[np.ndarray, " n"], y: Real[np.ndarray, " n"]) -> tuple[
     return float(found.statistic), float(found.pvalue)
 
 
-def _circular(layers: Real[np.ndarray, " k"], ordinals: Real[np.ndarray, " k"]) -> bool:
-    """Whether each band begins above the last layer of the band before it."""
-    known = np.unique(ordinals)
-    ends = [(layers[ordinals == each].min(), layers[ordinals == each].max()) for each in known]
-    return len(ends) > 1 and all(low[1] < high[0] for low, high in itertools.pairwise(ends))
-
-
-# --------------------------------------------------------------------------------------------- C36
+def _random_sets(verdict: Verdict, heads: Any) -> Iterator[dict[str, Any]]:
+    """The circuit is more faithful than the random sets of each kind (Monte Carlo)."""
+    for name, other in verdict.details.get("others", {}).items():
+        if "p" in other:
+            yield {
+                "name": f"the circuit is more faithful than {name}",
+                "test_key": f"C36/{name}",
+                "p": other["p"],
+                "p_kind": "permutation",
+                "passed": verdict.status == "pass",
+                "value": verdict.values.get("faithfulness"),
+                "baseline": other["mean"],
+                "n": verdict.details.get("n"),
+            }
 
 
 @gate(
@@ -185,21 +180,16 @@ def _circular(layers: Real[np.ndarray, " k"], ordinals: Real[np.ndarray, " k"]) 
     question="Is the circuit more faithful than as many heads picked by a simple rule?",
     on_pass="discovery adds something over picking active heads",
     on_fail="prefer the simple baseline",
-    weakness=(
-        "without an interval an equal circuit passes half the time; a faithfulness above 1 counts as better"
-    ),
+    weakness="without an interval an equal circuit passes half the time; above 1 counts as better",
     source="mechanistic-validity framework; Fieller (1954), doi:10.1111/j.2517-6161.1954.tb00159.x; Hall "
     "(1992), doi:10.1111/j.2517-6161.1992.tb01876.x",
-    number=Quantity(label="faithfulness gained over the baseline", unit=0.1),
-    parts={"substantial": Quantity(label="the same gain against 0.1")},
+    number=_GAIN,
+    parts={"substantial": _SUBSTANTIAL},
+    few="no bounds of a difference hold for skewed scores",
     reasons={
-        "same_set": (
-            "The baseline is the circuit itself, or gives the same outputs, so there is no difference to "
-            "judge.",
-            "Compare with another baseline.",
-        ),
-        **below(FEWEST_FOR_MEANS, "no bounds of a difference hold for skewed scores"),
+        "same_set": ("The baseline is the circuit, or gives its outputs.", "Compare with another baseline.")
     },
+    tests=_random_sets,
 )
 def incremental_validity(
     y_full: Any,
@@ -210,7 +200,7 @@ def incremental_validity(
     baseline_members: Bool[np.ndarray, " H"] | None = None,
     others: Mapping[str, Any] | None = None,
     unit_id: Shaped[np.ndarray, " P"] | None = None,
-) -> Verdict:
+) -> Found:
     """Faithfulness of the circuit less that of a baseline set of as many heads, on the same prompts.
 
     delta = sum (y_keep - y_baseline) / sum y_full, with bounds from its influence values, at each end the
@@ -234,129 +224,63 @@ def incremental_validity(
         no bounds hold for skewed differences. The same set, or the same runs where sets are not given:
         delta 0, both verdicts inconclusive (`same_set`). Identical prompts: by sign, warning `zero_variance`.
     """
-    further = {name: np.asarray(y, dtype=np.float64) for name, y in (others or {}).items()}
-    kept = sample(
-        unit_id,
-        y_full=y_full,
-        y_keep=y_keep,
-        y_baseline=y_baseline,
-        **{f"others of {name}": y for name, y in further.items()},
-    )
-    draft = Draft(thresholds={"pass": 0.0, "fail": 0.0, "substantial": 0.1}, warnings=kept.warnings)
+    further = {f"others of {name}": np.asarray(y, dtype=np.float64) for name, y in (others or {}).items()}
+    kept = sample(unit_id, y_full=y_full, y_keep=y_keep, y_baseline=y_baseline, **further)
+    found = Found(n=kept.n, thresholds={"substantial": 0.1}, warnings=kept.warnings)
     full, keep, base = kept.vectors[:3]
-    if reason := _nothing_to_compare(kept, members):
-        return draft.undefined(reason)
-    difference = _difference(full, keep, base)
+    if members is not None and (not members.any() or members.all()):
+        raise Undetermined("no_others" if members.any() else "no_members", found)
+    if kept.n < 3:
+        raise Undetermined("too_few" if kept.n else "no_valid_prompt", found)
+    if abs(full.mean()) < 1e-8:  # nothing is a share of it
+        raise Undetermined("zero_denominator", found)
+    statistic = stats.RatioOfSums(numerator={"keep": 1.0, "base": -1.0}, denominator={"full": 1.0})
+    table = np.stack([keep, base, full])
+    delta, linear = float(statistic.of_sums(table.sum(axis=1), kept.n)), statistic.linearised(table)
+    interval = stats.skewed_mean_interval(delta, linear, level=ONE_SIDED_95)
+    # Identical prompts differ by rounding once they have been divided.
+    flat = bool(np.ptp(linear) <= 1e-12 * np.abs(table).max() / abs(full.mean()))
+    unstable = statistic.unstable(table)
+    if unstable:
+        fieller = stats.fieller_interval(keep - base, full, level=ONE_SIDED_95)
+        interval = replace(
+            stats.outermost(interval, fieller), method="fieller-hall" if fieller.defined else "fieller"
+        )
+    if flat:
+        interval = replace(interval, low=delta, high=delta, reason="degenerate")
     faithful, base_faithful = float(keep.sum() / full.sum()), float(base.sum() / full.sum())
-    draft.values = {
-        "value": difference.value,
-        "standard_error": difference.standard_error,
+    found.interval = interval
+    found.values = {
+        "value": delta,
+        "standard_error": float(linear.std(ddof=1) / math.sqrt(kept.n)),
         "faithfulness": faithful,
         "baseline_faithfulness": base_faithful,
         "delta_abs": abs(1 - base_faithful) - abs(1 - faithful),
     }
     same = np.array_equal(keep, base)
     if members is not None and baseline_members is not None:
-        draft.values |= _overlap(members, baseline_members)
+        common = float((members & baseline_members).sum())
+        found.values |= {"overlap": common, "jaccard": common / float((members | baseline_members).sum())}
         same = bool((members == baseline_members).all())
-    draft.warn("unstable_denominator", difference.unstable)
-    draft.warn("zero_variance", difference.flat and not same)
-    draft.details = {
+    found.warn("unstable_denominator", unstable)
+    found.warn("zero_variance", flat and not same)
+    vectors = zip(others or {}, kept.vectors[3:], strict=True)
+    found.details = {
         "n": kept.n,
         "n_dropped": kept.n_dropped,
-        "others": {
-            name: _against(faithful, vector, full)
-            for name, vector in zip(further, kept.vectors[3:], strict=True)
-        },
+        "others": {name: _against(faithful, vector, full) for name, vector in vectors},
     }
-    verdict, substantial = (
-        Rule(pass_at=limit).judge(difference.value, difference.interval, kept.n) for limit in (0.0, 0.1)
-    )
     if same:
-        verdict, substantial = (
-            replace(left_open(each, "same_set"), published="inconclusive") for each in (verdict, substantial)
-        )
+        found.open("same_set")
+        found.published = "inconclusive"
     elif kept.n < FEWEST_FOR_MEANS:
-        verdict, substantial = (
-            left_open(each, "too_few", FEWEST_FOR_MEANS) for each in (verdict, substantial)
-        )
-    return draft.verdict(verdict, sub_results={"substantial": substantial})
+        found.open("too_few", FEWEST_FOR_MEANS)  # also where nothing varies
+    part = replace(found, values={"value": delta}, thresholds={}, warnings=(), details={})
+    found.parts = {"substantial": _SUBSTANTIAL.judge(part)}
+    return found
 
 
-def _nothing_to_compare(kept: Sample, members: Bool[np.ndarray, " H"] | None) -> str | None:
-    """Why the circuit cannot be compared with a baseline, or None."""
-    if members is not None and not members.any():
-        return "no_members"
-    if members is not None and members.all():
-        return "no_others"
-    if reason := kept.missing():
-        return reason
-    return None if abs(kept.vectors[0].mean()) >= _NO_MARGIN else "zero_denominator"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Difference:
-    """Faithfulness of the circuit less that of the baseline.
-
-    Attributes:
-        value: The difference.
-        standard_error: To first order.
-        interval: Its bounds, of which a false end has 5 %.
-        unstable: Whether the denominator lies close to 0.
-        flat: Whether all prompts are alike.
-    """
-
-    value: float
-    standard_error: float
-    interval: Interval
-    unstable: bool
-    flat: bool
-
-
-def _difference(
-    full: Float64[np.ndarray, " n"], keep: Float64[np.ndarray, " n"], base: Float64[np.ndarray, " n"]
-) -> _Difference:
-    """The outermost of Student's and Hall's bounds, and of Fieller's where the denominator is unstable."""
-    statistic = RatioOfSums(numerator={"keep": 1.0, "base": -1.0}, denominator={"full": 1.0})
-    order = {"full": full, "keep": keep, "base": base}
-    table = np.stack([order[name] for name in statistic.components])
-    delta = float(statistic.of_sums(table.sum(axis=1), len(full)))
-    linear = statistic.linearised(table)
-    interval = skewed_mean_interval(delta, linear, level=ONE_SIDED_95)
-    unstable = statistic.unstable(table)
-    if unstable:
-        fieller = fieller_interval(keep - base, full, level=ONE_SIDED_95)
-        low, high = min(interval.low, fieller.low), max(interval.high, fieller.high)
-        interval = (
-            replace(interval, low=low, high=high, method="fieller-hall") if fieller.defined else fieller
-        )
-    # Identical prompts differ by rounding once they have been divided.
-    flat = bool(np.ptp(linear) <= _EQUAL * np.abs(table).max() / abs(full.mean()))
-    if flat:
-        interval = replace(interval, low=delta, high=delta, reason="degenerate")
-    return _Difference(
-        value=delta,
-        standard_error=float(linear.std(ddof=1) / math.sqrt(len(full))),
-        interval=interval,
-        unstable=unstable,
-        flat=flat,
-    )
-
-
-def _overlap(members: Bool[np.ndarray, " H"], baseline: Bool[np.ndarray, " H"]) -> dict[str, float]:
-    """Heads that both sets have, and their share of all heads in either."""
-    if members.shape != baseline.shape:
-        raise ShapeError(
-            f"members has shape {members.shape}, baseline_members {baseline.shape}; expected one flag per "
-            "head"
-        )
-    common = float((members & baseline).sum())
-    return {"overlap": common, "jaccard": common / float((members | baseline).sum())}
-
-
-def _against(
-    faithful: float, y: Float64[np.ndarray, "n ..."], full: Float64[np.ndarray, " n"]
-) -> dict[str, float]:
+def _against(faithful: float, y: Any, full: Float64[np.ndarray, " n"]) -> dict[str, float]:
     """The circuit's faithfulness against another set, or against many random ones."""
     found = np.asarray(y.sum(axis=0) / full.sum())
     if found.ndim == 0:
