@@ -1,23 +1,22 @@
 """Any pairs out of two lists of inputs: equal to the one-pair engine however they are asked for."""
 
-import itertools
-from collections.abc import Callable
+import math
 
 import numpy as np
 import pytest
 import torch
-import transformers
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from assay.analyses.worst_case import pair_divergence as divergence_module
+from assay.analyses.worst_case.divergence import cross_divergences, get_divergence, table_divergences
 from assay.analyses.worst_case.evaluation import PairEvaluator
-from assay.analyses.worst_case.inputs import PromptSet
-from assay.analyses.worst_case.pair_divergence import cross_divergences, get_divergence, table_divergences
-from assay.analyses.worst_case.rerun import rerun
+from assay.analyses.worst_case.sampling import PromptSet, task_of
 from assay.circuits import Circuit
-from assay.core.errors import InputError, NonFiniteError
-from assay.execution import PairRunner
-from assay.metrics.outputs import divergences
+from assay.core.errors import InputError, NonFiniteError, ShapeError, UnknownNameError
+from assay.execution import run_circuit, run_model
+from assay.execution.batches import assumed_memory
+from assay.metrics.divergence import divergences
 from assay.models import Model, load_model
 
 
@@ -39,7 +38,9 @@ def prompts(model: Model, n: int, length: int, seed: int, *, ragged: bool = Fals
 def expected_values(
     model: Model, circuit: Circuit, clean: PromptSet, corrupted: PromptSet, i: Tensor, j: Tensor
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    full, kept, other = rerun(model, circuit, clean.subset(i.numpy()), corrupted.subset(j.numpy()))
+    task = task_of(clean.subset(i.numpy()), corrupted.subset(j.numpy()))
+    full, kept = run_model(model, task), run_circuit(circuit, model, task)
+    other = run_model(model, task, corrupted=True)
     return (
         divergences(full.numpy(), kept.numpy())["kl"],
         divergences(full.numpy(), other.numpy())["kl"],
@@ -47,40 +48,23 @@ def expected_values(
     )
 
 
-@pytest.mark.parametrize("memory", [None, 1])
-def test_tables_and_lists_equal_the_one_pair_engine(gpt2_tiny64: nn.Module, memory: int | None) -> None:
+@pytest.mark.parametrize("memory", [2**30, 2])
+def test_tables_and_lists_equal_the_one_pair_engine(gpt2_tiny64: nn.Module, memory: int) -> None:
     """With memory for all inputs, and with memory for none."""
     model = load_model(gpt2_tiny64)
     clean, corrupted = prompts(model, 5, 6, 0), prompts(model, 7, 6, 1)
     circuit = Circuit.random(model.graph, model.graph.n_edges // 3, seed=4)
-    evaluator = PairEvaluator(model, circuit, clean, corrupted, memory=memory)
+    with assumed_memory(memory):
+        evaluator = PairEvaluator(model, circuit, clean, corrupted)
     i, j = torch.cartesian_prod(torch.arange(5), torch.arange(7)).T
     expected = expected_values(model, circuit, clean, corrupted, i, j)
-    table = evaluator.table(slice(None), slice(None))
+    table = evaluator.table(np.arange(5), np.arange(7))
     listed = evaluator.pairs(i.numpy(), j.numpy())
-    part = evaluator.table(slice(1, 4), slice(5, 7))
+    part = evaluator.table(np.arange(1, 4), np.arange(5, 7))
     for at, value in enumerate(expected):
         np.testing.assert_allclose(table[at].ravel(), value, rtol=1e-7, atol=1e-9)
         np.testing.assert_allclose(listed[at], value, rtol=1e-7, atol=1e-9)
         np.testing.assert_allclose(part[at], table[at][1:4, 5:7], rtol=1e-9, atol=1e-12)
-
-
-def test_repeated_inputs_are_run_once_and_counted_every_time(
-    gpt2_tiny64: nn.Module, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = load_model(gpt2_tiny64)
-    once, other = prompts(model, 3, 6, 0), prompts(model, 4, 6, 1)
-    circuit = Circuit.random(model.graph, 20, seed=0)
-    evaluator = PairEvaluator(model, circuit, once.subset([0, 1, 0, 2, 0]), other)
-    passes = []
-    forward = model.forward
-    monkeypatch.setattr(model, "forward", lambda tokens: passes.append(len(tokens)) or forward(tokens))
-    table = evaluator.table(slice(None), slice(None)).divergence
-    np.testing.assert_array_equal(table[0], table[2])
-    np.testing.assert_array_equal(table[0], table[4])
-    assert (table[0] != table[1]).all()
-    # 3 distinct clean and 4 corrupted inputs, one input of each side to learn what it takes in memory.
-    assert sum(passes) == 3 + 4 + 2
 
 
 def test_inputs_of_several_lengths_pair_within_their_length(module64: nn.Module) -> None:
@@ -103,39 +87,7 @@ def test_inputs_of_several_lengths_pair_within_their_length(module64: nn.Module)
     with pytest.raises(InputError, match=rf"pair \({unequal}, 2\) joins prompts of \d and 4 tokens"):
         evaluator.pairs(np.array([unequal]), np.array([2]))
     with pytest.raises(InputError, match="a table of all pairs needs a single read position"):
-        evaluator.table(slice(None), slice(None))
-
-
-def test_other_divergences_use_each_clean_input_s_own_answers(gpt2_tiny64: nn.Module) -> None:
-    model = load_model(gpt2_tiny64)
-    clean, corrupted = prompts(model, 4, 6, 0), prompts(model, 3, 6, 1)
-    circuit = Circuit.random(model.graph, model.graph.n_edges // 3, seed=4)
-    evaluator = PairEvaluator(model, circuit, clean, corrupted, divergence="logit-diff-gap")
-    i, j = torch.cartesian_prod(torch.arange(4), torch.arange(3)).T
-    full, kept, _ = rerun(model, circuit, clean.subset(i.numpy()), corrupted.subset(j.numpy()))
-    assert clean.answers is not None
-    assert clean.wrong is not None
-    margins = [
-        logits.gather(1, clean.answers[i])[:, 0] - logits.gather(1, clean.wrong[i]).mean(1)
-        for logits in (full, kept)
-    ]
-    expected = (margins[0] - margins[1]).abs().numpy()
-    np.testing.assert_allclose(evaluator.pairs(i.numpy(), j.numpy()).divergence, expected, rtol=1e-7)
-    found = evaluator.table(slice(None), slice(None)).divergence
-    np.testing.assert_allclose(found.ravel(), expected, rtol=1e-7)
-
-
-@pytest.mark.parametrize("which", ["full", "empty"])
-def test_the_ends(module32: nn.Module, which: str) -> None:
-    model = load_model(module32)
-    clean, corrupted = prompts(model, 4, 6, 0), prompts(model, 3, 6, 1)
-    circuit = getattr(Circuit, which)(model.graph)
-    found = PairEvaluator(model, circuit, clean, corrupted).table(slice(None), slice(None))
-    if which == "full":
-        np.testing.assert_allclose(found.divergence, 0, atol=1e-12)
-        assert not found.argmax_differs.any()
-    else:
-        np.testing.assert_allclose(found.divergence, found.empty, rtol=1e-4, atol=1e-6)
+        evaluator.table(np.arange(6), np.arange(6))
 
 
 def test_a_pair_without_finite_logits_is_named(neox_tiny64: nn.Module) -> None:
@@ -149,83 +101,98 @@ def test_a_pair_without_finite_logits_is_named(neox_tiny64: nn.Module) -> None:
     try:
         with torch.no_grad():
             embedding[6] = torch.inf
-        with pytest.raises(NonFiniteError, match=r"pair \(clean 0, corrupted 1\)"):
+        with pytest.raises(NonFiniteError, match="clean input 0, .*, and corrupted input 1"):
             evaluator.pairs(np.array([1, 0]), np.array([0, 1]))
-        with pytest.raises(FloatingPointError, match=r"pair \(clean 0, corrupted 0\)"):
-            evaluator.table(slice(None), slice(None))
+        with pytest.raises(FloatingPointError, match="clean input 0, .*, and corrupted input 0"):
+            evaluator.table(np.arange(2), np.arange(3))
     finally:
         with torch.no_grad():
             embedding.copy_(before)
 
 
-def test_memory_must_be_a_number_of_bytes(gpt2_tiny64: nn.Module) -> None:
-    model = load_model(gpt2_tiny64)
-    side = prompts(model, 2, 6, 0)
-    with pytest.raises(InputError, match="memory is 0"):
-        PairEvaluator(model, Circuit.empty(model.graph), side, side, memory=0)
+def logits_of(*probabilities: float) -> Tensor:
+    return torch.tensor(probabilities, dtype=torch.float64).log()
 
 
-def peak_of(call: Callable[[], object]) -> int:
-    """Most bytes of tensors that a call holds at a time, beyond what was there before."""
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as made:
-        call()
-    results = made.profiler.kineto_results
-    found = sorted((each.start_ns(), each.nbytes()) for each in results.events() if each.name() == "[memory]")
-    return max(itertools.accumulate(size for _, size in found))
+def inputs(n: int, **tokens: Tensor) -> PromptSet:
+    zeros = torch.zeros(n, dtype=torch.long)
+    return PromptSet(tokens=zeros[:, None], lengths=zeros + 1, positions=zeros, fields={}, **tokens)
 
 
-def test_preparing_and_pairing_obey_the_memory_given() -> None:
-    torch.manual_seed(0)
-    config = transformers.GPT2Config(n_layer=4, n_head=8, n_embd=128, vocab_size=60, n_positions=16)
-    model = load_model(transformers.GPT2LMHeadModel(config).eval())
-    clean, corrupted = prompts(model, 30, 12, 0), prompts(model, 40, 12, 1)
-    circuit = Circuit.random(model.graph, model.graph.n_edges // 2, seed=4)
-    runner = PairRunner(model, circuit)
-
-    def table(memory: int) -> np.ndarray:
-        evaluator = PairEvaluator(model, circuit, clean, corrupted, memory=memory, runner=runner)
-        return evaluator.table(slice(None), slice(None)).divergence
-
-    roomy = table(2**30)
-    tight = 12 * 2**20
-    assert peak_of(lambda: table(2**30)) > 4 * tight
-    assert peak_of(lambda: table(tight)) < tight
-    np.testing.assert_allclose(table(tight), roomy, rtol=1e-4, atol=1e-6)
+def test_kl_by_hand() -> None:
+    """With p = (1/2, 1/2) and c = (1/4, 3/4): KL = 1/2 ln 2 + 1/2 ln 2/3."""
+    model = logits_of(0.5, 0.5)[None]
+    circuit = torch.stack([logits_of(0.25, 0.75), logits_of(0.5, 0.5) + 7])[None]
+    found = table_divergences(get_divergence("kl"), model, circuit, inputs(1))
+    np.testing.assert_allclose(found, [[0.5 * math.log(2) + 0.5 * math.log(2 / 3), 0]], atol=1e-12)
 
 
-def test_what_preparing_takes_is_foreseen() -> None:
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        hidden_size=128,
-        intermediate_size=512,
-        vocab_size=60,
+def test_the_other_divergences_by_hand() -> None:
+    model, circuit = logits_of(0.5, 0.5)[None], logits_of(0.25, 0.75)[None, None]
+    half = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
+    reverse = 0.25 * math.log(0.5) + 0.75 * math.log(1.5)
+    middle = [0.375, 0.625]
+    js = sum(p / 2 * math.log(p / m) for p, m in zip([0.5, 0.5], middle, strict=True))
+    js += sum(c / 2 * math.log(c / m) for c, m in zip([0.25, 0.75], middle, strict=True))
+    expected = {"kl": half, "reverse-kl": reverse, "js": js, "tv": 0.25}
+    for key, value in expected.items():
+        found = table_divergences(get_divergence(key), model, circuit, inputs(1))
+        assert found.item() == pytest.approx(value, abs=1e-12)
+
+
+@given(seed=st.integers(0, 10**6), scale=st.floats(0.01, 60))
+def test_the_table_form_of_kl_is_the_sum_over_outputs(seed: int, scale: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    model = torch.randn(3, 11, generator=generator) * scale
+    circuit = model[:, None] + torch.randn(3, 4, 11, generator=generator) * scale * 1e-3
+    found = table_divergences(get_divergence("kl"), model, circuit, inputs(3))
+    for j in range(4):
+        expected = divergences(model.numpy(), circuit[:, j].numpy())["kl"]
+        np.testing.assert_allclose(found[:, j], expected, rtol=1e-9, atol=1e-11)
+    assert (found >= 0).all()
+
+
+def test_logit_difference_gap_uses_the_answers_of_the_clean_input() -> None:
+    model = torch.tensor([[3.0, 1.0, 0.0], [0.0, 5.0, 1.0]])
+    circuit = torch.tensor([[[1.0, 1.0, 0.0]], [[0.0, 2.0, 2.0]]])
+    found = table_divergences(
+        get_divergence("logit-diff-gap"),
+        model,
+        circuit,
+        inputs(2, answers=torch.tensor([[0, -1], [1, -1]]), wrong=torch.tensor([[1, 2], [2, -1]])),
     )
-    model = load_model(transformers.LlamaForCausalLM(config).eval())
-    runner = PairRunner(model, Circuit.random(model.graph, model.graph.n_edges // 2, seed=4))
-    tokens = prompts(model, 24, 12, 0).tokens
-    for clean in (True, False):
-        foreseen = 24 * runner.bytes_to_prepare(12)
-        assert (
-            foreseen / 6 < peak_of(lambda clean=clean: runner.prepare(tokens, clean=clean)) < 1.1 * foreseen
-        )
+    # (3 - 0.5) - (1 - 0.5) = 2 and (5 - 1) - (2 - 2) = 4
+    np.testing.assert_allclose(found, [[2.0], [4.0]])
+
+
+def test_a_callable_of_a_known_name_is_still_the_callers() -> None:
+    def kl(model: Tensor, circuit: Tensor) -> Tensor:
+        return (model - circuit).abs().amax(1)
+
+    found = table_divergences(
+        get_divergence(kl), torch.zeros(2, 3), torch.arange(12.0).view(2, 2, 3), inputs(2)
+    )
+    np.testing.assert_allclose(found, [[2, 5], [8, 11]])
 
 
 @pytest.mark.parametrize("key", ["kl", "js", "logit-diff-gap"])
-def test_the_empty_circuit_costs_one_matrix_product(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_empty_circuit_is_compared_by_products_of_whole_sides(key: str) -> None:
     generator = torch.Generator().manual_seed(0)
     model, other = (torch.randn(n, 11, generator=generator) * 4 for n in (5, 7))
-    found = get_divergence(key)
-    tokens = {}
-    if found.needs_answers:
-        tokens = {name: torch.randint(0, 11, (5, 2), generator=generator) for name in ("answers", "wrong")}
-    expected = table_divergences(found, model, other[None].expand(5, -1, -1), **tokens)
-    if key == "kl":  # no pair by itself
-        monkeypatch.delattr(divergence_module, "_kl_table")
+    clean = inputs(
+        5, **{name: torch.randint(0, 11, (5, 2), generator=generator) for name in ("answers", "wrong")}
+    )
+    expected = table_divergences(get_divergence(key), model, other[None].expand(5, -1, -1), clean)
     for at_once in (1, 3, 100):
-        values = cross_divergences(found, model, other, **tokens, at_once=at_once)
+        values = cross_divergences(get_divergence(key), model, other, clean, at_once=at_once)
         np.testing.assert_allclose(values, expected, rtol=1e-10, atol=1e-12)
+
+
+def test_what_is_no_divergence_is_refused() -> None:
+    model, circuit = torch.zeros(1, 3), torch.zeros(1, 2, 3)
+    with pytest.raises(ShapeError, match=r"returned \(\); expected one number per pair, shape \(2,\)"):
+        table_divergences(get_divergence(lambda a, b: (a - b).mean()), model, circuit, inputs(1))
+    with pytest.raises(InputError, match="these inputs have none"):
+        table_divergences(get_divergence("logit_diff_gap"), model, circuit, inputs(1))
+    with pytest.raises(UnknownNameError, match="kl"):
+        get_divergence("klx")

@@ -1,7 +1,6 @@
 """Explanations of pairs: golden scores, a case worked by hand, completeness, grouping."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -59,7 +58,7 @@ def divergences(model: Model, circuit: Circuit, clean: Tensor, corrupted: Tensor
     task = PairTask(clean=clean, corrupted=corrupted, answers=clean[:, :1], positions=read)
     full, run = (
         logits.double().log_softmax(1)
-        for logits in (run_model(model, task), run_circuit(model, task, circuit))
+        for logits in (run_model(model, task), run_circuit(circuit, model, task))
     )
     return (full.exp() * (full - run)).sum(1)
 
@@ -94,7 +93,7 @@ def test_one_edge_gets_the_whole_difference(gpt2_tiny64: nn.Module) -> None:
     expected = float(divergences(model, nearly, clean, corrupted, read).mean())
     assert float(found.missing.values[row, column]) == pytest.approx(expected, rel=1e-3)
     assert expected > 0.01
-    (edge,) = found.top(5)
+    (edge,) = found.missing.top(5)
     assert (edge.source, edge.target, edge.kept) == ("input", "m0", False)
     assert edge.share == pytest.approx(1, rel=1e-3)
 
@@ -104,21 +103,7 @@ def test_one_edge_gets_the_whole_difference(gpt2_tiny64: nn.Module) -> None:
     assert found.empty is not None
     taken = float(found.kept.values[graph.edge_index("input->logits")])
     assert taken == pytest.approx(found.empty - found.divergence, rel=1e-3)
-    assert found.top(3, kept=True)[0].score == taken
-
-
-def test_pairs_apart_average_to_the_whole_and_weights_choose(gpt2_tiny64: nn.Module) -> None:
-    model = load_model(gpt2_tiny64)
-    clean, corrupted, read = random_pairs(model)
-    circuit = Circuit.random(model.graph, model.graph.n_edges // 2, seed=1)
-    found = explain(circuit, model, clean, corrupted, positions=read, per_pair=True, batch_size=4)
-    assert found.per_pair is not None
-    torch.testing.assert_close(found.per_pair.mean(0), found.missing.values)
-    weights = torch.zeros(6).index_fill(0, torch.tensor([4]), 2.0)
-    alone = explain(circuit, model, clean, corrupted, positions=read, weights=weights, batch_size=5)
-    torch.testing.assert_close(alone.missing.values, found.per_pair[4])
-    only = explain(circuit, model, clean[4:5], corrupted[4:5], positions=read[4:5])
-    assert only.divergence == pytest.approx(alone.divergence)
+    assert found.kept.top(3)[0].score == taken
 
 
 def test_groups_add_up(gpt2_tiny64: nn.Module) -> None:
@@ -126,30 +111,30 @@ def test_groups_add_up(gpt2_tiny64: nn.Module) -> None:
     clean, corrupted, _ = random_pairs(model)
     circuit = Circuit.random(model.graph, model.graph.n_edges // 2, seed=1)
     found = explain(circuit, model, clean, corrupted)
-    for groups in (found.by_source(), found.by_target(), found.by_layer()):
+    for groups in (found.missing.by_source(), found.missing.by_target(), found.missing.by_layer()):
         assert sum(groups.values()) == pytest.approx(found.missing.total)
-    assert list(found.by_layer()) == ["block 0", "block 1", "logits"]
+    assert list(found.missing.by_layer()) == ["block 0", "block 1", "logits"]
     into_logits = found.missing.values[:, -1].sum()
-    assert found.by_layer()["logits"] == pytest.approx(float(into_logits))
-    assert found.by_target()["logits"] == pytest.approx(float(into_logits))
-    assert found.by_source()["input"] == pytest.approx(float(found.missing.values[0].sum()))
-    ranked = list(found.by_source().values())
+    assert found.missing.by_layer()["logits"] == pytest.approx(float(into_logits))
+    assert found.missing.by_target()["logits"] == pytest.approx(float(into_logits))
+    assert found.missing.by_source()["input"] == pytest.approx(float(found.missing.values[0].sum()))
+    ranked = list(found.missing.by_source().values())
     assert ranked == sorted(ranked, reverse=True)
-    document = json.loads(json.dumps(replace(found, listed=3).to_dict()))
-    assert [edge["score"] for edge in document["missing"]["top"]] == [edge.score for edge in found.top(3)]
+    document = json.loads(json.dumps(found.to_dict()))
+    assert [edge["score"] for edge in document["missing"]["top"]] == [
+        edge.score for edge in found.missing.top(20)
+    ]
     assert document["kept"]["top"][0]["kept"]
-    torch.testing.assert_close(found.scores().values, found.missing.values + found.kept.values)
 
 
 def test_a_full_circuit_lacks_nothing(gpt2_tiny64: nn.Module) -> None:
     model = load_model(gpt2_tiny64)
     clean, corrupted, _ = random_pairs(model, n=2)
     found = explain(Circuit.full(model.graph), model, clean, corrupted, kept=False)
-    assert found.top(3) == []
+    assert found.missing.top(3) == []
     assert found.missing.total == 0
     assert found.divergence == pytest.approx(0, abs=1e-9)
-    with pytest.raises(InputError, match="the kept edges were not scored"):
-        found.by_source(kept=True)
+    assert found.kept is None
 
 
 def test_bad_input_is_named(gpt2_tiny64: nn.Module) -> None:
@@ -158,8 +143,6 @@ def test_bad_input_is_named(gpt2_tiny64: nn.Module) -> None:
     circuit = Circuit.empty(model.graph)
     with pytest.raises(InputError, match="'logit_diff' is not a divergence from the model"):
         explain(circuit, model, clean, corrupted, divergence="logit_diff")
-    with pytest.raises(InputError, match="weights must be finite, >= 0 and not all 0"):
-        explain(circuit, model, clean, corrupted, weights=torch.zeros(2))
     with pytest.raises(InputError, match="steps is 0"):
         explain(circuit, model, clean, corrupted, steps=0)
 

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import spearmanr
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
+from transformers import PreTrainedTokenizerFast
 
 from assay.analyses.worst_case import PairSample, PromptSet, WorstCase, worst_case
-from assay.analyses.worst_case.rerun import Logits, Rerun
+from assay.analyses.worst_case.rows import pieces_of, rank_pairs
 from assay.circuits import Circuit
 from assay.core.errors import (
-    DegenerateDataWarning,
     FileFormatError,
     GraphMismatchError,
     InconsistentRunError,
@@ -25,7 +26,7 @@ from assay.core.errors import (
     UnknownNameError,
 )
 from assay.models import Model, load_model
-from assay.stats import all_pairs_order_failure, percentile_confidence
+from assay.stats import all_pairs_order_failure, histogram, percentile_confidence
 from assay.tasks import PairTask
 
 
@@ -115,11 +116,9 @@ def test_the_golden_statistics() -> None:
     for kind, stored in (("absolute", expected["summary_abs"]), ("z", expected["summary_z"])):
         ours = {f"{key[1:]}%" if key.startswith("p") else key: value for key, value in summary[kind].items()}
         assert ours == pytest.approx(stored, rel=1e-9)
-    histogram = worst.histogram()
-    assert histogram.counts.tolist() == expected["histogram_counts"]
-    np.testing.assert_allclose(histogram.edges[[0, -1]], expected["histogram_edges_first_last"])
-    from assay.analyses.worst_case.rows import rank_pairs
-
+    found = histogram(values)
+    assert found.counts.tolist() == expected["histogram_counts"]
+    np.testing.assert_allclose(found.edges[[0, -1]], expected["histogram_edges_first_last"])
     assert rank_pairs(values, worst.sample, 10, distinct=True).place.tolist() == expected["top10_indices"]
     table = worst.by_field("field1", "field2", percentile=0.999)
     largest = worst.by_field("field1", "field2")
@@ -128,45 +127,34 @@ def test_the_golden_statistics() -> None:
         at = table.rows.index(row), table.columns.index(column)
         assert table.n[at] == (0 if stored is None else stored["n"])
         if stored is not None:
-            assert table.values[at] == pytest.approx(stored["99.9%"], rel=1e-9)
-            assert largest.max[at] == pytest.approx(stored["max"], rel=1e-9)
+            assert table.quantiles[0][at] == pytest.approx(stored["99.9%"], rel=1e-9)
+            assert largest.quantiles[0][at] == pytest.approx(stored["max"], rel=1e-9)
             assert table.mean[at] == pytest.approx(stored["mean"], rel=1e-9)
         else:
-            assert np.isnan(table.values[at])
+            assert np.isnan(table.quantiles[0][at])
 
 
 def test_shares_and_the_anchor_by_hand() -> None:
     worst = made_of(np.array([[0.5, 2.0], [3.0, 0.0]]), empty=np.array([[1.0, 1.0], [4.0, 0.0]]))
-    assert worst.share_argmax_differs == 0.5
-    assert worst.share_above(0.4) == 0.75
+    assert worst.to_dict()["summary"]["argmax_differs"] == 0.5
     anchor = worst.anchor
-    assert anchor.ratio_of_means == pytest.approx(5.5 / 6)
-    assert anchor.share_above == 0.25
-    assert anchor.absolute["max"] == 4
+    assert anchor["ratio_of_means"] == pytest.approx(5.5 / 6)
+    assert anchor["share_above"] == 0.25
+    assert anchor["absolute"]["max"] == 4
     # Row means 1.25, 1.5 and column means 1.75, 1.0: both variances over two.
-    assert worst.mean_standard_error == pytest.approx(np.sqrt(0.03125 / 2 + 0.28125 / 2))
+    assert worst.statistics.standard_error == pytest.approx(np.sqrt(0.03125 / 2 + 0.28125 / 2))
 
 
 def test_percentiles_that_the_pairs_do_not_resolve_are_left_out_and_noted() -> None:
     few = made_of(np.arange(999.0))
-    assert "p99.9 and p99.99 are left out: less than one of 999" in few.warnings["few_tail_points"]
-    for part in (few.summary()["absolute"], few.summary()["z"], few.anchor.absolute):
+    assert "p99.9 and p99.99, beyond which less than one of 999" in few.warnings["few_tail_points"]
+    for part in (few.summary()["absolute"], few.summary()["z"], few.anchor["absolute"]):
         assert part["p99.9"] is part["p99.99"] is None
         assert part["p99"] is not None
     more = made_of(np.arange(1000.0))
-    assert "p99.99 is left out" in more.warnings["few_tail_points"]
+    assert "left out: p99.99," in more.warnings["few_tail_points"]
     assert more.summary()["absolute"]["p99.9"] is not None
     assert "few_tail_points" not in made_of(np.arange(10_000.0)).warnings
-
-
-def test_a_pair_that_was_drawn_often_counts_once() -> None:
-    once, often = inputs(10), inputs(10).subset([0, 1, 2] * 100)
-    values = np.arange(3000.0).reshape(10, 300)
-    crossed = made_of(values, clean=once, corrupted=often)
-    assert crossed.n_distinct_pairs == crossed.summary()["absolute"]["count"] == 30
-    assert crossed.summary()["absolute"]["p95"] is not None
-    assert crossed.summary()["absolute"]["p99"] is None  # of 30 pairs; 3,000 draws would have resolved it
-    assert "p99" not in repr(crossed).replace("p99, ", "").split("note")[0]
 
 
 # -------------------------------------------------------------------------------------------- certificates
@@ -193,21 +181,12 @@ def test_crossed_inputs_are_certified_by_the_smaller_side() -> None:
     assert methods == ["ustat", "published"] * 3
 
 
-def test_a_family_splits_the_failure() -> None:
-    worst = made_of(np.arange(1.0, 1001.0))
-    alone, family = worst.certificates([0.95, 0.99]), worst.certificates([0.95, 0.99], family=True)
-    assert [each.order for each in family] == [964, 997]
-    assert all(low.bound <= high.bound for low, high in zip(alone, family, strict=True))  # type: ignore[operator]
-    with pytest.raises(InputError, match="percentiles are missing"):
-        worst.certificates([])
-
-
 def test_samples_that_support_no_certificate_say_why() -> None:
     values = np.random.default_rng(0).random((100, 100))
     reused = made_of(values, reuse_clean=True, paired=True)
     with pytest.raises(InputError, match="reuse_clean.*sample again without"):
         reused.certificate(0.95)
-    with pytest.raises(InputError, match="bounds nothing beyond itself"):
+    with pytest.raises(InputError, match="reuse_clean"):
         reused.maximum_exceedance()
     document = reused.to_dict()
     assert document["certificates"] == []
@@ -229,11 +208,13 @@ def test_rows_taken_in_order_count_half() -> None:
     fixed = worst.certificate(0.95, epsilon=0.03)
     assert fixed.order == int(np.ceil(0.98 * 300 * 299))
     assert worst.certificate(0.99).n_needed == 598
-    assert worst.certificate(0.95, method="published").n == 300
-    with pytest.raises(InputError, match="task's own rows are not; choose 'ustat'"):
-        worst.certificate(0.95, method="order-statistic")
+    # Both bounds are of one population: pairs of a row with its own counterpart are in neither.
+    np.fill_diagonal(values, 99.0)
+    published = made_of(values, paired=True, own_rows=True).certificate(0.5, method="published")
+    assert (published.n_values, published.rigorous) == (300 * 299, False)
+    assert published.bound == off[published.order - 1]  # type: ignore[operator]
     with pytest.raises(UnknownNameError, match="certificate method"):
-        worst.certificate(0.95, method="ustats")
+        worst.certificate(0.95, method="order-statistic")
 
 
 def test_the_bound_from_rows_holds_as_often_as_it_says() -> None:
@@ -275,8 +256,6 @@ def test_worst_pairs_are_distinct_with_their_multiplicity(measured: WorstCase) -
 
 
 def test_ties_come_by_clean_then_corrupted_index() -> None:
-    from assay.analyses.worst_case.rows import rank_pairs
-
     values = np.array([[1.0, 3.0, 3.0], [3.0, 0.0, 5.0]])
     found = rank_pairs(values, made_of(values).sample, 4, distinct=True)
     assert list(zip(found.clean_index, found.corrupted_index, strict=True)) == [
@@ -294,7 +273,7 @@ def test_the_rows_show_what_each_run_says(measured: WorstCase) -> None:
     pair = measured.worst(1)[0]
     assert measured.rerun is not None
     at = np.array([pair.clean_index]), np.array([pair.corrupted_index])
-    logits = measured.rerun.logits(*at, False)
+    logits = measured.rerun.logits(*at)
     for tokens, run in zip((pair.model, pair.circuit, pair.corrupted_model), logits, strict=True):
         top = run[0].topk(3)
         assert [token.id for token in tokens] == top.indices.tolist()
@@ -317,24 +296,9 @@ def test_centred_logits_have_their_mean_taken_off(measured: WorstCase) -> None:
     raw, centred = measured.worst(2)[1], measured.worst(2, logits="centered")[1]
     assert measured.rerun is not None
     at = np.array([raw.clean_index]), np.array([raw.corrupted_index])
-    mean = float(measured.rerun.logits(*at, False).circuit.double().mean())
+    mean = float(measured.rerun.logits(*at).circuit.double().mean())
     assert centred.circuit[0].logit == pytest.approx(raw.circuit[0].logit - mean)
     assert centred.divergence == raw.divergence
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_another_kind_of_logits_is_named(measured: WorstCase) -> None:
-    with pytest.raises(UnknownNameError, match="did you mean 'centered'"):
-        measured.worst(1, logits="centred")  # type: ignore[arg-type]
-
-
-def test_an_exact_second_run_is_in_float64(measured: WorstCase) -> None:
-    assert measured.rerun is not None
-    rows = np.array([0, 1]), np.array([2, 3])
-    exact, plain = (measured.rerun.logits(*rows, each) for each in (True, False))
-    assert exact.circuit.dtype == torch.float64
-    torch.testing.assert_close(exact.circuit.float(), plain.circuit, rtol=1e-4, atol=1e-4)
-    assert len(measured.worst(3, exact=True)) == 3
 
 
 def test_a_second_run_that_differs_is_an_error(measured: WorstCase) -> None:
@@ -346,15 +310,6 @@ def test_a_second_run_that_differs_is_an_error(measured: WorstCase) -> None:
     silent = replace(measured.rerun, divergence=lambda model, circuit: torch.full((len(model),), math.nan))
     with pytest.raises(InconsistentRunError, match="when run again"):
         replace(measured, rerun=silent).worst(1)
-
-
-def test_asking_for_more_pairs_than_there_are_gives_all(measured: WorstCase) -> None:
-    n_clean = len(measured.sample.clean.distinct.first_index)
-    n_corrupted = len(measured.sample.corrupted.distinct.first_index)
-    with pytest.warns(DegenerateDataWarning, match=f"there are only {n_clean * n_corrupted}; all"):
-        assert len(measured.worst(500)) == n_clean * n_corrupted
-    with pytest.raises(InputError, match="k is 0"):
-        measured.worst(0)
 
 
 def test_worst_inputs_by_hand() -> None:
@@ -395,17 +350,16 @@ def test_grouping_by_a_field_of_either_side() -> None:
     assert table.n.ravel().tolist() == [600, 1800]
     rows = np.arange(40) % 4 == 0
     assert table.mean[0, 0] == pytest.approx(worst.divergence[rows].mean())
-    assert table.percentiles[-1] == 1.0
-    assert table.max[0, 0] == worst.divergence[rows].max()
+    assert table.quantiles_at[-1] == 1.0
+    assert table.quantiles[-1, 0, 0] == worst.divergence[rows].max()
     other = worst.by_field("thing", "corrupted.thing", percentile=0.5)
     cell = worst.divergence[np.ix_(rows, np.arange(60) % 3 == 2)]
     assert other.columns == (0, 1, 2)
-    assert other.values[0, 2] == pytest.approx(np.median(cell))
-    assert np.isnan(other.max).all()
+    assert other.quantiles[0, 0, 2] == pytest.approx(np.median(cell))
     assert set(worst.by_field("corrupted.mixed").rows) == {None, "x", 3}
     with pytest.raises(UnknownNameError, match=r"unknown field 'thingg'; did you mean 'thing'"):
         worst.by_field("thingg")
-    with pytest.raises(InputError, match="quantiles are"):
+    with pytest.raises(InputError, match="percentile is"):
         worst.by_field("thing", percentile=1.5)
 
 
@@ -430,13 +384,6 @@ def test_heatmaps_hold_the_fields_that_the_task_names() -> None:
     assert (maps[0]["max"] >= maps[0]["p99.99"]).all()
 
 
-def test_one_input_with_two_labels_is_tested_all_the_same() -> None:
-    """A user's file may repeat a prompt with another value of a field."""
-    clean = replace(inputs(40, kind=["a", "b"] * 20), tokens=torch.zeros(40, 1, dtype=torch.long))
-    worst = made_of(np.random.default_rng(0).random(40), clean=clean, corrupted=inputs(40, first=50))
-    assert {each["value"] for each in worst.field_tests} == {"a", "b"}
-
-
 # --------------------------------------------------------------------------------------------------- files
 
 
@@ -457,14 +404,6 @@ def test_a_saved_result_comes_back_whole(
     assert whole.worst(2) == measured.worst(2)
     again = WorstCase.load(whole.save(tmp_path / "again.safetensors"))
     assert again.to_dict() == measured.to_dict()
-
-
-def test_a_loaded_result_shows_tokens_as_its_model_does(tmp_path: Path) -> None:
-    mini = load_model("mini")
-    circuit = Circuit.empty(mini.graph)
-    worst = worst_case(circuit, mini, "greater-than", "iid", n_clean=3)
-    loaded = WorstCase.load(worst.save(tmp_path / "worst.safetensors"), model=mini, circuit=circuit)
-    assert loaded.worst(1) == worst.worst(1)
 
 
 def test_a_result_belongs_to_its_model_and_circuit(
@@ -499,34 +438,6 @@ def test_tampered_files_are_refused(measured: WorstCase, tmp_path: Path) -> None
         measured.save(tmp_path / "worst.pt")
 
 
-def test_the_document_is_finite_json_with_every_part(measured: WorstCase) -> None:
-    document = measured.to_dict()
-    assert json.loads(json.dumps(document, allow_nan=False)) == document
-    assert document["summary"]["above"] == [
-        {"threshold": 0.5, "share": float((measured.divergence > 0.5).mean())},
-        {"threshold": 1.0, "share": float((measured.divergence > 1.0).mean())},
-    ]
-    histogram = document["histogram"]
-    assert sum(histogram["counts"]) == sum(histogram["anchor_counts"]) == 108
-    assert histogram["edges"][-1] == pytest.approx(max(measured.divergence.max(), measured.empty.max()))
-    assert len(document["worst"]) == 10
-    assert len(document["worst_clean"]) == 5
-    assert document["search"] is None
-    shown = repr(measured)
-    assert "12 x 9 pairs" in shown
-    assert "empty circuit" in shown
-
-
-def test_results_are_named_by_how_they_came_to_be(
-    measured: WorstCase, tiny: Model, circuit: Circuit, ids_task: Callable[..., PairTask]
-) -> None:
-    again = worst_case(circuit, tiny, ids_task(), n_clean=12, n_corrupted=9, thresholds=(0.5, 1.0))
-    other = worst_case(circuit, tiny, ids_task(), n_clean=12, n_corrupted=9, seed=1)
-    assert again.id == measured.id != other.id
-    assert isinstance(measured.rerun, Rerun)
-    assert isinstance(measured.rerun.logits(np.array([0]), np.array([0]), False), Logits)
-
-
 def test_the_trend_of_a_numeric_field_is_found_by_the_tool() -> None:
     """Divergence grows with a number that no two inputs share, so no single value can be significant."""
     rng = np.random.default_rng(3)
@@ -553,9 +464,40 @@ def test_the_trend_of_a_numeric_field_is_found_by_the_tool() -> None:
     assert worst.to_dict()["fields"]["trends"][0]["field"] == "size"
 
 
-def test_the_trend_of_listed_pairs_counts_each_input_once() -> None:
-    side = inputs(24, size=[i // 2 for i in range(24)])
-    side = replace(side, tokens=torch.arange(24)[:, None] // 2)
-    values = np.repeat(np.arange(12.0), 2) + np.tile([0.0, 0.5], 12)
-    (trend,) = made_of(values, clean=side).field_trends
-    assert (trend["n_inputs"], trend["rho"]) == (12, 1.0)
+SENTENCES = ["When Mary met John", "When John met Mary"]
+
+
+def word_level() -> PreTrainedTokenizerFast:
+    """Words alone; the decoder joins them with spaces."""
+    words = ["[UNK]", "When", "Mary", "met", "John"]
+    made = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="[UNK]", eos_token="[UNK]")
+
+
+def sentence_piece() -> PreTrainedTokenizerFast:
+    """Words that begin with the mark of a space, as in Llama and Mistral; bytes where no word fits."""
+    pieces = ["<unk>", "\u2581When", "\u2581Mary", "\u2581met", "\u2581John", "\u2581", "<0xC3>", "<0xA9>"]
+    made = Tokenizer(
+        models.Unigram([(piece, -float(i)) for i, piece in enumerate(pieces)], unk_id=0, byte_fallback=True)
+    )
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace()])
+    return PreTrainedTokenizerFast(tokenizer_object=made, unk_token="<unk>", eos_token="<unk>")
+
+
+TOKENIZERS = {"word level": word_level, "sentence piece": sentence_piece}
+
+
+@pytest.mark.parametrize("kind", TOKENIZERS)
+def test_the_pieces_of_a_prompt_are_its_text(kind: str) -> None:
+    tokenizer = TOKENIZERS[kind]()
+    ids = tokenizer(SENTENCES[0])["input_ids"]
+    assert pieces_of(ids, tokenizer) == ("When", " Mary", " met", " John")
+    assert "".join(pieces_of(ids, tokenizer)) == SENTENCES[0]
+
+
+def test_a_character_of_several_tokens_comes_with_its_last() -> None:
+    assert pieces_of([1, 5, 6, 7], sentence_piece()) == ("When", " ", "", "\u00e9")
+    assert pieces_of([7, 8], None) == ("7", " 8")
+    assert pieces_of([], sentence_piece()) == ()

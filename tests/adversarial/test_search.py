@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from assay.analyses.worst_case import grammar_ascent, sample_pairs, search_worst
+from assay.analyses.worst_case import sample_pairs, search, search_worst
 from assay.analyses.worst_case.evaluation import PairEvaluator
+from assay.analyses.worst_case.search import Ascent, Climbs
 from assay.circuits import Circuit
-from assay.core.errors import InputError, NonFiniteError
+from assay.core.errors import InputError
 from assay.core.random import stream
 from assay.execution import run_circuit
 from assay.models import Model, load_model
@@ -56,13 +57,20 @@ class Scored:
         return np.array([score(x, y) for x, y in zip(clean, corrupted, strict=True)])
 
 
+def climbs(
+    evaluate: Any, grammar: IndirectObject, restarts: int, seed: int = 0
+) -> tuple[Climbs, list[Ascent]]:
+    made = Climbs(evaluate, grammar)
+    return made, [made.climb(stream(seed, f"ascent:{restart}")) for restart in range(restarts)]
+
+
 # ---------------------------------------------------------------------------------------------- climbs
 
 
 def test_a_climb_ends_where_no_slot_leads_further_up(grammar: IndirectObject) -> None:
     evaluate = Scored()
-    found = grammar_ascent(evaluate, grammar, restarts=4, seed=3)
-    for climb in found.ascents:
+    _, ascents = climbs(evaluate, grammar, 4, seed=3)
+    for climb in ascents:
         assert climb.finished
         assert climb.value == score(climb.clean, climb.corrupted) >= climb.start
         for side in (climb.clean, climb.corrupted):
@@ -75,51 +83,33 @@ def test_a_climb_ends_where_no_slot_leads_further_up(grammar: IndirectObject) ->
 
 
 def test_climbs_find_the_best_of_all_pairs(grammar: IndirectObject) -> None:
-    found = grammar_ascent(Scored(), grammar, restarts=8, seed=0)
+    _, ascents = climbs(Scored(), grammar, 8)
     # Paul gives to, Mary gives in the garden; then Paul, Mary, John; a bone and a kiss.
-    assert max(climb.value for climb in found.ascents) == (5 + 0.5 * 3) + (10 * 5 + 5 * 3 + 2) + 1
+    assert max(climb.value for climb in ascents) == (5 + 0.5 * 3) + (10 * 5 + 5 * 3 + 2) + 1
 
 
-def test_every_prompt_on_the_way_is_one_of_the_grammar(grammar: IndirectObject) -> None:
-    found = grammar_ascent(Scored(), grammar, restarts=2, seed=1)
+def test_no_pair_is_evaluated_twice_and_the_limit_is_kept(grammar: IndirectObject) -> None:
+    evaluate = Scored()
+    found = Climbs(evaluate, grammar)
+    climb = found.climb(stream(2, "ascent:0"), limit=20)
+    assert len(evaluate.asked) == len(set(evaluate.asked)) == len(found.pairs) == len(found.values) == 20
+    assert [(x.text, y.text) for x, y in found.pairs] == evaluate.asked
+    assert not climb.finished
     drawn = {prompt.text for prompt in grammar.draw(4000, stream(0, "clean"))}
     assert {clean.text for clean, _ in found.pairs} <= drawn
-    for _, corrupted in found.pairs:
-        assert len({corrupted.values[name] for name in ("name1", "name2", "name3")}) == 3
+    again = Scored()
+    Climbs(again, grammar).climb(stream(2, "ascent:0"), limit=15)
+    assert again.asked == evaluate.asked[:15]
 
 
-def test_no_pair_is_evaluated_twice_and_the_budget_is_kept(grammar: IndirectObject) -> None:
+def test_of_a_large_slot_some_fillers_are_evaluated(
+    grammar: IndirectObject, monkeypatch: pytest.MonkeyPatch
+) -> None:
     evaluate = Scored()
-    found = grammar_ascent(evaluate, grammar, restarts=5, budget=40, seed=2)
-    assert len(evaluate.asked) == len(set(evaluate.asked)) == len(found.pairs) == len(found.values) == 40
-    assert [(x.text, y.text) for x, y in found.pairs] == evaluate.asked
-    assert len(found.ascents) == 5  # the budget is shared out, no restart goes without
-    assert not all(climb.finished for climb in found.ascents)
-
-
-def test_climbs_depend_on_the_seed_alone(grammar: IndirectObject) -> None:
-    runs = [Scored() for _ in range(3)]
-    for run, seed in zip(runs, (0, 0, 1), strict=True):
-        grammar_ascent(run, grammar, restarts=2, seed=seed)
-    assert runs[0].asked == runs[1].asked != runs[2].asked
-    longer = Scored()
-    grammar_ascent(longer, grammar, restarts=3, seed=0)
-    assert longer.asked[: len(runs[0].asked)] == runs[0].asked
-
-
-def test_of_a_large_slot_some_fillers_are_evaluated(grammar: IndirectObject) -> None:
-    evaluate = Scored()
-    grammar_ascent(evaluate, grammar, restarts=1, seed=0, large=1, tried=1)
+    monkeypatch.setattr(search, "LARGE_SLOT", 1)
+    monkeypatch.setattr(search, "TRIED", 1)
+    climbs(evaluate, grammar, 1)
     assert max(evaluate.batches) == 1
-
-
-def test_climbs_refuse_what_they_cannot_do(grammar: IndirectObject, mini_tokenizer: Any) -> None:
-    with pytest.raises(InputError, match="restarts is 0; expected at least 1"):
-        grammar_ascent(Scored(), grammar, restarts=0)
-    with pytest.raises(InputError, match="budget is 3; expected at least 5"):
-        grammar_ascent(Scored(), grammar, restarts=5, budget=3)
-    with pytest.raises(NonFiniteError, match=r"clean 'Then, .* and corrupted 'Then, .* is nan"):
-        grammar_ascent(lambda x, y: np.full(len(x), np.nan), grammar)
 
 
 # ------------------------------------------------------------------------------------------ the search
@@ -140,6 +130,12 @@ def test_the_search_finds_worse_pairs_than_chance_and_says_how(mini: Model, circ
     found = search_worst(circuit, mini, task, budget=300, restarts=2, k=4, seed=0)
     assert found.n_evaluations <= 300
     assert len(found.ascents) == 2
+    record = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert record["max"] == record["pairs"][0]["divergence"] == found.max
+    assert "neither percentiles nor certificates" in record["note"]
+    assert found.worst[0].clean in str(found)
+    again = search_worst(circuit, mini, task, budget=300, restarts=2, k=4, seed=0).to_dict()
+    assert {**again, "seconds": 0} == {**found.to_dict(), "seconds": 0}
     values = [pair.divergence for pair in found.worst]
     assert values == sorted(values, reverse=True)
     # The pair is run anew, in another batch: equal up to rounding.
@@ -149,8 +145,8 @@ def test_the_search_finds_worse_pairs_than_chance_and_says_how(mini: Model, circ
     assert found.max > drawn.divergence.max()
     for pair in found.worst:
         again = encoded_pair(pair.clean, pair.corrupted, task)
-        logits = run_circuit(mini, again, circuit, ablation="resample").double().log_softmax(-1)
-        full = run_circuit(mini, again, Circuit.full(mini.graph)).double().log_softmax(-1)
+        logits = run_circuit(circuit, mini, again, ablation="resample").double().log_softmax(-1)
+        full = run_circuit(Circuit.full(mini.graph), mini, again).double().log_softmax(-1)
         assert pair.divergence == pytest.approx(float((full.exp() * (full - logits)).sum()), rel=1e-3)
 
 
@@ -159,27 +155,9 @@ def encoded_pair(clean: str, corrupted: str, task: PairTask) -> PairTask:
     return PairTask(clean=ids[0], corrupted=ids[1], answers=torch.tensor([[1]]))
 
 
-def test_the_document_is_plain_and_complete(mini: Model, circuit: Circuit) -> None:
-    found = search_worst(circuit, mini, "ioi", budget=150, restarts=1, k=2, seed=0)
-    record = json.loads(json.dumps(found.to_dict(), allow_nan=False))
-    assert record["max"] == record["pairs"][0]["divergence"] == found.max
-    assert record["n_evaluations"] <= 150
-    assert {"rank", "divergence", "empty", "clean", "corrupted", "differs", "top"} <= set(record["pairs"][0])
-    assert "by search" in str(found)
-    assert found.worst[0].clean in str(found)
-    assert "neither percentiles nor certificates" in record["note"]
-    again = search_worst(circuit, mini, "ioi", budget=150, restarts=1, k=2, seed=0).to_dict()
-    assert {**again, "seconds": 0} == {**found.to_dict(), "seconds": 0}
-
-
-def test_inputs_that_are_given_are_run_instead_of_searched(mini: Model, circuit: Circuit) -> None:
+def test_what_cannot_be_searched_is_refused(mini: Model, circuit: Circuit) -> None:
     task = replace(load_task("ioi", mini, n=3), grammar=None)
     with pytest.raises(InputError, match="'ioi' has none to vary; worst_case runs every combination"):
         search_worst(circuit, mini, task, budget=40, restarts=1)
-
-
-def test_bad_counts_of_a_search_are_named(mini: Model, circuit: Circuit) -> None:
     with pytest.raises(InputError, match="budget is 7; expected at least 8"):
         search_worst(circuit, mini, "ioi", budget=7, restarts=2)
-    with pytest.raises(InputError, match="k is 0"):
-        search_worst(circuit, mini, "ioi", k=0)

@@ -1,19 +1,17 @@
 """Worst-case evaluation: on which inputs a circuit departs from its model, how far, what a sample proves."""
 
 from assay.analyses.worst_case.attack import run_sample, worst_case
+from assay.analyses.worst_case.divergence import DIVERGENCES
 from assay.analyses.worst_case.explain import ExplainedEdge, Explanation, explain
-from assay.analyses.worst_case.inputs import DistinctInputs, PairSample, PromptSet
-from assay.analyses.worst_case.pair_divergence import DIVERGENCES
 from assay.analyses.worst_case.result import WorstCase
-from assay.analyses.worst_case.sampling import PROTOCOLS, sample_pairs
-from assay.analyses.worst_case.search import Ascent, Climbs, SearchResult, grammar_ascent, search_worst
+from assay.analyses.worst_case.sampling import PROTOCOLS, DistinctInputs, PairSample, PromptSet, sample_pairs
+from assay.analyses.worst_case.search import Ascent, SearchResult, search_worst
 
 
 __all__ = [
     "DIVERGENCES",
     "PROTOCOLS",
     "Ascent",
-    "Climbs",
     "DistinctInputs",
     "ExplainedEdge",
     "Explanation",
@@ -22,7 +20,6 @@ __all__ = [
     "SearchResult",
     "WorstCase",
     "explain",
-    "grammar_ascent",
     "run_sample",
     "sample_pairs",
     "search_worst",

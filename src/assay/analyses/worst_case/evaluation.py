@@ -1,33 +1,57 @@
-"""Divergences of one circuit for any pairs out of fixed lists of clean and corrupted inputs.
+"""Divergences of one circuit for every pair of a sample, block by block, each kept as soon as it is done.
 
-Inputs are prepared once and kept while memory allows; a pair then costs the part of the circuit that
-depends on both inputs. Logits live for one block of pairs only.
+A pair costs the part of the circuit that depends on both inputs; what depends on one is prepared once per
+block. Inputs share nothing where cut edges carry zeros or means, where a circuit keeps its edges at spans of
+positions, or where what a target reads is normalised target by target; such pairs, and pairs of images, are
+runs of one circuit. Logits live for one block of pairs only.
 """
 
-from collections import OrderedDict
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import NamedTuple
+import itertools
+import json
+from collections.abc import Callable, Iterator, Mapping
+from io import BytesIO
+from pathlib import Path
+from typing import Any, NamedTuple
+from zipfile import BadZipFile
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float64, Int64
 from torch import Tensor
 
-from assay.analyses.worst_case.inputs import PromptSet
-from assay.analyses.worst_case.pair_divergence import (
+from assay.analyses.worst_case.divergence import (
     Divergence,
     Kernel,
     cross_divergences,
     get_divergence,
+    pair_divergences,
     table_divergences,
 )
-from assay.circuits import Circuit
-from assay.core.errors import InputError, NonFiniteError
-from assay.execution import PairRunner, PreparedInputs
+from assay.analyses.worst_case.sampling import PairSample, PromptSet, first_occurrences, task_of
+from assay.circuits import Circuit, write_atomically
+from assay.core.errors import InputError, NonFiniteError, OutputError
+from assay.core.record import canonical_json
+from assay.core.untrusted import parse_json
+from assay.execution import (
+    Ablation,
+    PairRunner,
+    PreparedInputs,
+    get_ablation,
+    run_circuit,
+    run_model,
+)
 from assay.execution.batches import TOKENS_PER_PASS, free_memory
-from assay.execution.forward import check_circuit
 from assay.models import Model
+
+
+TILE = 128  # inputs a side of one block of a product
+BLOCK = "block-{:06d}.npz"
+LISTED = 8192  # pairs of one block of a list
+FORMAT = 1  # raised when blocks are cut or written in another way than before
+HELD = 2**25  # numbers of logits, or of images, that are held at a time, per run of single pairs
+
+Rows = Int64[np.ndarray, " _"]
+Progress = Callable[[str, int, int], None]
 
 
 class PairValues(NamedTuple):
@@ -44,55 +68,17 @@ class PairValues(NamedTuple):
     argmax_differs: Bool[np.ndarray, "..."]
 
 
-class NonFinitePairError(NonFiniteError):
-    """The first pair, by row numbers of both sides, whose divergence is NaN or infinite."""
-
-    def __init__(self, message: str, clean: int, corrupted: int) -> None:
-        super().__init__(message)
-        self.clean, self.corrupted = clean, corrupted
-
-
-@dataclass(eq=False)
-class _PreparedSide:
-    """Inputs of one read position, trimmed behind it, and what has been prepared of them.
-
-    `example` is one of them, and `nbytes` what one takes once it is prepared.
-    """
-
-    tokens: Tensor
-    clean: bool
-    example: int
-    nbytes: int = 0
-    whole: PreparedInputs | None = None
-    recent: OrderedDict[bytes, PreparedInputs] = field(default_factory=OrderedDict)
-
-
-@dataclass(eq=False)
-class _PositionGroup:
-    """All inputs of one read position."""
-
-    clean: _PreparedSide
-    corrupted: _PreparedSide
-    keep_all: bool = False
-
-
 class PairEvaluator:
     """Runs one circuit on any pairs of given clean and corrupted inputs.
 
     Args:
         model: The model.
-        circuit: The edges to keep.
-        clean: Clean inputs; a pair names them by row. Equal rows are run once.
-        corrupted: Corrupted inputs, likewise.
+        circuit: The edges to keep, everywhere or at spans of positions.
+        clean: Clean inputs; a pair names them by row.
+        corrupted: Corrupted inputs, likewise; not read by an ablation without a second input.
+        ablation: What cut edges carry.
         divergence: Key, `Divergence`, or a callable `(model logits, circuit logits) -> [pairs]`.
-        memory: Bytes to spend, half on inputs that are prepared and half on the passes that prepare and pair
-            them; one input of each side is prepared whatever it takes. Default: 60 % of what is free. Results
-            do not depend on it beyond rounding.
-        runner: A runner of the same model and circuit, to share its weights.
-
-    Raises:
-        GraphMismatchError: If the circuit belongs to another graph.
-        InputError: If `memory` is below 1.
+        runner: A runner of the same model and circuit, to share its weights, where `shares_inputs`.
     """
 
     def __init__(
@@ -102,286 +88,309 @@ class PairEvaluator:
         clean: PromptSet,
         corrupted: PromptSet,
         *,
+        ablation: str | Ablation = "resample",
         divergence: str | Divergence | Kernel = "kl",
-        memory: int | None = None,
         runner: PairRunner | None = None,
     ) -> None:
-        if memory is not None and memory < 1:
-            raise InputError(f"memory is {memory}; give a number of bytes, or None to choose by free memory")
-        check_circuit(model, circuit)
-        self.model, self.circuit = model, circuit
-        self.clean, self.corrupted = clean, corrupted
-        self.divergence = get_divergence(divergence)
-        self.memory = free_memory(model.device) * 6 // 10 if memory is None else memory
-        self.runner = PairRunner(model, circuit) if runner is None else runner
-        self._clean_at, self._corrupted_at = (_positions(side) for side in (clean, corrupted))
-        self._clean_row, self._corrupted_row = (_distinct_rows(side) for side in (clean, corrupted))
-        self._groups: dict[int, _PositionGroup] = {}
+        self.model, self.circuit, self.clean, self.corrupted = model, circuit, clean, corrupted
+        self.ablation, self.divergence = get_ablation(ablation), get_divergence(divergence)
+        # Half of it for inputs that are prepared, half for passes; results depend on it by rounding alone.
+        self.memory = free_memory(model.device) * 6 // 10
+        self.runner = runner
+        if runner is None and shares_inputs(model, circuit, self.ablation):
+            self.runner = PairRunner(model, circuit)
 
-    # ---- what callers ask for ---------------------------------------------------------------------
-
-    def pairs(
-        self, clean_index: Int64[np.ndarray, " pairs"], corrupted_index: Int64[np.ndarray, " pairs"]
-    ) -> PairValues:
+    def pairs(self, clean_index: Rows, corrupted_index: Rows) -> PairValues:
         """Divergences of some pairs, given by row numbers of both sides.
 
         Raises:
             InputError: If the two inputs of a pair are read at different positions.
             NonFiniteError: If logits or a divergence are NaN or infinite; the pair is named.
         """
-        self._check_positions(clean_index, corrupted_index)
-        found = PairValues(
-            np.empty(len(clean_index)),
-            np.empty(len(clean_index)),
-            np.empty(len(clean_index), dtype=np.bool_),
-        )
-        positions = self._clean_at[clean_index]
-        for position in np.unique(positions).tolist():
-            group = self._group(position)
-            for chosen in self._portions(group, np.flatnonzero(positions == position)):
-                rows = self._clean_row[clean_index[chosen]], self._corrupted_row[corrupted_index[chosen]]
-                values = self._listed(group, *rows, chosen, clean_index, corrupted_index)
-                for into, value in zip(found, values, strict=True):
-                    into[chosen] = value
-        return found
-
-    def table(self, rows: slice, columns: slice) -> PairValues:
-        """Divergences of every combination of some clean (`rows`) and some corrupted inputs (`columns`).
-
-        Raises:
-            InputError: If the inputs are not all read at one position.
-            NonFiniteError: If logits or a divergence are NaN or infinite; the pair is named.
-        """
-        clean_index, corrupted_index = (
-            np.arange(side.n)[chosen] for side, chosen in ((self.clean, rows), (self.corrupted, columns))
-        )
-        positions = np.unique(
-            np.concatenate([self._clean_at[clean_index], self._corrupted_at[corrupted_index]])
-        )
-        if len(positions) != 1:
-            raise InputError(
-                f"inputs are read at positions {', '.join(map(str, positions.tolist()))}, but a table of "
-                "all pairs needs a single read position; use prompts of one length"
-            )
-        group = self._group(int(positions[0]))
-        clean_rows, back_clean = np.unique(self._clean_row[clean_index], return_inverse=True)
-        corrupted_rows, back_corrupted = np.unique(self._corrupted_row[corrupted_index], return_inverse=True)
-        shape = (len(clean_rows), len(corrupted_rows))
-        found = PairValues(np.empty(shape), np.empty(shape), np.empty(shape, dtype=np.bool_))
-        for left, right in self._tiles(group, *shape):
-            values = self._tile(group, clean_rows[left], corrupted_rows[right])
-            for into, value in zip(found, values, strict=True):
-                into[left, right] = value
-        full = np.ix_(back_clean, back_corrupted)
-        values = PairValues(*(value[full] for value in found))
-        check_finite_pairs(values, clean_index[:, None], corrupted_index[None])
-        return values
-
-    # ---- preparing inputs -------------------------------------------------------------------------
-
-    def _group(self, position: int) -> _PositionGroup:
-        if position not in self._groups:
-            sides = []
-            for side, at, row in (
-                (self.clean, self._clean_at, self._clean_row),
-                (self.corrupted, self._corrupted_at, self._corrupted_row),
-            ):
-                # Distinct rows of all positions, so that row numbers need no translation.
-                first = np.unique(row, return_index=True)[1]
-                tokens = side.tokens[torch.from_numpy(first), : position + 1].clone()
-                sides.append((tokens, torch.from_numpy(at[first] == position)))
-            clean, corrupted = (
-                _PreparedSide(tokens, clean=clean, example=int(here.nonzero()[0]))
-                for clean, (tokens, here) in zip((True, False), sides, strict=True)
-            )
-            group = _PositionGroup(clean=clean, corrupted=corrupted)
-            for each in (clean, corrupted):
-                each.nbytes = self._prepare(each, np.array([each.example])).nbytes
-            group.keep_all = self._fits(group)
-            self._groups[position] = group
-        return self._groups[position]
-
-    def _prepare(self, side: _PreparedSide, rows: Int64[np.ndarray, " n"]) -> PreparedInputs:
-        length = side.tokens.shape[1]
-        fits = self.memory // 2 // self.runner.bytes_to_prepare(length)
-        parts = torch.from_numpy(rows).split(max(1, min(TOKENS_PER_PASS // length, fits)))
-        return PreparedInputs.concatenate(
-            self.runner.prepare(side.tokens[part], clean=side.clean) for part in parts
-        )
-
-    def _prepared(
-        self, group: _PositionGroup, side: _PreparedSide, rows: Int64[np.ndarray, " n"]
-    ) -> PreparedInputs:
-        """Prepared inputs: out of all of them where they fit in memory, else made and kept for a while."""
-        if group.keep_all:
-            if side.whole is None:
-                side.whole = self._prepare(side, np.arange(len(side.tokens)))
-            return side.whole.rows(torch.from_numpy(rows))
-        key = rows.tobytes()
-        if key not in side.recent:
-            # Each side may hold half of what is for prepared inputs; one block is, whatever its size.
-            while side.recent and (
-                sum(each.n for each in side.recent.values()) + len(rows) > self._inputs_kept(side)
-            ):
-                side.recent.popitem(last=False)
-            side.recent[key] = self._prepare(side, rows)
-        side.recent.move_to_end(key)
-        return side.recent[key]
-
-    def _inputs_kept(self, side: _PreparedSide) -> int:
-        """Inputs of one side that may be kept where not all can."""
-        return max(1, self.memory // 4 // side.nbytes)
-
-    def _fits(self, group: _PositionGroup) -> bool:
-        """Whether all inputs can be prepared at once."""
-        if len(np.unique(self._clean_at)) > 1 or len(np.unique(self._corrupted_at)) > 1:
-            return False
-        needed = sum(side.nbytes * len(side.tokens) for side in (group.clean, group.corrupted))
-        return needed <= self.memory // 2
-
-    # ---- running pairs ----------------------------------------------------------------------------
-
-    def _pairs_per_pass(self, group: _PositionGroup) -> int:
-        length = group.clean.tokens.shape[1]
-        free = max(1, self.memory // 2 // self.runner.bytes_per_pair(length))
-        asked = TOKENS_PER_PASS // length if self.model.device.type == "cpu" else 2**16 // length
-        return max(1, min(free, asked))
-
-    def _portions(self, group: _PositionGroup, places: Int64[np.ndarray, " n"]) -> Iterator[np.ndarray]:
-        size = self._pairs_per_pass(group)
-        if not group.keep_all:
-            size = min(size, *(self._inputs_kept(side) for side in (group.clean, group.corrupted)))
-        return (places[start : start + size] for start in range(0, len(places), size))
-
-    def _tiles(self, group: _PositionGroup, n_clean: int, n_corrupted: int) -> Iterator[tuple[slice, slice]]:
-        """Parts of a table whose inputs can be prepared at once."""
-        sizes = [n_clean, n_corrupted]
-        if not group.keep_all:
-            sides = (group.clean, group.corrupted)
-            sizes = [min(n, self._inputs_kept(side)) for n, side in zip(sizes, sides, strict=True)]
-        for column in range(0, n_corrupted, sizes[1]):
-            for row in range(0, n_clean, sizes[0]):
-                yield slice(row, row + sizes[0]), slice(column, column + sizes[1])
-
-    def _blocks(
-        self, group: _PositionGroup, n_clean: int, n_corrupted: int
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Blocks of a table: few clean inputs against many corrupted ones, as many pairs as suit a pass."""
-        size = self._pairs_per_pass(group)
-        width = min(size, n_corrupted)
-        for columns in torch.arange(n_corrupted).split(width):
-            for rows in torch.arange(n_clean).split(max(1, size // len(columns))):
-                yield rows, columns
-
-    def _tile(
-        self,
-        group: _PositionGroup,
-        rows: Int64[np.ndarray, " n_clean"],
-        columns: Int64[np.ndarray, " n_corrupted"],
-    ) -> PairValues:
-        """Values of every combination of some distinct inputs."""
-        clean = self._prepared(group, group.clean, rows)
-        corrupted = self._prepared(group, group.corrupted, columns)
-        shape = (len(rows), len(columns))
-        at_once = self._pairs_per_pass(group)
-        anchor = cross_divergences(
-            self.divergence, clean.logits, corrupted.logits, **self._answers(rows), at_once=at_once
-        )
-        values = PairValues(np.empty(shape), anchor, np.empty(shape, dtype=np.bool_))
-        for block in self._blocks(group, *shape):
-            left, right = clean.rows(block[0]), corrupted.rows(block[1])
-            logits = self.runner.product(left, right)
-            answers = self._answers(rows[block[0].numpy()])
-            place = np.ix_(*(part.numpy() for part in block))
-            values.divergence[place] = table_divergences(self.divergence, left.logits, logits, **answers)
-            differs = logits.argmax(-1) != left.logits.argmax(-1)[:, None]
-            values.argmax_differs[place] = differs.cpu().numpy()
-        return values
-
-    def _listed(
-        self,
-        group: _PositionGroup,
-        rows: Int64[np.ndarray, " n"],
-        columns: Int64[np.ndarray, " n"],
-        chosen: Int64[np.ndarray, " n"],
-        clean_index: Int64[np.ndarray, " pairs"],
-        corrupted_index: Int64[np.ndarray, " pairs"],
-    ) -> PairValues:
-        """Values of pairs of distinct inputs, one after the other."""
-        clean_rows, back_clean = np.unique(rows, return_inverse=True)
-        corrupted_rows, back_corrupted = np.unique(columns, return_inverse=True)
-        clean = self._prepared(group, group.clean, clean_rows)
-        corrupted = self._prepared(group, group.corrupted, corrupted_rows)
-        left, right = (torch.from_numpy(back.ravel()) for back in (back_clean, back_corrupted))
-        logits = self.runner.pairs(clean, corrupted, left, right)
-        model = clean.logits[left]
-        answers = self._answers(rows)
-        values = PairValues(
-            table_divergences(self.divergence, model, logits[:, None], **answers)[:, 0],
-            table_divergences(self.divergence, model, corrupted.logits[right][:, None], **answers)[:, 0],
-            (logits.argmax(-1) != model.argmax(-1)).cpu().numpy(),
-        )
-        check_finite_pairs(values, clean_index[chosen], corrupted_index[chosen])
-        return values
-
-    def _answers(self, rows: Int64[np.ndarray, " n"]) -> dict[str, Tensor | None]:
-        if not self.divergence.needs_answers:
-            return {}
-        first = torch.from_numpy(np.unique(self._clean_row, return_index=True)[1][rows])
-        return {
-            name: None if ids is None else ids[first]
-            for name, ids in (("answers", self.clean.answers), ("wrong", self.clean.wrong))
-        }
-
-    # ---- checks -----------------------------------------------------------------------------------
-
-    def _check_positions(
-        self, clean_index: Int64[np.ndarray, " pairs"], corrupted_index: Int64[np.ndarray, " pairs"]
-    ) -> None:
-        unequal = np.flatnonzero(self._clean_at[clean_index] != self._corrupted_at[corrupted_index])
-        if len(unequal):
+        read, found = self.clean.positions.numpy()[clean_index], _undefined((len(clean_index),))
+        unequal = np.flatnonzero(read != self.corrupted.positions.numpy()[corrupted_index])
+        if len(unequal) and self.ablation.paired:
             i, j = int(clean_index[unequal[0]]), int(corrupted_index[unequal[0]])
             raise InputError(
                 f"pair ({i}, {j}) joins prompts of {int(self.clean.lengths[i])} and "
                 f"{int(self.corrupted.lengths[j])} tokens, but edges can only be patched between prompts of "
                 "one length"
             )
+        for length in (np.unique(read) + 1).tolist():
+            places = np.flatnonzero(read == length - 1)
+            if self.runner is None:
+                images = self.clean.images
+                size = max(1, HELD // max(self.model.n_vocab, 0 if images is None else images[0].numel()))
+            else:
+                size = min(self._per_pass(self.runner, length), self._kept(self.runner, length))
+            for part in np.split(places, range(size, len(places), size)):
+                rows, columns = clean_index[part], corrupted_index[part]
+                if self.runner is None:
+                    logits = self._single_logits(rows, columns)
+                else:
+                    logits = self._listed_logits(self.runner, rows, columns, length)
+                values = self._values(rows, *logits)
+                for into, value in zip(found, values, strict=True):
+                    into[part] = value
+        self._check_finite(found, clean_index, corrupted_index)
+        return found
 
+    def table(self, clean_index: Rows, corrupted_index: Rows) -> PairValues:
+        """Divergences of every combination of some clean and some corrupted inputs, given by row numbers.
 
-def check_finite_pairs(
-    values: PairValues,
-    clean_index: Int64[np.ndarray, "..."],
-    corrupted_index: Int64[np.ndarray, "..."],
-) -> None:
-    """Refuse NaN and infinite divergences; the first such pair is named by row numbers of both sides."""
-    for name, array in (
-        ("divergence", values.divergence),
-        ("divergence of the empty circuit", values.empty),
-    ):
-        bad = ~np.isfinite(array)
-        if bad.any():
-            i, j = (
-                int(np.broadcast_to(index, array.shape)[bad][0]) for index in (clean_index, corrupted_index)
+        Raises:
+            InputError: If the inputs are not all read at one position.
+            NonFiniteError: If logits or a divergence are NaN or infinite; the pair is named.
+        """
+        sides = (self.clean.positions[clean_index], self.corrupted.positions[corrupted_index])
+        read = torch.cat(sides).unique().tolist()
+        if len(read) != 1:
+            raise InputError(
+                f"inputs are read at positions {', '.join(map(str, read))}, but a table of "
+                "all pairs needs a single read position; use prompts of one length"
             )
-            raise NonFinitePairError(
-                f"the {name} of pair (clean {i}, corrupted {j}) is {array[bad][0]}: the logits of the "
-                "model or of the circuit are NaN or infinite there. Check the model's weights and dtype "
-                "(float16 overflows)",
-                i,
-                j,
+        if self.runner is None:
+            clean, other = np.meshgrid(clean_index, corrupted_index, indexing="ij")
+            values = self.pairs(clean.ravel(), other.ravel())
+            return PairValues(*(each.reshape(clean.shape) for each in values))
+        length, found = read[0] + 1, _undefined((len(clean_index), len(corrupted_index)))
+        size = self._kept(self.runner, length)
+        for column in range(0, len(corrupted_index), size):
+            columns = slice(column, column + size)
+            corrupted = self._prepared(self.runner, self.corrupted, corrupted_index[columns], length)
+            for row in range(0, len(clean_index), size):
+                rows = slice(row, row + size)
+                values = PairValues(*(each[rows, columns] for each in found))
+                self._fill(self.runner, values, clean_index[rows], corrupted, length)
+        self._check_finite(found, clean_index[:, None], corrupted_index[None])
+        return found
+
+    def _values(self, rows: Rows, model: Tensor, circuit: Tensor, empty: Tensor) -> PairValues:
+        clean = self.clean.subset(rows)
+        return PairValues(
+            pair_divergences(self.divergence, model, circuit, clean),
+            pair_divergences(self.divergence, model, empty, clean),
+            (circuit.argmax(-1) != model.argmax(-1)).cpu().numpy(),
+        )
+
+    # ---- by the parts that pairs share ------------------------------------------------------------
+
+    def _kept(self, runner: PairRunner, length: int) -> int:
+        """Inputs of one side that may be prepared at a time."""
+        return max(1, self.memory // 4 // runner.bytes_to_prepare(length))
+
+    def _per_pass(self, runner: PairRunner, length: int) -> int:
+        """Pairs of one pass."""
+        asked = TOKENS_PER_PASS if self.model.device.type == "cpu" else 2**16
+        return max(1, min(self.memory // 2 // runner.bytes_per_pair(length), asked // length))
+
+    def _prepared(self, runner: PairRunner, side: PromptSet, rows: Rows, length: int) -> PreparedInputs:
+        """Inputs, trimmed behind the read position, after a pass over them."""
+        size = max(1, min(TOKENS_PER_PASS // length, 2 * self._kept(runner, length)))
+        parts = side.tokens[rows, :length].split(size)
+        return PreparedInputs.concatenate(runner.prepare(part, clean=side is self.clean) for part in parts)
+
+    def _fill(
+        self, runner: PairRunner, values: PairValues, rows: Rows, corrupted: PreparedInputs, length: int
+    ) -> None:
+        """Values of every combination: few clean inputs against many corrupted ones at a time."""
+        inputs, size = self.clean.subset(rows), self._per_pass(runner, length)
+        clean, which = self._prepared(runner, self.clean, rows, length), self.divergence
+        values.empty[:] = cross_divergences(which, clean.logits, corrupted.logits, inputs, at_once=size)
+        for columns in torch.arange(corrupted.n).split(min(size, corrupted.n)):
+            right = corrupted.rows(columns)
+            for part in torch.arange(clean.n).split(max(1, size // len(columns))):
+                left, place = clean.rows(part), np.ix_(part.numpy(), columns.numpy())
+                logits = runner.product(left, right)
+                chosen = inputs.subset(part.numpy())
+                values.divergence[place] = table_divergences(which, left.logits, logits, chosen)
+                differs = logits.argmax(-1) != left.logits.argmax(-1)[:, None]
+                values.argmax_differs[place] = differs.cpu().numpy()
+
+    def _listed_logits(
+        self, runner: PairRunner, rows: Rows, columns: Rows, length: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Of model, circuit and empty circuit, on pairs one after the other."""
+        (first, left), (second, right) = (np.unique(each, return_inverse=True) for each in (rows, columns))
+        clean = self._prepared(runner, self.clean, first, length)
+        corrupted = self._prepared(runner, self.corrupted, second, length)
+        at, other = torch.from_numpy(left), torch.from_numpy(right)
+        circuit = runner.pairs(clean, corrupted, at, other)
+        return clean.logits[at], circuit, corrupted.logits[other]
+
+    # ---- each pair by itself ----------------------------------------------------------------------
+
+    def _single_logits(self, rows: Rows, columns: Rows) -> tuple[Tensor, Tensor, Tensor]:
+        """Of model, circuit and empty circuit; the model is run once per input."""
+        task = task_of(self.clean.subset(rows), self.corrupted.subset(columns))
+
+        def model(side: PromptSet, index: Rows) -> Tensor:
+            distinct, back = np.unique(index, return_inverse=True)
+            own = side.subset(distinct)
+            return run_model(self.model, task_of(own, own), check=False)[back]
+
+        def circuit(kept: Circuit) -> Tensor:
+            return run_circuit(kept, self.model, task, ablation=self.ablation, check=False)
+
+        if self.ablation.paired:
+            empty = model(self.corrupted, columns)
+        else:
+            empty = circuit(Circuit.empty(self.circuit.graph))
+        return model(self.clean, rows), circuit(self.circuit), empty
+
+    def _check_finite(self, values: PairValues, rows: np.ndarray, columns: np.ndarray) -> None:
+        """Refuse NaN and infinite divergences; the first such pair is named."""
+        for name, array in zip(("circuit", "empty circuit"), values[:2], strict=True):
+            bad = ~np.isfinite(array)
+            if bad.any():
+                i, j = (int(np.broadcast_to(index, array.shape)[bad][0]) for index in (rows, columns))
+                raise NonFiniteError(
+                    f"the divergence of the {name} is {array[bad][0]} on the pair of clean input {i}, "
+                    f"{self.clean.text(i, None)!r}, and corrupted input {j}, "
+                    f"{self.corrupted.text(j, None)!r}: logits are NaN or infinite there. Check the model's "
+                    "weights and dtype (float16 overflows)"
+                )
+
+
+def shares_inputs(model: Model, circuit: Circuit, ablation: Ablation) -> bool:
+    """Whether pairs are sums of a part of the clean and a part of the corrupted input; see `PairRunner`."""
+    summed = model.vision is None and all(block.target_norm is None for block in model.blocks)
+    return ablation.key == "resample" and circuit.spans is None and summed
+
+
+def _undefined(shape: tuple[int, ...]) -> PairValues:
+    return PairValues(np.empty(shape), np.empty(shape), np.empty(shape, dtype=np.bool_))
+
+
+# ------------------------------------------------------------------------------- every pair, resumable
+
+
+class FolderShelf:
+    """A directory that keeps the finished blocks of one job.
+
+    Args:
+        directory: Made if it does not exist.
+        job: What the values are a function of.
+
+    Raises:
+        InputError: If the directory holds the blocks of another job.
+        OutputError: If it cannot be written.
+    """
+
+    def __init__(self, directory: Path, job: Mapping[str, Any]) -> None:
+        self.directory, path = directory, directory / "job.json"
+        job = {"format": FORMAT, **json.loads(canonical_json(job))}
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            earlier = parse_json(path.read_text(encoding="utf-8")) if path.exists() else job
+        except OSError as error:
+            raise OutputError(f"cannot use {directory} for blocks: {error.strerror}") from error
+        except ValueError:
+            earlier = None  # some other program's file
+        if earlier != job:
+            known = earlier if isinstance(earlier, dict) else {}
+            names = ", ".join(name for name in job if known.get(name) != job[name])
+            raise InputError(
+                f"{directory} contains the blocks of another job (different: {names}); give another "
+                "directory, or delete this one"
             )
+        write_atomically(path, json.dumps(job, indent=1).encode())
+
+    def read(self, number: int) -> PairValues | None:
+        """A finished block; None where there is none, or where its file is damaged."""
+        try:
+            with np.load(
+                BytesIO((self.directory / BLOCK.format(number)).read_bytes()), allow_pickle=False
+            ) as arrays:
+                return PairValues(**arrays)
+        except (OSError, EOFError, ValueError, TypeError, BadZipFile):
+            return None
+
+    def write(self, number: int, values: PairValues, *, finished: int, total: int) -> None:
+        content = BytesIO()
+        np.savez(content, **values._asdict())
+        try:
+            write_atomically(self.directory / BLOCK.format(number), content.getvalue())
+        except OutputError as error:
+            raise OutputError(
+                f"{error}. {finished} of {total} blocks are saved in {self.directory}: free some space and "
+                "run the same command again to resume"
+            ) from error
 
 
-def _positions(side: PromptSet) -> Int64[np.ndarray, " n"]:
-    return np.asarray(side.positions.numpy(), dtype=np.int64)
+def sample_values(
+    circuit: Circuit,
+    model: Model,
+    sample: PairSample,
+    divergence: Divergence,
+    *,
+    shelf: FolderShelf | None = None,
+    progress: Progress | None = None,
+) -> PairValues:
+    """Values of all pairs of a sample, in its shape; equal pairs are run once.
+
+    The distinct pairs come in parts of a fixed size and order, whatever the machine. What a model in float32
+    or less resolves is kept in float32.
+
+    Args:
+        circuit: Run on each of them.
+        model: The model it departs from.
+        sample: The pairs. Inputs that differ in their answers alone are distinct where the divergence reads
+            these.
+        divergence: What is measured.
+        shelf: Where finished blocks are kept and taken from.
+        progress: Told of `attack` and the number of pairs done.
+
+    Raises:
+        NonFiniteError: For NaN or infinite values; the pair is shown.
+        OutputError: If a block cannot be written; earlier blocks stay usable.
+    """
+    clean, corrupted = (
+        side.distinct_with_answers if divergence.needs_answers else side.distinct
+        for side in (sample.clean, sample.corrupted)
+    )
+    rows, columns = clean.first_index, corrupted.first_index
+    if sample.pairs is None:
+        shape: tuple[int, ...] = (len(rows), len(columns))
+        spread: Any = np.ix_(clean.inverse, corrupted.inverse)
+    else:
+        listed = clean.inverse[sample.pairs[:, 0]], corrupted.inverse[sample.pairs[:, 1]]
+        first, spread = first_occurrences(listed[0] * len(columns) + listed[1])
+        rows, columns = rows[listed[0][first]], columns[listed[1][first]]
+        shape = (len(first),)
+    sides = sample.clean, sample.corrupted
+    evaluator = PairEvaluator(model, circuit, *sides, ablation=sample.carried, divergence=divergence)
+    kind, done, total = (
+        np.float64 if model.result_dtype == torch.float64 else np.float32,
+        0,
+        int(np.prod(shape)),
+    )
+    distinct = PairValues(np.empty(shape, kind), np.empty(shape, kind), np.empty(shape, np.bool_))
+    blocks = list(_blocks(shape))
+    tell: Progress = progress or (lambda stage, done, total: None)
+    tell("attack", 0, total)
+    for number, block in enumerate(blocks):
+        values = None if shelf is None else shelf.read(number)
+        if values is None:
+            run = evaluator.table if sample.pairs is None else evaluator.pairs
+            found = run(rows[block[0]], columns[block[-1]])
+            values = PairValues(found.divergence.astype(kind), found.empty.astype(kind), found.argmax_differs)
+            if shelf is not None:
+                shelf.write(number, values, finished=number, total=len(blocks))
+        for into, value in zip(distinct, values, strict=True):
+            into[block] = value
+        done += values.divergence.size
+        tell("attack", done, total)
+    return PairValues(
+        distinct.divergence.astype(np.float64)[spread],
+        distinct.empty.astype(np.float64)[spread],
+        distinct.argmax_differs[spread],
+    )
 
 
-def _distinct_rows(side: PromptSet) -> Int64[np.ndarray, " n"]:
-    """Which distinct input each row is: tokens up to the read position are all that counts."""
-    visible = torch.arange(side.tokens.shape[1]) <= side.positions[:, None]
-    rows = torch.cat([side.positions[:, None], side.tokens.where(visible, -1)], 1)
-    ids = [] if side.answers is None else [side.answers]
-    ids += [] if side.wrong is None else [side.wrong]
-    # Answers are facts of the prompt; rows that differ in them alone are kept apart.
-    _, inverse = np.unique(torch.cat([rows, *ids], 1).numpy(), axis=0, return_inverse=True)
-    return np.asarray(inverse.ravel(), dtype=np.int64)
+def _blocks(shape: tuple[int, ...]) -> Iterator[tuple[slice, ...]]:
+    """Parts of a table, the rows of the first columns first, or of a list."""
+    size = LISTED if len(shape) == 1 else TILE
+    parts = [[slice(start, min(start + size, n)) for start in range(0, n, size)] for n in shape]
+    for block in itertools.product(*reversed(parts)):
+        yield block[::-1]

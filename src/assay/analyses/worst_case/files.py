@@ -1,6 +1,7 @@
 """Worst-case results on disk: one safetensors file of arrays, with everything else in its metadata."""
 
-from collections.abc import Mapping, Sized
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.analyses.worst_case.inputs import PairSample, PromptSet
+from assay.analyses.worst_case.result import FACTS, FINDINGS, WorstCase
+from assay.analyses.worst_case.rows import Rerun
+from assay.analyses.worst_case.sampling import ClassNames, PairSample, PromptSet
 from assay.circuits import Circuit
 from assay.circuits.files import read_arrays, write_arrays
 from assay.core.errors import FileFormatError, GraphMismatchError, InputError
@@ -20,23 +23,16 @@ _KIND = "worst_case"
 _SIDES = ("clean", "corrupted", "reference")
 _SLOT = ".slot."
 _IDS = ("tokens", "lengths", "positions", "answers", "wrong")
-_FACTS = ("protocol", "independent", "paired", "reuse_clean", "own_rows", "population", "seed", "streams")
+_PLAIN: tuple[str, ...] = ("protocol", "independent", "paired", "reuse_clean", "own_rows", "population")
+_PLAIN += ("seed", "streams", "task", "ablation")
 
 
-def write_result(
-    path: Path, sample: PairSample, values: Mapping[str, np.ndarray], record: Mapping[str, Any]
-) -> Path:
-    """Write a result, whole or not at all.
-
-    Args:
-        path: `NAME.safetensors`.
-        sample: The inputs and pairs.
-        values: Values of the pairs, by name.
-        record: What else is kept, JSON-able.
-    """
+def write_result(path: Path, worst: WorstCase) -> Path:
+    """Write a result as `NAME.safetensors`, whole or not at all; see `WorstCase.save`."""
     if path.suffix != ".safetensors":
         raise InputError(f"a worst-case result is saved as NAME.safetensors; got {path.name!r}")
-    known = {**values, **({} if sample.pairs is None else {"pairs": sample.pairs})}
+    sample = worst.sample
+    known = {**worst.arrays(), **({} if sample.pairs is None else {"pairs": sample.pairs})}
     arrays = {name: torch.from_numpy(np.ascontiguousarray(each)) for name, each in known.items()}
     inputs: dict[str, Any] = {}
     for name in _SIDES:
@@ -53,21 +49,19 @@ def write_result(
         inputs[name] = {"texts": side.texts, "fields": list(side.fields.items())}
     if sample.clean.images is not None:  # all sides number the same images
         arrays["images"] = sample.clean.images
-    facts = {name: getattr(sample, name) for name in _FACTS} | {
-        "data_hash": sample.data_hash,
-        "task": sample.task,
-        "ablation": sample.ablation,
-        "heatmap_fields": sample.heatmap_fields,
-    }
+    facts = {name: getattr(sample, name) for name in (*_PLAIN, "data_hash", "heatmap_fields")}
+    record = {"document": worst.to_dict(), "thresholds": worst.thresholds, "notes": dict(worst.notes)}
     metadata = {"kind": _KIND, "sample": facts, "inputs": inputs, **record}
     return write_arrays(path, {name: each.contiguous() for name, each in arrays.items()}, metadata)
 
 
-def read_result(path: Path) -> tuple[dict[str, Any], PairSample, dict[str, Tensor]]:
-    """Record, inputs and arrays of a file."""
+def read_result(path: Path, model: Model | None, circuit: Circuit | None) -> WorstCase:
+    """Read a result, whose pairs can be run again where model and circuit are given; see `WorstCase.load`."""
+    if (model is None) != (circuit is None):
+        raise InputError("give both model and circuit to run pairs again, or neither")
     arrays, record = read_arrays(path, _KIND)
     with malformed(path, "a worst-case result"):
-        sample = _sample(record, arrays)
+        sample, document = _sample(record, arrays), record["document"]
         for name in ("divergence", "empty", "argmax_differs"):
             if tuple(arrays[name].shape) != sample.shape or arrays[name].is_complex():
                 raise ValueError(
@@ -75,51 +69,68 @@ def read_result(path: Path) -> tuple[dict[str, Any], PairSample, dict[str, Tenso
                 )
         if sample.data_hash != record["sample"]["data_hash"]:
             raise FileFormatError(f"{path}: the inputs are not those of its record; run again")
-    return record, sample, arrays
+        if not isinstance(document.get("worst", []), list):
+            raise ValueError("its worst pairs are not a list")
+        rerun = None
+        if model is not None and circuit is not None:
+            for what, stored, given in (
+                ("model", document["model"]["weight_hash"], model.weight_hash),
+                ("circuit", document["circuit"]["hash"], circuit.hash),
+            ):
+                if stored != given:
+                    raise GraphMismatchError(
+                        f"the result belongs to the {what} {stored}, and {given} was given; give the {what} "
+                        "it was made with"
+                    )
+            names = model.tokenizer if model.vision is None else ClassNames(model.classes)
+            sample = replace(sample, tokenizer=names)
+            rerun = Rerun(model=model, circuit=circuit, sample=sample, divergence=document["divergence"])
+        return WorstCase(
+            divergence=arrays["divergence"].double().numpy(),
+            empty=arrays["empty"].double().numpy(),
+            argmax_differs=arrays["argmax_differs"].bool().numpy(),
+            sample=sample,
+            facts={name: document[name] for name in FACTS},
+            thresholds=tuple(record["thresholds"]),
+            notes=dict(record["notes"]),
+            rerun=rerun,
+            document=document,
+            **{name: document[name] for name in ("seconds", *FINDINGS)},
+        )
 
 
 def _sample(record: dict[str, Any], arrays: dict[str, Tensor]) -> PairSample:
     facts, inputs = record["sample"], record["inputs"]
-    sides: dict[str, PromptSet | None] = {}
+    sides: dict[str, Any] = {}
     for name in _SIDES:
         held = inputs[name]
         sides[name] = sides.get("clean") if held == "clean" else held and _side(name, held, arrays)
-    clean, corrupted = sides["clean"], sides["corrupted"]
-    if clean is None or corrupted is None:
+    if sides["clean"] is None or sides["corrupted"] is None:
         raise ValueError("a side of its inputs is missing")
     return PairSample(
-        clean=clean,
-        corrupted=corrupted,
-        reference=sides["reference"],
+        **sides,
         pairs=arrays["pairs"].numpy() if "pairs" in arrays else None,
         heatmap_fields=tuple((first, second) for first, second in facts["heatmap_fields"]),
-        task=facts["task"],
-        ablation=facts["ablation"],
-        **{name: facts[name] for name in _FACTS},
+        **{name: facts[name] for name in _PLAIN},
     )
 
 
 def _side(name: str, held: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> PromptSet:
     """The inputs of one side, known to fit each other and to name images that are there."""
+    slots = {
+        key.removeprefix(name + _SLOT): where for key, where in arrays.items() if key.startswith(name + _SLOT)
+    }
     side = PromptSet(
         # The hash of the file vouches for the arrays that must be there.
         **{key: arrays.get(f"{name}.{key}") for key in _IDS},  # type: ignore[arg-type]  # answers may be None
         texts=None if held["texts"] is None else tuple(map(str, held["texts"])),
-        slots={
-            key.removeprefix(name + _SLOT): where
-            for key, where in arrays.items()
-            if key.startswith(name + _SLOT)
-        },
+        slots=slots,
         fields={str(field): list(values) for field, values in held["fields"]},
         images=arrays.get("images"),
     )
-    listed: list[Sized] = [
-        *side.fields.values(),
-        *side.slots.values(),
-        *([] if side.texts is None else [side.texts]),
-    ]
-    known = [each for each in (side.lengths, side.positions, side.answers, side.wrong) if each is not None]
-    if any(len(values) != side.n for values in [*listed, *known]):
+    columns = (side.lengths, side.positions, side.answers, side.wrong, side.texts)
+    known = [*side.fields.values(), *slots.values(), *(each for each in columns if each is not None)]
+    if any(len(values) != side.n for values in known):
         raise ValueError(f"what is known of the {name} inputs does not match their number, {side.n}")
     if bool(((side.lengths < 1) | (side.lengths > side.tokens.shape[1])).any()):
         raise ValueError(f"a length of the {name} inputs differs from the length of their tokens")
@@ -128,16 +139,3 @@ def _side(name: str, held: Mapping[str, Any], arrays: Mapping[str, Tensor]) -> P
     ):
         raise ValueError(f"inputs name images beyond the {len(side.images)} that are there")
     return side
-
-
-def check_origin(document: Mapping[str, Any], model: Model, circuit: Circuit) -> None:
-    """Refuse a model or a circuit other than those of a result."""
-    for what, stored, given in (
-        ("model", document["model"]["weight_hash"], model.weight_hash),
-        ("circuit", document["circuit"]["hash"], circuit.hash),
-    ):
-        if stored != given:
-            raise GraphMismatchError(
-                f"the result belongs to the {what} {stored}, and {given} was given; give the {what} it was "
-                "made with"
-            )

@@ -1,4 +1,4 @@
-"""The worst pairs, readable: what was asked, what model and circuit answer, and what x~ alone would give."""
+"""The worst pairs, run once more and readable: what model, circuit and x~ alone would answer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,13 +9,21 @@ import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
 
-from assay.analyses.worst_case.inputs import PairSample, PromptSet
+from assay.analyses.worst_case.divergence import Divergence, Kernel, get_divergence, pair_divergences
+from assay.analyses.worst_case.sampling import PairSample, PromptSet, task_of
+from assay.circuits import Circuit
+from assay.core.errors import InconsistentRunError
 from assay.core.record import Record, same
+from assay.execution import run_circuit, run_model
+from assay.models import Model
 from assay.stats import top_indices
 
 
 TOP = 3  # tokens shown of each run
-RUNS = ("model", "circuit", "corrupted")
+RERUN_ABSOLUTE, RERUN_RELATIVE = 1e-3, 1e-3  # by how much a second run may differ
+_HALF = 8  # units in the last place that divergences of number types below float32 are allowed
+
+Rows = Int64[np.ndarray, " k"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,8 +138,7 @@ class WorstInputs(NamedTuple):
     corrupted: tuple[WorstInput, ...]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RankedPairs:
+class RankedPairs(NamedTuple):
     """Which pairs are worst.
 
     Attributes:
@@ -141,10 +148,13 @@ class RankedPairs:
         multiplicity: How often the sample holds it.
     """
 
-    clean_index: Int64[np.ndarray, " k"]
-    corrupted_index: Int64[np.ndarray, " k"]
-    place: Int64[np.ndarray, " k"]
-    multiplicity: Int64[np.ndarray, " k"]
+    clean_index: Rows
+    corrupted_index: Rows
+    place: Rows
+    multiplicity: Rows
+
+
+# -------------------------------------------------------------------------------------- which they are
 
 
 def rank_pairs(
@@ -152,35 +162,27 @@ def rank_pairs(
 ) -> RankedPairs:
     """The k pairs of largest value; ties by clean index, then corrupted index, ascending."""
     clean, corrupted = sample.clean.distinct, sample.corrupted.distinct
-    if sample.pairs is None:
-        if not distinct:
-            place = top_indices(values, k)
-            multiplicity = np.ones(len(place), dtype=np.int64)
+    if sample.pairs is not None:
+        if distinct:
+            _, first, counts = np.unique(pair_ids(sample), return_index=True, return_counts=True)
         else:
-            distinct_values = values[np.ix_(clean.first_index, corrupted.first_index)]
-            rows, columns = np.unravel_index(top_indices(distinct_values, k), distinct_values.shape)
-            place = np.ravel_multi_index(
-                (clean.first_index[rows], corrupted.first_index[columns]), values.shape
-            )
-            draws = [np.bincount(each.inverse) for each in (clean, corrupted)]
-            multiplicity = draws[0][rows] * draws[1][columns]
-        clean_index, corrupted_index = np.unravel_index(place, values.shape)
-    else:
-        ids = pair_ids(sample)
-        _, first, counts = np.unique(ids, return_index=True, return_counts=True)
-        if not distinct:
-            first, counts = np.arange(len(ids)), np.ones(len(ids), dtype=np.int64)
+            first, counts = np.arange(len(sample.pairs)), np.ones(len(sample.pairs), dtype=np.int64)
         # By clean, then corrupted index, so that ties come out in this order.
         order = np.lexsort((sample.pairs[first, 1], sample.pairs[first, 0]))
         chosen = order[top_indices(values[first[order]], k)]
-        place, multiplicity = first[chosen], counts[chosen]
-        clean_index, corrupted_index = sample.pairs[place].T
-    return RankedPairs(
-        clean_index=np.asarray(clean_index, dtype=np.int64),
-        corrupted_index=np.asarray(corrupted_index, dtype=np.int64),
-        place=np.asarray(place, dtype=np.int64),
-        multiplicity=np.asarray(multiplicity, dtype=np.int64),
-    )
+        rows, columns = sample.pairs[first[chosen]].T
+        return RankedPairs(rows, columns, first[chosen], counts[chosen])
+    if distinct:
+        shown = values[np.ix_(clean.first_index, corrupted.first_index)]
+        at, other = np.unravel_index(top_indices(shown, k), shown.shape)
+        rows, columns = clean.first_index[at], corrupted.first_index[other]
+        place = np.ravel_multi_index((rows, columns), values.shape)
+        return RankedPairs(
+            rows, columns, place, np.bincount(clean.inverse)[at] * np.bincount(corrupted.inverse)[other]
+        )
+    place = top_indices(values, k)
+    rows, columns = np.unravel_index(place, values.shape)
+    return RankedPairs(rows, columns, place, np.ones(len(place), dtype=np.int64))
 
 
 def pair_ids(sample: PairSample) -> Int64[np.ndarray, " n_pairs"]:
@@ -206,27 +208,92 @@ def rank_inputs(
     axis = 0 if side == "clean" else 1
     if axis == 1 and sample.protocol == "inputs":
         return ()  # there is no second input
-    distinct = inputs.distinct
-    n = len(distinct.first_index)
+    rows, inverse = inputs.distinct
     if sample.pairs is None:
-        rows = distinct.first_index
         kept = values[rows] if axis == 0 else values[:, rows].T
         means, largest = kept.mean(axis=1), kept.max(axis=1)
     else:
-        unit = distinct.inverse[sample.pairs[:, axis]]
-        means = np.bincount(unit, weights=values, minlength=n) / np.bincount(unit, minlength=n)
-        largest = np.full(n, -np.inf)
+        unit = inverse[sample.pairs[:, axis]]
+        means = np.bincount(unit, weights=values, minlength=len(rows)) / np.bincount(
+            unit, minlength=len(rows)
+        )
+        largest = np.full(len(rows), -np.inf)
         np.maximum.at(largest, unit, values)
-    order = np.argsort(-means, kind="stable")[:k]
     return tuple(
         WorstInput(
-            index=int(distinct.first_index[at]),
-            text=text_of(inputs, int(distinct.first_index[at]), sample.tokenizer),
+            index=int(rows[at]),
+            text=inputs.text(int(rows[at]), sample.tokenizer),
             mean=float(means[at]),
             max=float(largest[at]),
         )
-        for at in order
+        for at in np.argsort(-means, kind="stable")[:k]
     )
+
+
+# ------------------------------------------------------------------------------------------- once more
+
+
+class Logits(NamedTuple):
+    """Logits of the same pairs in three runs, each `[k, d_vocab]`."""
+
+    model: Float[Tensor, "k d_vocab"]
+    circuit: Float[Tensor, "k d_vocab"]
+    corrupted: Float[Tensor, "k d_vocab"]  # of the empty circuit, where no second input is read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rerun:
+    """How pairs of a result are run once more: one by one, by an engine that shares nothing with the first.
+
+    Attributes:
+        model: The model.
+        circuit: The circuit.
+        sample: The pairs.
+        divergence: What was measured.
+    """
+
+    model: Model
+    circuit: Circuit
+    sample: PairSample
+    divergence: str | Divergence | Kernel
+
+    def logits(self, clean_index: Rows, corrupted_index: Rows) -> Logits:
+        """Logits of the pairs of some rows."""
+        model, carried = self.model, self.sample.carried
+        task = task_of(self.sample.clean.subset(clean_index), self.sample.corrupted.subset(corrupted_index))
+        if carried.paired:
+            nothing = run_model(model, task, corrupted=True)
+        else:
+            nothing = run_circuit(Circuit.empty(self.circuit.graph), model, task, ablation=carried)
+        runs = run_model(model, task), run_circuit(self.circuit, model, task, ablation=carried), nothing
+        return Logits(*(each.detach().cpu() for each in runs))
+
+    def confirmed(self, ranking: RankedPairs, stored: Float64[np.ndarray, " k"]) -> Logits:
+        """The logits of ranked pairs, if their divergences are the stored ones.
+
+        Raises:
+            InconsistentRunError: If one of them is not: the run is not to be trusted.
+        """
+        logits = self.logits(ranking.clean_index, ranking.corrupted_index)
+        clean = self.sample.clean.subset(ranking.clean_index)
+        again = pair_divergences(get_divergence(self.divergence), logits.model, logits.circuit, clean)
+        # Number types below float32 allow some units in the last place.
+        eps = torch.finfo(self.model.dtype).eps
+        allowed = max(RERUN_ABSOLUTE, _HALF * eps) + max(RERUN_RELATIVE, 2 * eps) * np.abs(stored)
+        # Not `>`: a NaN of the second run is a disagreement too.
+        agrees = np.abs(again - stored) <= allowed
+        if not agrees.all():
+            at = int(np.flatnonzero(~agrees)[0])
+            raise InconsistentRunError(
+                f"inconsistent_rerun: pair (clean {ranking.clean_index[at]}, corrupted "
+                f"{ranking.corrupted_index[at]}) has divergence {stored[at]:.6g} in the run and "
+                f"{again[at]:.6g} when run again. One of the two does not belong to this circuit, so use "
+                "neither"
+            )
+        return logits
+
+
+# -------------------------------------------------------------------------------------------- readable
 
 
 def describe_pairs(
@@ -234,7 +301,7 @@ def describe_pairs(
     values: Float64[np.ndarray, "..."],
     empty: Float64[np.ndarray, "..."],
     sample: PairSample,
-    logits: Sequence[Float[Tensor, "k d_vocab"]],
+    logits: Logits,
     *,
     centred: bool,
 ) -> tuple[WorstPair, ...]:
@@ -245,44 +312,32 @@ def describe_pairs(
         values: Divergences of the sample.
         empty: Those of the empty circuit.
         sample: The inputs.
-        logits: Of model, circuit and model on the corrupted input, for the ranked pairs.
+        logits: Of the ranked pairs.
         centred: Subtract the mean over the vocabulary from the logits.
     """
-    tables = [each.double() for each in logits]
+    tables = Logits(*(each.double() for each in logits))
     if centred:
-        tables = [each - each.mean(dim=-1, keepdim=True) for each in tables]
-    flat, flat_empty = values.ravel(), empty.ravel()
-    pairs_shown = []
-    for row, (clean, corrupted, place, multiplicity) in enumerate(
-        zip(
-            *(each.tolist() for each in (ranking.clean_index, ranking.corrupted_index, ranking.place)),
-            ranking.multiplicity.tolist(),
-            strict=True,
-        )
+        tables = Logits(*(each - each.mean(dim=-1, keepdim=True) for each in tables))
+    clean, corrupted, names, shown = sample.clean, sample.corrupted, sample.tokenizer, []
+    for at, (row, column, place, multiplicity) in enumerate(
+        zip(*(each.tolist() for each in ranking), strict=True)
     ):
-        runs = {name: table[row] for name, table in zip(RUNS, tables, strict=True)}
-        tops = [_top(run, sample.tokenizer) for run in runs.values()]
-        pairs_shown.append(
+        runs = Logits(*(table[at] for table in tables))
+        shown.append(
             WorstPair(
-                rank=row + 1,
-                clean_index=clean,
-                corrupted_index=corrupted,
+                rank=at + 1,
                 multiplicity=multiplicity,
-                divergence=float(flat[place]),
-                empty=float(flat_empty[place]),
-                clean=text_of(sample.clean, clean, sample.tokenizer),
-                corrupted=text_of(sample.corrupted, corrupted, sample.tokenizer),
-                clean_tokens=_tokens(sample.clean, clean, sample.tokenizer),
-                corrupted_tokens=_tokens(sample.corrupted, corrupted, sample.tokenizer),
-                clean_fields={name: each[clean] for name, each in sample.clean.fields.items()},
-                corrupted_fields={name: each[corrupted] for name, each in sample.corrupted.fields.items()},
-                model=tops[0],
-                circuit=tops[1],
-                corrupted_model=tops[2],
-                answer=_answer(sample.clean, clean, runs, sample.tokenizer),
+                divergence=float(values.flat[place]),
+                empty=float(empty.flat[place]),
+                **_shown(clean, row, "clean", names),
+                **_shown(corrupted, column, "corrupted", names),
+                model=_top(runs.model, names),
+                circuit=_top(runs.circuit, names),
+                corrupted_model=_top(runs.corrupted, names),
+                answer=_answer(clean, row, runs, names),
             )
         )
-    return tuple(pairs_shown)
+    return tuple(shown)
 
 
 def decoded(token: int, tokenizer: Any) -> str:
@@ -310,18 +365,15 @@ def pieces_of(ids: Sequence[int], tokenizer: Any) -> tuple[str, ...]:
     return tuple(pieces)
 
 
-def text_of(inputs: PromptSet, row: int, tokenizer: Any) -> str:
-    """An input as text; its ids where there is no tokenizer."""
-    if inputs.texts is not None:
-        return inputs.texts[row]
-    ids = inputs.tokens[row, : int(inputs.lengths[row])].tolist()
-    return " ".join(map(str, ids)) if tokenizer is None else str(tokenizer.decode(ids))
-
-
-def _tokens(inputs: PromptSet, row: int, tokenizer: Any) -> tuple[str, ...]:
-    if inputs.images is not None:
-        return ()
-    return pieces_of(inputs.tokens[row, : int(inputs.lengths[row])].tolist(), tokenizer)
+def _shown(inputs: PromptSet, row: int, side: str, tokenizer: Any) -> dict[str, Any]:
+    """What a `WorstPair` says of one of its inputs."""
+    ids = inputs.tokens[row, : int(inputs.lengths[row])].tolist() if inputs.images is None else []
+    return {
+        f"{side}_index": row,
+        side: inputs.text(row, tokenizer),
+        f"{side}_tokens": pieces_of(ids, tokenizer),
+        f"{side}_fields": {name: each[row] for name, each in inputs.fields.items()},
+    }
 
 
 def _top(logits: Tensor, tokenizer: Any) -> tuple[TopToken, ...]:
@@ -333,17 +385,15 @@ def _top(logits: Tensor, tokenizer: Any) -> tuple[TopToken, ...]:
     )
 
 
-def _answer(inputs: PromptSet, row: int, runs: dict[str, Tensor], tokenizer: Any) -> Answer | None:
-    if inputs.answers is None:
-        return None
-    ids = inputs.answers[row]
+def _answer(inputs: PromptSet, row: int, runs: Logits, tokenizer: Any) -> Answer | None:
+    ids = torch.empty(0) if inputs.answers is None else inputs.answers[row]
     ids = ids[ids >= 0]
     if not len(ids):
         return None
-    best = int(ids[runs["model"][ids].argmax()])
+    best, by_run = int(ids[runs.model[ids].argmax()]), runs._asdict()
     return Answer(
         text=decoded(best, tokenizer),
         id=best,
-        rank={name: 1 + int((logits > logits[best]).sum()) for name, logits in runs.items()},
-        logit={name: float(logits[best]) for name, logits in runs.items()},
+        rank={name: 1 + int((logits > logits[best]).sum()) for name, logits in by_run.items()},
+        logit={name: float(logits[best]) for name, logits in by_run.items()},
     )

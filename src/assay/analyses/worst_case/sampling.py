@@ -1,37 +1,287 @@
-"""Which clean and corrupted inputs are run, and in which pairs: the protocols.
+"""Which clean and corrupted inputs are run, and in which pairs.
 
 Draws come from named streams under one root seed, a prompt at a time, so the first k inputs of a longer
-sample are the sample of k, and samples under different prefixes are independent.
+sample are the sample of k, and samples under different prefixes are independent. An image takes the place of
+token ids by its number among the distinct images of a task.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Any
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from jaxtyping import Float, Int, Int64
+from torch import Tensor
+from torch.nn import functional
 
-from assay.analyses.worst_case.image_inputs import no_counterparts
-from assay.analyses.worst_case.inputs import (
-    PairSample,
-    PromptSet,
-    names_of,
-    prompt_set,
-    shown,
-    sides_of,
-)
-from assay.analyses.worst_case.row_by_row import DONOR, edge_ablation
 from assay.core.errors import InputError, TokenizationError, check_least, check_name
 from assay.core.random import stream
-from assay.tasks import Grammar, ImageTask, PairTask, Prompt, Task
+from assay.core.record import plain
+from assay.execution import Ablation, get_ablation
+from assay.execution.ablation import Mean
+from assay.page.draw import thumbnail
+from assay.tasks import Grammar, ImageTask, PairTask, Prompt, Task, Tokens, encode_prompts
 
 
 INPUTS = "inputs"  # of ablations that read no second input
 PROTOCOLS = ("all", "matched", "iid", "file", INPUTS)
+DONOR = "resample-donor"
 N_BASELINE = 200  # prompts that ablated values are measured over
-KEPT_PROMPTS = 100_000  # of larger samples only ids, texts and fields are kept
-PIECE = 10_000  # prompts drawn and encoded at a time
+CORRUPTED = "corrupted."  # prefix of a field that belongs to the corrupted input
+
+
+# ------------------------------------------------------------------------------------------ the inputs
+
+
+class DistinctInputs(NamedTuple):
+    """Which of many inputs are the same.
+
+    Attributes:
+        first_index: Row of the first occurrence of each distinct input, ascending.
+        inverse: Which distinct input each row is.
+    """
+
+    first_index: Int64[np.ndarray, " n_distinct"]
+    inverse: Int64[np.ndarray, " n"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class PromptSet:
+    """The inputs of one side, clean or corrupted; an input may occur more than once.
+
+    Attributes:
+        tokens: Token ids `[n, pos]`, padded on the right; of images `[n, 1]`, their rows in `images`.
+        lengths: Tokens of each input.
+        positions: Position whose logits are read.
+        answers: Right next tokens `[n, n_answers]`, -1 where a row has fewer; None where there are none.
+        wrong: Tokens the answers are compared with, likewise.
+        texts: The inputs as text; None where there is none.
+        slots: Slot name to the token position of its filler in each input `[n]`.
+        fields: Field name to one value per input; names without the prefix `corrupted.`, on either side.
+        images: Every distinct image, as a model reads it; None for prompts.
+    """
+
+    tokens: Int[Tensor, "n pos"]
+    lengths: Int[Tensor, " n"]
+    positions: Int[Tensor, " n"]
+    answers: Int[Tensor, "n n_answers"] | None = None
+    wrong: Int[Tensor, "n n_wrong"] | None = None
+    texts: tuple[str, ...] | None = None
+    slots: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)
+    fields: Mapping[str, list[Any]]
+    images: Float[Tensor, "n_images 3 h w"] | None = None
+
+    @property
+    def n(self) -> int:
+        """Number of inputs, repetitions counted."""
+        return len(self.tokens)
+
+    @cached_property
+    def distinct(self) -> DistinctInputs:
+        """The distinct inputs in order of first occurrence: token sequence and read position, or image."""
+        return _distinct(self.lengths, self.positions, self.tokens)
+
+    @cached_property
+    def distinct_with_answers(self) -> DistinctInputs:
+        """The same, with inputs that differ only in their answers or wrong answers kept distinct."""
+        known = [ids for ids in (self.answers, self.wrong) if ids is not None]
+        return _distinct(self.lengths, self.positions, self.tokens, *known)
+
+    def subset(self, indices: Int[np.ndarray, " k"] | Sequence[int]) -> "PromptSet":
+        """The inputs in these rows, in this order; rows may repeat."""
+        rows = torch.from_numpy(np.asarray(indices, dtype=np.int64))
+        places = rows.tolist()
+        return PromptSet(
+            tokens=self.tokens[rows],
+            lengths=self.lengths[rows],
+            positions=self.positions[rows],
+            answers=None if self.answers is None else self.answers[rows],
+            wrong=None if self.wrong is None else self.wrong[rows],
+            texts=None if self.texts is None else tuple(self.texts[i] for i in places),
+            slots={name: where[rows] for name, where in self.slots.items()},
+            fields={name: [values[i] for i in places] for name, values in self.fields.items()},
+            images=self.images,
+        )
+
+    def text(self, row: int, tokenizer: Any) -> str:
+        """An input as text; its ids where there is no tokenizer."""
+        if self.texts is not None:
+            return self.texts[row]
+        ids = self.tokens[row, : int(self.lengths[row])].tolist()
+        return " ".join(map(str, ids)) if tokenizer is None else str(tokenizer.decode(ids))
+
+
+def _distinct(*columns: Tensor) -> DistinctInputs:
+    return first_occurrences(torch.cat([each.reshape(len(each), -1) for each in columns], dim=1).numpy())
+
+
+def first_occurrences(values: Int64[np.ndarray, "n ..."]) -> DistinctInputs:
+    """The distinct numbers of a list, or rows of a table, in order of first occurrence."""
+    axis = None if values.ndim == 1 else 0
+    _, first, inverse = np.unique(values, axis=axis, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    return DistinctInputs(first_index=first[order], inverse=np.argsort(order)[inverse.ravel()])
+
+
+@dataclass(frozen=True)
+class ClassNames:
+    """Names of classes, in the place of a tokenizer: what a row of logits is about.
+
+    Attributes:
+        names: Label 0 first; None where only numbers are known.
+    """
+
+    names: tuple[str, ...] | None
+
+    def decode(self, classes: Sequence[int]) -> str:
+        """The name of each class."""
+        return " ".join(f"class {each}" if self.names is None else self.names[each] for each in classes)
+
+
+_IDENTITY: tuple[str, ...] = ("protocol", "n_pairs", "independent", "paired", "reuse_clean", "own_rows")
+_IDENTITY += ("population", "seed", "streams", "data_hash", "task")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class PairSample:
+    """Clean and corrupted inputs, the pairs to run, and what may be concluded from them.
+
+    Attributes:
+        protocol: `all`, `matched`, `iid`, `file` or `inputs`.
+        clean: The clean inputs.
+        corrupted: The inputs whose activations cut edges carry; under `inputs`, where no ablated value comes
+            from a second input, the clean ones.
+        pairs: `[n_pairs, 2]` (clean index, corrupted index); None: every combination of the two sides.
+        independent: Whether the draws behind a certificate are independent: inputs of each side (`all`) or
+            pairs. For a task's own rows the user declares it.
+        paired: Whether every combination is run and corrupted input i is the counterpart of clean input i:
+            the two sides are then not independent of each other.
+        reuse_clean: Whether the corrupted inputs were made from the clean ones of the same sample.
+        own_rows: Whether the pairs or inputs are rows of the task, rather than draws of its grammar.
+        population: Number of distinct inputs that exist on each side, `clean` and `corrupted`; None where
+            they are not counted.
+        seed: Root seed of all random draws.
+        streams: What each stream of draws was named; empty where nothing was drawn.
+        tokenizer: Tokenizer of the ids, used to show them; of images, the names of their classes.
+        task: Identity of the task, JSON-able.
+        heatmap_fields: Pairs of fields worth a table of their own.
+        ablation: What cut edges carry; `resample-donor`: values of another clean input.
+        reference: Inputs that ablated values are measured over; None where they need none. They were drawn
+            for this alone if `streams` names `baseline`.
+    """
+
+    protocol: str
+    clean: PromptSet
+    corrupted: PromptSet
+    pairs: Int64[np.ndarray, "n_pairs 2"] | None = None
+    independent: bool = True
+    paired: bool = False
+    reuse_clean: bool = False
+    own_rows: bool = False
+    population: Mapping[str, int | None]
+    seed: int = 0
+    streams: Mapping[str, str]
+    tokenizer: Any = None
+    task: Mapping[str, Any]
+    heatmap_fields: tuple[tuple[str, str], ...] = ()
+    ablation: str = "resample"
+    reference: PromptSet | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the divergences: `[n_clean, n_corrupted]`, or `[n_pairs]`."""
+        return (self.clean.n, self.corrupted.n) if self.pairs is None else (len(self.pairs),)
+
+    @property
+    def n_pairs(self) -> int:
+        """Number of pairs, repetitions counted."""
+        return int(np.prod(self.shape))
+
+    @cached_property
+    def carried(self) -> Ablation:
+        """What cut edges carry in the runs of the sample; measured once for all of them."""
+        found = edge_ablation(self.ablation)
+        if self.reference is None:
+            return found
+        assert isinstance(found, Mean)  # nothing else is measured and draws nothing
+        return replace(found, reference=task_of(self.reference, self.reference))
+
+    @cached_property
+    def data_hash(self) -> str:
+        """SHA-256 over every number that the divergences depend on, 64 hex digits."""
+        digest = hashlib.sha256(self.protocol.encode())
+        for side in filter(None, (self.clean, self.corrupted, self.reference)):
+            for array in (side.tokens, side.lengths, side.positions, side.answers):
+                digest.update(b"none" if array is None else str(tuple(array.shape)).encode())
+                if array is not None:
+                    digest.update(array.contiguous().numpy().astype("<i8").tobytes())
+        if self.clean.images is not None:
+            digest.update(self.clean.images.contiguous().numpy().tobytes())
+        if self.pairs is not None:
+            digest.update(f"pairs{self.pairs.shape}".encode() + self.pairs.astype("<i8").tobytes())
+        return digest.hexdigest()
+
+    def describe(self) -> dict[str, Any]:
+        """Identity of the sample as it enters records, JSON-able."""
+        record = {name: plain(getattr(self, name)) for name in _IDENTITY}
+        record |= {"n_clean": self.clean.n, "n_corrupted": self.corrupted.n}
+        if self.ablation != "resample":
+            n_reference = None if self.reference is None else self.reference.n
+            record |= {"ablation": self.ablation, "n_reference": n_reference}
+        return record
+
+
+def edge_ablation(key: str) -> Ablation:
+    """The ablation of edges behind a key; a donor's values are those of a corrupted input.
+
+    Raises:
+        InputError: For an ablation that draws its values anew in every run.
+    """
+    found = get_ablation("resample" if key == DONOR else key)
+    if found.draws > 1:
+        raise InputError(
+            f"{found.key!r} ablation draws other values in every run, so a divergence would belong to the "
+            "draw as much as to the input; use resample, resample-donor, zero, mean or mean-positional"
+        )
+    return found
+
+
+def task_of(clean: PromptSet, corrupted: PromptSet) -> Task:
+    """Two sides of as many inputs, row by row, as the engine of one pair reads them."""
+    if clean.images is not None:
+        stock = clean.images
+        return ImageTask(images=stock[clean.tokens[:, 0]], corrupted=stock[corrupted.tokens[:, 0]])
+    width = max(clean.tokens.shape[1], corrupted.tokens.shape[1])
+    tokens = [functional.pad(side.tokens, (0, width - side.tokens.shape[1])) for side in (clean, corrupted)]
+    return PairTask(
+        clean=tokens[0],
+        corrupted=tokens[1],
+        answers=torch.zeros((clean.n, 1), dtype=torch.long) if clean.answers is None else clean.answers,
+        lengths=clean.lengths,
+        positions=clean.positions,
+        slots=clean.slots,
+    )
+
+
+def prompt_set(prompts: Sequence[Prompt], tokens: Tokens) -> PromptSet:
+    """Prompts of a grammar as the inputs of one side."""
+    encoded = encode_prompts(prompts, tokens)
+    return PromptSet(
+        tokens=encoded.ids,
+        lengths=encoded.lengths,
+        positions=encoded.positions,
+        answers=encoded.answers,
+        wrong=encoded.wrong,
+        texts=encoded.texts,
+        slots=encoded.slots,
+        fields=dict(encoded.fields),
+    )
+
+
+# ------------------------------------------------------------------------------------------ the sample
 
 
 def sample_pairs(
@@ -77,20 +327,100 @@ def sample_pairs(
     """
     check_name("protocol", protocol, PROTOCOLS)
     check_least(1, n_clean=n_clean, n_corrupted=n_corrupted)
-    if reuse_clean and protocol != "all":
-        raise InputError(f"reuse_clean belongs to protocol 'all'; protocol {protocol!r} does not use it")
     check_ablation(ablation, protocol)
-    draw = _PairDraw(task, protocol, n_clean, n_corrupted, seed, prefix, ablation)
-    if protocol == "file" or (protocol == INPUTS and draw.grammar is None):
-        sample = draw.rows(independent=independent)
-    elif protocol == "all" and n_clean == n_corrupted == task.n and not reuse_clean:
-        sample = draw.rows(independent=independent, paired=True)
-    elif draw.grammar is None:
-        sample = draw.resampled(reuse_clean=reuse_clean)
+    if reuse_clean and (protocol != "all" or n_corrupted != n_clean):
+        raise InputError(
+            f"reuse_clean corrupts each clean prompt of protocol 'all', but protocol is {protocol!r} with "
+            f"n_clean={n_clean} and n_corrupted={n_corrupted}; choose 'all' and make the counts equal"
+        )
+    grammar, streams, facts = grammar_of(task), dict[str, str](), dict[str, Any]()
+
+    def draws(name: str) -> np.random.Generator:
+        streams[name] = prefix + name
+        return stream(seed, prefix + name)
+
+    alike = ablation == DONOR or protocol == INPUTS  # the second inputs are clean ones, or none
+    crossed_rows = protocol == "all" and n_clean == n_corrupted == task.n and not reuse_clean
+    own_rows = grammar is None or protocol == "file" or crossed_rows
+    n_second = n_corrupted if protocol == "all" else n_clean
+    counterparts = protocol == "matched" or reuse_clean
+    population: dict[str, int | None]
+    if grammar is None or own_rows:
+        clean, second = _sides(task)
+        corrupted = clean if alike else second
+        if corrupted is None:
+            raise InputError(
+                f"the images of {task.name!r} have no counterparts, but resample ablation takes values from "
+                "them; use ablation 'resample-donor' (values of other images), zero, mean or "
+                "mean-positional, or give ImageTask(corrupted=...)"
+            )
+        facts = {"own_rows": True, "independent": independent, "paired": crossed_rows}
+        counts = (len(side.distinct.first_index) for side in (clean, corrupted))
+        population = dict(zip(("clean", "corrupted"), counts, strict=True))
+        if protocol not in ("file", INPUTS) and not crossed_rows:
+            rows = draws("clean").integers(task.n, size=n_clean)
+            others = rows if counterparts else draws("corrupted").integers(task.n, size=n_second)
+            clean, corrupted = clean.subset(rows), corrupted.subset(others)
+            # Draws from the rows at hand, not from what the rows stand for.
+            facts |= {"independent": False, "paired": reuse_clean}
+    elif protocol == INPUTS:
+        (clean,) = (corrupted,) = _drawn(grammar, n_clean, draws("clean"), list)
     else:
-        sample = draw.drawn(reuse_clean=reuse_clean)
+        rng, changes = draws("clean"), draws("corrupted")
+        corrupt = list if ablation == DONOR else partial(grammar.corrupt, rng=changes)
+        if counterparts:
+            clean, corrupted = _drawn(grammar, n_clean, rng, list, corrupt)
+        else:
+            (clean,) = _drawn(grammar, n_clean, rng, list)
+            (corrupted,) = _drawn(grammar, n_second, draws("corrupted:clean"), corrupt)
+        facts = {"paired": reuse_clean}
+    if grammar is not None:
+        exist = grammar.population if alike else grammar.corrupted_population
+        population = {"clean": grammar.population, "corrupted": exist}
+    # What a fresh draw depends on is how the task draws, not which prompts it holds.
+    drawn_from = {name: value for name, value in task.config.items() if name not in ("n", "seed")}
+    described = task.describe() if own_rows else {"name": task.name, "config": drawn_from}
+    of_images = (("label", "corrupted.label"),) if isinstance(task, ImageTask) and ablation == DONOR else ()
+    heatmaps = of_images if grammar is None else grammar.heatmap_fields
+    reference = None
+    if edge_ablation(ablation).measured:
+        reference = clean if grammar is None else _drawn(grammar, N_BASELINE, draws("baseline"), list)[0]
+    sample = PairSample(
+        protocol=protocol,
+        clean=clean,
+        corrupted=corrupted,
+        pairs=None if protocol == "all" else np.stack([np.arange(clean.n)] * 2, axis=1),
+        reuse_clean=reuse_clean,
+        population=population,
+        seed=seed,
+        streams=streams,
+        tokenizer=task.tokenizer if isinstance(task, PairTask) else ClassNames(task.classes),
+        task=described,
+        heatmap_fields=() if protocol == INPUTS else heatmaps,
+        ablation=ablation,
+        reference=reference,
+        **facts,
+    )
     check_lengths(sample)
     return sample
+
+
+def check_ablation(ablation: str, protocol: str) -> None:
+    """Refuse a protocol whose second inputs an ablation has no use for, and the other way about."""
+    paired = edge_ablation(ablation).paired
+    if paired == (protocol == INPUTS) or (ablation == DONOR and protocol not in ("all", "iid")):
+        fitting = {False: repr(INPUTS), True: "'all', 'matched', 'iid' or 'file'"}[paired]
+        fitting = "'all' or 'iid'" if ablation == DONOR else fitting
+        reads = (
+            "a second, clean input"
+            if ablation == DONOR
+            else "a second input"
+            if paired
+            else "no second input"
+        )
+        raise InputError(
+            f"{ablation!r} ablation reads {reads}; use protocol {fitting} instead of {protocol!r}"
+        )
 
 
 def grammar_of(task: Task) -> Grammar | None:
@@ -109,226 +439,125 @@ def usual_protocol(task: Task, ablation: str = "resample") -> str:
     return "file" if grammar_of(task) is None and ablation != DONOR else "all"
 
 
-@dataclass(frozen=True)
-class _PairDraw:
-    """What the protocols have in common: the task, the counts, the streams."""
-
-    task: Task
-    protocol: str
-    n_clean: int
-    n_corrupted: int
-    seed: int
-    prefix: str
-    ablation: str
-
-    @property
-    def grammar(self) -> Grammar | None:
-        return grammar_of(self.task)
-
-    @cached_property
-    def sides(self) -> dict[str, PromptSet]:
-        """The two sides of the task's rows; donors are clean inputs."""
-        sides = sides_of(self.task)
-        if self.protocol == INPUTS or self.ablation == DONOR:
-            sides["corrupted"] = sides["clean"]
-        elif isinstance(self.task, ImageTask) and self.task.corrupted is None:
-            raise no_counterparts(self.task)
-        return sides
-
-    def reference(self) -> PromptSet | None:
-        """What ablated values are measured over: fresh prompts where there is a grammar, else the rows."""
-        if not edge_ablation(self.ablation).measured:
-            return None
-        if self.grammar is None:
-            return self.sides["clean"]
-        return self.encoded(self.grammar.draw(N_BASELINE, self.stream("baseline")), keep=False)
-
-    def stream(self, name: str) -> np.random.Generator:
-        return stream(self.seed, self.prefix + name)
-
-    def sample(
-        self, clean: PromptSet, corrupted: PromptSet, streams: Sequence[str] = (), **facts: Any
-    ) -> PairSample:
-        grammar, task = self.grammar, self.task
-        if grammar is None:
-            counts: dict[str, int | None] = {
-                name: len(side.distinct.first_index) for name, side in self.sides.items()
-            }
-        else:
-            counts = {"clean": grammar.population, "corrupted": grammar.corrupted_population}
-            if self.protocol == INPUTS or self.ablation == DONOR:
-                counts["corrupted"] = grammar.population
-        reference = self.reference()
-        if reference is not None and grammar is not None:
-            streams = [*streams, "baseline"]
-        if self.protocol != "all" and "pairs" not in facts:
-            facts["pairs"] = np.stack([np.arange(clean.n)] * 2, axis=1)
-        return PairSample(
-            protocol=self.protocol,
-            clean=clean,
-            corrupted=corrupted,
-            population=counts,
-            seed=self.seed,
-            streams={name: self.prefix + name for name in streams},
-            tokenizer=names_of(task),
-            task=task.describe() if grammar is None or facts.get("own_rows") else _drawn_from(task),
-            heatmap_fields=self.heatmap_fields,
-            ablation=self.ablation,
-            reference=reference,
-            **facts,
-        )
-
-    @property
-    def heatmap_fields(self) -> tuple[tuple[str, str], ...]:
-        if self.protocol == INPUTS:
-            return ()
-        if isinstance(self.task, ImageTask) and self.ablation == DONOR:
-            return (("label", "corrupted.label"),)
-        return () if self.grammar is None else self.grammar.heatmap_fields
-
-    def rows(self, *, independent: bool, paired: bool = False) -> PairSample:
-        """The task as it is."""
-        sides = self.sides
-        return self.sample(
-            sides["clean"], sides["corrupted"], own_rows=True, independent=independent, paired=paired
-        )
-
-    def resampled(self, *, reuse_clean: bool) -> PairSample:
-        """Rows of a task without a grammar, drawn with replacement."""
-        sides = self.sides
-        clean_rows = self.stream("clean").integers(self.task.n, size=self.n_clean)
-        self._check_reuse(reuse_clean)
-        if self.protocol == "matched" or reuse_clean:
-            others, streams = clean_rows, ["clean"]
-        else:
-            count = self.n_clean if self.protocol == "iid" else self.n_corrupted
-            others = self.stream("corrupted").integers(self.task.n, size=count)
-            streams = ["clean", "corrupted"]
-        return self.sample(
-            sides["clean"].subset(clean_rows),
-            sides["corrupted"].subset(others),
-            streams,
-            own_rows=True,
-            independent=False,  # draws from the rows at hand, not from what the rows stand for
-            paired=reuse_clean,
-            reuse_clean=reuse_clean,
-        )
-
-    def drawn(self, *, reuse_clean: bool) -> PairSample:
-        """Fresh prompts of the task's grammar."""
-        grammar = self.grammar
-        assert grammar is not None
-        self._check_reuse(reuse_clean)
-        counterparts = self.protocol == "matched" or reuse_clean
-        if self.protocol == INPUTS:
-            prompts = grammar.draw(self.n_clean, self.stream("clean"))
-            side = self.encoded(prompts, keep=self.n_clean <= KEPT_PROMPTS)
-            return self.sample(side, side, ["clean"])
-        corrupt = grammar.corrupt if self.ablation != DONOR else _unchanged
-        # Piece by piece: prompts are large, and of a million of them only the ids and fields are kept.
-        sides: tuple[list[PromptSet], list[PromptSet]] = ([], [])
-        rng, changes = self.stream("clean"), self.stream("corrupted")
-        for count in _pieces(self.n_clean):
-            prompts = grammar.draw(count, rng)
-            sides[0].append(self.encoded(prompts, keep=self.n_clean <= KEPT_PROMPTS))
-            if counterparts:
-                changed = corrupt(prompts, changes)
-                sides[1].append(self.encoded(changed, keep=self.n_clean <= KEPT_PROMPTS))
-        if not counterparts:
-            rng = self.stream("corrupted:clean")
-            total = self.n_clean if self.protocol == "iid" else self.n_corrupted
-            for count in _pieces(total):
-                prompts = grammar.draw(count, rng)
-                changed = corrupt(prompts, changes)
-                sides[1].append(self.encoded(changed, keep=total <= KEPT_PROMPTS))
-        clean, corrupted = (PromptSet.concatenate(parts, pad_id=grammar.tokens.pad_id) for parts in sides)
-        return self.sample(
-            clean,
-            corrupted,
-            ["clean", "corrupted", *([] if counterparts else ["corrupted:clean"])],
-            paired=reuse_clean,
-            reuse_clean=reuse_clean,
-        )
-
-    def _check_reuse(self, reuse_clean: bool) -> None:
-        if reuse_clean and self.n_corrupted != self.n_clean:
-            raise InputError(
-                f"reuse_clean corrupts each of the {self.n_clean} clean prompts, but n_corrupted is "
-                f"{self.n_corrupted}; make the two equal"
-            )
-
-    def encoded(self, prompts: Sequence[Prompt], *, keep: bool = True) -> PromptSet:
-        """Prompts of the grammar as token ids; see `prompt_set`."""
-        assert self.grammar is not None
-        return prompt_set(prompts, self.grammar.tokens, keep=keep)
-
-
-def _drawn_from(task: Task) -> dict[str, Any]:
-    """What a fresh draw depends on: how the task draws, not which prompts it holds."""
-    config = {name: value for name, value in task.config.items() if name not in ("n", "seed")}
-    return {"name": task.name, "config": config}
-
-
-def _unchanged(prompts: Sequence[Prompt], rng: np.random.Generator) -> Sequence[Prompt]:
-    """Donors are clean prompts."""
-    return prompts
-
-
-def check_ablation(ablation: str, protocol: str) -> None:
-    """Refuse a protocol whose second inputs an ablation has no use for, and the other way about."""
-    paired = edge_ablation(ablation).paired
-    if not paired and protocol != INPUTS:
-        raise InputError(
-            f"{ablation!r} ablation reads no second input, so there are no pairs; use protocol {INPUTS!r} "
-            f"instead of {protocol!r}"
-        )
-    if paired and protocol == INPUTS:
-        raise InputError(
-            f"protocol {INPUTS!r} runs single inputs, but {ablation!r} ablation takes values from a second "
-            "one; use 'all', 'matched', 'iid' or 'file'"
-        )
-    if ablation == DONOR and protocol not in ("all", "iid"):
-        raise InputError(
-            f"{DONOR!r} ablation takes values from another clean input, but protocol {protocol!r} pairs a "
-            "prompt with its own corruption; use 'all' or 'iid'"
-        )
-
-
-def _pieces(total: int) -> Iterator[int]:
-    """Sizes of the pieces of a draw."""
-    for start in range(0, total, PIECE):
-        yield min(PIECE, total - start)
-
-
 def check_lengths(sample: PairSample) -> None:
     """All inputs of a product, or the two of each pair, have one length and are read at one position."""
     clean, corrupted = sample.clean, sample.corrupted
-    if sample.pairs is not None:
-        rows = torch.from_numpy(sample.pairs)
-        for name in ("lengths", "positions"):
-            both = torch.cat([getattr(clean, name), getattr(corrupted, name)])
-            left, right = both[: clean.n][rows[:, 0]], both[clean.n :][rows[:, 1]]
-            if not torch.equal(left, right):
-                pair = int((left != right).nonzero()[0])
-                first, second = sample.pairs[pair].tolist()
-                raise TokenizationError(
-                    f"pair {pair}: clean prompt {shown(clean, first, sample.tokenizer)} has {name} "
-                    f"{left[pair].tolist()}, corrupted prompt {shown(corrupted, second, sample.tokenizer)} "
-                    f"has {right[pair].tolist()}, but the two must agree. Restrict the task to one template "
-                    "and fillers of one token"
-                )
-        return
-    for name, what in (("lengths", "tokens"), ("positions", "as read position")):
-        values = torch.cat([getattr(clean, name), getattr(corrupted, name)])
-        lengths = torch.unique(values).tolist()
-        if len(lengths) > 1:
-            examples = []
-            for value in lengths[:4]:
-                row = values.tolist().index(value)
-                side, at = (clean, row) if row < clean.n else (corrupted, row - clean.n)
-                examples.append(f"{value} {what}: {shown(side, at, sample.tokenizer)}")
-            raise TokenizationError(
-                "combining all prompts needs a single token count, but these differ: "
-                + "; ".join(examples)
-                + ". Restrict the task to one template, or use protocol 'matched'"
-            )
+    sizes = torch.cat([torch.stack([side.lengths, side.positions], 1) for side in (clean, corrupted)])
+    if sample.pairs is None:
+        first, second = np.zeros(len(sizes), dtype=np.int64), np.arange(len(sizes))
+    else:
+        first, second = sample.pairs[:, 0], clean.n + sample.pairs[:, 1]
+    unequal = (sizes[first] != sizes[second]).any(1).nonzero()
+    if len(unequal):
+        shown = []
+        for row in (int(each[int(unequal[0])]) for each in (first, second)):
+            side, at = (clean, row) if row < clean.n else (corrupted, row - clean.n)
+            shown.append(f"{int(sizes[row, 0])} tokens: {side.text(at, sample.tokenizer)!r}")
+        raise TokenizationError(
+            f"prompts that are run together need one token count, but these differ: {'; '.join(shown)}. "
+            "Restrict the task to one template and fillers of one token, or use protocol 'matched'"
+        )
+
+
+def _drawn(
+    grammar: Grammar,
+    n: int,
+    rng: np.random.Generator,
+    *made: Callable[[list[Prompt]], Sequence[Prompt]],
+) -> list[PromptSet]:
+    """What each of `made` makes of n fresh prompts."""
+    prompts = grammar.draw(n, rng)
+    return [prompt_set(make(prompts), grammar.tokens) for make in made]
+
+
+def _sides(task: Task) -> tuple[PromptSet, PromptSet | None]:
+    """The two sides of a task's own pairs; images without counterparts have one."""
+    if isinstance(task, ImageTask):
+        return _sides_of_images(task)
+    fields = {name: list(values) for name, values in task.fields.items()}
+    clean = PromptSet(
+        tokens=task.clean,
+        lengths=task.lengths,
+        positions=task.positions,
+        answers=task.answers,
+        wrong=task.wrong,
+        texts=task.texts,
+        slots=dict(task.slots),
+        fields={name: values for name, values in fields.items() if not name.startswith(CORRUPTED)},
+    )
+    corrupted = PromptSet(
+        tokens=task.corrupted,
+        lengths=task.lengths,
+        positions=task.positions,
+        texts=task.corrupted_texts,
+        fields={
+            name.removeprefix(CORRUPTED): values
+            for name, values in fields.items()
+            if name.startswith(CORRUPTED)
+        },
+    )
+    return clean, corrupted
+
+
+# ---------------------------------------------------------------------------------------------- images
+
+
+def _sides_of_images(task: ImageTask) -> tuple[PromptSet, PromptSet | None]:
+    """The images of a task and their counterparts, equal ones under one number."""
+    names, labels = ClassNames(task.classes), task.labels
+    known = [""] * task.n if labels is None else [names.decode([label]) for label in labels.tolist()]
+    kept: list[Tensor] = []
+    numbers: dict[bytes, int] = {}
+
+    def numbered(images: Tensor) -> Tensor:
+        rows = []
+        for image in images:
+            key = hashlib.sha256(image.contiguous().numpy().tobytes()).digest()
+            if key not in numbers:
+                numbers[key] = len(kept)
+                kept.append(image)
+            rows.append([numbers[key]])
+        return torch.tensor(rows)
+
+    def side(tokens: Tensor, name: str, stock: Tensor, **facts: Any) -> PromptSet:
+        texts = tuple(
+            f"{name} {number}{f' ({label})' if label else ''}"
+            for number, label in zip(task.ids.tolist(), known, strict=True)
+        )
+        lengths = torch.ones(task.n, dtype=torch.long)
+        return PromptSet(
+            tokens=tokens, lengths=lengths, positions=lengths - 1, texts=texts, images=stock, **facts
+        )
+
+    rows = [numbered(each) for each in (task.clean, task.corrupted) if each is not None]
+    stock = torch.stack(kept)
+    fields = {name: list(values) for name, values in task.fields.items()}
+    if labels is not None:
+        fields.setdefault("label", known)
+    answers = None if labels is None else task.answers
+    clean = side(rows[0], "image", stock, answers=answers, wrong=task.wrong, fields=fields)
+    if task.corrupted is None:
+        return clean, None
+    return clean, side(rows[1], "counterpart of image", stock, fields={})
+
+
+def pictures_of(
+    stock: Float[Tensor, "n_distinct 3 h w"], numbers: Sequence[int], config: Mapping[str, Any]
+) -> list[str]:
+    """Images as PNG data URIs, as they were before a model's normalisation.
+
+    Args:
+        stock: Normalised images.
+        numbers: Which of them.
+        config: How the images were made; without an entry `normalise`, values are stretched to what the
+            stock holds.
+    """
+    rule = config.get("normalise")
+    if rule is None:
+        low, high = float(stock.min()), float(stock.max())
+        shown = (stock[list(numbers)].double() - low) / max(high - low, 1e-12) * 255
+    else:
+        mean, std = (torch.tensor(rule[name], dtype=torch.float64)[:, None, None] for name in ("mean", "std"))
+        shown = (stock[list(numbers)].double() * std + mean) / rule["rescale"]
+    pixels = shown.round().clamp(0, 255).to(torch.uint8).permute(0, 2, 3, 1).numpy()
+    return [thumbnail(each) for each in pixels]

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from jaxtyping import Float, Float64, Int
+from jaxtyping import Float, Float64
 from torch import Tensor
 
+from assay.analyses.worst_case.sampling import PromptSet
 from assay.core.errors import InconsistentRunError, InputError, ShapeError
 from assay.core.registry import Registry
-from assay.metrics.divergence import UNITS
-from assay.metrics.outputs import divergences
+from assay.metrics.divergence import UNITS, divergences
 
 
 # Nats below zero that rounding can explain; float64 sums over 100,000 outputs err by about 1e-11.
@@ -59,12 +59,28 @@ def get_divergence(divergence: str | Divergence | Kernel) -> Divergence:
     return DIVERGENCES[divergence.replace("_", "-")]
 
 
+def pair_divergences(
+    divergence: Divergence,
+    model: Float[Tensor, "pairs d_vocab"],
+    circuit: Float[Tensor, "pairs d_vocab"],
+    clean: PromptSet,
+) -> Float64[np.ndarray, " pairs"]:
+    """Divergences of some pairs, row by row; arguments and errors are those of `table_divergences`.
+
+    Args:
+        divergence: Which one.
+        model: Logits of the model on each clean input.
+        circuit: Logits of a circuit on each pair.
+        clean: The clean inputs, a row per pair.
+    """
+    return table_divergences(divergence, model, circuit[:, None], clean)[:, 0]
+
+
 def table_divergences(
     divergence: Divergence,
     model: Float[Tensor, "n_clean d_vocab"],
     circuit: Float[Tensor, "n_clean n_corrupted d_vocab"],
-    answers: Int[Tensor, "n_clean n_answers"] | None = None,
-    wrong: Int[Tensor, "n_clean n_wrong"] | None = None,
+    clean: PromptSet,
 ) -> Float64[np.ndarray, "n_clean n_corrupted"]:
     """Divergences of a block of pairs that share clean inputs along the first axis.
 
@@ -75,8 +91,7 @@ def table_divergences(
         divergence: Which one.
         model: Logits of the model on each clean input.
         circuit: Logits of the circuit on each pair.
-        answers: Right tokens of each clean input, where the divergence needs them.
-        wrong: Wrong tokens of each clean input, likewise.
+        clean: The clean inputs, whose right and wrong tokens some divergences need.
 
     Raises:
         InputError: If the divergence needs tokens that are not there.
@@ -84,16 +99,20 @@ def table_divergences(
         InconsistentRunError: If a KL is negative beyond rounding.
     """
     if divergence.kernel is DIVERGENCES["kl"].kernel:  # not by name: a callable may bear it too
-        return _kl_table(model, circuit)
+        p, entropy = _reference(model)
+        logits = circuit.double()
+        cross = torch.bmm(logits, p[:, :, None]).squeeze(2)
+        return _kl(entropy, cross, logits.logsumexp(-1), logits)
     n_clean, n_corrupted, n_vocab = circuit.shape
     spread = model[:, None].expand(-1, n_corrupted, -1).reshape(-1, n_vocab).double()
     arguments = [spread, circuit.reshape(-1, n_vocab).double()]
     if divergence.needs_answers:
-        if answers is None or wrong is None:
+        if clean.answers is None or clean.wrong is None:
             raise InputError(
                 f"divergence {divergence.key!r} needs wrong answers, but these inputs have none; choose 'kl'"
             )
-        arguments += [ids.repeat_interleave(n_corrupted, 0).to(circuit.device) for ids in (answers, wrong)]
+        tokens = (clean.answers, clean.wrong)
+        arguments += [ids.repeat_interleave(n_corrupted, 0).to(circuit.device) for ids in tokens]
     values: object = divergence.kernel(*arguments)
     if not isinstance(values, Tensor) or values.shape != (n_clean * n_corrupted,):
         came = tuple(values.shape) if isinstance(values, Tensor) else type(values).__name__
@@ -108,8 +127,7 @@ def cross_divergences(
     divergence: Divergence,
     model: Float[Tensor, "n_clean d_vocab"],
     other: Float[Tensor, "n_corrupted d_vocab"],
-    answers: Int[Tensor, "n_clean n_answers"] | None = None,
-    wrong: Int[Tensor, "n_clean n_wrong"] | None = None,
+    clean: PromptSet,
     *,
     at_once: int,
 ) -> Float64[np.ndarray, "n_clean n_corrupted"]:
@@ -121,29 +139,20 @@ def cross_divergences(
         divergence: Which one.
         model: Logits of the reference, the model on each clean input.
         other: Logits of the model on each corrupted input.
-        answers: Right tokens of each clean input, where the divergence needs them.
-        wrong: Wrong tokens of each clean input, likewise.
+        clean: The clean inputs.
         at_once: Outputs, or pairs of them, that are held in float64 at a time.
     """
+    table = []
     if divergence.kernel is DIVERGENCES["kl"].kernel:
-        table = []
         for p, entropy in map(_reference, model.split(at_once)):
             parts = (part.double() for part in other.split(at_once))
             row = [_kl(entropy, p @ part.T, part.logsumexp(-1), part) for part in parts]
             table.append(np.concatenate(row, axis=1))
         return np.concatenate(table)
-    tokens = {"answers": answers, "wrong": wrong}
-    return np.concatenate(
-        [
-            table_divergences(
-                divergence,
-                model[rows],
-                other[None].expand(len(rows), -1, -1),
-                **{name: None if ids is None else ids[rows] for name, ids in tokens.items()},
-            )
-            for rows in torch.arange(len(model)).split(max(1, at_once // len(other)))
-        ]
-    )
+    for rows in torch.arange(len(model)).split(max(1, at_once // len(other))):
+        spread = other[None].expand(len(rows), -1, -1)
+        table.append(table_divergences(divergence, model[rows], spread, clean.subset(rows.numpy())))
+    return np.concatenate(table)
 
 
 def _reference(model: Tensor) -> tuple[Tensor, Tensor]:
@@ -151,13 +160,6 @@ def _reference(model: Tensor) -> tuple[Tensor, Tensor]:
     log_p = model.double().log_softmax(-1)
     p = log_p.exp()
     return p, torch.where(p > 0, p * log_p, 0).sum(-1)
-
-
-def _kl_table(model: Tensor, circuit: Tensor) -> Float64[np.ndarray, "n_clean n_corrupted"]:
-    p, entropy = _reference(model)
-    logits = circuit.double()
-    cross = torch.bmm(logits, p[:, :, None]).squeeze(2)
-    return _kl(entropy, cross, logits.logsumexp(-1), logits)
 
 
 def _kl(
@@ -193,23 +195,17 @@ def _logit_diff_gap(model: Tensor, circuit: Tensor, answers: Tensor, wrong: Tens
     return (differences[0] - differences[1]).abs()
 
 
-_SOURCE = "uit de Bos and Garriga-Alonso 2024, arXiv:2407.15166"
-for _key, _summary in (
-    ("kl", "KL(model || circuit) over the whole vocabulary"),
-    ("reverse-kl", "KL(circuit || model)"),
-    ("js", "Jensen-Shannon divergence"),
-    ("tv", "total variation distance"),
-):
-    DIVERGENCES.add(
-        _key,
-        Divergence(
-            key=_key,
-            kernel=_of_outputs(_key),
-            unit=UNITS[_key],
-            summary=_summary,
-            source=_SOURCE if _key == "kl" else "",
-        ),
+for _key, _summary in {
+    "kl": "KL(model || circuit) over all outputs",
+    "reverse-kl": "KL(circuit || model) over all outputs",
+    "js": "the Jensen-Shannon divergence",
+    "tv": "the total variation distance",
+}.items():
+    _source = "uit de Bos and Garriga-Alonso 2024, arXiv:2407.15166" if _key == "kl" else ""
+    _known = Divergence(
+        key=_key, kernel=_of_outputs(_key), unit=UNITS[_key], summary=_summary, source=_source
     )
+    DIVERGENCES.add(_key, _known)
 DIVERGENCES.add(
     "logit-diff-gap",
     Divergence(
