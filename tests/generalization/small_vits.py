@@ -7,8 +7,8 @@ from torch import nn
 
 
 @functools.cache
-def untrained_vit(seed: int = 0, layers: int = 3) -> nn.Module:
-    """HF ViT for 32-pixel images of six classes, in evaluation mode; shared, do not change it."""
+def untrained_vit(seed: int = 0, layers: int = 3, classes: int = 6) -> nn.Module:
+    """HF ViT for 32-pixel images, in evaluation mode; shared, do not change it."""
     from transformers import ViTConfig, ViTForImageClassification
 
     with torch.random.fork_rng(devices=[]):
@@ -20,7 +20,7 @@ def untrained_vit(seed: int = 0, layers: int = 3) -> nn.Module:
             intermediate_size=48,
             image_size=32,
             patch_size=8,
-            num_labels=6,
+            num_labels=classes,
             initializer_range=0.2,
         )
         return ViTForImageClassification(config).eval()

@@ -11,9 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import optimize
+from torch import nn
 
 from assay.analyses.generalization import baselines
-from assay.core.errors import DegenerateDataWarning, InputError, UnknownNameError
+from assay.analyses.generalization.sharpness import auto_pgd_checkpoints, sharpness, worst_case_rise
+from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError, UnknownNameError
 
 
 FOLDER = Path(__file__).parent.parent / "golden" / "generalization"
@@ -82,33 +84,6 @@ def test_outputs_worked_by_hand() -> None:
     assert baselines.energy(logits) == pytest.approx(math.log(inner))
 
 
-def test_torch_and_numpy_give_one_number() -> None:
-    logits, labels = ARRAYS["id_logits"], ARRAYS["id_labels"]
-    tensors = torch.from_numpy(logits).requires_grad_(), torch.from_numpy(labels)
-    assert baselines.average_confidence(tensors[0]) == baselines.average_confidence(logits)
-    assert baselines.id_accuracy(*tensors) == baselines.id_accuracy(logits, labels)
-    assert baselines.average_confidence(tensors[0].bfloat16()) == pytest.approx(
-        baselines.average_confidence(logits), rel=1e-2
-    )
-
-
-def test_effective_ranks_of_plain_spectra() -> None:
-    assert baselines.rankme(np.eye(8)) == pytest.approx(8, rel=1e-5)
-    assert baselines.rankme(np.outer(np.arange(1.0, 9), np.ones(5))) == pytest.approx(1, rel=1e-4)
-    with pytest.warns(DegenerateDataWarning, match="do not vary"):
-        assert math.isnan(baselines.rankme(np.ones((4, 3)), center=True))
-
-
-def test_the_decay_of_a_power_law_is_its_exponent() -> None:
-    generator = np.random.default_rng(0)
-    basis = np.linalg.qr(generator.normal(size=(200, 121)))[0]
-    basis -= basis.mean(0)
-    basis = np.linalg.qr(basis)[0][:, :120]
-    features = basis * np.arange(1, 121) ** -0.65  # eigenvalues fall with exponent 1.3
-    features -= features.mean(0)
-    assert baselines.alpha_req(features) == pytest.approx(1.3, rel=1e-3)
-
-
 # --------------------------------------------------------------------------------- accuracy estimates
 
 
@@ -135,14 +110,11 @@ def test_the_threshold_is_that_of_the_published_scan(seed: int, n: int) -> None:
     correct = generator.random(n) < generator.random()
     (share,) = baselines.passing(scores, correct, new, baselines.once(n), baselines.once(13))
     assert share == pytest.approx((new >= literal_atc(scores, correct)).mean(), abs=1e-12)
-
-
-@pytest.mark.parametrize(("score", "estimate"), [("maxconf", 1.0), ("negentropy", 0.0)])
-def test_without_a_wrong_answer_the_threshold_is_the_zero_of_the_published_scan(
-    score: str, estimate: float
-) -> None:
-    logits = np.array([[2.0, 0.0], [0.0, 3.0]])
-    assert baselines.atc(logits, np.array([0, 1]), logits / 9, score=score) == estimate
+    logits = np.array(
+        [[2.0, 0.0], [0.0, 3.0]]
+    )  # without a wrong answer it is the 0 that the scan starts from
+    for score, estimate in (("maxconf", 1.0), ("negentropy", 0.0)):
+        assert baselines.atc(logits, np.array([0, 1]), logits / 9, score=score) == estimate
 
 
 def test_a_drop_of_confidence_is_a_drop_of_accuracy() -> None:
@@ -150,15 +122,6 @@ def test_a_drop_of_confidence_is_a_drop_of_accuracy() -> None:
     new = np.log(np.array([[0.6, 0.4], [0.3, 0.7]]))
     assert baselines.doc(known, np.array([0, 0]), new) == pytest.approx(1 - (0.9 - 0.65))
     assert baselines.doc(new, np.array([1, 0]), known) == pytest.approx(0.25)
-
-
-def test_transport_worked_by_hand() -> None:
-    logits = np.log(np.array([[0.9, 0.1], [0.8, 0.2]]))
-    assert baselines.cot(np.array([0]), logits) == pytest.approx(0.85)
-    # half of the labels are 1: the second example gives way
-    assert baselines.cot(np.array([0, 1]), logits) == pytest.approx((0.9 + 0.2) / 2)
-    # a quarter: half of it does
-    assert baselines.cot(np.array([0, 0, 0, 1]), logits) == pytest.approx((0.9 + (0.8 + 0.2) / 2) / 2)
 
 
 def whole_programme(labels: np.ndarray, p: np.ndarray) -> float:
@@ -183,21 +146,6 @@ def test_transport_is_the_best_plan_of_all(seed: int, n_classes: int, n_labels: 
     assert baselines.cot(labels, logits) == pytest.approx(whole_programme(labels, p), abs=1e-8)
 
 
-def test_models_on_a_line_get_their_accuracies_back() -> None:
-    """Independent errors at rates that move by one probit slope: agreements and accuracies share the line."""
-    generator = np.random.default_rng(0)
-    n, labels = 40_000, np.zeros(40_000, dtype=np.int64)
-
-    def predictions(accuracies: list[float]) -> np.ndarray:
-        difficulty = generator.random(n)
-        noise = 0.05 * generator.standard_normal((len(accuracies), n))
-        return (difficulty + noise > np.array(accuracies)[:, None]).astype(np.int64)
-
-    known = predictions([0.95, 0.9, 0.8, 0.7, 0.6])
-    (found,) = baselines.agreement_line(known, labels, known)
-    np.testing.assert_allclose(found, (known == 0).mean(1), rtol=1e-9)
-
-
 def test_the_line_is_fitted_to_pairs_of_models() -> None:
     known = np.array([[0, 0, 0, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 1, 1], [0, 0, 0, 0, 0, 1, 1, 1]])
     new = np.array([[0, 0, 0, 0], [0, 0, 0, 1], [0, 1, 1, 1]])
@@ -215,36 +163,93 @@ def test_the_line_is_fitted_to_pairs_of_models() -> None:
 # ------------------------------------------------------------------------------------------ refusals
 
 
-def test_settings_out_of_range_are_refused() -> None:
-    for name, call in {
-        "variant": lambda: baselines.rankme(np.eye(3), variant="other"),
-        "measure": lambda: baselines.id_accuracy(np.eye(3), np.arange(3), measure="f2"),
-        "score": lambda: baselines.atc(np.eye(3), np.arange(3), np.eye(3), score="entropy"),
-    }.items():
-        with pytest.raises(UnknownNameError, match=f"unknown {name}"):
-            call()
-
-
-def test_one_example_has_no_spread_of_energies() -> None:
-    with pytest.warns(DegenerateDataWarning, match="one example"):
-        assert math.isnan(baselines.energy(np.zeros((1, 3))))
-
-
 def test_bad_logits_and_labels_are_refused() -> None:
     logits = np.zeros((3, 2))
     with pytest.raises(InputError, match="label 2 of example 1 is outside the 2 classes"):
         baselines.id_accuracy(logits, np.array([0, 2, 0]))
-    with pytest.raises(InputError, match="label -1 of example 0"):
-        baselines.id_accuracy(logits, np.array([-1, 0, 0]))
     bad = logits.copy()
     bad[2, 0] = math.nan
     with pytest.raises(InputError, match="logits of example 2 hold NaN"):
         baselines.average_confidence(bad)
-    with pytest.raises(InputError, match=r"logits have shape \(0, 2\)"):
-        baselines.average_confidence(np.zeros((0, 2)))
     with pytest.raises(InputError, match="have 9 non-zero eigenvalues.*Give more examples"):
         baselines.alpha_req(np.random.default_rng(0).normal(size=(10, 40)))
+    with pytest.raises(UnknownNameError, match="unknown score"):
+        baselines.atc(np.eye(3), np.arange(3), np.eye(3), score="entropy")
+    with pytest.warns(DegenerateDataWarning, match="do not vary"):
+        assert math.isnan(baselines.rankme(np.ones((4, 3)), center=True))
+    with pytest.warns(DegenerateDataWarning, match="one example"):
+        assert math.isnan(baselines.energy(np.zeros((1, 3))))
+    tensor = torch.from_numpy(ARRAYS["id_logits"]).requires_grad_()
+    assert baselines.average_confidence(tensor) == baselines.average_confidence(ARRAYS["id_logits"])
     zeros = np.zeros((3, 4), dtype=np.int64)
     with pytest.raises(InputError, match="at least 3 models; got 2"):
         baselines.agreement_line(zeros[:2], zeros[0], zeros[:2])
     assert np.isnan(baselines.agreement_line(zeros, zeros[0], zeros)).all()  # every pair agrees equally often
+
+
+# ------------------------------------------------------------------------------------------ sharpness
+
+
+def golden_classifier() -> nn.Module:
+    module = nn.Sequential(nn.Linear(6, 10), nn.GELU(), nn.Linear(10, 4)).double()
+    prefix = "sharp_"
+    named = {
+        key.removeprefix(prefix): torch.from_numpy(each) for key, each in ARRAYS.items() if prefix in key
+    }
+    module.load_state_dict({key: each for key, each in named.items() if "." in key})
+    return module.eval()
+
+
+def golden_batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
+    x, y = torch.from_numpy(ARRAYS["sharp_x"]).double(), torch.from_numpy(ARRAYS["sharp_y"])
+    return list(zip(x.split(16), y.split(16), strict=True))
+
+
+@pytest.mark.parametrize(
+    ("key", "settings"),
+    [
+        ("default", {}),
+        ("rho0.1", {"rho": 0.1}),
+        ("rho0.05_nonadaptive_raw_logits", {"rho": 0.05, "adaptive": False, "normalize_logits": False}),
+        ("rho0.2_iters50", {"rho": 0.2, "iterations": 50}),
+    ],
+)
+def test_sharpness_equals_the_golden_values(key: str, settings: dict[str, object]) -> None:
+    got = sharpness(golden_classifier(), golden_batches(), **settings)
+    assert got == pytest.approx(GOLDEN[f"ref_sharpness_{key}"]["loss_increase"], rel=1e-6)
+    assert auto_pgd_checkpoints(20) == (5, 9, 12, 15, 16, 18, 19)
+
+
+def test_a_linear_loss_rises_to_the_corner_of_the_ball() -> None:
+    weights = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+
+    def loss(moved: torch.Tensor) -> torch.Tensor:
+        return 3 * moved[0] - moved[1] + 4 * moved[2]
+
+    assert worst_case_rise(loss, weights, rho=0.1) == pytest.approx(0.1 * (3 + 2 + 2))
+    assert worst_case_rise(loss, weights, rho=0.1, adaptive=False) == pytest.approx(0.1 * (3 + 1 + 4))
+
+
+def test_weights_and_gradients_of_the_model_stay() -> None:
+    module = golden_classifier()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    first = sharpness(module, golden_batches(), rho=0.1)
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in module.parameters())
+    assert sharpness(module, golden_batches(), rho=0.1) == first
+
+
+def test_sharpness_refuses_bad_input() -> None:
+    module, batches = golden_classifier(), golden_batches()
+    with pytest.raises(InputError, match="at least one batch"):
+        sharpness(module, [])
+    with pytest.raises(InputError, match="a label is outside the 4 classes"):
+        sharpness(module, [(images, labels + 1) for images, labels in batches])
+    for wrong in ({"rho": 0.0}, {"iterations": 0}):
+        with pytest.raises(InputError, match="give a radius above 0 and at least 1 step"):
+            sharpness(module, batches, **wrong)
+    with pytest.raises(NonFiniteError, match="loss is nan"):
+        sharpness(module, [(batches[0][0] * math.nan, batches[0][1])])
+    module[1].train()
+    with pytest.raises(InputError, match="a part of it, is in training mode"):
+        sharpness(module, batches)

@@ -1,6 +1,9 @@
-"""Differentiable scores and the circuit loss: reference values, a slow version, conventions and bad input."""
+"""The circuit loss: reference values, a slow version, bad input; fine-tuning with it, and its dynamics."""
 
 import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -8,31 +11,27 @@ import vit_goldens
 from torch import Tensor, nn
 
 import assay
-from assay.analyses.generalization import output_depth_bias
+from assay.analyses.generalization import Dynamics, dependency_depth_bias, finetune, training_dynamics
 from assay.analyses.generalization.circuit_loss import CircuitLoss, depth_loss, live_scores
-from assay.analyses.generalization.dependency import LayerSets
-from assay.core.errors import InputError, NonFiniteError, UnknownNameError
+from assay.analyses.generalization.dependency import DepthRule
+from assay.core.errors import InputError, NonFiniteError
 from assay.models import Model
+from assay.tasks import SHAPE_CLASSES, EvalTransform, ImageTask, draw_shapes
+from assay.zoo import Recipe, TrainingRun
+from assay.zoo.models import weights_hash
 
 
-def tiny_vit() -> nn.Module:
+def tiny(seed: int = 0, **settings: Any) -> nn.Module:
     from transformers import ViTConfig, ViTForImageClassification
 
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(3)
-        module = ViTForImageClassification(
-            ViTConfig(
-                hidden_size=24,
-                num_hidden_layers=2,
-                num_attention_heads=3,
-                intermediate_size=40,
-                image_size=16,
-                patch_size=8,
-                num_labels=5,
-                initializer_range=0.3,
-            )
-        )
-    return module.double().eval()
+        torch.manual_seed(seed)
+        return ViTForImageClassification(ViTConfig(**settings)).eval()
+
+
+def tiny_vit() -> nn.Module:
+    given = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 40}
+    return tiny(3, image_size=16, patch_size=8, num_labels=5, initializer_range=0.3, **given).double()
 
 
 @pytest.fixture
@@ -69,7 +68,7 @@ def test_scores_loss_and_every_gradient_norm_are_those_of_the_public_code(name: 
     torch.testing.assert_close(found.values[1:].detach(), scores, rtol=0, atol=accuracy)
 
     depth = model.n_layers
-    term = depth_loss(model.graph, found.values, LayerSets((1, 1), (depth, depth)))
+    term = depth_loss(model.graph, found.values, (slice(1, 2), slice(depth, depth + 1)))
     assert term.value.item() == pytest.approx(expected["loss_neg_ddb_out_block0_vs_last"], rel=3e-7)
     term.value.backward()
     parameters = dict(model.module.named_parameters())
@@ -137,26 +136,16 @@ def test_scores_and_their_gradients_equal_the_slow_definition(
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-14)
 
 
-def test_parameters_that_do_not_learn_get_no_gradient(images: Tensor) -> None:
-    module = tiny_vit()
-    module.requires_grad_(False)
-    module.vit.layers[0].mlp.fc1.weight.requires_grad_(True)
-    live_scores(assay.load_model(module), images).values.sum().backward()
-    learned = [name for name, parameter in module.named_parameters() if parameter.grad is not None]
-    assert learned == ["vit.layers.0.mlp.fc1.weight"]
-
-
 # ------------------------------------------------------------------------------------------------- the loss
 
 
 def test_log_and_ratio_by_hand() -> None:
     graph = assay.graph.build_graph(2, 1)  # sources: input a0.h0 m0 a1.h0 m1
     scores = torch.tensor([9.0, -1.0, 1.0, 2.0, -6.0], dtype=torch.float64, requires_grad=True)
-    sets = LayerSets((1, 1), (2, 2))
+    sets = (slice(1, 2), slice(2, 3))
     log = depth_loss(graph, scores, sets)
     assert (log.deep.item(), log.shallow.item()) == (8.0, 2.0)
     assert log.value.item() == pytest.approx(-math.log(4))
-    assert log.value.item() == pytest.approx(-output_depth_bias(graph, scores.detach()), rel=1e-9)
     (gradient,) = torch.autograd.grad(log.value, scores)
     expected = torch.tensor([0.0, -0.5, 0.5, -0.125, 0.125], dtype=torch.float64)
     torch.testing.assert_close(gradient, expected)
@@ -173,56 +162,28 @@ def test_a_model_with_a_zero_classifier_is_left_alone(images: Tensor) -> None:
     assert all(p.grad is None or not p.grad.any() for p in module.parameters())
 
 
-def test_descending_the_loss_raises_the_depth_bias(images: Tensor) -> None:
-    module = tiny_vit()
-    loss = CircuitLoss(weight=1.0).on(module)
-    optimiser = torch.optim.SGD(module.parameters(), lr=0.002)
-    values = []
-    for _ in range(15):
-        optimiser.zero_grad()
-        value = loss(images).value
-        value.backward()
-        optimiser.step()
-        values.append(value.item())
-    assert values[-1] < values[0] - 0.05
-
-
-def test_weight_zero_measures_and_trains_nothing(images: Tensor) -> None:
+def test_a_weight_of_zero_measures_and_trains_nothing(images: Tensor) -> None:
     value, readings = CircuitLoss(weight=0).on(tiny_vit())(images)
-    assert value.item() == 0
-    assert not value.requires_grad
+    assert (value.item(), value.requires_grad) == (0, False)
     assert readings["deep"] > 0
 
 
 # ------------------------------------------------------------------------------------------------ settings
 
 
-def test_settings_come_back_and_the_published_blocks_have_a_name() -> None:
+def test_settings_out_of_range_are_refused() -> None:
+    for wrong, message in {
+        ("weight", -0.1): r"weight \(lambda\) of the circuit loss is -0.1 .* a weight of 0 or more",
+        ("steps", 1): r"steps \(m\) 1; give .* 2 steps or more",
+        ("ratio", 0.6): r"fraction of the blocks in \(0, 0.5\]",
+        ("variant", "eap_ig_detach"): "eap_ig_detach_g",
+        ("loss", "lag"): "log",
+    }.items():
+        with pytest.raises(InputError, match=message):
+            CircuitLoss(**dict([wrong]))
     settings = CircuitLoss(weight=0.05, sets="reference")
     assert CircuitLoss.from_dict(settings.to_dict()) == settings
-    assert settings.rule.layers(12) == LayerSets((1, 4), (10, 12))
-    assert CircuitLoss().rule.layers(12) == LayerSets((1, 3), (10, 12))
-
-
-@pytest.mark.parametrize(
-    ("wrong", "message"),
-    [
-        ({"weight": -0.1}, r"weight \(lambda\) of the circuit loss is -0.1 .* a weight of 0 or more"),
-        ({"weight": math.inf}, r"weight \(lambda\) of the circuit loss is inf"),
-        ({"steps": 1}, r"steps \(m\) 1; give .* 2 steps or more"),
-        ({"ratio": 0.6}, r"fraction of the blocks in \(0, 0.5\]"),
-    ],
-)
-def test_settings_out_of_range_are_refused(wrong: dict[str, object], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        CircuitLoss(**wrong)
-
-
-def test_unknown_names_list_the_near_ones() -> None:
-    with pytest.raises(UnknownNameError, match="eap_ig_detach_g"):
-        CircuitLoss(variant="eap_ig_detach")
-    with pytest.raises(UnknownNameError, match="log"):
-        CircuitLoss(loss="lag")
+    assert settings.rule.layers(12) == (slice(1, 5), slice(10, 13))
 
 
 def test_models_and_batches_without_scores_are_refused(images: Tensor) -> None:
@@ -239,3 +200,128 @@ def test_models_and_batches_without_scores_are_refused(images: Tensor) -> None:
         module.classifier.bias[0] = math.nan
     with pytest.raises(NonFiniteError, match="classifier.bias"):
         CircuitLoss().on(module)
+
+
+# ------------------------------------------------------------------------- fine-tuning, and its dynamics
+
+
+TRANSFORM = EvalTransform(resize=(32, 32))
+RECIPE = Recipe(
+    lr=1e-3, batch_size=12, steps=6, warmup=1, optimiser="adamw", validate_every=2, head_dropout=0.0
+)
+
+
+def shapes_vit(layers: int = 2) -> nn.Module:
+    names = dict(enumerate(SHAPE_CLASSES))
+    given = {"intermediate_size": 24, "initializer_range": 0.2, "num_hidden_layers": layers}
+    labels = {"id2label": names, "label2id": {name: number for number, name in names.items()}}
+    return tiny(hidden_size=16, num_attention_heads=2, patch_size=16, image_size=32, **given, **labels)
+
+
+def shapes(domain: str = "flat", n: int = 36, start: int = 0) -> ImageTask:
+    return draw_shapes(domain, n, start=start)
+
+
+def tuned(folder: Path, circuit: CircuitLoss | None = None, recipe: Recipe = RECIPE) -> TrainingRun:
+    sets = shapes(), shapes(start=100, n=24)
+    return finetune(shapes_vit(), *sets, folder, circuit=circuit, recipe=recipe, transform=TRANSFORM)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
+    return tuned(tmp_path_factory.mktemp("finetune") / "run")
+
+
+@pytest.fixture(scope="module")
+def course(finished: TrainingRun) -> Dynamics:
+    probe = shapes(start=100, n=24)
+    return training_dynamics(finished.folder, probe, watch={"validation": probe})
+
+
+def test_the_folder_is_a_model_with_its_history(finished: TrainingRun) -> None:
+    model = assay.load_model(finished.folder)
+    assert model.classes == SHAPE_CLASSES
+    assert weights_hash(model.module) == finished.weights
+    assert finished.loss_term == CircuitLoss().to_dict()
+    assert finished.checkpoints == (0, 2, 4, 6)
+    assert len(finished.history["deep"]) == len(finished.history["term"]) == 6
+    best = max(finished.curve, key=lambda row: row["score"])
+    assert (finished.best_step, finished.best_score) == (best["step"], best["score"])
+
+
+def test_the_loss_changes_the_weights_and_weight_zero_is_plain_training(
+    finished: TrainingRun, tmp_path: Path
+) -> None:
+    plain = tuned(tmp_path / "plain", CircuitLoss(weight=0))
+    assert plain.loss_term is None
+    assert "term" not in plain.history
+    assert plain.weights != finished.weights
+    with pytest.raises(InputError, match=r"loss_term.weight is 0.1 there, 0.2 here"):
+        tuned(finished.folder, CircuitLoss(weight=0.2))
+
+
+# ---------------------------------------------------------------------------------------------- dynamics
+
+
+def test_readings_are_the_depth_bias_of_the_full_circuit(finished: TrainingRun, course: Dynamics) -> None:
+    reading = course.readings[-1]
+    model = assay.load_model(finished.folder / "checkpoints" / "6")
+    probe = shapes(start=100, n=24).with_transform(TRANSFORM)
+    scores = assay.discover(model, probe, "eap-ig-inputs", steps=5)
+    column = scores.values[:, -1].abs()
+    assert reading["deep"] == pytest.approx(float(column[4:].sum()), rel=1e-4)
+    assert reading["shallow"] == pytest.approx(float(column[1:4].sum()), rel=1e-4)
+    assert reading["depth_bias"] == pytest.approx(dependency_depth_bias(scores), rel=1e-4)
+    assert reading["low"] < reading["depth_bias"] < reading["high"]
+
+
+def test_dynamics_of_a_folder_are_those_of_its_checkpoints(
+    finished: TrainingRun, course: Dynamics, tmp_path: Path
+) -> None:
+    assert course.to_frame()["step"].tolist() == [0, 2, 4, 6]
+    scores = {row["step"]: row["score"] for row in finished.curve}
+    assert {row["step"]: row["scores"]["validation"] for row in course.readings[1:]} == scores
+    assert course.facts["deep_blocks"] == [1, 1]
+    # The kept model stands for its step where no checkpoint does.
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "0").symlink_to(finished.folder / "checkpoints" / "0")
+    for name in ("training.json", "config.json", "model.safetensors", "preprocessor_config.json"):
+        (tmp_path / name).symlink_to(finished.folder / name)
+    fewer = training_dynamics(tmp_path, shapes(start=100, n=24)).readings
+    assert [row["step"] for row in fewer] == [0, finished.best_step]
+    whole = {row["step"]: row["depth_bias"] for row in course.readings}
+    assert fewer[1]["depth_bias"] == whole[finished.best_step]
+
+
+def test_a_rule_says_which_blocks_are_compared() -> None:
+    model = assay.load_model(shapes_vit(layers=4))
+    found = training_dynamics({0: model}, shapes(), rule=DepthRule(ratio=0.5), transform=TRANSFORM)
+    scores = assay.discovery.edges.output_scores(model, shapes().with_transform(TRANSFORM)).values.abs()
+    assert found.readings[0]["shallow"] == pytest.approx(float(scores[1:7].sum()), rel=1e-5)
+    assert found.readings[0]["deep"] == pytest.approx(float(scores[7:].sum()), rel=1e-5)
+    assert found.facts["shallow_blocks"] == [0, 1]
+
+
+# ---------------------------------------------------------------------------------------------- bad input
+
+
+def test_what_cannot_be_trained_is_refused_before_the_first_step(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="trains the head alone"):
+        tuned(tmp_path / "run", recipe=replace(RECIPE, mode="linear"))
+    with pytest.raises(InputError, match="a model of 2 blocks does not fit"):
+        tuned(tmp_path / "run", CircuitLoss(sets="reference"))
+    other = replace(shapes(), classes=tuple(reversed(SHAPE_CLASSES)))
+    with pytest.raises(InputError, match="in the same order"):
+        finetune(shapes_vit(), other, other, tmp_path / "run", transform=TRANSFORM)
+    assert not (tmp_path / "run").exists()
+
+
+def test_dynamics_without_checkpoints_images_or_labels_are_refused(
+    finished: TrainingRun, tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="has no checkpoint"):
+        training_dynamics(tmp_path, shapes())
+    with pytest.raises(InputError, match="and 1 images; give 1, and 2 images, or more"):
+        training_dynamics(finished.folder, shapes(n=1))
+    with pytest.raises(InputError, match="have no labels"):
+        training_dynamics(finished.folder, shapes(), watch={"sketch": replace(shapes(), labels=None)})

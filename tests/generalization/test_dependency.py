@@ -1,24 +1,29 @@
-"""Dependency matrix and depth bias: worked cases, golden values, properties, refusals."""
+"""Dependency matrix, depth bias and motif: worked cases, golden values, resamples, refusals."""
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from scipy import stats as scipy_stats
 
 from assay.analyses.generalization import (
     dependency_depth_bias,
     dependency_matrix,
-    output_depth_bias,
+    motif,
+    resampled_depth_bias,
+    universal_motif,
 )
 from assay.analyses.generalization.dependency import DepthRule
 from assay.circuits import EdgeScores
-from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError, UnknownNameError
+from assay.core.errors import DegenerateDataWarning, InputError, UnknownNameError
+from assay.discovery.edges import OutputScores
 from assay.graph import Graph, build_graph
+from assay.stats import ResampledValue, poisson_weights
 
 
 FOLDER = Path(__file__).parent.parent / "golden" / "generalization"
@@ -26,6 +31,9 @@ GOLDEN = json.loads((FOLDER / "ddb.json").read_text())
 with np.load(FOLDER / "ddb.npz") as _file:
     ARRAYS = dict(_file)
 SHAPES = ("12x12", "3x2", "6x4", "5x3")
+with np.load(FOLDER / "motif.npz") as _file:
+    MOTIFS = dict(_file)
+MOTIF_FACTS = json.loads((FOLDER / "motif.json").read_text())
 GRAPHS = {
     "vit": build_graph(4, 3),
     "grouped": build_graph(3, 4, 2),
@@ -81,21 +89,6 @@ def test_the_mean_equals_that_of_the_authors_code() -> None:
 def test_the_matrix_equals_an_edge_by_edge_sum(key: str) -> None:
     scores = random_scores(GRAPHS[key])
     np.testing.assert_allclose(dependency_matrix(scores).numpy(), literal_matrix(scores), rtol=1e-12)
-
-
-def test_sublayers_add_up_to_blocks() -> None:
-    scores = random_scores(GRAPHS["vit"])
-    fine = dependency_matrix(scores, granularity="sublayer")
-    n = GRAPHS["vit"].n_layers
-    owner = torch.tensor([0, *(1 + half // 2 for half in range(2 * n)), n + 1])
-    coarse = torch.zeros(n + 2, n + 2, dtype=torch.float64)
-    for i, row in enumerate(owner.tolist()):
-        for j, column in enumerate(owner.tolist()):
-            coarse[row, column] += fine[i, j]
-    torch.testing.assert_close(coarse, dependency_matrix(scores))
-    # heads of block 0 are layer 1 and feed its MLP, layer 2
-    assert fine[1, 2] > 0
-    assert float(fine.diagonal().sum()) == 0
 
 
 # --------------------------------------------------------------------------------------- depth bias
@@ -156,21 +149,6 @@ def test_a_case_worked_by_hand() -> None:
     assert dependency_depth_bias(scores, targets="global") == pytest.approx(math.log(9 / 16))
 
 
-@given(st.integers(0, 1000), st.floats(1e-3, 1e3), st.sampled_from(["output", "deep", "global"]))
-def test_scale_and_signs_change_nothing(seed: int, scale: float, targets: str) -> None:
-    scores = random_scores(GRAPHS["vit"], seed)
-    scaled = EdgeScores(scores.graph, -scale * scores.values)
-    expected = dependency_depth_bias(scores, targets=targets)
-    assert dependency_depth_bias(scaled, targets=targets) == pytest.approx(expected, abs=1e-8)
-
-
-@pytest.mark.parametrize("include_input", [False, True])
-def test_the_output_alone_needs_only_the_edges_into_the_logits(include_input: bool) -> None:
-    scores = golden_scores("6x4")
-    short = output_depth_bias(scores.graph, scores.values[:, -1], include_input=include_input)
-    assert short == dependency_depth_bias(scores, include_input=include_input)
-
-
 def test_no_deep_edge_is_the_floor_and_no_edge_is_undefined() -> None:
     graph = build_graph(2, 1)
     values = torch.zeros(graph.n_sources, graph.n_targets)
@@ -183,48 +161,178 @@ def test_no_deep_edge_is_the_floor_and_no_edge_is_undefined() -> None:
 # ---------------------------------------------------------------------------------------- layer sets
 
 
-@pytest.mark.parametrize(
-    ("n_layers", "ratio", "size"),
-    [(12, 0.3, 3), (10, 0.3, 3), (12, 0.1, 1), (12, 0.5, 6), (3, 0.5, 1), (2, 0.01, 1)],
-)
-def test_sets_hold_a_fraction_of_the_blocks(n_layers: int, ratio: float, size: int) -> None:
-    assert DepthRule(ratio=ratio).layers(n_layers) == ((1, size), (n_layers + 1 - size, n_layers))
-
-
-@pytest.mark.parametrize("ratio", [0.0, -0.1, 0.51, math.nan])
-def test_ratios_outside_the_range_are_refused(ratio: float) -> None:
-    with pytest.raises(InputError, match=r"ratio is .*\(0, 0.5\]"):
-        DepthRule(ratio=ratio).layers(12)
-
-
-def test_models_that_a_rule_does_not_fit_are_refused() -> None:
-    with pytest.raises(InputError, match="a model of 1 block has no two sides"):
-        DepthRule().layers(1)
-    with pytest.raises(InputError, match="exist for 12 blocks, not for 6; use sets='symmetric'"):
-        DepthRule(sets="reference").layers(6)
-
-
-def test_unknown_choices_list_the_known_ones() -> None:
-    scores = random_scores(GRAPHS["vit"])
-    with pytest.raises(UnknownNameError, match="did you mean 'output'"):
-        dependency_depth_bias(scores, targets="outputs")
-    with pytest.raises(UnknownNameError, match="unknown sets 'all'; known: reference, symmetric"):
-        dependency_depth_bias(scores, sets="all")
-    with pytest.raises(UnknownNameError, match="unknown reduce"):
-        dependency_matrix(scores, reduce="max")
-    with pytest.raises(UnknownNameError, match="did you mean 'sublayer'"):
-        dependency_matrix(scores, granularity="sublayers")
-
-
 @pytest.mark.usefixtures("unchecked")
-def test_what_is_no_matrix_is_refused() -> None:
-    for wrong in (
-        torch.ones(3, 4),
-        torch.full((4, 4), math.nan),
-        torch.full((4, 4), math.inf),
-        -torch.eye(4),
+def test_what_has_no_depth_bias_is_refused() -> None:
+    for n, ratio, size in [(12, 0.3, 3), (10, 0.3, 3), (12, 0.5, 6), (3, 0.5, 1), (2, 0.01, 1)]:
+        assert DepthRule(ratio=ratio).layers(n) == (slice(1, size + 1), slice(n + 1 - size, n + 1))
+    for ratio in (0.0, 0.51, math.nan):
+        with pytest.raises(InputError, match=r"ratio is .*\(0, 0.5\]"):
+            DepthRule(ratio=ratio)
+    for rule, n in ((DepthRule(), 1), (DepthRule(sets="reference"), 6)):
+        with pytest.raises(InputError, match=f"a model of {n} blocks does not fit"):
+            rule.layers(n)
+    scores = random_scores(GRAPHS["vit"])
+    for wrong, message in (
+        ({"targets": "outputs"}, "did you mean 'output'"),
+        ({"sets": "all"}, "sets 'all'"),
     ):
+        with pytest.raises(UnknownNameError, match=message):
+            dependency_depth_bias(scores, **wrong)
+    for matrix in (torch.ones(3, 4), torch.full((4, 4), math.nan), -torch.eye(4)):
         with pytest.raises(InputError, match="expected a square dependency matrix of finite sums"):
-            dependency_depth_bias(wrong)
-    with pytest.raises(NonFiniteError, match="score of m0->logits is inf"):
-        output_depth_bias(build_graph(2, 1), torch.tensor([0.0, 0.0, math.inf, 0.0, 0.0]))
+            dependency_depth_bias(matrix)
+
+
+# ------------------------------------------------------------------------------------------ resamples
+
+
+SMALL = build_graph(4, 2)
+
+
+def sample(n: int, seed: int, *, noise: float = 1.0, resamples: int = 60) -> EdgeScores:
+    """Scores of n examples around the same means, and their mean under resamples as engines keep it."""
+    rng = np.random.default_rng(seed)
+    means = np.exp(np.random.default_rng(99).standard_normal(SMALL.n_edges)) * 0.2
+    edges = means + noise * rng.standard_normal((n, SMALL.n_edges))
+    shares = poisson_weights(np.arange(n), resamples, seed=seed).astype(float)
+    shares /= shares.sum(1, keepdims=True)
+    spread = np.sqrt(n * ((shares - 1 / n) ** 2).sum(1, keepdims=True))
+    drawn = edges.mean(0) + (shares @ edges - edges.mean(0)) / spread
+    values = torch.zeros(SMALL.valid.shape, dtype=torch.float64)
+    values[SMALL.valid] = torch.from_numpy(edges.mean(0))
+    return EdgeScores(SMALL, values, resampled=torch.from_numpy(drawn).float(), details={"n": n})
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"targets": "deep", "ratio": 0.5}, {"targets": "global", "include_input": True}]
+)
+def test_resampled_biases_are_those_of_each_resample(options: dict[str, Any]) -> None:
+    scores = sample(12, 1)
+    found = resampled_depth_bias(scores, **options)
+    assert found.value == pytest.approx(dependency_depth_bias(scores, **options), rel=1e-12)
+    for b in (0, 7):
+        values = torch.zeros(SMALL.valid.shape, dtype=torch.float64)
+        values[SMALL.valid] = scores.resampled[b].double()
+        literal = dependency_depth_bias(EdgeScores(SMALL, values), **options)
+        assert found.draws[b] == pytest.approx(literal, rel=1e-9)
+
+
+def test_scores_into_the_logits_alone_give_the_same() -> None:
+    scores = sample(20, 1)
+    drawn = torch.zeros(60, *SMALL.valid.shape)
+    drawn[:, SMALL.valid] = scores.resampled
+    columns = {"values": scores.values[:, -1], "resampled": drawn[:, :, -1], "per_example": None}
+    output = OutputScores(graph=SMALL, **columns, provenance={}, details={"n": 20})
+    assert dependency_depth_bias(output) == pytest.approx(dependency_depth_bias(scores), rel=1e-12)
+    whole, fast = resampled_depth_bias(scores), resampled_depth_bias(output)
+    np.testing.assert_allclose(fast.draws, whole.draws, rtol=1e-9)
+    with pytest.raises(InputError, match="needs scores of other edges than those into the logits"):
+        resampled_depth_bias(output, targets="deep")
+    with pytest.raises(InputError, match="discover with resamples=200"):
+        resampled_depth_bias(EdgeScores(SMALL, scores.values))
+
+
+def test_errors_are_the_spread_of_samples() -> None:
+    """Of 300 samples of 30 images, noise as large as the scores; their standard deviation has 4 % error."""
+    found = [resampled_depth_bias(sample(30, seed), targets="global") for seed in range(300)]
+    values, errors = np.array([[each.value, each.error] for each in found]).T
+    assert np.sqrt((errors**2).mean()) / values.std(ddof=1) == pytest.approx(1, abs=0.12)
+
+
+def test_intervals_by_hand() -> None:
+    noise = np.random.default_rng(0).standard_normal(400)
+    found = ResampledValue(value=1.0, draws=7 + 2 * noise, n=9, bounds=(0.5, 100.0))
+    assert found.error == pytest.approx(2 * noise.std(ddof=1))
+    interval = found.interval(level=0.9)
+    assert interval.high == pytest.approx(1 + scipy_stats.t.ppf(0.95, 8) * found.error)
+    assert interval.low == 0.5
+    holes = ResampledValue(value=1.0, draws=np.where(np.arange(400) < 100, np.nan, noise), n=9)
+    assert holes.error == pytest.approx(noise[100:].std(ddof=1))
+    cases = {"degenerate": (np.full(400, 2.0), 9), "undefined": (noise[:9], 9), "too_few": (noise, 1)}
+    for reason, (draws, n) in cases.items():
+        assert ResampledValue(value=2.0, draws=draws, n=n).interval().reason == reason
+    one, other = (replace(found, draws=found.draws + shift, key=key) for shift, key in ((0, "a"), (1, "b")))
+    with pytest.raises(InputError, match="a paired difference needs equal"):
+        one - other
+    assert (one - replace(other, key="a")).error < 1e-12
+
+
+# --------------------------------------------------------------------------------------------- motifs
+
+
+def zoo(seed: int, n: int = 12, size: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    matrices = torch.rand(n, size, size, generator=generator, dtype=torch.float64).triu(1)
+    return matrices, torch.rand(n, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("task", [0, 1, 2])
+def test_motifs_equal_the_golden_ones(task: int) -> None:
+    found = motif(MOTIFS[f"idm_{task}"], MOTIFS[f"gt_{task}"])
+    np.testing.assert_allclose(found.loadings, MOTIFS[f"loadings_{task}"], rtol=1e-8, atol=1e-10)
+    np.testing.assert_allclose(found.weights, MOTIFS[f"weights_minnorm_{task}"], rtol=1e-8, atol=1e-10)
+    expected = MOTIF_FACTS[f"task{task}"]
+    assert found.correlation == pytest.approx(expected["canonical_corr_unregularised"], rel=1e-9)
+    assert found.correlation == pytest.approx(expected["sklearn_cca_corr"], rel=1e-9)
+    assert (found.n, int(found.used.sum())) == (expected["n"], expected["n_entries_used"])
+
+
+@pytest.mark.parametrize("task", [0, 1, 2])
+def test_ridge_equals_the_golden_weights(task: int) -> None:
+    found = motif(MOTIFS[f"idm_{task}"], MOTIFS[f"gt_{task}"], kind="weights", ridge=1.0)
+    np.testing.assert_allclose(found.values, MOTIFS[f"weights_ridge1_{task}"], rtol=1e-8, atol=1e-12)
+    assert found.correlation == pytest.approx(MOTIF_FACTS[f"task{task}"]["canonical_corr_ridge1"], rel=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["loadings", "weights"])
+def test_universal_motifs_equal_the_golden_ones(kind: str) -> None:
+    motifs = [motif(MOTIFS[f"idm_{task}"], MOTIFS[f"gt_{task}"], kind=kind) for task in range(3)]
+    expected = MOTIFS[f"universal_{kind}_maxabs"]
+    np.testing.assert_allclose(universal_motif(motifs), expected, rtol=1e-8, atol=1e-10)
+
+
+def test_a_motif_worked_by_hand() -> None:
+    """Entry (0, 1) rises with performance, (1, 2) falls with it, (0, 2) says nothing."""
+    matrices = torch.zeros(4, 3, 3, dtype=torch.float64)
+    matrices[:, 0, 1] = torch.tensor([0.0, 0.0, 1.0, 1.0])
+    matrices[:, 1, 2] = torch.tensor([5.0, 5.0, 2.0, 2.0])
+    matrices[:, 0, 2] = torch.tensor([0.0, 1.0, 0.0, 1.0])
+    found = motif(list(matrices), [0.1, 0.1, 0.3, 0.3])
+    expected = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, -1.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    torch.testing.assert_close(found.loadings, expected)
+    torch.testing.assert_close(found.weights, expected / 2)  # least norm shares the work
+    assert found.correlation == pytest.approx(1)
+
+
+def test_performance_that_goes_with_nothing_has_no_loadings() -> None:
+    matrices = torch.zeros(4, 3, 3, dtype=torch.float64)
+    matrices[:, 0, 1] = torch.tensor([0.0, 1.0, 0.0, 1.0])
+    with pytest.warns(DegenerateDataWarning, match="uncorrelated with every entry"):
+        found = motif(matrices, [0.0, 0.0, 1.0, 1.0])
+    assert math.isnan(found.loadings[0, 1])
+    assert found.loadings[0, 2] == 0
+    assert found.correlation == 0
+
+
+def test_bad_input_is_refused() -> None:
+    matrices, performance = zoo(0)
+    bad = matrices.clone()
+    bad[4, 0, 1] = math.nan
+    for *wrong, ridge in (
+        (matrices[:2], performance[:2], 0.0),
+        (list(matrices), performance[:11].tolist(), 0.0),
+        (bad, performance, 0.0),
+        (matrices, performance, -1.0),
+    ):
+        with pytest.raises(InputError, match="a motif needs 3 matrices or more, a performance of each"):
+            motif(*wrong, ridge=ridge)
+    for wrong in ((matrices, torch.full((12,), 0.5)), (matrices[:1].expand(12, 3, 3), performance)):
+        with pytest.raises(InputError, match="all dependency matrices, or all performances, are equal"):
+            motif(*wrong)
+    with pytest.raises(UnknownNameError, match="did you mean 'loadings'"):
+        motif(matrices, performance, kind="loading")
+    found = motif(list(matrices), performance.tolist())
+    with pytest.raises(InputError, match="loadings of shape .*weights of shape"):
+        universal_motif([found, motif(*zoo(1), kind="weights")])
+    with pytest.raises(InputError, match="motif 1 is NaN, or 0"):
+        universal_motif([found, replace(found, loadings=torch.zeros_like(found.loadings))])

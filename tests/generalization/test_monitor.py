@@ -1,10 +1,11 @@
-"""The monitor on a small vision transformer: readings, rules, the log, and what it refuses."""
+"""The monitor on a small vision transformer: reference, readings, rules, the log, and what it refuses."""
 
 import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,13 @@ from scipy.stats import ks_2samp
 from small_vits import untrained_vit
 from torch import nn
 
-from assay.analyses.generalization import baselines, calibrate_threshold, circuit_shift, rank_shift_map
+from assay.analyses.generalization import (
+    baselines,
+    calibrate_threshold,
+    circuit_shift,
+    discover_reference,
+    rank_shift_map,
+)
 from assay.analyses.generalization.alarms import (
     CIRCUIT,
     OUTPUTS,
@@ -21,13 +28,14 @@ from assay.analyses.generalization.alarms import (
     SequentialTest,
     conformal_p_value,
 )
-from assay.analyses.generalization.monitor import Monitor, Reading
+from assay.analyses.generalization.monitor import Journal, Monitor, Reading
 from assay.circuits import EdgeScores
 from assay.core.errors import (
     FileFormatError,
     GraphMismatchError,
     InputError,
     NonFiniteError,
+    OutputError,
     ShapeError,
     UnknownNameError,
 )
@@ -58,8 +66,26 @@ def reference(model: Model) -> EdgeScores:
 @pytest.fixture
 def calibrated(model: Model, reference: EdgeScores) -> Monitor:
     monitor = Monitor(model, reference, alpha=0.2)
-    monitor.calibrate(draw_shapes("flat", 9 * N, start=1000).with_transform(EvalTransform()), batch_size=N)
+    monitor.calibrate(images("flat", 1000, 9 * N), batch_size=N)
     return monitor
+
+
+# ---- readings -----------------------------------------------------------------------------------
+
+
+def test_the_reference_is_the_mean_of_the_circuits_of_its_batches(model: Model) -> None:
+    n = 8
+    found = discover_reference(model, images("flat", 0, 4 * n + 3), batch=n, steps=2)
+    alone = [discover(model, images("flat", n * place, n), steps=2) for place in range(4)]
+    mean = torch.stack([each.values.double() for each in alone]).mean(0)
+    torch.testing.assert_close(found.values.double(), mean, atol=1e-6, rtol=1e-5)
+    record = found.provenance
+    assert (record["batches"], record["batch"], record["task"]["n"], record["steps"]) == (4, n, 4 * n, 2)
+    single = discover_reference(model, images("flat", 0, n), batch=n, steps=2)
+    assert torch.equal(single.values, alone[0].values)
+    assert single.provenance == alone[0].provenance
+    with pytest.raises(InputError, match="fewer than the 8 of a batch"):
+        discover_reference(model, images("flat", 0, 5), batch=n)
 
 
 def test_a_reading_is_one_discovery_with_the_settings_of_the_reference(
@@ -79,6 +105,7 @@ def test_a_reading_is_one_discovery_with_the_settings_of_the_reference(
     assert reading.baselines["atc"] == baselines.atc(known_logits, known.labels, logits)
     assert (reading.n, reading.domain, reading.data_hash) == (N, "neon", batch.data_hash)
     assert reading.alarm is None
+    assert Monitor(model, reference).observe(batch.clean).shift == reading.shift  # a tensor
 
 
 def test_a_batch_costs_one_discovery_and_one_forward_pass(model: Model, reference: EdgeScores) -> None:
@@ -101,44 +128,49 @@ def test_a_batch_costs_one_discovery_and_one_forward_pass(model: Model, referenc
         handle.remove()
 
 
-def test_image_sets_and_tensors_read_the_same(model: Model, reference: EdgeScores) -> None:
-    raw = draw_shapes("sketch", N, start=40)
-    monitor = Monitor(model, reference, transform=EvalTransform())
-    shifts = {
-        monitor.observe(raw).shift,
-        monitor.observe(raw.with_transform(EvalTransform())).shift,
-        monitor.observe(raw.with_transform(EvalTransform()).clean).shift,
-    }
-    assert len(shifts) == 1
+def test_outputs_are_compared_with_those_on_known_images_class_by_class(
+    model: Model, reference: EdgeScores
+) -> None:
+    known, pool, batch = images("flat", 5000, 20), images("flat", 1000, 4 * N), images("neon", 100)
+    monitor = Monitor(model, reference, outputs=known, alpha=0.4)
+    found = monitor.calibrate(pool, batch_size=N)
+    p = run_model(model, known).double().softmax(1).numpy()
+
+    def literal(task: ImageTask) -> float:
+        q = run_model(model, task).double().softmax(1).numpy()
+        return max(ks_2samp(p[:, c], q[:, c]).statistic for c in range(p.shape[1]))
+
+    # Known batches are disjoint, in random order.
+    order = stream(0, "monitor/calibration").permutation(pool.n)
+    for place, (shift, moved) in enumerate(zip(found.shifts, found.output_shifts, strict=True)):
+        part = pool.subset(order[place * N : (place + 1) * N].tolist())
+        assert moved == pytest.approx(literal(part))
+        assert shift == circuit_shift(reference, discover(model, part, steps=2))
+    reading = monitor.observe(batch, page="monitor.html")
+    assert reading.output_shift == pytest.approx(literal(batch))
+    assert reading.output_p_value == conformal_p_value(found.output_shifts, reading.output_shift)
+    assert reading.page == "monitor.html"
 
 
-def test_the_threshold_decides_where_there_is_one(model: Model, reference: EdgeScores) -> None:
-    shift = Monitor(model, reference).observe(images("neon", 500)).shift
+# ---- rules --------------------------------------------------------------------------------------
+
+
+def test_the_threshold_decides_and_calibration_makes_its_rate_known(
+    model: Model, reference: EdgeScores
+) -> None:
+    batch = images("neon", 500)
+    shift = Monitor(model, reference).observe(batch).shift
     low = calibrate_threshold({"fog": shift / 2}, {"fog": 0.8}, 0.8)
-    assert Monitor(model, reference, low).observe(images("neon", 500)).alarm is True
+    assert Monitor(model, reference, low).observe(batch).alarm is True
     above = Monitor(model, reference, threshold=shift * 1.01)
-    assert above.observe(images("neon", 500)).alarm is False
+    assert above.observe(batch).alarm is False
     assert above.rules.rule == "threshold"
     assert "is unknown" in above.rules.guarantee
-
-
-def test_calibration_makes_the_rate_of_a_threshold_known(model: Model, reference: EdgeScores) -> None:
     monitor = Monitor(model, reference, threshold=0.0)
-    known = monitor.calibrate(images("flat", 1000, 4 * N), batch_size=N)
-    assert len(known.shifts) == 4
+    monitor.calibrate(images("flat", 1000, 4 * N), batch_size=N, n_batches=4)
     # Every shift is above 0: what sampling alone does.
     assert "4 of 4 batches of 12 images in distribution exceed the threshold" in monitor.rules.guarantee
     assert "interval 0.4 to 1." in monitor.rules.guarantee
-
-
-def test_known_batches_are_disjoint_and_as_many_as_asked(model: Model, reference: EdgeScores) -> None:
-    pool = images("flat", 1000, 5 * N + 3)
-    monitor = Monitor(model, reference, alpha=0.5, seed=4)
-    found = monitor.calibrate(pool, batch_size=N, n_batches=2)
-    order = stream(4, "monitor/calibration").permutation(pool.n)
-    for place, shift in enumerate(found.shifts):
-        rows = order[place * N : (place + 1) * N].tolist()
-        assert shift == circuit_shift(reference, discover(model, pool.subset(rows), steps=2))
 
 
 def test_a_shifted_domain_raises_both_alarms_and_a_known_one_does_not(calibrated: Monitor) -> None:
@@ -154,31 +186,12 @@ def test_a_shifted_domain_raises_both_alarms_and_a_known_one_does_not(calibrated
     assert found[-1].e_value is not None
     assert found[-1].e_value > 5
     assert calibrated.rules.rule == "conformal"
-    assert "at most 0.2" in calibrated.rules.guarantee
-
-
-def test_outputs_are_compared_with_those_on_known_images_class_by_class(
-    model: Model, reference: EdgeScores
-) -> None:
-    known = images("flat", 5000, 20)
-    monitor = Monitor(model, reference, outputs=known, alpha=0.4)
-    pool = images("flat", 1000, 4 * N)
-    found = monitor.calibrate(pool, batch_size=N)
-    p = run_model(model, known).double().softmax(1).numpy()
-
-    def literal(task: ImageTask) -> float:
-        q = run_model(model, task).double().softmax(1).numpy()
-        return max(ks_2samp(p[:, c], q[:, c]).statistic for c in range(p.shape[1]))
-
-    order = stream(0, "monitor/calibration").permutation(pool.n)
-    for place, shift in enumerate(found.output_shifts):
-        rows = order[place * N : (place + 1) * N].tolist()
-        assert shift == pytest.approx(literal(pool.subset(rows)))
-    batch = images("neon", 100)
-    reading = monitor.observe(batch, page="monitor.html")
-    assert reading.output_shift == pytest.approx(literal(batch))
-    assert reading.output_p_value == conformal_p_value(found.output_shifts, reading.output_shift)
-    assert reading.page == "monitor.html"
+    # The e-value is that of the test on the shifts.
+    assert calibrated.rules.calibration is not None
+    test = SequentialTest(scores=calibrated.rules.calibration.shifts)
+    for index, reading in enumerate(calibrated.readings):
+        test = test.observe(reading.shift, 1 - stream(0, f"monitor/tie/{index}").random())
+        assert reading.e_value == pytest.approx(math.exp(test.log_capital))
 
 
 def test_either_statistic_raises_the_alarm_at_half_the_rate_and_the_reading_says_which() -> None:
@@ -221,28 +234,9 @@ def test_batches_of_another_size_are_judged_by_known_ones_of_that_size(
     assert again.readings == monitor.readings
     third = [each.observe(images("flat", 400, 5)) for each in (again, monitor)]
     assert third[0].p_value == third[1].p_value
-    with pytest.raises(InputError, match="has been calibrated"):
-        monitor.calibrate(images("flat", 2000, 20), batch_size=5)
 
 
-def test_the_e_value_is_that_of_the_test_on_the_shifts(calibrated: Monitor) -> None:
-    assert calibrated.rules.calibration is not None
-    test = SequentialTest.start(calibrated.rules.calibration.shifts)
-    for index in range(3):
-        reading = calibrated.observe(images("sketch", 100 * index))
-        test = test.observe(reading.shift, 1 - stream(0, f"monitor/tie/{index}").random())
-        assert reading.e_value == pytest.approx(math.exp(test.log_capital))
-
-
-def test_the_sequential_rule_needs_no_known_batches(model: Model, reference: EdgeScores) -> None:
-    monitor = Monitor(model, reference, rule="sequential")
-    reading = monitor.observe(images("flat", 700))
-    assert reading.alarm is False
-    assert reading.e_value is not None
-    assert "over all batches together" in monitor.rules.guarantee
-
-
-# ------------------------------------------------------------------------------------------------- the log
+# ---- the log ------------------------------------------------------------------------------------
 
 
 def test_a_monitor_goes_on_where_its_log_ends(model: Model, reference: EdgeScores, tmp_path: Path) -> None:
@@ -275,41 +269,46 @@ def test_a_monitor_goes_on_where_its_log_ends(model: Model, reference: EdgeScore
 
 def test_the_log_of_another_monitor_is_refused(model: Model, reference: EdgeScores, tmp_path: Path) -> None:
     path = tmp_path / "readings.jsonl"
-    Monitor(model, reference, log=path).observe(images("flat", 100))
-    with pytest.raises(InputError, match=r"another monitor \(different: distance\)"):
-        Monitor(model, reference, distance="cosine", log=path)
-    with pytest.raises(InputError, match="different: threshold"):
-        Monitor(model, reference, threshold=0.3, log=path)
-    path.unlink()
-    Monitor(model, reference, outputs=images("flat", 500), log=path).observe(images("flat", 100))
-    with pytest.raises(InputError, match=r"different: known_outputs\)"):
-        Monitor(model, reference, outputs=images("flat", 600), log=path)
+    known = images("flat", 500)
+    Monitor(model, reference, outputs=known, log=path).observe(images("flat", 100))
+    for changed in ({"distance": "cosine"}, {"threshold": 0.3}, {"outputs": images("flat", 600)}):
+        name = {"outputs": "known_outputs"}.get(*changed, *changed)
+        with pytest.raises(InputError, match=rf"another monitor \(different: {name}\)"):
+            Monitor(model, reference, **{"outputs": known, **changed}, log=path)
     path.write_text("no log\n")
     with pytest.raises(FileFormatError, match="line 1"):
         Monitor(model, reference, log=path)
 
 
-def test_a_failed_start_leaves_no_log_that_refuses_the_next(
-    model: Model, reference: EdgeScores, tmp_path: Path
-) -> None:
-    path = tmp_path / "readings.jsonl"
-    with pytest.raises(InputError, match=rf"give 1 batches of {N}, but 19 are needed"):
-        Monitor(model, reference, log=path).calibrate(images("flat", 1000), batch_size=N)
-    assert not path.exists()
-    Monitor(model, reference, alpha=0.5, log=path).calibrate(images("flat", 1000, 2 * N), batch_size=N)
-    kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
-    assert kinds == ["monitor", "calibration"]
+@pytest.mark.parametrize("tail", ['{"kind": "reading", "b"', "x" * 10000, '{"kind": "reading"}'])
+def test_a_torn_last_line_is_ignored_and_then_cut_off(tmp_path: Path, tail: str) -> None:
+    journal = Journal(tmp_path / "deep" / "log.jsonl")
+    assert journal.read() == []
+    journal.append("monitor", {"b": [1.5, "ü"], "bad": math.nan})
+    for expected in ([("monitor", {"b": [1.5, "ü"], "bad": None})], []):
+        with journal.path.open("a", encoding="utf-8") as file:
+            file.write(tail)
+        assert journal.read() == expected
+        journal.append("reading", {"index": 0})
+        assert journal.read() == [*expected, ("reading", {"index": 0})]
+        journal.path.write_text("")  # a file that is only a torn line starts anew
 
 
-def test_a_reading_survives_its_record(calibrated: Monitor) -> None:
+def test_a_log_that_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    for line in ("no json", "[1]", '{"no": "kind"}'):
+        path.write_text(f'{{"kind": "monitor"}}\n{line}\n')
+        with pytest.raises(FileFormatError, match="line 2 of .*log.jsonl"):
+            Journal(path).read()
+    with pytest.raises(OutputError, match="cannot write to"):
+        Journal(path / "log.jsonl").append("monitor", {})
+
+
+def test_readings_and_document_are_plain_json_and_complete(calibrated: Monitor) -> None:
     calibrated.skip("b.png")
     reading = calibrated.observe(images("neon", 100), sources=["a.png"])
     assert reading.skipped == ("b.png",)
     assert Reading.from_dict(json.loads(json.dumps(reading.to_dict(), allow_nan=False))) == reading
-
-
-def test_the_document_is_plain_json_and_complete(calibrated: Monitor) -> None:
-    calibrated.observe(images("neon", 100))
     document = json.loads(json.dumps(calibrated.to_dict(), allow_nan=False))
     assert document["schema"] == "assay-monitor/1"
     assert document["rule"] == "conformal"
@@ -319,10 +318,23 @@ def test_the_document_is_plain_json_and_complete(calibrated: Monitor) -> None:
     assert len(document["readings"][0]["layers"]) == 5
 
 
-# -------------------------------------------------------------------------------------------- what it refuses
+# ---- what it refuses ----------------------------------------------------------------------------
 
 
-def test_a_reference_of_another_model_is_refused(model: Model, reference: EdgeScores) -> None:
+def test_what_cannot_be_watched_is_refused(model: Model, reference: EdgeScores) -> None:
+    confidence = calibrate_threshold({"a": 0.9}, {"a": 0.8}, 0.7, higher_is_shift=False)
+    refused: tuple[tuple[type[Exception], str, dict[str, Any]], ...] = (
+        (UnknownNameError, "spearman", {"distance": "spearmen"}),
+        (UnknownNameError, "sequential", {"rule": "sequentiel"}),
+        (InputError, "alpha is 0", {"alpha": 0.0}),
+        (InputError, "the threshold is missing", {"rule": "threshold"}),
+        (InputError, "threshold inf", {"threshold": math.inf}),
+        (InputError, "falls with shift, such as confidence", {"threshold": confidence}),
+        (InputError, "no labels", {"labelled": ImageTask(images=images("flat", 100).clean)}),
+    )
+    for error, message, arguments in refused:
+        with pytest.raises(error, match=message):
+            Monitor(model, reference, **arguments)
     with pytest.raises(GraphMismatchError, match="belong to different graphs"):
         Monitor(load_model(untrained_vit(layers=2)), reference)
     with pytest.raises(GraphMismatchError, match="models with different weights"):
@@ -331,44 +343,14 @@ def test_a_reference_of_another_model_is_refused(model: Model, reference: EdgeSc
         Monitor(model, EdgeScores(model.graph, reference.values))
 
 
-def test_wrong_options_are_refused(model: Model, reference: EdgeScores) -> None:
-    with pytest.raises(UnknownNameError, match="spearman"):
-        Monitor(model, reference, distance="spearmen")
-    with pytest.raises(UnknownNameError, match="sequential"):
-        Monitor(model, reference, rule="sequentiel")
-    with pytest.raises(InputError, match="alpha is 0"):
-        Monitor(model, reference, alpha=0.0)
-    with pytest.raises(InputError, match="the threshold is missing"):
-        Monitor(model, reference, rule="threshold")
-    with pytest.raises(InputError, match="threshold inf"):
-        Monitor(model, reference, threshold=math.inf)
-    confidence = calibrate_threshold({"a": 0.9}, {"a": 0.8}, 0.7, higher_is_shift=False)
-    with pytest.raises(InputError, match="falls with shift, such as confidence"):
-        Monitor(model, reference, threshold=confidence)
+def test_batches_that_cannot_be_compared_are_refused(model: Model, reference: EdgeScores) -> None:
     with pytest.raises(InputError, match="needs known batches"):
         Monitor(model, reference, rule="conformal").observe(images("flat", 100))
-    unlabelled = ImageTask(images=images("flat", 100).clean)
-    with pytest.raises(InputError, match="no labels"):
-        Monitor(model, reference, labelled=unlabelled)
-
-
-def test_calibration_that_cannot_hold_is_refused(model: Model, reference: EdgeScores) -> None:
-    monitor = Monitor(model, reference)
-    with pytest.raises(InputError, match="19 are needed.* Give 228 images"):
-        monitor.calibrate(images("flat", 1000, 5 * N), batch_size=N)
+    sequential = Monitor(model, reference, rule="sequential").observe(images("flat", 700))
+    assert (sequential.alarm, sequential.decided_by, sequential.limit) == (False, "e-value", 20)
     monitor = Monitor(model, reference, alpha=0.5)
-    monitor.observe(images("flat", 100))
-    with pytest.raises(InputError, match="has observed batches"):
-        monitor.calibrate(images("flat", 1000, 2 * N), batch_size=N)
-
-
-def test_batches_that_cannot_be_compared_are_refused(calibrated: Monitor) -> None:
-    with pytest.raises(InputError, match="the batch holds 11 images, the known batches 12"):
-        calibrated.observe(images("flat", 100, 11))
-
-
-def test_images_that_cannot_be_read_are_refused(model: Model, reference: EdgeScores) -> None:
-    monitor = Monitor(model, reference)
+    with pytest.raises(InputError, match="19 are needed.* Give 228 images"):
+        Monitor(model, reference).calibrate(images("flat", 1000, 5 * N), batch_size=N)
     with pytest.raises(InputError, match="images of the reference"):
         monitor.observe(images("flat", 0, 24))
     with pytest.raises(ShapeError):
@@ -378,3 +360,13 @@ def test_images_that_cannot_be_read_are_refused(model: Model, reference: EdgeSco
     with pytest.raises(NonFiniteError, match="row 3"):
         monitor.observe(bad)
     assert monitor.readings == []
+    pool = images("flat", 1000, 2 * N)
+    monitor.calibrate(pool, batch_size=N)
+    with pytest.raises(InputError, match="the batch holds 11 images, the known batches 12"):
+        monitor.observe(images("flat", 100, 11))
+    with pytest.raises(InputError, match="has been calibrated"):
+        monitor.calibrate(pool, batch_size=N)
+    monitor = Monitor(model, reference, alpha=0.5)
+    monitor.observe(images("flat", 100))
+    with pytest.raises(InputError, match="has observed batches"):
+        monitor.calibrate(pool, batch_size=N)

@@ -12,15 +12,14 @@ import pytest
 import torch
 from processes import CONTEXT
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 from transformers import ViTForImageClassification
 from zoo_cases import RECIPE, TRAIN, VALIDATION, StoppedError, stop_after, tiny
 
-from assay.core.errors import FileFormatError, InputError, NonFiniteError, UnknownNameError
+from assay.core.errors import FileFormatError, InputError, UnknownNameError
 from assay.tasks import EvalTransform, ImageTask
 from assay.zoo import LossTerm, Recipe, Term, TrainingRun, train
 from assay.zoo.models import weights_hash
-from assay.zoo.scoring import batch_rows, score_of
+from assay.zoo.scoring import score_of
 
 
 def trained(folder: Path, recipe: Recipe = RECIPE, **options: Any) -> TrainingRun:
@@ -54,6 +53,9 @@ def test_the_kept_model_is_the_one_with_the_best_validation_score(tmp_path: Path
     run = trained(tmp_path / "run", validated=rows.append)
     scores = [row["score"] for row in run.curve]
     assert rows == run.curve
+    transform, config = EvalTransform(resize=(32, 32)), (run.folder / "preprocessor_config.json").read_text()
+    assert EvalTransform.from_config(json.loads(config)) == transform
+    assert tuple(module_of(run).config.id2label.values()) == TRAIN.classes
     assert [row["step"] for row in run.curve] == [4, 8, 12]
     assert (run.best_score, run.best_step) == (max(scores), 4 * (1 + scores.index(max(scores))))
     score, loss = score_of(module_of(run), VALIDATION, EvalTransform())
@@ -79,18 +81,7 @@ def test_training_learns_what_is_easy_and_leaves_the_module_alone(tmp_path: Path
     assert np.mean(run.history["loss"][-5:]) < 0.5 * run.history["loss"][0]
 
 
-def test_an_initial_loss_is_that_of_the_untrained_model(tmp_path: Path) -> None:
-    """The first loss by hand: no step, dropout or crop has changed anything yet."""
-    plain = {"min_area": 1.0, "max_aspect": 1.0, "flip": 0.0}
-    changed = {"head_dropout": 0.0, "batch_size": 48, "augmentation": plain}
-    run = trained(tmp_path / "run", Recipe.from_dict({**RECIPE.to_dict(), **changed}))
-    images = torch.from_numpy(TRAIN.pixels).permute(0, 3, 1, 2).float() / 127.5 - 1
-    with torch.inference_mode():
-        loss = cross_entropy(tiny()(images).logits, TRAIN.labels)
-    assert run.history["loss"][0] == pytest.approx(float(loss), rel=1e-5)
-
-
-@pytest.mark.parametrize(("optimiser", "stopped"), [("sgd", 3), ("sgd", 5), ("adamw", 5), ("adamw", 11)])
+@pytest.mark.parametrize(("optimiser", "stopped"), [("sgd", 3), ("adamw", 5)])
 def test_a_stopped_run_goes_on_to_the_same_bytes(tmp_path: Path, optimiser: str, stopped: int) -> None:
     recipe = dataclasses.replace(RECIPE, optimiser=optimiser)
     options: dict[str, Any] = {"loss_term": Flat(), "checkpoints": (0, 6, 12)}
@@ -98,14 +89,11 @@ def test_a_stopped_run_goes_on_to_the_same_bytes(tmp_path: Path, optimiser: str,
     with pytest.raises(StoppedError):
         trained(tmp_path / "parts", recipe, **options, progress=stop_after(stopped))
     parts = trained(tmp_path / "parts", recipe, **options)
-    assert bytes_of(parts.folder) == bytes_of(whole.folder)
     assert (parts.history, parts.curve) == (whole.history, whole.curve)
     assert set(whole.history) == {"loss", "term", "largest"}
     assert parts.checkpoints == (0, 6, 12)
-    for step in (0, 6, 12):
-        assert bytes_of(parts.folder / f"checkpoints/{step}") == bytes_of(
-            whole.folder / f"checkpoints/{step}"
-        )
+    for place in (".", "checkpoints/0", "checkpoints/6", "checkpoints/12"):
+        assert bytes_of(parts.folder / place) == bytes_of(whole.folder / place)
     assert not (tmp_path / "parts" / "state.safetensors").exists()
     read = trained(tmp_path / "parts", recipe, **options, progress=stop_after(1))  # and not repeated
     assert read.to_dict() == parts.to_dict()
@@ -135,53 +123,16 @@ def test_a_killed_process_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
     assert resumed.history == whole.history
 
 
-def test_the_folder_is_a_hugging_face_model_with_classes_and_transform(tmp_path: Path) -> None:
-    transform = EvalTransform(resize=(32, 32), mean=(0.4, 0.5, 0.6), std=(0.2, 0.25, 0.3))
-    run = trained(tmp_path / "run", transform=transform)
-    module = module_of(run)
-    assert tuple(module.config.id2label.values()) == TRAIN.classes
-    assert weights_hash(module) == run.weights
-    config = json.loads((run.folder / "preprocessor_config.json").read_text())
-    assert EvalTransform.from_config(config) == transform
-
-
-def test_linear_training_changes_the_head_alone(tmp_path: Path) -> None:
-    run = trained(tmp_path / "run", dataclasses.replace(RECIPE, mode="linear"))
-    old, new = tiny().state_dict(), module_of(run).state_dict()
+def test_linear_training_changes_the_head_alone_and_bfloat16_keeps_weights_in_float32(tmp_path: Path) -> None:
+    head = trained(tmp_path / "head", dataclasses.replace(RECIPE, mode="linear"))
+    old, new = tiny().state_dict(), module_of(head).state_dict()
     changed = {name for name in old if not torch.equal(old[name], new[name])}
     assert changed == {"classifier.weight", "classifier.bias"}
-
-
-def test_bfloat16_computes_in_bfloat16_and_keeps_weights_in_float32(tmp_path: Path) -> None:
     half = trained(tmp_path / "half", precision="bfloat16")
     whole = trained(tmp_path / "whole")
     assert {each.dtype for each in module_of(half).parameters()} == {torch.float32}
     assert half.history["loss"] != whole.history["loss"]
     assert half.history["loss"] == pytest.approx(whole.history["loss"], rel=0.02)  # 8 bits of mantissa
-
-
-def test_macro_f1_is_the_mean_over_classes_that_occur() -> None:
-    logits = torch.tensor([[3.0, 0, 0], [3.0, 0, 0], [0, 3.0, 0], [3.0, 0, 0]])
-
-    class Fixed(nn.Module):
-        def forward(self, images: Tensor) -> Tensor:
-            return logits
-
-    pixels = np.zeros((4, 32, 32, 3), dtype=np.uint8)
-    images = ImageTask(pixels=pixels, labels=torch.tensor([0, 0, 1, 1]))
-    # Class 0: precision 2/3, recall 1; class 1: precision 1, recall 1/2; class 2 does not occur.
-    assert score_of(Fixed(), images, EvalTransform(), score="macro-f1")[0] == pytest.approx((0.8 + 2 / 3) / 2)
-    assert score_of(Fixed(), images, EvalTransform())[0] == 0.75
-
-
-def test_an_epoch_shows_every_image_once() -> None:
-    first, second = (
-        np.concatenate([batch_rows(48, 16, step, seed=3) for step in steps])
-        for steps in (range(3), range(3, 6))
-    )
-    assert sorted(first) == sorted(second) == list(range(48))
-    assert list(first) != list(second)
-    assert len(batch_rows(5, 16, 7, seed=0)) == 5
 
 
 def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
@@ -190,10 +141,6 @@ def test_a_folder_with_another_run_is_refused(tmp_path: Path) -> None:
         trained(tmp_path / "run", dataclasses.replace(RECIPE, lr=0.1))
     with pytest.raises(InputError, match="precision is float32 there, bfloat16 here"):
         trained(tmp_path / "run", precision="bfloat16")
-    with pytest.raises(StoppedError):
-        trained(tmp_path / "other", progress=stop_after(5))
-    with pytest.raises(InputError, match="initial_weights is"):
-        train(tiny(seed=1), TRAIN, VALIDATION, RECIPE, tmp_path / "other")
     (tmp_path / "half").mkdir()
     (tmp_path / "half" / "state.safetensors").write_bytes(b"half a file")
     with pytest.raises(FileFormatError, match=r"state\.safetensors is not a state of a training run"):
@@ -214,9 +161,3 @@ def test_what_cannot_be_trained_together_is_refused_before_the_first_step(tmp_pa
     with pytest.raises(UnknownNameError, match="did you mean 'bfloat16'"):
         trained(place, precision="float16")
     assert not place.exists()
-
-
-def test_a_run_that_diverges_says_at_which_step(tmp_path: Path) -> None:
-    recipe = dataclasses.replace(RECIPE, lr=1e30, clip=None, optimiser="sgd", warmup=0)
-    with pytest.raises(NonFiniteError, match=r"the loss of step \d+ is .* lower lr"):
-        trained(tmp_path / "run", recipe)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from assay.models import load_model
-from assay.tasks import SHAPE_DOMAINS, draw_shapes
+from assay.tasks import draw_shapes
 from assay.zoo import Zoo
 from assay.zoo.archive import EMBEDDED
 
@@ -16,43 +16,22 @@ RESULTS = json.loads((REPOSITORY / "experiments" / "shapes_zoo" / "results.json"
 ZOO = Zoo.embedded()
 
 
-def test_it_is_small_and_part_of_the_package() -> None:
-    files = [path for path in EMBEDDED.rglob("*") if path.is_file()]
-    weights = [path for path in files if path.suffix == ".safetensors"]
-    assert sum(path.stat().st_size for path in weights) < 8_000_000
-    assert {path.name for path in files} == {
-        "zoo.json",
-        "training.json",
-        "config.json",
-        "model.safetensors",
-        "preprocessor_config.json",
-    }
-
-
-def test_it_has_the_models_of_the_results() -> None:
+def test_it_is_small_and_has_the_models_of_the_results() -> None:
     assert [row["key"] for row in RESULTS["models"]] == list(ZOO.keys)
-    assert len(ZOO.keys) == len(ZOO.entries) == 12
-    assert {entry.recipe["init"] for entry in ZOO.entries} == {"scratch", "masked", "styles"}
     assert [entry.id_accuracy for entry in ZOO.entries] == [row["validation"] for row in RESULTS["models"]]
-    assert all(set(SHAPE_DOMAINS) <= set(row) for row in RESULTS["models"])
-
-
-@pytest.mark.parametrize("key", ZOO.keys)
-def test_every_model_is_a_vit_of_the_written_size_and_hash(key: str) -> None:
-    model = ZOO.load(key)
-    assert model.weight_hash == ZOO.entry(key).weight_hash
-    assert model.classes == ZOO.classes
-    assert model.graph.n_layers >= 4
-    assert model.graph.n_heads >= 4
-    assert (ZOO.folder(key) / "training.json").exists()
+    assert sum(path.stat().st_size for path in EMBEDDED.rglob("*.safetensors")) < 8_000_000
+    for entry in ZOO.entries:
+        model = ZOO.load(entry.key)
+        assert (model.weight_hash, model.classes) == (entry.weight_hash, ZOO.classes)
+        assert min(model.graph.n_layers, model.graph.n_heads) >= 4
+        assert (ZOO.folder(entry.key) / "training.json").exists()
 
 
 def test_the_first_model_can_be_followed_through_its_training() -> None:
     entry = ZOO.entries[0]
     assert [each["step"] for each in entry.checkpoints] == [0, 100, 250, 500, 750]
     hashes = {load_model(ZOO.path / each["path"]).weight_hash for each in entry.checkpoints}
-    assert len(hashes) == 5
-    assert entry.weight_hash not in hashes
+    assert len(hashes | {entry.weight_hash}) == 6
 
 
 @pytest.mark.slow

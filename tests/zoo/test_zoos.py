@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,12 @@ from PIL import Image
 from zoo_cases import CONTENT, GRID, SETS, SMALL, StoppedError, stop_after, tiny
 
 from assay.core.errors import (
-    AssayWarning,
+    AssayError,
     FileFormatError,
     InputError,
     NonFiniteError,
     ShapeError,
     UnknownNameError,
-    UnsupportedModelError,
 )
 from assay.core.random import stream
 from assay.execution import run_model
@@ -59,12 +57,8 @@ def test_a_zoo_holds_a_model_per_recipe(zoo: Zoo) -> None:
         assert checkpoint == {"step": 3, "path": f"{entry.path}/checkpoints/3"}
         assert load_model(zoo.path / checkpoint["path"]).graph == model.graph
     assert len({entry.weight_hash for entry in zoo.entries}) == 2
-
-
-def test_the_description_on_disk_is_the_zoo(zoo: Zoo) -> None:
     again = Zoo.open(zoo.path)
     assert again.to_dict() == zoo.to_dict() == json.loads((zoo.path / "zoo.json").read_text())
-    assert zoo.to_dict()["schema"] == "assay-zoo/1"
 
 
 def test_a_zoo_stopped_inside_a_model_goes_on_to_the_same_weights(zoo: Zoo, tmp_path: Path) -> None:
@@ -74,19 +68,11 @@ def test_a_zoo_stopped_inside_a_model_goes_on_to_the_same_weights(zoo: Zoo, tmp_
     assert [entry.status for entry in half.entries] == ["done", "pending"]
     with pytest.raises(InputError, match="is pending, so it has no model"):
         half.load(zoo.keys[1])
-    stages: list[str] = []
-    rows: list[tuple[str, int]] = []
-    whole = train_zoo(
-        GRID,
-        *SETS,
-        tmp_path,
-        checkpoints=(3,),
-        progress=lambda stage, *_: stages.append(stage),
-        validated=lambda key, row: rows.append((key, row["step"])),
-    )
-    assert stages == [f"train {zoo.keys[1]}"] * 3
-    assert rows == [(zoo.keys[1], 6)]
-    assert whole.entries == zoo.entries
+    seen: list[Any] = []
+    told = {"progress": lambda stage, *_: seen.append(stage), "validated": lambda *row: seen.append(row[0])}
+    assert train_zoo(GRID, *SETS, tmp_path, checkpoints=(3,), **told).entries == zoo.entries
+    assert seen.count(f"train {zoo.keys[1]}") == 3
+    assert seen.count(zoo.keys[1]) == 1
 
 
 def test_shards_make_the_whole_zoo(zoo: Zoo, tmp_path: Path) -> None:
@@ -99,43 +85,24 @@ def test_shards_make_the_whole_zoo(zoo: Zoo, tmp_path: Path) -> None:
         part(3)
 
 
-def test_another_grid_adds_to_a_zoo(zoo: Zoo, tmp_path: Path) -> None:
-    shutil.copytree(zoo.path, tmp_path / "copy")
-    configuration = {
-        name: value for name, value in zoo.entries[0].recipe.items() if name not in ("init", "start")
-    }
-    more = GRID.with_configurations([{**configuration, "seed": 5}])
-    with pytest.warns(AssayWarning, match="has 2 models; 1 more of this grid are added to it"):
-        grown = train_zoo(more, *SETS, tmp_path / "copy")
-    assert grown.keys == (*zoo.keys, more.recipes()[0].key)
-
-
 def test_a_model_that_diverges_is_written_down_and_the_rest_is_trained(tmp_path: Path) -> None:
     wild = {"optimiser": "sgd", "clip": None, "warmup": 0}
     grid = Grid.from_dict(CONTENT | {"axes": {"lr": [1e30, 0.01]}, "fixed": CONTENT["fixed"] | wild})
     found = train_zoo(grid, *SETS, tmp_path / "zoo")
-    assert [entry.status for entry in found.entries] == ["failed", "done"]
-    assert "lower lr" in found.missing[found.entries[0].key]
-    assert found.keys == (found.entries[1].key,)
+    failed, done = found.entries
+    assert (failed.status, found.keys) == ("failed", (done.key,))
+    assert "lower lr" in found.missing[failed.key]
     with pytest.raises(InputError, match=r"is failed: the loss of step"):
-        found.load(found.entries[0].key)
+        found.load(failed.key)
 
 
 def test_folders_and_data_that_do_not_fit_are_refused(zoo: Zoo, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="another training: id_domain is flat there, neon here"):
         train_zoo(GRID, draw_shapes("neon", 24), SETS[1], zoo.path)
-    with pytest.raises(InputError, match="train_hash is"):
-        train_zoo(GRID, draw_shapes("flat", 24, seed=1), SETS[1], zoo.path)
-    other = {"scratch": {"source": "scratch", "architecture": SMALL | {"hidden_size": 8}}}
-    with pytest.raises(InputError, match="rename the init"):
-        train_zoo(Grid.from_dict(CONTENT | {"inits": other}), *SETS, zoo.path)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "thesis.txt").write_text("not a zoo")
     with pytest.raises(InputError, match="is not empty and is not a zoo"):
         train_zoo(GRID, *SETS, tmp_path / "full")
-    with pytest.raises(InputError, match="have no class names"):
-        train_zoo(GRID, dataclasses.replace(SETS[0], classes=None), SETS[1], tmp_path / "new")
-    assert not (tmp_path / "new").exists()
 
 
 def test_splitting_holds_out_a_share_of_every_class() -> None:
@@ -199,16 +166,6 @@ def test_batches_of_a_stream_are_those_of_its_files(photos: Path) -> None:
     assert batches[0][1].tolist() == [sorted(CLASSES).index(file.parent.name) for file in files]
 
 
-def test_a_broken_image_is_named_also_from_a_worker(photos: Path, tmp_path: Path) -> None:
-    shutil.copytree(photos, tmp_path / "photos")
-    broken = sorted((tmp_path / "photos").rglob("*.png"))[5]
-    images = [streamed(tmp_path / "photos", workers) for workers in (0, 1)]
-    broken.write_bytes(b"not an image")
-    for each in images:
-        with pytest.raises(FileFormatError, match=broken.name):
-            list(TrainingBatches(each, FILES, TRANSFORM).from_step(0, "cpu"))
-
-
 @pytest.mark.parametrize("held", [False, True])
 def test_a_checkpoint_reads_a_stream_with_its_own_transform(photos: Path, tmp_path: Path, held: bool) -> None:
     """Images in memory have their size: of a checkpoint's transform, the arithmetic holds for them."""
@@ -226,26 +183,11 @@ def test_a_checkpoint_reads_a_stream_with_its_own_transform(photos: Path, tmp_pa
 # ------------------------------------------------------------------------------------------------- opening
 
 
-def test_a_plain_directory_of_models_is_a_zoo(zoo: Zoo, tmp_path: Path) -> None:
-    for name, key in (("second", zoo.keys[0]), ("first", zoo.keys[1])):
-        shutil.copytree(zoo.folder(key), tmp_path / "plain" / name)
-    (tmp_path / "plain" / "notes").mkdir()
-    plain = Zoo.open(tmp_path / "plain")
-    assert plain.keys == ("first", "second")
-    assert plain.entry("first").id_accuracy is None
-    assert plain.load("second").weight_hash == zoo.entry(zoo.keys[0]).weight_hash
-
-
 def test_what_is_no_zoo_is_refused(zoo: Zoo, tmp_path: Path) -> None:
     with pytest.raises(FileFormatError, match="is not a directory"):
         Zoo.open(tmp_path / "nowhere")
-    with pytest.raises(FileFormatError, match=r"has neither zoo\.json nor directories"):
-        Zoo.open(tmp_path)
     (tmp_path / "zoo.json").write_text('{"schema": "assay-zoo/1"}')
     with pytest.raises(FileFormatError, match=r"zoo\.json: .* required field missing"):
-        Zoo.open(tmp_path)
-    (tmp_path / "zoo.json").write_text('{"schema": "assay-zoo/9"}')
-    with pytest.raises(FileFormatError, match="this version reads 'assay-zoo/1'"):
         Zoo.open(tmp_path)
     with pytest.raises(UnknownNameError, match="unknown model of the zoo"):
         zoo.load("scratch-full")
@@ -288,38 +230,25 @@ def test_logits_are_those_of_the_model_and_are_kept(pair: Zoo) -> None:
 
 def test_the_matrix_says_who_is_right_where(pair: Zoo) -> None:
     matrix = pair.correctness(IMAGES)
+    within = pair.correctness(IMAGES, id_images=WITHIN)
+    assert within.id_accuracy.tolist() == pair.correctness(WITHIN).accuracy.tolist()
+    with pytest.raises(InputError, match=r"accuracy of 2 models is unknown, e\.g\. of model-0"):
+        Zoo.open(pair.path / "models").correctness(IMAGES).save(pair.path / "matrix.npz")
     assert (matrix.correct.shape, matrix.correct.dtype) == ((2, 18), np.uint8)
     for row, key in zip(matrix.correct, matrix.keys, strict=True):
         logits = logits_by_hand(pair.load(key))
         assert row.tolist() == [
             int(a == b) for a, b in zip(logits.argmax(axis=1), IMAGES.labels, strict=True)
         ]
-    assert matrix.id_accuracy.tolist() == [0.5, 0.25]
-    assert (matrix.n_id, matrix.domain, matrix.families) == (40, "sketch", ("random", "random"))
-
-
-def test_accuracy_in_distribution_can_be_measured(pair: Zoo) -> None:
-    matrix = pair.correctness(IMAGES, id_images=WITHIN)
-    assert matrix.n_id == 12
-    assert matrix.id_accuracy.tolist() == pair.correctness(WITHIN).accuracy.tolist()
-    plain = Zoo.open(pair.path / "models").correctness(IMAGES)
-    assert np.isnan(plain.id_accuracy).all()
-    with pytest.raises(InputError, match=r"accuracy of 2 models is unknown, e\.g\. of model-0"):
-        plain.save(pair.path / "matrix.npz")
-
-
-def test_the_file_is_the_archive_of_oodselect(pair: Zoo) -> None:
-    matrix = pair.correctness(IMAGES)
     with np.load(matrix.save(pair.path / "sketch.npz"), allow_pickle=False) as file:
         assert np.array_equal(file["X"], matrix.correct)
         assert (file["X"].dtype, file["y"].tolist(), int(file["n_id"])) == (np.uint8, [0.5, 0.25], 40)
         assert file["model_id"].tolist() == file["group"].tolist() == ["model-0", "model-1"]
-        assert file["family"].tolist() == ["random", "random"]
         assert file["example_id"].tolist() == [f"sketch/{number}" for number in IMAGES.ids]
         assert file["label"].tolist() == IMAGES.labels.tolist()
-        assert set(file["meta_domain"]) == {"sketch"}
     with pytest.raises(InputError, match="two images of 'sketch' have the same id"):
         dataclasses.replace(matrix, ids=matrix.ids * 0).save(pair.path / "sketch.npz")
+    assert (matrix.n_id, matrix.domain, matrix.families) == (40, "sketch", ("random", "random"))
 
 
 def test_models_and_images_that_do_not_fit_are_named(pair: Zoo) -> None:
@@ -328,33 +257,15 @@ def test_models_and_images_that_do_not_fit_are_named(pair: Zoo) -> None:
     renamed = dataclasses.replace(IMAGES, classes=("a", "b", "c", "d", "e", "f"))
     with pytest.raises(InputError, match="model 'model-0' of the zoo 'pair': .*the same classes"):
         pair.correctness(renamed)
-    with pytest.raises(InputError, match="have no labels, but correctness needs them"):
-        pair.correctness(dataclasses.replace(IMAGES, labels=None))
-    with pytest.raises(InputError, match="has no trained model, but this needs at least 1; train"):
-        dataclasses.replace(pair, entries=()).correctness(IMAGES)
     broken = tiny(3)
     with torch.no_grad():
         broken.classifier.bias[2] = torch.nan
     save_model(broken, pair.folder("model-1"), transform=TRANSFORM, classes=CLASSES)
     with pytest.raises(NonFiniteError, match="model 'model-1' of the zoo 'pair'"):
         pair.correctness(IMAGES)
-    (pair.folder("model-1") / "model.safetensors").write_bytes(b"short")
-    with pytest.raises(FileFormatError, match="model 'model-1' of the zoo 'pair': cannot load"):
-        pair.load("model-1")
 
 
 # ----------------------------------------------------------------------------------------- starting points
-
-
-def test_random_weights_depend_on_the_seed_alone() -> None:
-    def start(seed: int) -> str:
-        options: dict[str, Any] = {"architecture": SMALL, "image_size": (32, 32), "seed": seed}
-        return weights_hash(initial_module("scratch", CLASSES, **options).module)
-
-    torch.manual_seed(1)
-    first = start(0)
-    torch.manual_seed(2)
-    assert start(0) == first != start(1)
 
 
 def test_a_checkpoint_keeps_its_body_and_gets_a_new_head(tmp_path: Path) -> None:
@@ -366,27 +277,18 @@ def test_a_checkpoint_keeps_its_body_and_gets_a_new_head(tmp_path: Path) -> None
     assert new["classifier.weight"].shape == (2, 16)
     assert float(new["classifier.bias"].abs().max()) == 0
     assert all(torch.equal(new[name], old[name]) for name in old if not name.startswith("classifier"))
-    assert start.module(torch.zeros(1, 3, 32, 32)).logits.shape == (1, 2)
+    options: dict[str, Any] = {"architecture": SMALL, "image_size": (32, 32)}
+    one, again, other = (initial_module("scratch", CLASSES, **options, seed=seed) for seed in (0, 0, 1))
+    assert weights_hash(one.module) == weights_hash(again.module) != weights_hash(other.module)
 
 
-@pytest.mark.parametrize(
-    ("source", "architecture", "error", "message"),
-    [
-        ("scratch", None, InputError, "the architecture of scratch is None"),
-        ("scratch", "vit_base", InputError, "write timm:NAME, or a table"),
-        (
-            "scratch",
-            {"hidden": 8},
-            UnknownNameError,
-            "setting of a ViT 'hidden'; did you mean .*'hidden_size'",
-        ),
-        ("mini", None, UnsupportedModelError, "mini reads text"),
-    ],
-)
-def test_what_cannot_be_started_from_is_refused(
-    source: str, architecture: Any, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        initial_module(source, CLASSES, architecture=architecture)
+def test_what_cannot_be_started_from_is_refused() -> None:
+    for source, architecture, message in (
+        ("scratch", "vit_base", "write timm:NAME, or a table"),
+        ("scratch", {"hidden": 8}, "setting of a ViT 'hidden'; did you mean .*'hidden_size'"),
+        ("mini", None, "mini reads text"),
+    ):
+        with pytest.raises(AssayError, match=message):
+            initial_module(source, CLASSES, architecture=architecture)
     with pytest.raises(InputError, match="needs at least two"):
-        initial_module(source, ["one"], architecture=architecture)
+        initial_module("scratch", ["one"])

@@ -2,19 +2,17 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Int64
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, Dataset
 
-from assay.core.errors import AssayError, InputError, NonFiniteError
+from assay.core.errors import InputError, NonFiniteError
 from assay.core.random import stream
 from assay.tasks import EvalTransform, ImageTask
-from assay.tasks.image_reading import loaded_by
+from assay.tasks.image_reading import ahead
 from assay.zoo.grid import Recipe
 from assay.zoo.models import module_logits
 
@@ -100,8 +98,8 @@ def batch_rows(n: int, batch_size: int, step: int, *, seed: int) -> Int64[np.nda
     return order[place * size : (place + 1) * size]
 
 
-class TrainingBatches(Dataset[Any]):
-    """The batches of a training by the number of the step: the same in any process, in any order.
+class TrainingBatches:
+    """The batches of a training by the number of the step: the same in any thread, in any order.
 
     Args:
         images: Labelled.
@@ -113,14 +111,11 @@ class TrainingBatches(Dataset[Any]):
         self._images, self._recipe, self._transform = images, recipe, transform
         self._labels = labels_of(images)
 
-    def __getitem__(self, step: int) -> "tuple[Tensor, Tensor] | AssayError":
-        """Images and labels of the batch of a step, or why there is none."""
+    def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
+        """Images and labels of the batch of a step."""
         rows = batch_rows(len(self._labels), self._recipe.batch_size, step, seed=self._recipe.seed)
         rng = stream(self._recipe.seed, f"zoo/augment/{step}")
-        try:
-            pixels = self._recipe.augmentation.apply(self._pixels(rows), rng)
-        except AssayError as error:  # as it is, rather than as a text with a worker's traceback
-            return error
+        pixels = self._recipe.augmentation.apply(self._pixels(rows), rng)
         return self._transform.normalised(pixels), torch.from_numpy(self._labels[rows])
 
     def _pixels(self, rows: Int64[np.ndarray, " batch"]) -> np.ndarray:
@@ -130,25 +125,22 @@ class TrainingBatches(Dataset[Any]):
             return held
         assert images.source is not None  # normalised images take no transform
         places = images.rows[torch.from_numpy(rows)].tolist()
-        return np.stack([images.source.decoded(at, self._transform)[0] for at in places])
+        return np.stack([images.source.decoded(at, self._transform) for at in places])
 
     def from_step(self, first: int, device: str) -> Iterator[tuple[Tensor, Tensor]]:
         """Images and labels of each step from `first` to the last, on the device.
 
         Raises:
             FileFormatError: If an image cannot be decoded.
-            WorkerError: If a worker process ended without being asked to.
         """
         on_gpu = torch.device(device).type == "cuda"
-        loader: DataLoader[Any] = DataLoader(
-            self,
-            batch_size=None,
-            sampler=range(first, self._recipe.steps),
-            num_workers=self._images.decoding_workers,
-            pin_memory=on_gpu,
-            generator=torch.Generator(),  # the global one stays as it is
-        )
-        for images, labels in loaded_by(loader):
+
+        def batch(step: int) -> tuple[Tensor, Tensor]:
+            images, labels = self[step]
+            return (images.pin_memory(), labels.pin_memory()) if on_gpu else (images, labels)
+
+        steps = range(first, self._recipe.steps)
+        for images, labels in ahead(batch, steps, self._images.decoding_workers):
             yield images.to(device, non_blocking=on_gpu), labels.to(device, non_blocking=on_gpu)
 
 

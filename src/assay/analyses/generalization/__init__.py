@@ -1,19 +1,17 @@
 """What a circuit says about generalization: before deployment, and after it. Numbers in, numbers out."""
 
 from assay.analyses.generalization import baselines
-from assay.analyses.generalization.alarms import calibrate_threshold
+from assay.analyses.generalization.alarms import alarm_curve, calibrate_threshold
 from assay.analyses.generalization.circuit_loss import CircuitLoss, finetune
 from assay.analyses.generalization.dependency import (
     Motif,
     dependency_depth_bias,
     dependency_matrix,
     motif,
-    output_depth_bias,
     resampled_depth_bias,
     universal_motif,
 )
 from assay.analyses.generalization.domains import (
-    DomainEvaluation,
     calibrate_on_corruptions,
     measure_domains,
     split_known,
@@ -21,13 +19,11 @@ from assay.analyses.generalization.domains import (
 from assay.analyses.generalization.dynamics import Dynamics, training_dynamics
 from assay.analyses.generalization.evaluation import (
     TaskCorrelation,
-    alarm_curve,
     correlate,
     ratio_ablation,
     summarize_correlations,
 )
 from assay.analyses.generalization.inspection import InspectionSettings
-from assay.analyses.generalization.metrics import METRICS
 from assay.analyses.generalization.monitor import Monitor, discover_reference
 from assay.analyses.generalization.ranking import Ranking, rank_models
 from assay.analyses.generalization.shift import DISTANCES, circuit_shift, circuit_shifts, rank_shift_map
@@ -35,9 +31,7 @@ from assay.analyses.generalization.shift import DISTANCES, circuit_shift, circui
 
 __all__ = [
     "DISTANCES",
-    "METRICS",
     "CircuitLoss",
-    "DomainEvaluation",
     "Dynamics",
     "InspectionSettings",
     "Monitor",
@@ -57,7 +51,6 @@ __all__ = [
     "finetune",
     "measure_domains",
     "motif",
-    "output_depth_bias",
     "rank_models",
     "rank_shift_map",
     "ratio_ablation",

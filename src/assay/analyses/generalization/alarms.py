@@ -9,13 +9,15 @@ other order.
 import bisect
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import scipy
+from jaxtyping import Float64, Real
 
-from assay.core.errors import InputError, NonFiniteError, check_name
+from assay.analyses.generalization.evaluation import Values, paired
+from assay.core.errors import InputError, check_name
 from assay.core.random import stream
 from assay.core.record import Record
 from assay.stats import clopper_pearson
@@ -25,7 +27,8 @@ RULES = ("threshold", "conformal", "sequential")
 CIRCUIT, OUTPUTS = "circuit shift", "output shift"  # the statistics of a batch
 POWERS = (1.0, 0.5, 0.25)  # of the bets: 1 does not bet, 0.25 puts most on small p-values
 JUMP = 0.01  # share of the capital dealt out anew before each bet
-MOST_BATCHES = 100  # known ones, unless more are asked for
+# Performance thresholds of the alarm curve: 0.50, 0.51, ..., 0.95.
+DELTAS = tuple(round(0.5 + 0.01 * step, 2) for step in range(46))
 
 
 # --------------------------------------------------------------------------------------------- thresholds
@@ -80,8 +83,8 @@ def calibrate_threshold(
         method: One of the two.
 
     Raises:
-        InputError: For no domain, domains that only one side has, or a target that is not finite.
-        NonFiniteError: For NaN or infinite numbers; the message names the domain.
+        InputError: For no domain, or domains that only one side has.
+        NonFiniteError: For NaN or infinite numbers.
         UnknownNameError: For another method.
 
     Notes:
@@ -99,36 +102,83 @@ def calibrate_threshold(
         'snow'
     """
     check_name("method of a threshold", method, ("isotonic", "nearest"))
-    odd = sorted(set(scores_by_domain) ^ set(performance_by_domain))
-    if odd or not scores_by_domain:
+    names = list(scores_by_domain)
+    if odd := sorted({*names} ^ {*performance_by_domain}):
         raise InputError(
-            "every domain needs a score and a performance; one is missing for: "
-            f"{', '.join(odd) or 'no domain at all'}"
+            f"every domain needs a score and a performance; one is missing for: {', '.join(odd)}"
         )
-    if not math.isfinite(target):
-        raise InputError(f"target is {target}; give the performance below which to raise the alarm")
-    for what, values in (("score", scores_by_domain), ("performance", performance_by_domain)):
-        for name, number in values.items():
-            if not math.isfinite(number):
-                raise NonFiniteError(
-                    f"the {what} of domain {name!r} is {number}; give finite numbers, or leave it out"
-                )
-    nearest = min(scores_by_domain, key=lambda domain: abs(performance_by_domain[domain] - target))
-    value, performance = float(scores_by_domain[nearest]), float(performance_by_domain[nearest])
+    scores, performance = paired(
+        [scores_by_domain[name] for name in names], [performance_by_domain[name] for name in names]
+    )
+    nearest = int(np.abs(performance - target).argmin())
+    value, reached = scores[nearest], performance[nearest]
     if method == "isotonic":
-        x, y = np.array([(performance_by_domain[name], each) for name, each in scores_by_domain.items()]).T
-        places, group, counts = np.unique(x, return_inverse=True, return_counts=True)
-        means = np.bincount(group, weights=y) / counts  # of domains with equal performance
+        places, group, counts = np.unique(performance, return_inverse=True, return_counts=True)
+        means = np.bincount(group, weights=scores) / counts  # of domains with equal performance
         fit = scipy.optimize.isotonic_regression(means, weights=counts, increasing=not higher_is_shift).x
-        value, performance = float(np.interp(target, places, fit)), float(np.clip(target, x.min(), x.max()))
+        value, reached = np.interp(target, places, fit), np.clip(target, places[0], places[-1])
     return Threshold(
-        value=value,
-        domain=nearest,
+        value=float(value),
+        domain=names[nearest],
         target=target,
-        performance=performance,
+        performance=float(reached),
         higher_is_shift=higher_is_shift,
         method=method,
     )
+
+
+def alarm_curve(
+    calibration_scores: Values,
+    calibration_performance: Values,
+    scores: Sequence[float] | Real[np.ndarray, " m"],
+    performance: Sequence[float] | Real[np.ndarray, " m"],
+    *,
+    deltas: Sequence[float] = DELTAS,
+    n_subsets: int = 100,
+    subset_size: int = 20,
+    higher_is_shift: bool = True,
+    seed: int = 0,
+) -> Float64[np.ndarray, "n_deltas n_subsets"]:
+    """F1 of the alarm for each performance threshold, calibrated on random subsets of the known domains.
+
+    Args:
+        calibration_scores: Score of each calibration domain, `[n]`.
+        calibration_performance: Performance of each.
+        scores: Score of each test domain, `[m]`.
+        performance: True performance of each.
+        deltas: Performance thresholds.
+        n_subsets: Subsets drawn for each of them, without replacement inside a subset.
+        subset_size: Domains of a subset; where there are fewer, all of them.
+        higher_is_shift: True for shifts; False for scores that fall with performance.
+        seed: Of the draws; those of one delta do not depend on the other deltas.
+
+    Returns:
+        F1 in [0, 1], higher is better; NaN where no alarm was due and none was raised.
+
+    Raises:
+        InputError: For lists of different lengths, or no domain.
+        NonFiniteError: For NaN or infinite numbers.
+
+    Notes:
+        The paper states neither grid nor numbers; the defaults here are this package's.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, section 5.
+    """
+    known, known_performance = paired(calibration_scores, calibration_performance)
+    new, truth = paired(scores, performance)
+    rows = []
+    for delta in deltas:
+        draws = stream(seed, f"alarm-subsets/{delta:.9g}").random((n_subsets, len(known)))
+        # Ascending inside a subset, so that the first of equally near domains wins.
+        subsets = np.sort(draws.argsort(1)[:, :subset_size], axis=1)
+        nearest = np.abs(known_performance[subsets] - delta).argmin(1)
+        limits = known[subsets[np.arange(n_subsets), nearest]][:, None]
+        raised, due = new > limits if higher_is_shift else new < limits, truth < delta
+        hits, wrong = (raised & due).sum(1), (raised ^ due).sum(1)
+        total = 2 * hits + wrong
+        rows.append(np.divide(2.0 * hits, total, out=np.full(n_subsets, np.nan), where=total > 0))
+    return np.stack(rows)
 
 
 # ------------------------------------------------------------------------------- rules with a known rate
@@ -169,17 +219,13 @@ def batches_for(alpha: float) -> int:
     return max(math.ceil(1 / alpha - 1e-9) - 1, 1)
 
 
-def _rank(m: int, alpha: float) -> int:
-    return math.floor(alpha * (m + 1) + 1e-9)
-
-
 def conformal_limit(known: Sequence[float], alpha: float) -> float:
     """The score that a batch must exceed for a p-value of at most alpha: the floor(alpha (m + 1))-th largest.
 
     While batches are exchangeable with the m known ones, a batch exceeds it with probability at most alpha,
     on average over the choice of the known ones.
     """
-    return sorted(known, reverse=True)[_rank(len(known), alpha) - 1]
+    return sorted(known, reverse=True)[math.floor(alpha * (len(known) + 1) + 1e-9) - 1]
 
 
 def rate_bound(m: int, alpha: float, confidence: float = 0.95) -> float:
@@ -191,7 +237,8 @@ def rate_bound(m: int, alpha: float, confidence: float = 0.95) -> float:
     References:
         Vovk (2012), "Conditional validity of inductive conformal predictors", arXiv:1209.2673.
     """
-    return float(scipy.stats.beta.ppf(confidence, _rank(m, alpha), m + 1 - _rank(m, alpha)))
+    rank = math.floor(alpha * (m + 1) + 1e-9)
+    return float(scipy.stats.beta.ppf(confidence, rank, m + 1 - rank))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,7 +253,7 @@ class SequentialTest:
     is found, too. It is a martingale, so it ever reaches 1 / alpha with probability at most alpha (Ville).
 
     Attributes:
-        scores: All scores so far, ascending.
+        scores: All so far: of known batches, which make the first bets sharper, and of watched ones.
         log_shares: Log of the capital on each bet of `POWERS`.
         log_peak: Log of the largest capital so far.
 
@@ -223,19 +270,8 @@ class SequentialTest:
     """
 
     scores: tuple[float, ...] = ()
-    log_shares: tuple[float, ...] = field(
-        default_factory=lambda: tuple(-math.log(len(POWERS)) for _ in POWERS)
-    )
+    log_shares: tuple[float, ...] = (-math.log(len(POWERS)),) * len(POWERS)
     log_peak: float = 0.0
-
-    @classmethod
-    def start(cls, known: Sequence[float]) -> "SequentialTest":
-        """The test before the first batch.
-
-        Args:
-            known: Scores of batches in distribution; more make the first bets sharper. May be empty.
-        """
-        return cls(scores=tuple(sorted(known)))
 
     def observe(self, score: float, u: float) -> "SequentialTest":
         """The test after one more batch.
@@ -244,11 +280,9 @@ class SequentialTest:
             score: Of the batch.
             u: Uniform in (0, 1], drawn for this batch alone: it breaks ties.
         """
-        bag = list(self.scores)
-        first, after = bisect.bisect_left(bag, score), bisect.bisect_right(bag, score)
-        bag.insert(after, score)
-        above, equal = len(bag) - 1 - after, after + 1 - first
-        p = (above + u * equal) / len(bag)
+        bag = sorted((*self.scores, score))
+        after = bisect.bisect_right(bag, score)
+        p = (len(bag) - after + u * (after - bisect.bisect_left(bag, score))) / len(bag)
         # Dealt out anew, then bet: logs, because a long quiet time takes the capital to where exp gives 0.
         powers, dealt = np.array(POWERS), math.log(JUMP / len(POWERS)) + self.log_capital
         shares = np.logaddexp(math.log1p(-JUMP) + np.array(self.log_shares), dealt)
@@ -312,18 +346,15 @@ class AlarmRules:
     alpha: float = 0.05
     seed: int = 0
     calibration: Calibration | None = None
-    sequential: SequentialTest = field(default_factory=lambda: SequentialTest.start(()))
+    sequential: SequentialTest = SequentialTest()
 
     def __post_init__(self) -> None:
         batches_for(self.alpha)
         if self.asked is not None:
             check_name("rule of an alarm", self.asked, RULES)
-        if self.threshold is None:
-            if self.asked == "threshold":
-                raise InputError(
-                    "the rule is 'threshold', but the threshold is missing; give one, or use another rule"
-                )
-        elif not (self.threshold.higher_is_shift and math.isfinite(self.threshold.value)):
+        if self.threshold is None and self.asked == "threshold":
+            raise InputError("the rule is 'threshold', but the threshold is missing; give one")
+        if self.threshold and not (self.threshold.higher_is_shift and math.isfinite(self.threshold.value)):
             raise InputError(
                 f"the threshold {self.threshold.value:g} is not a circuit shift, or of a score that falls "
                 "with shift, such as confidence; calibrate one on circuit shifts"
@@ -332,11 +363,8 @@ class AlarmRules:
     @property
     def rule(self) -> str | None:
         """The rule that decides; None where there is nothing to decide by."""
-        if self.asked is not None:
-            return self.asked
-        if self.threshold is not None:
-            return "threshold"
-        return "conformal" if self.tests else None
+        usual = "threshold" if self.threshold is not None else "conformal" if self.tests else None
+        return self.asked or usual
 
     @property
     def tests(self) -> dict[str, tuple[tuple[float, ...], float]]:
@@ -359,63 +387,37 @@ class AlarmRules:
     @property
     def guarantee(self) -> str:
         """How often the rule in force raises a false alarm, and what that rests on, in a sentence."""
-        known, alpha, rule = self.calibration, self.alpha, self.rule
-        m = len(known.shifts) if known else 0
-        if rule is None:
+        known, alpha, tests = self.calibration, self.alpha, self.tests
+        if self.rule is None:
             return "No alarm is set: give a threshold, or calibrate on batches in distribution."
-        if rule == "sequential":
-            return (
-                f"The probability of any false alarm, over all batches together, is at most {alpha:g}, if "
-                f"the {m} known batches and the watched ones are exchangeable until something changes."
-            )
+        m = len(known.shifts) if known else 0
+        if self.rule == "sequential":
+            rate = f"any false alarm, over all batches together, is at most {alpha:g}"
+            return f"The probability of {rate}, if watched batches are exchangeable with the {m} known ones."
         if known is None:
             return "The rate of false alarms is unknown: no batches in distribution were measured."
-        if rule == "threshold" and self.threshold is not None:
+        if self.rule == "threshold" and self.threshold is not None:
             raised = sum(map(self.threshold.alarm, known.shifts))
-            interval = clopper_pearson(raised, m)
+            ends = clopper_pearson(raised, m)
             return (
                 f"{raised} of {m} batches of {known.n} images in distribution exceed the threshold: "
-                f"{raised / m:.2g} false alarms per batch, 95 % interval {interval.low:.2g} to "
-                f"{interval.high:.2g}."
+                f"{raised / m:.2g} false alarms per batch, 95 % interval {ends.low:.2g} to {ends.high:.2g}."
             )
-        n_tests = len(self.tests)
-        bound = sum(rate_bound(m, level, 1 - 0.05 / n_tests) for _, level in self.tests.values())
-        alone = (
-            ""
-            if n_tests > 1
-            else (
-                " Only the circuit's shift is tested: the outputs need known images of their own and "
-                f"{batches_for(alpha / 2)} known batches."
-            )
-        )
-        return (
+        bound = sum(rate_bound(m, level, 1 - 0.05 / len(tests)) for _, level in tests.values())
+        text = (
             f"A batch of {known.n} images raises a false alarm with probability at most {alpha:g}, if it "
             f"is exchangeable with the {m} known batches; for these known batches as they are, the rate "
-            f"is below {min(bound, 1):.2g} with 95 % confidence.{alone}"
+            f"is below {min(bound, 1):.2g} with 95 % confidence."
         )
-
-    def batches_of(self, n: int, size: int, asked: int | None) -> int:
-        """Known batches of a size to measure when so many inputs are at hand.
-
-        Raises:
-            InputError: If they do not give the batches that the rule needs, or those asked for.
-        """
-        most = n // size
-        m = min(most, MOST_BATCHES) if asked is None else asked
-        conformal = self.asked == "conformal" or (self.asked is None and self.threshold is None)
-        needed = batches_for(self.alpha) if conformal else 1
-        if not needed <= m <= most:
-            raise InputError(
-                f"{n} images in distribution give {most} batches of {size}, but {max(needed, asked or 0)} "
-                f"are needed for alpha {self.alpha:g} or asked for. Give {max(needed, m) * size} images or "
-                "more besides those of the reference circuit, smaller batches, or a larger alpha"
-            )
-        return m
+        if len(tests) > 1:
+            return text
+        needed = f"{batches_for(alpha / 2)} known batches and known images of their own"
+        return f"{text} Only the circuit's shift is tested: the outputs need {needed}."
 
     def calibrated(self, calibration: Calibration) -> "AlarmRules":
         """The rules once known batches were measured."""
-        start = SequentialTest.start(calibration.shifts)
-        return replace(self, calibration=calibration, sequential=start)
+        test = SequentialTest(scores=calibration.shifts)
+        return replace(self, calibration=calibration, sequential=test)
 
     def after(self, shift: float, index: int) -> "AlarmRules":
         """The rules after one more batch, whose number is `index`."""
@@ -423,7 +425,7 @@ class AlarmRules:
         tie = 1 - float(stream(self.seed, f"monitor/tie/{index}").random())
         return replace(self, sequential=self.sequential.observe(shift, tie))
 
-    def verdict(self, shift: float, output_shift: float | None = None) -> dict[str, Any]:
+    def verdict(self, shift: float, output_shift: float = math.nan) -> dict[str, Any]:
         """What the rules say of the batch that was the last to be taken, by the names of a `Reading`.
 
         Args:
@@ -433,27 +435,24 @@ class AlarmRules:
         Raises:
             InputError: For the conformal rule without known batches.
         """
-        values = {CIRCUIT: shift, OUTPUTS: math.nan if output_shift is None else output_shift}
-        alarm: bool | None
-        decided: tuple[str, float | None, float | None]
+        values = {CIRCUIT: shift, OUTPUTS: output_shift}
         p_values = {name: conformal_p_value(known, values[name]) for name, (known, _) in self.tests.items()}
         e_value = math.exp(min(self.sequential.log_capital, 700.0))
-        if self.rule == "threshold" and self.threshold is not None:
-            alarm = self.threshold.alarm(shift)
-            decided = (CIRCUIT, shift, self.threshold.value)
-        elif self.rule == "sequential":
-            alarm, decided = self.sequential.alarm(self.alpha), ("e-value", e_value, 1 / self.alpha)
+        found: tuple[Any, ...]
+        if self.rule == "sequential":
+            found = ("e-value", e_value, 1 / self.alpha, self.sequential.alarm(self.alpha))
+        elif self.rule == "threshold" and self.threshold is not None:
+            found = (CIRCUIT, shift, self.threshold.value, self.threshold.alarm(shift))
         elif p_values:
-            name = min(p_values, key=lambda name: p_values[name])
-            alarm, decided = values[name] > self.limits[name], (name, values[name], self.limits[name])
+            name = min(p_values, key=lambda each: p_values[each])
+            found = (name, values[name], self.limits[name], values[name] > self.limits[name])
         elif self.rule is None:
-            alarm, decided = None, ("", None, None)
+            found = ("", None, None, None)
         else:
             raise InputError("the conformal rule needs known batches; call calibrate() first")
         return {
-            "alarm": alarm,
+            **dict(zip(("decided_by", "value", "limit", "alarm"), found, strict=True)),
             "p_value": p_values.get(CIRCUIT),
             "output_p_value": p_values.get(OUTPUTS),
             "e_value": e_value if self.calibration is not None or self.rule == "sequential" else None,
-            **dict(zip(("decided_by", "value", "limit"), decided, strict=True)),
         }

@@ -24,8 +24,6 @@ PROBIT_MARGIN = 1e-6  # keeps the probit of accuracies 0 and 1 finite
 FIRST, LAST, FEWEST = 11, 100, 20  # eigenvalues that alpha-ReQ fits, and how many it needs
 
 Values = Float64[np.ndarray, " n"]
-NewValues = Float64[np.ndarray, " m"]
-Flags = Bool[np.ndarray, " n"]
 Classes = Int64[np.ndarray, " n"]
 Draws = Float64[np.ndarray, " draws"]
 Weights = Float64[np.ndarray, "draws n"]
@@ -33,8 +31,6 @@ NewWeights = Float64[np.ndarray, "draws m"]
 Table = Real[Tensor | np.ndarray, "n c"]
 NewTable = Real[Tensor | np.ndarray, "m c"]
 Labels = Int[Tensor | np.ndarray, " n"]
-Predictions = Int64[np.ndarray, "models n"]
-NewPredictions = Int64[np.ndarray, "models m"]
 
 
 # ------------------------------------------------------------------------------------- of resamples
@@ -82,7 +78,13 @@ def performance_of(
     return np.asarray((f1 * (present > 0)).sum(1) / np.where(occurring > 0, occurring, np.nan))
 
 
-def passing(known: Values, correct: Flags, scores: NewValues, v: Weights, w: NewWeights) -> Draws:
+def passing(
+    known: Values,
+    correct: Bool[np.ndarray, " n"],
+    scores: Float64[np.ndarray, " m"],
+    v: Weights,
+    w: NewWeights,
+) -> Draws:
     """`atc` from scores: the share that reaches the score above which as many known images lie as are right.
 
     Scanning the known scores in ascending order, wrong answers above the i-th minus right ones up to it are
@@ -125,11 +127,6 @@ def _log_probabilities(logits: Table) -> Float64[np.ndarray, "n c"]:
     return np.asarray(log_softmax(_table(logits, "logits"), axis=1))
 
 
-def confidences(log_p: Float64[np.ndarray, "n c"]) -> Float64[np.ndarray, " n"]:
-    """Largest probability of each example, from log probabilities."""
-    return np.asarray(np.exp(log_p).max(1))
-
-
 def negative_entropies(log_p: Float64[np.ndarray, "n c"]) -> Float64[np.ndarray, " n"]:
     """sum_c p_c log p_c of each example, from log probabilities; p_c from below at 1e-12 in the logarithm."""
     return np.asarray((np.exp(log_p) * np.maximum(log_p, math.log(1e-12))).sum(1))
@@ -154,7 +151,7 @@ def average_confidence(logits: Table) -> float:
         >>> average_confidence(np.array([[0.0, 0.0], [math.log(3), 0.0]]))
         0.625
     """
-    return float(confidences(_log_probabilities(logits)).mean())
+    return float(np.exp(_log_probabilities(logits)).max(1).mean())
 
 
 def average_negative_entropy(logits: Table) -> float:
@@ -334,8 +331,8 @@ def atc(id_logits: Table, id_labels: Labels, logits: NewTable, *, score: str = "
         Garg et al. (2022), arXiv:2201.04234.
     """
     check_name("score", score, ("maxconf", "negentropy"))
-    rule = confidences if score == "maxconf" else negative_entropies
-    before, after = (rule(_log_probabilities(each)) for each in (id_logits, logits))
+    logs = (_log_probabilities(each) for each in (id_logits, logits))
+    before, after = (np.exp(p).max(1) if score == "maxconf" else negative_entropies(p) for p in logs)
     known = _table(id_logits, "id_logits")
     correct = known.argmax(1) == label_array(id_labels, known.shape[1])
     (value,) = passing(before, correct, after, once(len(before)), once(len(after)))
@@ -365,9 +362,9 @@ def doc(id_logits: Table, id_labels: Labels, logits: NewTable) -> float:
 
 
 def agreement_line(
-    known: Predictions,
+    known: Int64[np.ndarray, "models n"],
     labels: Classes,
-    new: NewPredictions,
+    new: Int64[np.ndarray, "models m"],
     v: Weights | None = None,
     w: NewWeights | None = None,
 ) -> Float64[np.ndarray, "draws models"]:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from assay.analyses.generalization.dependency import FLOOR, DepthRule, LayerSets
+from assay.analyses.generalization.dependency import FLOOR, DepthRule
 from assay.core.errors import InputError, check_name
 from assay.core.record import Record
 from assay.graph import Graph
@@ -152,7 +152,7 @@ class DepthLoss(NamedTuple):
 
 
 def depth_loss(
-    graph: Graph, scores: Float[Tensor, " n_sources"], sets: LayerSets, *, loss: str = "log"
+    graph: Graph, scores: Float[Tensor, " n_sources"], sides: tuple[slice, slice], *, loss: str = "log"
 ) -> DepthLoss:
     """Loss that falls when the scores into the logits move from shallow to deep sources.
 
@@ -161,11 +161,11 @@ def depth_loss(
     Args:
         graph: Graph of the model.
         scores: Scores of the edges into the logits, as `live_scores` gives them.
-        sets: Layers on the two sides.
+        sides: Shallow and deep layers, see `DepthRule.layers`.
         loss: `log` or `ratio`.
     """
     layers = graph.source_layer.to(scores.device)
-    shallow, deep = (scores[(layers >= first) & (layers <= last)].abs().sum() for first, last in sets)
+    shallow, deep = (scores[(layers >= side.start) & (layers < side.stop)].abs().sum() for side in sides)
     if not (deep + shallow).detach() > 0:  # as under a classifier whose weights are still 0
         value = deep * 0.0
     elif loss == "log":
@@ -212,7 +212,7 @@ class CircuitLoss(Record, LossTerm):
     def __post_init__(self) -> None:
         check_name("variant of the circuit loss", self.variant, VARIANTS)
         check_name("circuit loss", self.loss, LOSSES)
-        self.rule.check()
+        DepthRule(ratio=self.ratio, sets=self.sets)
         if not (0 <= self.weight < math.inf and self.steps >= 2):
             raise InputError(
                 f"weight (lambda) of the circuit loss is {self.weight} and steps (m) {self.steps}; give a "
@@ -234,12 +234,12 @@ class CircuitLoss(Record, LossTerm):
             UnsupportedModelError: If `load_model` does not accept the module.
         """
         model = load_model(module)
-        sets = self.rule.layers(model.n_layers)
+        sides = self.rule.layers(model.n_layers)
 
         def term(images: Float[Tensor, "batch 3 h w"]) -> Term:
             with torch.set_grad_enabled(self.weight > 0):
                 scores = live_scores(model, images, variant=self.variant, steps=self.steps).values
-                value, deep, shallow = depth_loss(model.graph, scores, sets, loss=self.loss)
+                value, deep, shallow = depth_loss(model.graph, scores, sides, loss=self.loss)
             readings = {"deep": float(deep.detach()), "shallow": float(shallow.detach())}
             return Term(self.weight * value, readings)
 

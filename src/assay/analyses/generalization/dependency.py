@@ -4,8 +4,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -13,8 +12,8 @@ from jaxtyping import Bool, Float, Float64, Real
 from torch import Tensor
 
 from assay.circuits import EdgeScores
-from assay.core.errors import DegenerateDataWarning, InputError, ShapeError, check_name
-from assay.core.plotted import Plotted
+from assay.core.errors import DegenerateDataWarning, InputError, check_name
+from assay.core.record import Plotted
 from assay.discovery.edges import OutputScores
 from assay.graph import Graph
 from assay.stats.resampled import ResampledValue
@@ -34,48 +33,29 @@ CONSTANT = 1e-12  # spread below which an entry does not vary, relative to the l
 # ------------------------------------------------------------------------------------------------- layers
 
 
-def node_layers(graph: Graph, granularity: str = "block") -> tuple[np.ndarray, np.ndarray, int]:
-    """Layer of every source and every target, and the number of layers.
-
-    Args:
-        graph: Any graph; `input` is layer 0.
-        granularity: `"block"`: l + 1 for the nodes of block l, `logits` last; `n_layers + 2` layers.
-            `"sublayer"`: 2 l + 1 for the heads and 2 l + 2 for the MLP of block l; `2 n_layers + 2` layers.
-    """
-    check_name("granularity", granularity, ("block", "sublayer"))
-    sources, targets = graph.source_layer.numpy(), graph.target_layer.numpy()
-    if granularity == "block":
-        return sources, targets, graph.n_layers + 2
-    writes, reads = ([name.startswith("m") for name in each] for each in (graph.sources, graph.targets))
-    # Layer 0 of the blocks is the input, which has no halves.
-    return np.maximum(2 * sources - 1 + writes, 0), 2 * targets - 1 + reads, 2 * graph.n_layers + 2
+def layer_names(n_layers: int) -> list[str]:
+    """Names of the rows and columns of a dependency matrix."""
+    return ["input", *(f"block {layer}" for layer in range(n_layers)), "logits"]
 
 
-def layer_names(n_layers: int, *, relative: bool = False) -> list[str]:
-    """Names of the rows and columns of a dependency matrix; `relative`: of shares of the depth."""
-    blocks = [f"block {layer}" for layer in range(n_layers)]
-    if relative:
-        ends = [f"{100 * layer / n_layers:.0f}" for layer in range(n_layers + 1)]
-        blocks = [f"{low}\N{EN DASH}{high} %" for low, high in pairwise(ends)]
-    return ["input", *blocks, "logits"]
-
-
-def edge_rows(scores: EdgeScores) -> Rows:
-    """Signed scores of the edges as one row, row-major over `graph.valid`."""
+def edge_rows(scores: EdgeScores | OutputScores) -> Rows:
+    """Signed scores as one row: of all edges, row-major over `graph.valid`, or of those into the logits."""
     values = scores.values.detach().double().cpu()
-    return np.asarray(values[scores.graph.valid].numpy()[None])
+    return np.asarray((values[scores.graph.valid] if values.ndim == 2 else values).numpy()[None])
 
 
-def layer_sums(graph: Graph, rows: Rows, granularity: str = "block") -> Matrices:
+def layer_sums(graph: Graph, rows: Rows) -> Matrices:
     """Numbers of the edges added up by source layer and target layer, for many rows at once.
 
     Args:
         graph: Of the model.
         rows: A number per edge, row-major over `graph.valid`, or of the edges into the logits alone,
             `[k, n_sources]`: other columns are then 0.
-        granularity: As in `node_layers`.
+
+    Returns:
+        `input` is layer 0, block l layer l + 1, the logits the last of `n_layers + 2`.
     """
-    source_layer, target_layer, n = node_layers(graph, granularity)
+    source_layer, target_layer, n = graph.source_layer.numpy(), graph.target_layer.numpy(), graph.n_layers + 2
     sources, targets = (each.numpy() for each in graph.valid.nonzero(as_tuple=True))
     if rows.shape[1] == graph.n_sources:
         sources, targets = (each[targets == graph.n_targets - 1] for each in (sources, targets))
@@ -87,9 +67,7 @@ def layer_sums(graph: Graph, rows: Rows, granularity: str = "block") -> Matrices
     return sums.reshape(len(rows), n, n)
 
 
-def dependency_matrix(
-    scores: EdgeScores, *, reduce: str = "sum", granularity: str = "block"
-) -> Float[Tensor, "n n"]:
+def dependency_matrix(scores: EdgeScores, *, reduce: str = "sum") -> Float[Tensor, "n n"]:
     """The inter-layer dependency matrix: how strongly each layer writes to each later one.
 
     Lambda_ij = sum of |c(e)| over the edges e from layer i to layer j.
@@ -97,16 +75,15 @@ def dependency_matrix(
     Args:
         scores: Signed scores of the edges; magnitudes are taken here.
         reduce: `"sum"`, or `"mean"` to divide by the number of edges of each cell.
-        granularity: `"block"` (layers 0 = input, l + 1 = block l, L = n_layers + 1 = logits) or `"sublayer"`
-            (attention and MLP of a block apart; for drawing).
 
     Returns:
-        float64 `[L + 1, L + 1]`, row = source layer, column = target layer, >= 0, in the unit of the scores.
+        float64 `[L + 1, L + 1]`, row = source layer, column = target layer, >= 0, in the unit of the scores;
+        layer 0 is the input, l + 1 block l, L = n_layers + 1 the logits.
         0 where no edge joins two layers: everywhere but above the diagonal, and on it for the edges from the
         heads of a block to its own MLP.
 
     Raises:
-        UnknownNameError: For another `reduce` or `granularity`.
+        UnknownNameError: For another `reduce`.
 
     References:
         Peng et al. (2026), arXiv:2604.08192, Eq. 2.
@@ -121,48 +98,13 @@ def dependency_matrix(
     """
     check_name("reduce", reduce, ("sum", "mean"))
     rows = np.abs(edge_rows(scores))
-    (matrix,) = layer_sums(scores.graph, rows, granularity)
+    (matrix,) = layer_sums(scores.graph, rows)
     if reduce == "mean":
-        matrix = matrix / np.maximum(layer_sums(scores.graph, np.ones_like(rows), granularity)[0], 1)
+        matrix = matrix / np.maximum(layer_sums(scores.graph, np.ones_like(rows))[0], 1)
     return torch.from_numpy(matrix)
 
 
-def at_relative_layers(
-    matrix: Float64[np.ndarray, "layers layers"], positions: int
-) -> Float64[np.ndarray, "n n"]:
-    """A dependency matrix at equal shares of the depth, for models of different depth side by side.
-
-    Block l of B covers [(l - 1) / B, l / B] of the depth. What it writes or reads goes to the shares that it
-    overlaps, in proportion; input and logits stay as they are. The sum of all entries does not change.
-
-    Args:
-        matrix: Of `"block"` layers.
-        positions: Shares, 1 or more; as many as blocks gives the matrix itself.
-
-    Example:
-        >>> matrix = np.triu(np.ones((6, 6)), 1)
-        >>> at_relative_layers(matrix, 2)[0].tolist()  # the input writes to 2 halves, and to the logits
-        [0.0, 2.0, 2.0, 1.0]
-    """
-    blocks = len(matrix) - 2
-    if positions == blocks:
-        return np.asarray(matrix, dtype=np.float64)
-    ends, cuts = np.arange(blocks + 1) / blocks, np.arange(positions + 1) / positions
-    overlap = np.minimum(ends[1:], cuts[1:, None]) - np.maximum(ends[:-1], cuts[:-1, None])
-    spread = np.zeros((positions + 2, blocks + 2))
-    spread[0, 0] = spread[-1, -1] = 1.0
-    spread[1:-1, 1:-1] = np.clip(overlap, 0.0, None) * blocks
-    return np.asarray(spread @ matrix @ spread.T)
-
-
 # --------------------------------------------------------------------------------------------- depth bias
-
-
-class LayerSets(NamedTuple):
-    """Layers on the two sides of the ratio of the depth bias: first and last, both included."""
-
-    low: tuple[int, int]
-    high: tuple[int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,50 +116,52 @@ class DepthRule:
         include_input: Count layer 0, the input, as shallow.
         sets: `"symmetric"`, or `"reference"` for the sets of the authors' code (12 blocks). The two differ
             at the ratio 0.3 only, where the code has 4 shallow and 3 deep blocks.
+
+    Raises:
+        InputError: For a ratio outside (0, 0.5].
+        UnknownNameError: For other `sets`.
     """
 
     ratio: float = 0.3
     include_input: bool = False
     sets: str = "symmetric"
 
-    def layers(self, n_blocks: int) -> LayerSets:
-        """The layers of a model with so many blocks.
-
-        With k = max(1, floor(ratio n)): layers 1..k and n + 1 - k .. n.
-
-        Raises:
-            InputError: As `check`, for a model of one block, or reference sets of another model size.
-        """
-        self.check()
-        reference = self.sets == "reference"
-        if reference and n_blocks != 12:
-            raise InputError(f"reference sets exist for 12 blocks, not for {n_blocks}; use sets='symmetric'")
-        if n_blocks < 2:
-            raise InputError("a model of 1 block has no two sides; use a model of 2 blocks or more")
-        size = max(1, math.floor(self.ratio * n_blocks + 1e-9))  # 0.3 * 10 must be 3
-        last = size + (reference and math.isclose(self.ratio, 0.3))
-        return LayerSets((0 if self.include_input else 1, last), (n_blocks + 1 - size, n_blocks))
-
-    def check(self) -> None:
-        """Refuse what no model can serve: a ratio outside (0, 0.5] or other `sets`."""
+    def __post_init__(self) -> None:
         check_name("sets", self.sets, ("symmetric", "reference"))
         if not 0 < self.ratio <= 0.5:
             raise InputError(f"ratio is {self.ratio}; expected a fraction of the blocks in (0, 0.5]")
 
+    def layers(self, n_blocks: int) -> tuple[slice, slice]:
+        """The shallow and the deep layers of a model with so many blocks, of which the first is layer 1.
 
-def depth_biases(matrices: Matrices, targets: str, layers: LayerSets) -> Float64[np.ndarray, " k"]:
+        With k = max(1, floor(ratio n)): layers 1..k and n + 1 - k .. n.
+
+        Raises:
+            InputError: For a model of one block, or reference sets of another model size.
+        """
+        reference = self.sets == "reference"
+        if n_blocks < 2 or (reference and n_blocks != 12):
+            raise InputError(
+                f"a model of {n_blocks} blocks does not fit: two sides need 2, and sets='reference' 12"
+            )
+        size = max(1, math.floor(self.ratio * n_blocks + 1e-9))  # 0.3 * 10 must be 3
+        last = size + (reference and math.isclose(self.ratio, 0.3))
+        return slice(0 if self.include_input else 1, last + 1), slice(n_blocks + 1 - size, n_blocks + 1)
+
+
+def depth_biases(matrices: Matrices, targets: str, rule: DepthRule) -> Float64[np.ndarray, " k"]:
     """Eq. 4 of many dependency matrices at once, as `dependency_depth_bias`; NaN where both sides are 0."""
     check_name("targets", targets, TARGETS)
-    (low, last), (high, end) = layers
-    first = {"output": end + 1, "deep": high, "global": 1}[targets]  # the logits come right after the blocks
+    low, high = rule.layers(matrices.shape[1] - 2)
+    first = {"output": high.stop, "deep": high.start, "global": 1}[targets]  # the logits follow the blocks
     written = matrices[:, :, first:].sum(2)
-    deep, shallow = written[:, high : end + 1].sum(1), written[:, low : last + 1].sum(1)
+    deep, shallow = written[:, high].sum(1), written[:, low].sum(1)
     logs = np.log(np.maximum(deep / (shallow + FLOOR), FLOOR))
     return np.where((deep > 0) | (shallow > 0), logs, math.nan)
 
 
 def dependency_depth_bias(
-    scores: EdgeScores | Float[Tensor, "n n"],
+    scores: EdgeScores | OutputScores | Float[Tensor, "n n"],
     *,
     targets: str = "output",
     ratio: float = 0.3,
@@ -230,7 +174,8 @@ def dependency_depth_bias(
     the shallow source layers i and the layers j that `targets` names; eps = 1e-12.
 
     Args:
-        scores: Scores of the edges, or a dependency matrix of them (`"block"` layers).
+        scores: Scores of the edges (of those into the logits alone for `"output"`), or a dependency matrix of
+            them (`"block"` layers).
         targets: `"output"`: edges into the logits only (the best on average); `"deep"`: into the deep
             layers and the logits; `"global"`: into every layer.
         ratio: Fraction tau of the blocks on each side, in (0, 0.5].
@@ -242,13 +187,14 @@ def dependency_depth_bias(
         generalization. Scaling all scores changes nothing (as long as sums stay far above 1e-12).
 
     Raises:
-        InputError: For a ratio outside (0, 0.5], a model of one block, or what is not a dependency matrix.
+        InputError: For a ratio outside (0, 0.5], a model of one block, what is not a dependency matrix, or
+            other `targets` than `"output"` of scores into the logits alone.
         UnknownNameError: For another `targets` or `sets`.
 
     Notes:
         No deep edges: log(1e-12). Neither deep nor shallow edges: NaN with a `DegenerateDataWarning`.
-        `"output"` reads only the last column of the scores, so edges into anything but the logits may be
-        left at 0; `output_depth_bias` takes that column alone. No labels are used.
+        `"output"` reads only the edges into the logits, whose gradient needs no backward pass through the
+        blocks: see `assay.discovery.edges.output_scores`. No labels are used.
 
     References:
         Peng et al. (2026), arXiv:2604.08192, Eq. 4.
@@ -260,11 +206,14 @@ def dependency_depth_bias(
         >>> round(dependency_depth_bias(EdgeScores(build_graph(2, 1), values)), 6)
         0.693147
     """
-    matrix = (dependency_matrix(scores) if isinstance(scores, EdgeScores) else scores).detach().double().cpu()
-    if matrix.ndim != 2 or len({*matrix.shape}) > 1 or not ((matrix >= 0) & (matrix < math.inf)).all():
+    rule = DepthRule(ratio=ratio, include_input=include_input, sets=sets)
+    if isinstance(scores, Tensor):
+        matrix = scores.detach().double().cpu().numpy()[None]
+    else:
+        matrix = _matrices(scores, targets)
+    if matrix.ndim != 3 or len({*matrix.shape[1:]}) > 1 or not ((matrix >= 0) & (matrix < math.inf)).all():
         raise InputError("expected a square dependency matrix of finite sums of magnitudes, at least 0")
-    layers = DepthRule(ratio=ratio, include_input=include_input, sets=sets).layers(len(matrix) - 2)
-    (value,) = depth_biases(matrix.numpy()[None], targets, layers)
+    (value,) = depth_biases(matrix, targets, rule)
     if math.isnan(value):
         warnings.warn(
             "depth bias is undefined: all scores of edges from deep or shallow layers into the targets are 0",
@@ -274,35 +223,11 @@ def dependency_depth_bias(
     return float(value)
 
 
-def output_depth_bias(graph: Graph, contributions: Float[Tensor, " n_sources"], **options: Any) -> float:
-    """The depth bias of the edges into the logits, from the scores of these edges alone.
-
-    Equal to `dependency_depth_bias(scores, targets="output")`, without scores of any other edge: the gradient
-    of these needs no backward pass through the blocks.
-
-    Args:
-        graph: The graph of the model.
-        contributions: Signed score of the edge from each source to `logits`, `[n_sources]`.
-        options: `ratio`, `include_input` and `sets` of `dependency_depth_bias`.
-
-    Returns:
-        As `dependency_depth_bias`.
-
-    Raises:
-        ShapeError: If there is not one number per source.
-        NonFiniteError: If one is NaN or infinite; the message names the edge.
-        InputError: As `dependency_depth_bias`.
-
-    References:
-        Peng et al. (2026), arXiv:2604.08192, Eq. 4.
-    """
-    if tuple(contributions.shape) != (graph.n_sources,):
-        raise ShapeError(
-            f"contributions have shape {tuple(contributions.shape)}; expected [{graph.n_sources}]"
-        )
-    values = contributions.new_zeros(graph.valid.shape)
-    values[:, -1] = contributions
-    return dependency_depth_bias(EdgeScores(graph, values), targets="output", **options)
+def _matrices(scores: EdgeScores | OutputScores, targets: str, *drawn: np.ndarray) -> np.ndarray:
+    """Dependency matrix of scores, and of further rows of them."""
+    if isinstance(scores, OutputScores) and targets != "output":
+        raise InputError(f"targets={targets!r} needs scores of other edges than those into the logits")
+    return layer_sums(scores.graph, np.abs(np.concatenate([edge_rows(scores), *drawn])))
 
 
 def resampled_depth_bias(
@@ -316,26 +241,17 @@ def resampled_depth_bias(
         options: `ratio`, `include_input` and `sets` of `dependency_depth_bias`.
 
     Raises:
-        InputError: Without resamples, for scores into the logits with other `targets`, or as
-            `DepthRule.layers`.
-        UnknownNameError: For other `targets` or `sets`.
+        InputError: Without resamples, or as `dependency_depth_bias`.
 
     Notes:
         For the mean bias of circuits of this many images: the magnitude of a noisy mean is too large, so few
         images draw the bias towards that of noise. The replacement values of a mean ablation are those of all
         images in every resample. Coverage: docs/theory/intervals-verdicts.md.
     """
-    layers = DepthRule(**options).layers(scores.graph.n_layers)
     if scores.resampled is None:
         raise InputError("the scores have no resamples; discover with resamples=200")
-    if isinstance(scores, EdgeScores):
-        mean = edge_rows(scores)
-    elif targets == "output":
-        mean = scores.values.detach().double().cpu().numpy()[None]
-    else:
-        raise InputError(f"targets={targets!r} needs scores of other edges than those into the logits")
-    rows = np.abs(np.concatenate([mean, scores.resampled.double().numpy()]))
-    value, *draws = depth_biases(layer_sums(scores.graph, rows), targets, layers)
+    matrices = _matrices(scores, targets, scores.resampled.double().numpy())
+    value, *draws = depth_biases(matrices, targets, DepthRule(**options))
     key = str(scores.details.get("resamples_key", ""))
     return ResampledValue(value=float(value), draws=np.array(draws), n=int(scores.details["n"]), key=key)
 

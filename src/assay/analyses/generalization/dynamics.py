@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from assay.analyses.generalization.circuit_loss import depth_loss
 from assay.analyses.generalization.dependency import DepthRule, resampled_depth_bias
 from assay.core.errors import InputError
-from assay.core.plotted import Plotted
-from assay.core.record import Record, same
+from assay.core.record import Plotted, Record, same
 from assay.models import Model, load_model
 from assay.tasks import EvalTransform, ImageTask
 from assay.zoo import TrainingRun
@@ -106,8 +105,8 @@ def training_dynamics(
         weights[step] = model.weight_hash
         reads = transform or EvalTransform.for_model(model)
         scores = output_scores(model, images.with_transform(reads), per_example=False, resamples=RESAMPLES)
-        sets = rule.layers(model.n_layers)
-        _, deep, shallow = depth_loss(scores.graph, scores.values.double(), sets)
+        sides = rule.layers(model.n_layers)
+        _, deep, shallow = depth_loss(scores.graph, scores.values.double(), sides)
         bias = resampled_depth_bias(scores, **vars(rule))
         numbers = {"deep": float(deep), "shallow": float(shallow), "depth_bias": bias.value}
         ends = {"low": bias.interval().low, "high": bias.interval().high}
@@ -117,8 +116,8 @@ def training_dynamics(
         "checkpoints": weights,
         "images": {"name": images.name, "domain": images.domain, "n": images.n},
         "watched": {name: {"n": each.n, "hash": each.source_hash[:16]} for name, each in watch.items()},
-        "shallow_blocks": [layer - 1 for layer in sets.low],
-        "deep_blocks": [layer - 1 for layer in sets.high],
+        "shallow_blocks": [sides[0].start - 1, sides[0].stop - 2],
+        "deep_blocks": [sides[1].start - 1, sides[1].stop - 2],
         "estimator": dict(scores.provenance),
     }
     return Dynamics(readings=tuple(readings), facts=facts)

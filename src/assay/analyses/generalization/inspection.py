@@ -6,15 +6,13 @@ interrupted comparison goes on.
 """
 
 import math
-import tempfile
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import scipy
 import torch
 from jaxtyping import Float, Float32, Float64, Int64
 from scipy.special import log_softmax, logsumexp
@@ -23,7 +21,6 @@ from torch import Tensor
 from assay.analyses.generalization.baselines import negative_entropies
 from assay.analyses.generalization.dependency import dependency_matrix, layer_sums
 from assay.analyses.generalization.sharpness import sharpness
-from assay.analyses.generalization.spectra import Spectra, SpectrumSums
 from assay.circuits import EdgeScores
 from assay.circuits.files import read_arrays, write_arrays
 from assay.core.errors import InputError, NonFiniteError, check_least, check_name
@@ -38,7 +35,7 @@ from assay.tasks import EvalTransform, ImageBatch, ImageTask
 
 
 KIND = "inspection"
-LAYOUT = 2  # of the files in a cache: those of another one are made again
+LAYOUT = 5  # of the files in a cache: those of another one are made again
 HELD = 1 << 28  # bytes of pixels, at most, that are held
 # What can be asked for beyond the answers.
 PARTS = ("logits", "features", "output-scores", "edge-scores", "sharpness")
@@ -93,16 +90,17 @@ class Inspection:
         labels: `[n_images]`; None if unknown.
         ids: Number of each image in its data set, `[n_images]`.
         classes: Names, label 0 first; None if neither model nor data know them.
-        logits: `[n_images, n_classes]`, in a temporary file until they are read.
-        spectra: Singular values of the features that the classifier reads.
+        logits: `[n_images, n_classes]`.
+        spectrum: Singular values of the features that the classifier reads, descending.
+        centred_spectrum: Likewise, of the features less their mean.
         output_scores: Signed score of the edge from each source into the logits, mean over the images,
             `[n_sources]`, with the ablation's means over all images.
         output_draws: The same under each resample of the images, `[draws, n_sources]`.
         dependency: Inter-layer dependency matrix, `[L + 1, L + 1]`.
         dependency_draws: The matrix under each resample of the images, `[draws, L + 1, L + 1]`.
-        sharpness: Rise of the loss on each batch of labelled images, `[n_batches]`.
+        sharpness: Rise of the loss on batches of labelled images, their mean.
         provenance: Model, images and settings, JSON-able.
-        cost: Seconds and passes per image of each stage.
+        passes: Passes per image of each stage, forward and backward.
     """
 
     graph: Graph
@@ -115,14 +113,15 @@ class Inspection:
     labels: Int64[np.ndarray, " n"] | None = None
     classes: tuple[str, ...] | None = None
     logits: Float[np.ndarray, "n n_classes"] | None = None
-    spectra: Spectra | None = None
+    spectrum: Float64[np.ndarray, " d"] | None = None
+    centred_spectrum: Float64[np.ndarray, " d"] | None = None
     output_scores: Float64[np.ndarray, " n_sources"] | None = None
     output_draws: Float32[np.ndarray, "draws n_sources"] | None = None
     dependency: Float64[np.ndarray, "layers layers"] | None = None
     dependency_draws: Float32[np.ndarray, "draws layers layers"] | None = None
-    sharpness: Float64[np.ndarray, " n_batches"] | None = None
+    sharpness: float | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    cost: Mapping[str, Any] = field(default_factory=dict)
+    passes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def n(self) -> int:
@@ -200,96 +199,75 @@ def inspect_model(
     if path is not None and path.exists():
         return load_inspection(path)
     made = _inspected(model, task, wanted, settings)
-    made = replace(
-        made, provenance={**provenance, "task": task.describe()}
-    )  # the images have been read by now
+    made = replace(made, provenance={**provenance, "task": task.describe()})  # the images are read by now
     if path is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
         save_inspection(made, path)
     return made
 
 
-class _Stages(dict[str, Any]):
-    """Seconds and passes per image of each stage."""
-
-    @contextmanager
-    def timed(self, stage: str, **passes: int) -> Iterator[None]:
-        """Add to the seconds of a stage; note the passes per image that it makes."""
-        spent = self.setdefault(stage, {"seconds": 0.0, "passes": passes})
-        started = time.perf_counter()
-        yield
-        spent["seconds"] += time.perf_counter() - started
-
-
 def _inspected(model: Model, task: ImageTask, parts: set[str], settings: InspectionSettings) -> Inspection:
     """Two passes over the images where edges are scored: the first gives the means that cut edges carry."""
-    cost = _Stages()
-    answers: list[dict[str, np.ndarray]] = []
-    arrays: dict[str, Any] = {}
-    if "logits" in parts:
-        arrays["logits"] = _on_disk(model, task.n)
-    spectra = SpectrumSums(task.n, settings.seed) if "features" in parts else None
-    size = choose_batch_size(model, task, asked=settings.batch_size)
+    passes: dict[str, Any] = {"inspect": {"forward": 1}}
     method = METHODS["eap-ig-inputs"]
     choices = method.choices(task, **settings.of_discovery)
     stage = next((part for part in ("edge-scores", "output-scores") if part in parts), None)
-    means = None
+    means, extra = None, 0
     if stage is not None:
         method.check(choices)
         extra = method.bytes_per_example(model, task.length, choices)
-        size = choose_batch_size(model, task, asked=settings.batch_size, bytes_per_example=extra)
         means = MeanSums(model, choices.ablation) if isinstance(choices.ablation, Mean) else None
-    with cost.timed("inspect", forward=1):
-        for batch in task.batches(size):
-            logits, features = _outputs(model, task, batch)
-            answers.append(answers_of(logits))
-            if "logits" in parts:
-                arrays["logits"][batch.indices.numpy()] = logits
-            if spectra is not None:
-                spectra.add(batch.indices.numpy(), features)
-            if means is not None:
-                means.add(batch)
-        arrays |= {name: np.concatenate([each[name] for each in answers]) for name in answers[0]}
-    if spectra is not None:
-        with cost.timed("metrics"):
-            arrays["spectra"] = spectra.spectra()
+    size = choose_batch_size(model, task, asked=settings.batch_size, bytes_per_example=extra)
+    kept: dict[str, list[np.ndarray]] = {}
+    for batch in task.batches(size):
+        logits, features = _outputs(model, task, batch)
+        shown = answers_of(logits)
+        if "logits" in parts:
+            shown["logits"] = logits if model.result_dtype == torch.float64 else logits.astype(np.float32)
+        if "features" in parts:
+            shown["features"] = features
+        for name, each in shown.items():
+            kept.setdefault(name, []).append(each)
+        if means is not None:
+            means.add(batch)
+    arrays: dict[str, Any] = {name: np.concatenate(kept.pop(name)) for name in list(kept)}
+    if (features := arrays.pop("features", None)) is not None:
+        arrays["spectrum"] = scipy.linalg.svdvals(features)
+        arrays["centred_spectrum"] = scipy.linalg.svdvals(features - features.mean(0))
     if stage is not None:
-        with cost.timed(stage):
-            prepared = (
-                choices.ablation.prepare(model, task, batch_size=size, seed=choices.seed)
-                if means is None
-                else means.prepared()
-            )
-            sums: OutputSums | ScoreSums = (
-                ScoreSums(model, method, choices, prepared)
-                if stage == "edge-scores"
-                else OutputSums(model, choices, prepared)
-            )
-            for batch in task.batches(size):
-                sums.add(batch)
-            found = sums.scores()
-        with cost.timed("metrics"):
-            arrays |= _circuit(model.graph, found)
-        cost[stage]["passes"] = dict(found.details["passes"])
+        prepared = (
+            choices.ablation.prepare(model, task, batch_size=size, seed=choices.seed)
+            if means is None
+            else means.prepared()
+        )
+        sums: OutputSums | ScoreSums = (
+            ScoreSums(model, method, choices, prepared)
+            if stage == "edge-scores"
+            else OutputSums(model, choices, prepared)
+        )
+        for batch in task.batches(size):
+            sums.add(batch)
+        found = sums.scores()
+        arrays |= _circuit(model.graph, found)
+        passes[stage] = found.details["passes"]
     if "sharpness" in parts:
-        with cost.timed("sharpness", forward=41, backward=20):
-            arrays["sharpness"] = _sharpness(model, task, settings.sharpness_batch)
+        size = min(settings.sharpness_batch, task.n)  # a short last batch would weigh as much as the others
+        pairs = (
+            (each.images, each.labels)
+            for each in task.batches(size)
+            if each.labels is not None and len(each.labels) == size
+        )
+        arrays["sharpness"] = sharpness(model, pairs)
+        passes["sharpness"] = {"forward": 41, "backward": 20}
     return Inspection(
         graph=model.graph,
         n_classes=model.n_classes,
         labels=None if task.labels is None else task.labels.numpy().astype(np.int64),
         ids=task.ids.numpy().astype(np.int64),
         classes=model.classes or task.classes,
-        cost=cost,
+        passes=passes,
         **arrays,
     )
-
-
-def _on_disk(model: Model, n: int) -> Float[np.ndarray, "n n_classes"]:
-    """Room for logits of so many images, as the model gives them; gone with the last array that shows it."""
-    form = np.float64 if model.result_dtype == torch.float64 else np.float32
-    with tempfile.TemporaryFile() as file:
-        return np.memmap(file, form, mode="w+", shape=(n, model.n_classes))
 
 
 def _outputs(model: Model, task: ImageTask, batch: ImageBatch) -> list[Float64[np.ndarray, "n c"]]:
@@ -323,18 +301,6 @@ def _circuit(graph: Graph, found: EdgeScores | OutputScores) -> dict[str, np.nda
     }
 
 
-def _sharpness(model: Model, task: ImageTask, size: int) -> Float64[np.ndarray, " n_batches"]:
-    """Of each whole batch; a last short one, which would weigh as much as the others, is left out."""
-    size = min(size, task.n)
-    values = []
-    for batch in task.batches(size):
-        if len(batch.indices) == size:
-            assert batch.labels is not None
-            pair = (batch.images.to(model.device, model.dtype), batch.labels.to(model.device))
-            values.append(sharpness(model, [pair]))
-    return np.array(values)
-
-
 # ------------------------------------------------------------------------------------------- images
 
 
@@ -365,61 +331,7 @@ def labelled_inspection(model: Model, task: ImageTask, *, cache: str | Path | No
             f"the images of {task.domain or task.name!r} have no labels, but performance and ATC need them; "
             "give labelled images"
         )
-    if (largest := int(task.labels.max())) >= model.n_classes:
-        raise InputError(f"label {largest} is outside the {model.n_classes} classes of {model.id}")
     return inspect_model(model, task, cache=cache)
-
-
-# --------------------------------------------------------------------------------------- comparing
-
-
-def copied_from(inspections: Sequence[Inspection]) -> Int64[np.ndarray, " models"]:
-    """Place of the first model that shows what each model shows: a copy of it, or the model itself.
-
-    Copies predict the same class for every image, with energies equal to 1 %, as rounding may change them;
-    models trained apart that agree on every image differ in the size of their logits.
-    """
-    firsts: dict[bytes, list[int]] = {}
-    found = np.arange(len(inspections))
-    for place, each in enumerate(inspections):
-        alike = firsts.setdefault(each.predictions.tobytes(), [])
-        earlier = (i for i in alike if np.allclose(each.energies, inspections[i].energies, rtol=0.01))
-        found[place] = next(earlier, place)
-        if found[place] == place:
-            alike.append(place)
-    return found
-
-
-def check_comparable_inspections(
-    names: tuple[str, str], first: Inspection, second: Inspection, *, what: str
-) -> None:
-    """Refuse models whose numbers do not compare; their graphs may differ.
-
-    Args:
-        names: Of the two models.
-        first: What one showed.
-        second: What the other showed.
-        what: Which images these are, for the message.
-
-    Raises:
-        InputError: If the models know other classes, or were given other images or labels.
-    """
-    one, other = names
-    if first.n_classes != second.n_classes or first.classes != second.classes:
-        raise InputError(
-            f"{one} and {other} have different classes ({_classes(first)} and {_classes(second)}); rank "
-            "models with the same class list"
-        )
-    images: list[list[Any]] = [[each.ids, each.labels] for each in (first, second)]
-    if not all(map(np.array_equal, *images)):
-        raise InputError(f"{one} and {other} were given different {what} images; give both the same images")
-
-
-def _classes(inspection: Inspection) -> str:
-    names = inspection.classes
-    if names is None:
-        return f"{inspection.n_classes} unnamed"
-    return f"{len(names)}: {', '.join(names[:4])}{', ...' if len(names) > 4 else ''}"
 
 
 # -------------------------------------------------------------------------------------------- files
@@ -427,20 +339,12 @@ def _classes(inspection: Inspection) -> str:
 
 def save_inspection(inspection: Inspection, path: Path) -> Path:
     """Write an inspection as safetensors with JSON metadata, whole or not at all."""
-    values = dict(vars(inspection))
-    if inspection.spectra is not None:
-        values |= vars(inspection.spectra)
-    metadata = {
-        "kind": KIND,
-        "n_classes": inspection.n_classes,
-        "graph": inspection.graph.describe(),
-        "classes": inspection.classes,
-        "provenance": dict(inspection.provenance),
-        "cost": dict(inspection.cost),
-    }
+    described = ("n_classes", "classes", "sharpness", "provenance", "passes")
+    metadata = {"kind": KIND, "graph": inspection.graph.describe()}
+    metadata |= {name: getattr(inspection, name) for name in described}
     arrays = {
         name: torch.from_numpy(np.ascontiguousarray(each))
-        for name, each in values.items()
+        for name, each in vars(inspection).items()
         if isinstance(each, np.ndarray)
     }
     return write_arrays(path, arrays, metadata)
@@ -453,14 +357,7 @@ def load_inspection(path: str | Path) -> Inspection:
         FileFormatError: If the file is truncated, tampered with or of another kind.
     """
     arrays, metadata = read_arrays(Path(path), KIND)
-    columns: dict[str, Any] = {name: array.numpy() for name, array in arrays.items()}
-    if "raw" in columns:
-        columns["spectra"] = Spectra(raw=columns.pop("raw"), centred=columns.pop("centred"))
-    return Inspection(
-        graph=build_graph(**metadata["graph"]),
-        n_classes=metadata["n_classes"],
-        classes=None if metadata["classes"] is None else tuple(metadata["classes"]),
-        provenance=metadata["provenance"],
-        cost=metadata["cost"],
-        **columns,
-    )
+    facts = {name: metadata[name] for name in ("n_classes", "sharpness", "provenance", "passes")}
+    classes = None if metadata["classes"] is None else tuple(metadata["classes"])
+    numbers: dict[str, Any] = {name: array.numpy() for name, array in arrays.items()}
+    return Inspection(graph=build_graph(**metadata["graph"]), classes=classes, **facts, **numbers)

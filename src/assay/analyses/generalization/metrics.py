@@ -18,9 +18,7 @@ from assay.analyses.generalization import baselines
 from assay.analyses.generalization.baselines import mean_of, once
 from assay.analyses.generalization.dependency import DepthRule, depth_biases, layer_sums
 from assay.analyses.generalization.inspection import Inspection
-from assay.analyses.generalization.spectra import image_groups
 from assay.core.errors import DegenerateDataWarning, InputError
-from assay.core.random import stream
 from assay.stats.resampled import UNBOUNDED
 
 
@@ -41,14 +39,12 @@ class Weights:
         known: Of the labelled images of the models' own domain; empty without them.
         rule: Layers that a depth bias compares.
         measure: `"accuracy"` or `"macro-f1"`.
-        seed: Of the groups left out in turn.
     """
 
     target: Float64[np.ndarray, "rows n"]
     known: Float64[np.ndarray, "_ m"] = field(default_factory=lambda: once(0))
     rule: DepthRule = field(default_factory=DepthRule)
     measure: str = "accuracy"
-    seed: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,11 +61,9 @@ class Metric:
         needs: Parts of the inspection of the target (`"logits"`, `"features"`, `"output-scores"`,
             `"edge-scores"`), and `"known"`: labelled images of the models' own domain; `"sharpness"` of
             these.
-        resampled: What is drawn for its replicates: `"images"`, `"batches"`, or `"groups"`: the metric is
-            linearised, from leaving out 20 groups of images in turn.
+        over: Whose images its replicates draw: those of the `"target"`, or the `"known"` ones.
         of: From models and weights to the numbers, `[rows, models]`.
         together: Whether it looks at all models at once rather than at one after the other.
-        reads_target: Whether the target's images enter; False for what is measured on the own domain alone.
         bounds: Smallest and largest value there is.
     """
 
@@ -80,9 +74,8 @@ class Metric:
     direction: int = 1
     best_at: float | None = None
     needs: frozenset[str] = frozenset()
-    resampled: str = "images"
+    over: str = "target"
     together: bool = False
-    reads_target: bool = True
     bounds: tuple[float, float] = UNBOUNDED
 
     def oriented(self, values: Float[np.ndarray, "*shape"]) -> Float[np.ndarray, "*shape"] | None:
@@ -90,11 +83,6 @@ class Metric:
         if self.best_at is not None:
             return np.asarray(-np.abs(values - self.best_at))
         return None if self.direction == 0 else np.asarray(self.direction * values)
-
-    def n(self, target: Inspection, known: Inspection | None) -> int:
-        """Images, or batches, that are resampled."""
-        read = target if self.reads_target or known is None else known
-        return len(read.ids if self.resampled != "batches" or read.sharpness is None else read.sharpness)
 
 
 class Estimate(NamedTuple):
@@ -159,32 +147,34 @@ def affordable_transport(n: int, n_classes: int) -> bool:
 # ------------------------------------------------------------------------------------- the table
 
 METRICS: dict[str, Metric] = {}  # in the order of tables
-Of = Callable[[Inspection, Inspection, Weights], Rows]
 
 
-def _metric(key: str, name: str, needs: str = "", **facts: Any) -> Callable[[Of], Of]:
-    """Enter a metric of one model, summed up by its docstring."""
+def _metric(
+    key: str, name: str, needs: str = "", *, together: bool = False, **facts: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Enter a metric, summed up by its docstring: of one model, or of all `together`.
 
-    def enter(of: Of) -> Of:
+    The second inspection is that of the labelled images of the own domain, or the target's again where the
+    metric does not need them.
+    """
+    parts = frozenset(needs.split())
+
+    def enter(of: Callable[..., Any]) -> Callable[..., Any]:
         def of_all(shown: Sequence[Shown], weights: Weights) -> Numbers:
-            return np.stack([of(each, _own(each, own, needs), weights) for each, own in shown], axis=1)
+            pairs = [(target, known if "known" in parts else target) for target, known in shown]
+            if any(known is None for _, known in pairs):
+                raise InputError("needs labelled images of the models' own domain (id_data, --id-images)")
+            if "known" in parts and any(known is not None and known.labels is None for _, known in pairs):
+                raise InputError("the images of the models' own domain have no labels")
+            if together:
+                return np.asarray(of(pairs, weights))
+            return np.stack([of(target, known, weights) for target, known in pairs], axis=1)
 
-        summary, parts = (of.__doc__ or "").rstrip("."), frozenset(needs.split())
-        METRICS[key] = Metric(key=key, name=name, summary=summary, of=of_all, needs=parts, **facts)
+        summary, more = (of.__doc__ or "").rstrip("."), {"together": together, **facts}
+        METRICS[key] = Metric(key=key, name=name, summary=summary, of=of_all, needs=parts, **more)
         return of
 
     return enter
-
-
-def _own(target: Inspection, known: Inspection | None, needs: str) -> Inspection:
-    """The labelled images of the own domain; the target where a metric does not need them."""
-    if "known" not in needs:
-        return target
-    if known is None:
-        raise InputError("needs labelled images of the models' own domain (id_data, --id-images)")
-    if known.labels is None:
-        raise InputError("the images of the models' own domain have no labels")
-    return known
 
 
 def _part(shown: Inspection, name: str) -> Any:
@@ -194,51 +184,44 @@ def _part(shown: Inspection, name: str) -> Any:
     return value
 
 
-def _depth_bias(target: Inspection, matrices: np.ndarray, targets: str, weights: Weights) -> Rows:
-    """Of the dependency matrix of all images, then of each resample, which the inspection holds."""
-    layers = weights.rule.layers(target.graph.n_layers)
-    return depth_biases(matrices, targets, layers)[: len(weights.target)]
-
-
-def _matrices(target: Inspection) -> np.ndarray:
-    draws = _part(target, "dependency_draws")
-    return np.concatenate([_part(target, "dependency")[None], draws])
+def _depth_bias(target: Inspection, targets: str, weights: Weights) -> Rows:
+    """Of the scores of all images, then of each resample, which the inspection holds."""
+    name = "output" if targets == "output" else "dependency"
+    value = _part(target, "output_scores" if targets == "output" else name)
+    rows = np.concatenate([value[None], _part(target, f"{name}_draws")])[: len(weights.target)]
+    matrices = layer_sums(target.graph, np.abs(rows)) if targets == "output" else rows
+    return depth_biases(matrices, targets, weights.rule)
 
 
 @_metric("ddb-output", "DDB output", "output-scores")
 def _ddb_output(target: Inspection, known: Inspection, weights: Weights) -> Rows:
     """Depth bias of the edges into the logits."""
-    rows = np.concatenate([_part(target, "output_scores")[None], _part(target, "output_draws")])
-    return _depth_bias(target, layer_sums(target.graph, np.abs(rows)), "output", weights)
+    return _depth_bias(target, "output", weights)
 
 
 @_metric("ddb-deep", "DDB deep", "edge-scores")
 def _ddb_deep(target: Inspection, known: Inspection, weights: Weights) -> Rows:
     """Depth bias of the edges into deep layers and logits."""
-    return _depth_bias(target, _matrices(target), "deep", weights)
+    return _depth_bias(target, "deep", weights)
 
 
 @_metric("ddb-global", "DDB global", "edge-scores")
 def _ddb_global(target: Inspection, known: Inspection, weights: Weights) -> Rows:
     """Depth bias of all edges."""
-    return _depth_bias(target, _matrices(target), "global", weights)
+    return _depth_bias(target, "global", weights)
 
 
-@_metric("id-accuracy", "ID accuracy", "known", reads_target=False, bounds=SHARE)
+@_metric("id-accuracy", "ID accuracy", "known", over="known", bounds=SHARE)
 def _id_accuracy(target: Inspection, known: Inspection, weights: Weights) -> Rows:
     """Performance on the models' own domain."""
-    labels = _part(known, "labels")
-    return baselines.performance_of(known.predictions, labels, weights.known, measure=weights.measure)
+    assert known.labels is not None  # checked where the table is read
+    return baselines.performance_of(known.predictions, known.labels, weights.known, measure=weights.measure)
 
 
-@_metric("sharpness", "Sharpness", "known sharpness", direction=-1, resampled="batches", reads_target=False)
+@_metric("sharpness", "Sharpness", "known sharpness", direction=-1)
 def _sharpness(target: Inspection, known: Inspection, weights: Weights) -> Rows:
     """Rise of the loss when every weight changes a little."""
-    batches, draws = _part(known, "sharpness"), len(weights.known) - 1
-    if len(batches) < 2:  # one batch has no interval
-        return np.array([batches.mean(), *[math.nan] * draws])
-    drawn = stream(weights.seed, "rank/batches").integers(0, len(batches), (draws, len(batches)))
-    return np.array([batches.mean(), *batches[drawn].mean(1)])
+    return _alone(_part(known, "sharpness"), weights)
 
 
 @_metric("average-confidence", "AC", bounds=SHARE)
@@ -259,37 +242,22 @@ def _energy(target: Inspection, known: Inspection, weights: Weights) -> Rows:
     return baselines.spread_of_energies(target.energies, weights.target)
 
 
-@_metric("rankme", "RankMe", "features", resampled="groups", bounds=(1.0, math.inf))
+@_metric("rankme", "RankMe", "features", bounds=(1.0, math.inf))
 def _rankme(target: Inspection, known: Inspection, weights: Weights) -> Rows:
     """Effective rank of the features."""
-    sizes = (row[np.isfinite(row)] for row in _part(target, "spectra").raw)
-    return linearised([baselines.effective_rank(each) for each in sizes], weights)
+    return _alone(baselines.effective_rank(_part(target, "spectrum")), weights)
 
 
-@_metric("alpha-req", "alpha-ReQ", "features", direction=0, best_at=1.0, resampled="groups")
+@_metric("alpha-req", "alpha-ReQ", "features", direction=0, best_at=1.0)
 def _alpha_req(target: Inspection, known: Inspection, weights: Weights) -> Rows:
-    """Decay of the spectrum of the features; closest to 1 is best."""
-    left_out = [0, *map(len, image_groups(target.n, weights.seed))]
-    values = [
-        baselines.spectral_decay(row[np.isfinite(row)], (target.n - n_out, len(row)))
-        for row, n_out in zip(_part(target, "spectra").centred, left_out, strict=True)
-    ]
-    return linearised(values, weights)
+    """Decay of the spectrum of the features."""
+    sizes = _part(target, "centred_spectrum")
+    return _alone(baselines.spectral_decay(sizes, (target.n, len(sizes))), weights)
 
 
-def linearised(values: Sequence[float], weights: Weights) -> Rows:
-    """From a metric on all images and without each group of them.
-
-    Resampled features repeat rows, which alone lowers their rank: groups are left out instead. Group k pulls
-    by (K - 1) / K (mean of the metrics without a group - the metric without it), and is over-drawn in each
-    row by what gives that the variance of drawing whole groups.
-    """
-    without = np.array(values[1:])
-    pulls = (len(without) - 1) * (without.mean() - without) / len(without)
-    groups = image_groups(weights.target.shape[1], weights.seed)
-    counts = baselines.scaled(weights.target)
-    drawn = np.stack([(counts[:, group].mean(1) - 1) * math.sqrt(len(group)) for group in groups])
-    return np.asarray(values[0] + pulls @ drawn)
+def _alone(value: float, weights: Weights) -> Rows:
+    """A value without replicates, as of a rank, which repeated images alone would lower."""
+    return np.array([value, *[math.nan] * (len(weights.target) - 1)])
 
 
 @_metric("atc", "ATC", "known", bounds=SHARE)
@@ -313,35 +281,23 @@ def _cot(target: Inspection, known: Inspection, weights: Weights) -> Rows:
     if target.logits is None and not affordable_transport(target.n, target.n_classes):
         size = target.n * target.n_classes
         raise InputError(f"it has {size:,} unknowns; name the metric to compute it, or give fewer images")
-    labels = _part(known, "labels")
-    match = baselines.matched(labels, _part(target, "logits"))
-    of_known = mean_of(match.of_classes[labels], weights.known)
+    match = baselines.matched(_part(known, "labels"), _part(target, "logits"))
+    of_known = mean_of(match.of_classes[known.labels], weights.known)
     rows = mean_of(match.of_examples, weights.target) + of_known
     rows[0] = match.gain  # which the prices give up to the solver's tolerance
     return np.asarray(np.clip(rows, 0.0, 1.0))
 
 
-def _agreement(shown: Sequence[Shown], weights: Weights) -> Numbers:
-    """A line through the agreements of all pairs of models."""
-    learnt = [_own(target, known, "known") for target, known in shown]
-    before = np.stack([each.predictions for each in learnt])
-    after = np.stack([target.predictions for target, _ in shown])
-    labels = _part(learnt[0], "labels")
+@_metric("agreement-line", "ALine-D", "known", together=True, bounds=SHARE)
+def _agreement(shown: Sequence[tuple[Inspection, Inspection]], weights: Weights) -> Numbers:
+    """Accuracy read off the line of the models' agreements."""
+    after, before = (np.stack([each[place].predictions for each in shown]) for place in (0, 1))
+    labels = _part(shown[0][1], "labels")
     rows = baselines.agreement_line(before, labels, after, weights.known, weights.target)
     if np.isnan(rows[0]).all():
         raise InputError("every pair of models agrees equally often; give models that differ")
     return rows
 
-
-METRICS["agreement-line"] = Metric(
-    key="agreement-line",
-    name="ALine-D",
-    summary="Accuracy read off the line of the models' agreements",
-    of=_agreement,
-    needs=frozenset({"known"}),
-    together=True,
-    bounds=SHARE,
-)
 
 # What held-out labels say comes first. Sharpness takes 61 passes per image, 20 of them backward: it runs only
 # where it is asked for by name.

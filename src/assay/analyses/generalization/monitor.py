@@ -19,7 +19,7 @@ from scipy.special import softmax
 from torch import Tensor
 
 from assay.analyses.generalization import shift as shifts
-from assay.analyses.generalization.alarms import AlarmRules, Calibration, Threshold
+from assay.analyses.generalization.alarms import AlarmRules, Calibration, Threshold, batches_for
 from assay.analyses.generalization.domains import READ
 from assay.analyses.generalization.inspection import (
     Inspection,
@@ -28,21 +28,21 @@ from assay.analyses.generalization.inspection import (
     labelled_inspection,
 )
 from assay.analyses.generalization.metrics import readings as readings_of
-from assay.analyses.generalization.shift import Outputs
 from assay.circuits import EdgeScores
 from assay.core.errors import FileFormatError, InputError, NonFiniteError, writing
-from assay.core.plotted import Plotted
 from assay.core.random import stream
-from assay.core.record import Record, library_version, plain, record_id, same
+from assay.core.record import Plotted, Record, library_version, plain, record_id, same
 from assay.core.untrusted import parse_json
 from assay.discovery.edges import EdgeMethod, discover
 from assay.models import Model
-from assay.tasks import EvalTransform, ImageTask
+from assay.tasks import ImageTask
 from assay.tasks.examples import describe_discovery
 
 
 if TYPE_CHECKING:
     import pandas as pd
+
+MOST_BATCHES = 100  # known ones, unless more are asked for
 
 
 def discover_reference(
@@ -76,13 +76,10 @@ def discover_reference(
     task = task.for_model(model)
     n_batches = task.n // batch
     if not n_batches:
-        raise InputError(
-            f"the reference holds {task.n} images, fewer than the {batch} of a batch; give more images"
-        )
+        raise InputError(f"the reference holds {task.n} images, fewer than the {batch} of a batch; give more")
     total = torch.zeros(model.graph.valid.shape, dtype=torch.float64)
     for start in range(0, n_batches * batch, batch):
-        part = task if task.n == batch else task.subset(range(start, start + batch))
-        scores = discover(model, part.held(), method, **options)
+        scores = discover(model, task.subset(range(start, start + batch)).held(), method, **options)
         total += scores.values.detach().cpu().double()
     if n_batches == 1:
         return scores
@@ -146,7 +143,7 @@ class Reading(Record):
     @property
     def sentence(self) -> str:
         """The number that decided and its limit."""
-        if self.value is None or self.limit is None:
+        if self.limit is None:
             return f"circuit shift {self.shift:.3f} of batch {self.index + 1}"
         return f"{self.decided_by} {self.value:.3g} of batch {self.index + 1}, limit {self.limit:.3g}"
 
@@ -195,10 +192,7 @@ class Journal:
                 content = parse_json(line)
                 entries.append((str(content.pop("kind")), content))
             except (ValueError, KeyError, AttributeError, TypeError) as error:
-                raise FileFormatError(
-                    f"line {number} of {self.path} is not a record of a monitor; restore the file or choose "
-                    "another"
-                ) from error
+                raise FileFormatError(f"line {number} of {self.path} is not a record of a monitor") from error
         return entries
 
 
@@ -211,9 +205,8 @@ def read_readings(path: Path) -> list[Reading]:
     return [Reading.from_dict(content) for kind, content in Journal(path).read() if kind == "reading"]
 
 
-def probabilities(seen: Inspection) -> Outputs:
+def probabilities(seen: Inspection) -> np.ndarray:
     """Softmax outputs, float64 `[n, n_classes]`, of an inspection that kept logits."""
-    assert seen.logits is not None  # asked for
     return np.asarray(softmax(np.asarray(seen.logits, dtype=np.float64), axis=1))
 
 
@@ -241,13 +234,13 @@ class Monitor(Plotted, Record):
         rule: One of the three. Default: the threshold if there is one, else conformal once calibrated.
         alpha: Level of the conformal and the sequential rule, in (0, 1).
         labelled: Labelled images in distribution, which ATC and DoC learn from (one more run at the start).
-        transform: For 8-bit images; default: the model's own.
         log: File of readings, JSON lines. If it exists, the monitor goes on where it ended.
         cache: Folder that keeps what the model answers on `outputs` and `labelled`.
         seed: Of the order of known images and of the draws that break ties.
 
     Attributes:
         rules: What raises the alarm: `guarantee` says how often in vain.
+        calibrations: Known batches, by the number of their images; the first is the usual one.
         readings: Of all batches so far.
         skipped: Files since the last one that could not be read.
 
@@ -268,7 +261,7 @@ class Monitor(Plotted, Record):
         Peng et al. (2026), arXiv:2604.08192, section 5.
     """
 
-    drawn_by = "assay.analyses.generalization.monitor_plots:plot_monitor"
+    drawn_by = "assay.analyses.generalization.monitor_page:plot_monitor"
     record_kind = "monitor"
     record_schema = "assay-monitor/1"
     record_layout = (
@@ -288,7 +281,6 @@ class Monitor(Plotted, Record):
         rule: str | None = None,
         alpha: float = 0.05,
         labelled: ImageTask | None = None,
-        transform: EvalTransform | None = None,
         log: str | Path | None = None,
         cache: str | Path | None = None,
         seed: int = 0,
@@ -300,8 +292,7 @@ class Monitor(Plotted, Record):
         self.model, self.reference, self.distance = model, reference, distance
         self.readings: list[Reading] = []
         self.skipped: list[str] = []
-        self.calibrations: dict[int, Calibration] = {}  # by the number of images; the first is the usual one
-        self._transform = transform
+        self.calibrations: dict[int, Calibration] = {}
         self._header: dict[str, Any] = {
             "library": library_version(),
             "model": model.describe(),
@@ -314,16 +305,13 @@ class Monitor(Plotted, Record):
             "threshold": None if threshold is None else threshold.to_dict(),
             "seed": seed,
         }
-        if transform is not None:  # else the model's own, which its record stands for
-            self._header["transform"] = transform.to_dict()
-        self._known: Inspection | None = None
+        self._labelled: Inspection | None = None
         if labelled is not None:
-            task = image_task(model, labelled, transform)
-            self._known = labelled_inspection(model, task, cache=cache)
-        self._outputs: Outputs | None = None
+            self._labelled = labelled_inspection(model, image_task(model, labelled), cache=cache)
+        self._outputs: np.ndarray | None = None
         if outputs is not None:
-            task = image_task(model, outputs, transform)
-            self._outputs = probabilities(self._seen(task, cache))
+            task = image_task(model, outputs)
+            self._outputs = probabilities(inspect_model(model, task, ("logits",), cache=cache))
             self._header["known_outputs"] = {"n": task.n, "hash": task.source_hash[:16]}
         self._log = None if log is None else Journal(Path(log))
         self._begun = False
@@ -337,9 +325,6 @@ class Monitor(Plotted, Record):
     def id(self) -> str:
         """Identity of what is watched and how, 16 hex digits."""
         return record_id("monitor", {name: each for name, each in self._header.items() if name != "library"})
-
-    def _seen(self, task: ImageTask, cache: str | Path | None = None) -> Inspection:
-        return inspect_model(self.model, task, ("logits",), cache=cache)
 
     # ------------------------------------------------------------------------------------- calibration
 
@@ -365,47 +350,44 @@ class Monitor(Plotted, Record):
             InputError: If the images do not give the batches that the rule needs at this `alpha`, are those
                 of the reference, or batches of this size were measured, or any observed, before the first.
         """
-        first = not self.calibrations
-        if (first and self.readings) or batch_size in self.calibrations:
+        if batch_size in self.calibrations or (self.readings and not self.calibrations):
+            state = "been calibrated" if self.calibrations else "observed batches"
+            raise InputError(f"this monitor has {state}; calibrate a new one")
+        most, rules = id_images.n // batch_size, self.rules
+        m = min(most, MOST_BATCHES) if n_batches is None else n_batches
+        conformal = rules.asked == "conformal" or (rules.asked is None and rules.threshold is None)
+        needed = max(batches_for(rules.alpha) if conformal else 1, n_batches or 0)
+        if not needed <= m <= most:
             raise InputError(
-                f"this monitor has {'observed batches' if first else 'been calibrated'}; "
-                "calibrate a new one, so that earlier readings keep their meaning"
+                f"{id_images.n} images in distribution give {most} batches of {batch_size}, but {needed} are "
+                f"needed for alpha {rules.alpha:g} or asked for. Give {needed * batch_size} images or more "
+                "besides those of the reference circuit, smaller batches, or a larger alpha"
             )
-        m = self.rules.batches_of(id_images.n, batch_size, n_batches)
-        order = stream(self.rules.seed, "monitor/calibration").permutation(id_images.n)
-        circuit, outputs = [], []
-        for rows in np.array_split(order[: m * batch_size], m):
-            task = image_task(self.model, id_images.subset(rows.tolist()), self._transform).held()
-            circuit.append(self._measure(task)[1])
-            if self._outputs is not None:
-                outputs.append(shifts.output_shift(self._outputs, probabilities(self._seen(task))))
+        order = stream(rules.seed, "monitor/calibration").permutation(id_images.n)
+        found = [
+            self._measured(image_task(self.model, id_images.subset(rows.tolist())).held())[2:]
+            for rows in np.array_split(order[: m * batch_size], m)
+        ]
         calibration = Calibration(
-            shifts=tuple(circuit), n=batch_size, domain=id_images.domain, output_shifts=tuple(outputs)
+            shifts=tuple(shift for shift, _ in found),
+            n=batch_size,
+            domain=id_images.domain,
+            output_shifts=tuple(moved for _, moved in found if moved is not None),
         )
-        self._record("calibration", calibration.to_dict())
-        self._take_up(calibration)
+        self._record("calibration", calibration)
         return calibration
 
-    def _take_up(self, calibration: Calibration) -> None:
-        if not self.calibrations:
-            self.rules = self.rules.calibrated(calibration)
-        self.calibrations[calibration.n] = calibration
-
-    def _measure(self, task: ImageTask) -> tuple[EdgeScores, float]:
-        """The circuit of a batch and its shift: one discovery."""
+    def _measured(self, task: ImageTask) -> tuple[EdgeScores, Inspection, float, float | None]:
+        """The circuit of a batch, its outputs, and the shifts of both: one discovery, one forward pass."""
         if task.data_hash == (self.reference.provenance.get("task") or {}).get("data_hash"):
-            raise InputError(
-                "these are the images of the reference circuit, whose shift is 0 by construction; give "
-                "other images"
-            )
+            raise InputError("these are the images of the reference circuit, whose shift is 0; give others")
         scores = shifts.circuit_like(self.model, task, self.reference)
         shift = shifts.circuit_shift(self.reference, scores, distance=self.distance)
         if not math.isfinite(shift):
-            raise NonFiniteError(
-                f"the {self.distance} shift of {task.domain or 'the batch'} is {shift}, because the scores "
-                "do not vary; check the model, or use another distance"
-            )
-        return scores, shift
+            raise NonFiniteError(f"the {self.distance} shift is {shift}, because the scores do not vary")
+        seen, known = inspect_model(self.model, task, ("logits",)), self._outputs
+        moved = None if known is None else shifts.output_shift(known, probabilities(seen))
+        return scores, seen, shift, moved
 
     # ------------------------------------------------------------------------------------- observation
 
@@ -422,27 +404,26 @@ class Monitor(Plotted, Record):
                 reference.
             ShapeError, NonFiniteError: For images that the model cannot read, or a shift that is undefined.
         """
-        task = image_task(self.model, images, self._transform).held()
+        task = image_task(self.model, images).held()
         if self.calibrations and task.n not in self.calibrations:
             sizes = ", ".join(map(str, self.calibrations))
             raise InputError(
-                f"the batch holds {task.n} images, the known batches {sizes}, but "
-                "shifts by sampling alone depend on the size; give batches of the same size"
+                f"the batch holds {task.n} images, the known batches {sizes}, but shifts by sampling alone "
+                "depend on the size; give batches of the same size"
             )
-        scores, shift = self._measure(task)
-        seen = self._seen(task)
-        moved = None if self._outputs is None else shifts.output_shift(self._outputs, probabilities(seen))
-        rules = self._after(shift, len(self.readings), task.n)
-        own = replace(rules, calibration=self.calibrations.get(task.n))
+        scores, seen, shift, moved = self._measured(task)
+        rules = replace(
+            self._after(shift, len(self.readings), task.n), calibration=self.calibrations.get(task.n)
+        )
         reading = Reading(
             index=len(self.readings),
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
             n=task.n,
             shift=shift,
             output_shift=moved,
-            **own.verdict(shift, moved),
+            **rules.verdict(shift, math.nan if moved is None else moved),
             top_share=float(np.bincount(seen.predictions).max() / seen.n),
-            baselines=readings_of(READ, seen, self._known)[0],
+            baselines=readings_of(READ, seen, self._labelled)[0],
             layers=tuple(map(tuple, shifts.rank_shift_map(self.reference, scores).numpy().round(6).tolist())),
             domain=task.domain,
             data_hash=task.data_hash,
@@ -451,29 +432,17 @@ class Monitor(Plotted, Record):
             page=page,
             seconds=float(scores.details.get("seconds", 0.0)),
         )
-        self._record("reading", reading.to_dict())
-        self._add(reading, rules)
+        self._record("reading", reading)
         return reading
 
     def skip(self, name: str) -> None:
         """Note a file that cannot be read: the next reading counts it, and a restart knows it."""
-        self._record("skipped", {"name": name})
-        self.skipped.append(name)
+        self._record("skipped", name)
 
     @property
     def done(self) -> set[str]:
         """Names of all files that were observed or skipped."""
         return {name for each in self.readings for name in (*each.sources, *each.skipped)} | {*self.skipped}
-
-    def _after(self, shift: float, index: int, n: int) -> AlarmRules:
-        """The rules once a batch was seen; shifts of another size do not join the sequential test."""
-        usual = next(iter(self.calibrations), n)
-        return self.rules.after(shift, index) if n == usual else self.rules
-
-    def _add(self, reading: Reading, rules: AlarmRules) -> None:
-        self.readings.append(reading)
-        self.skipped.clear()  # the reading names them
-        self.rules = rules
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per batch: index, time, n, both shifts with their p-values, alarm, e_value, domain."""
@@ -482,19 +451,36 @@ class Monitor(Plotted, Record):
         columns = ["index", "time", "n", "shift", "alarm", "p_value", "output_shift", "output_p_value"]
         return pd.DataFrame([vars(each) for each in self.readings], columns=[*columns, "e_value", "domain"])
 
-    # ------------------------------------------------------------------------------------------- resume
+    # ----------------------------------------------------------------------------------------- the log
 
-    def _record(self, kind: str, content: Mapping[str, Any]) -> None:
-        """Add a line to the log; the header comes before the first, so a failed start leaves no file."""
-        if self._log is None:
-            return
-        if not self._begun:
-            self._log.append("monitor", {**self._header, "id": self.id})
-            self._begun = True
-        self._log.append(kind, content)
+    def _record(self, kind: str, entry: Calibration | Reading | str) -> None:
+        """Take what happened, once it is in the log, whose header comes first: a failed start leaves none."""
+        if self._log is not None:
+            if not self._begun:
+                self._log.append("monitor", {**self._header, "id": self.id})
+                self._begun = True
+            self._log.append(kind, {"name": entry} if isinstance(entry, str) else entry.to_dict())
+        self._take(entry)
+
+    def _take(self, entry: Calibration | Reading | str) -> None:
+        if isinstance(entry, Calibration):
+            if not self.calibrations:
+                self.rules = self.rules.calibrated(entry)
+            self.calibrations[entry.n] = entry
+        elif isinstance(entry, Reading):
+            self.rules = self._after(entry.shift, entry.index, entry.n)
+            self.readings.append(entry)
+            self.skipped.clear()  # the reading names them
+        else:
+            self.skipped.append(entry)
+
+    def _after(self, shift: float, index: int, n: int) -> AlarmRules:
+        """The rules once a batch was seen; shifts of another size do not join the sequential test."""
+        usual = next(iter(self.calibrations), n)
+        return self.rules.after(shift, index) if n == usual else self.rules
 
     def _resume(self, log: Journal) -> None:
-        """Take over what the log holds."""
+        """Take what the log holds."""
         entries = log.read()
         if not entries:
             return
@@ -508,10 +494,7 @@ class Monitor(Plotted, Record):
             )
         self._begun = True
         for kind, content in entries[1:]:
-            if kind == "calibration":
-                self._take_up(Calibration.from_dict(content))
-            elif kind == "skipped":
-                self.skipped.append(content["name"])
-            elif kind == "reading":
-                reading = Reading.from_dict(content)
-                self._add(reading, self._after(reading.shift, reading.index, reading.n))
+            if kind == "skipped":
+                self._take(content["name"])
+            else:
+                self._take((Reading if kind == "reading" else Calibration).from_dict(content))

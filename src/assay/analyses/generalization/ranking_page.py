@@ -1,41 +1,31 @@
 """A ranking as a page and as pictures: models by metrics, what picking by each is worth, the motif."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import scipy
 
 from assay.analyses.generalization.dependency import layer_names
 from assay.analyses.generalization.evaluation import CORRELATIONS
 from assay.core.errors import InputError
 from assay.page.blocks import (
+    PAGES,
     Block,
     Cell,
     Figure,
     Note,
     Page,
+    PageForm,
     Section,
     Table,
     columns,
     folded_record,
 )
-from assay.page.draw import INK, SUPPORTS, axes_of
-from assay.page.form import PAGES, PageForm
-from assay.page.matrix import Matrix, plot_matrix
-from assay.page.text import (
-    Span,
-    Text,
-    bold,
-    code,
-    estimate,
-    interval,
-    listed,
-    number,
-    percent,
-    rounded,
-)
+from assay.page.draw import INK, SUPPORTS, Matrix, axes_of, plot_matrix
+from assay.page.text import Span, Text, bold, code, estimate, interval, listed, number, percent, rounded
 from assay.zoo.archive import missing_text
 
 
@@ -46,8 +36,6 @@ if TYPE_CHECKING:
     from assay.analyses.generalization.ranking import Ranking
 
 Document = Mapping[str, Any]
-FEW_MODELS = 12  # below that, correlations over models are anecdotes
-FEW_IMAGES = 100
 ONE_CLASS = 0.9  # share of the images in one class from which a model says little
 COLLAPSED = 2.0  # RankMe below which the features lie on a line
 TALL = 24  # models of a table that is not scrolled
@@ -71,13 +59,11 @@ def leading(document: Document) -> Document | None:
 
 def order(document: Document) -> list[int]:
     """Places of the models, predicted best first by the leading metric; as given where none leads."""
-    metric, places = leading(document), range(len(document["models"]))
-    if metric is None:
-        return list(places)
-    return sorted(places, key=lambda place: (metric["rows"][place]["rank"] or math.inf, place))
+    rows = (leading(document) or {"rows": [{"rank": 1}] * len(document["models"])})["rows"]
+    return sorted(range(len(rows)), key=lambda place: (rows[place]["rank"] or math.inf, place))
 
 
-def _names(document: Document, places: Sequence[int]) -> str:
+def _names(document: Document, places: Sequence[int] | np.ndarray) -> str:
     """Names of models, of many only how many."""
     names = [document["models"][place]["name"] for place in places]
     return listed(names if len(names) <= 2 else [names[0], f"{len(names) - 1} others"])
@@ -90,12 +76,11 @@ def verdict(document: Document) -> str:
         return "None of the metrics orders these models."
     lead = next((each for each in ranking if each["key"] == "id-accuracy"), ranking[0])
     places, known, measure = picked(lead), document["known"], MEASURES[document["measure"]]
-    row, pick = lead["rows"][places[0]], _names(document, places)
-    text = f"{lead['name']} picks {pick}"
+    row, text = lead["rows"][places[0]], f"{lead['name']} picks {_names(document, places)}"
     if lead["key"] == "id-accuracy":
         text = (
-            f"On {number(known['n'])} labelled images of {known['domain'] or known['name']}, {pick} "
-            f"{'has' if len(places) == 1 else 'have'} the highest {measure}, "
+            f"On {number(known['n'])} labelled images of {known['domain'] or known['name']}, "
+            f"{_names(document, places)} {'has' if len(places) == 1 else 'have'} the highest {measure}, "
             f"{estimate(row['value'], row['low'], row['high'])[0]}"
         )
     if row["chance"] is not None and len(places) == 1:
@@ -119,21 +104,18 @@ def verdict(document: Document) -> str:
 def caveats(document: Document) -> list[str]:
     """What to mind before the table is believed: what has failed first."""
     models, metrics, target = document["models"], document["metrics"], document["target"]
-
-    def where(key: str, fails: Callable[[float], bool]) -> list[int]:
-        rows = next((each["rows"] for each in metrics if each["key"] == key), ())
-        return [place for place, row in enumerate(rows) if row["value"] is not None and fails(row["value"])]
-
-    one_class = [place for place, each in enumerate(models) if each["top_share"] > ONE_CLASS]
-    copies = [place for place, each in enumerate(models) if "copy_of" in each]
+    values = {each["key"]: [row["value"] for row in each["rows"]] for each in metrics}
     failed = {
-        f"More than {percent(ONE_CLASS)} of the images are given one class by {{}}.": one_class,
-        "Features have collapsed (RankMe below 2) in {}.": where("rankme", lambda value: value < COLLAPSED),
-        "ATC is 0 or 1, which is no estimate, for {}.": where("atc", (0, 1).__contains__),
-        "DoC is 0 or 1, which is no estimate, for {}.": where("doc", (0, 1).__contains__),
-        "Correlations leave out {}, which shows the same as an earlier model.": copies,
+        f"More than {percent(ONE_CLASS)} of the images are given one class by {{}}.": [
+            each["top_share"] > ONE_CLASS for each in models
+        ],
+        "Features have collapsed (RankMe below 2) in {}.": [
+            value is not None and value < COLLAPSED for value in values.get("rankme", ())
+        ],
+        "ATC is 0 or 1, which is no estimate, for {}.": [value in (0, 1) for value in values.get("atc", ())],
+        "DoC is 0 or 1, which is no estimate, for {}.": [value in (0, 1) for value in values.get("doc", ())],
     }
-    notes = [text.format(_names(document, places)) for text, places in failed.items() if places]
+    notes = [text.format(_names(document, np.flatnonzero(at))) for text, at in failed.items() if any(at)]
     picks: dict[str, list[str]] = {}
     for metric in metrics:
         if places := picked(metric):
@@ -145,8 +127,11 @@ def caveats(document: Document) -> list[str]:
         notes.append("The target is the labelled images themselves: ID accuracy is the accuracy here.")
     if document["performance"] is None:
         notes.append("The images have no labels: the cost of picking by a metric is not known.")
-    elif len(models) - len(copies) < FEW_MODELS:
-        notes.append(f"With only {len(models) - len(copies)} models, correlations are uncertain.")
+    elif len(models) > 2:
+        t = scipy.stats.t.ppf(0.975, len(models) - 2)
+        r = rounded(t / math.sqrt(len(models) - 2 + t**2), 2)
+        span = f"between −{r} and {r} in 19 of 20 cases"
+        notes.append(f"With {len(models)} models, the rank correlation of unrelated numbers lies {span}.")
     return [*notes, *target["notes"], *missing_note(document)]
 
 
@@ -165,10 +150,31 @@ def ranking_page(document: Document) -> Page:
     Args:
         document: What `Ranking.to_dict` gave.
     """
-    target, labelled = document["target"], document["performance"] is not None
-    labels = "whose labels are used only to check the order" if labelled else "which have no labels"
+    target, truth, shown = document["target"], document["performance"], list(document["metrics"])
+    labels = "which have no labels" if truth is None else "whose labels are used only to check the order"
+    if truth is not None:
+        shown.insert(0, {"name": MEASURES[document["measure"]], "rows": truth})
+    models: list[Block] = [
+        Table(
+            columns=columns("model") + columns(*(each["name"] for each in shown), numeric=True),
+            rows=[
+                [document["models"][place]["name"], *(_cell(each["rows"][place]) for each in shown)]
+                for place in order(document)
+            ],
+            caption="Value, rank (#1, bold: predicted best) and 95 % interval over resampled images. A "
+            "metric has no ranks where its source does not give the direction.",
+            style="rank-table",
+            tall=len(document["models"]) > TALL,
+        )
+    ]
+    if leading(document) is not None or truth is not None:
+        caption = (
+            "Models, predicted best on top. Where intervals overlap, these images may not distinguish them."
+        )
+        draw = partial(plot_forest, document)
+        models.append(Figure(draw=draw, label=caption, caption=caption, name="forest"))
     sections = [
-        Section(title="Models by metrics", blocks=_models(document)),
+        Section(title="Models by metrics", blocks=models),
         Section(title="What picking by each metric is worth", blocks=[_worth(document)]),
         Section(title="Where in the network", blocks=_network(document)),
     ]
@@ -195,32 +201,6 @@ def _images(data: Document) -> Text:
     return f"{number(data['n'])} images of {name} ", code((data["data_hash"] or "")[:16])
 
 
-def _models(document: Document) -> list[Block]:
-    """Models by metrics, predicted best first by the leading metric; true performance first."""
-    truth, shown = document["performance"], list(document["metrics"])
-    if truth is not None:
-        shown.insert(0, {"name": MEASURES[document["measure"]], "rows": truth})
-    table = Table(
-        columns=columns("model") + columns(*(each["name"] for each in shown), numeric=True),
-        rows=[
-            [document["models"][place]["name"], *(_cell(each["rows"][place]) for each in shown)]
-            for place in order(document)
-        ],
-        caption="Value, rank among the models (#1, bold: predicted best) and 95 % interval over resampled "
-        "images. A metric without ranks has none because its source does not give the direction.",
-        style="rank-table",
-        tall=len(document["models"]) > TALL,
-    )
-    if leading(document) is None and truth is None:
-        return [table]
-    caption = "Models, predicted best on top. Where intervals overlap, these images may not distinguish them."
-    draw = partial(plot_forest, document)
-    return [
-        table,
-        Figure(draw=draw, label="Models with intervals, as in the table.", caption=caption, name="forest"),
-    ]
-
-
 def _cell(row: Document) -> Cell:
     """A value, bold where it ranks first, with its rank and its interval; the reason where one is missing."""
     low, high, rank = row["low"], row["high"], row["rank"]
@@ -236,49 +216,35 @@ def _cell(row: Document) -> Cell:
 def _worth(document: Document) -> Table:
     """What picking by each metric is worth; the metrics that are absent below."""
     metrics, measure = document["metrics"], MEASURES[document["measure"]]
-    labelled = document["performance"] is not None
-    named = ["best in", *(("expected regret", "regret here", *HEADS) if labelled else ())]
-    caption = "Best in: share of the resamples of these images in which the pick is first by that metric. "
-    if labelled:
+    named = ["best in"]
+    caption = "Best in: share of the resamples of these images in which the pick is first by that metric."
+    if document["performance"] is not None:
+        named += ["expected regret", "regret here", *HEADS]
         blind = next((each["regret"]["random"] for each in metrics if each["regret"]), None)
         caption += (
-            f"Expected regret: {measure} of the best model minus that of the pick, averaged over resamples; "
-            f"a blind pick has {fixed(blind, 3)}. Correlations are over {number(len(document['models']))} "
-            "models; their intervals resample models and images."
+            f" Expected regret: {measure} of the best model minus that of the pick, averaged over resamples; "
+            f"a blind pick has {fixed(blind, 3)}. Correlations are over the models."
         )
-    else:
-        caption += "Without labels the regret of a pick is unknown."
-    absent: list[list[Cell | Text]] = [
-        [bold(each["name"]), Cell(text=f"absent: {each['reason']}", style="quiet", span=1 + len(named))]
-        for each in document["absent"]
-    ]
-    return Table(
-        columns=columns("metric", "picks") + columns(*named, numeric=True),
-        rows=[*(_worth_row(document, each) for each in metrics), *absent],
-        caption=caption,
-        style="rank-worth",
-    )
+    rows = [_worth_row(document, each)[: 2 + len(named)] for each in metrics]
+    for each in document["absent"]:
+        reason = Cell(text=f"absent: {each['reason']}", style="quiet", span=1 + len(named))
+        rows.append([bold(each["name"]), reason])
+    heads = columns("metric", "picks") + columns(*named, numeric=True)
+    return Table(columns=heads, rows=rows, caption=caption, style="rank-worth")
 
 
 def _worth_row(document: Document, metric: Document) -> list[Cell | Text]:
-    places = picked(metric)
+    places, regret, together = picked(metric), metric["regret"] or {}, metric["correlation"] or {}
     chance = metric["rows"][places[0]]["chance"] if len(places) == 1 else None
-    cells: list[Cell | Text] = [
+    ends = regret.get("interval") or {"low": None, "high": None}
+    return [
         Cell(text=bold(metric["name"]), below=metric["summary"]),
         _names(document, places) if places else "none: its source does not give a direction",
-        "" if chance is None else Cell(text=percent(chance), below="of resamples of these images"),
+        "" if chance is None else percent(chance),
+        Cell(text=fixed(regret.get("expected"), 3), below=interval(ends["low"], ends["high"], 3)),
+        fixed(regret.get("observed"), 3),
+        *(fixed(together.get(name), 2) for name in CORRELATIONS),
     ]
-    if document["performance"] is not None:
-        regret, together = metric["regret"] or {}, metric["correlation"] or {}
-        numbers = [(regret.get("expected"), regret, 3), (regret.get("observed"), {}, 3)]
-        numbers += [
-            (each.get("value"), each, 2) for each in (together.get(name, {}) for name in CORRELATIONS)
-        ]
-        for value, record, digits in numbers:
-            ends = record.get("interval") or {}
-            below = interval(ends.get("low"), ends.get("high"), digits)
-            cells.append(Cell(text=fixed(value, digits), below=below))
-    return cells
 
 
 def fixed(value: float | None, digits: int) -> str:
@@ -289,6 +255,11 @@ def fixed(value: float | None, digits: int) -> str:
 def _network(document: Document) -> list[Block]:
     """The motif, and the dependencies of the best and the worst model."""
     motif, blocks = document["motif"] or {}, list[Block]()
+
+    def picture(name: str, caption: str, values: Any) -> Figure:
+        draw = partial(plot_matrix, layer_matrix(values, layer_names(len(values) - 2)))
+        return Figure(draw=draw, label=caption, caption=caption, name=name)
+
     if motif.get("reason"):
         blocks.append(Note(text=f"No motif: {motif['reason']}.", style="quiet"))
     elif motif:
@@ -297,22 +268,12 @@ def _network(document: Document) -> list[Block]:
             "predicts performance. Blue: models that depend on it more perform better; vermilion: worse. "
             f"{motif['n']} models, {np.sum(motif['used'])} cells: no more models than cells fit exactly."
         )
-        blocks.append(_matrix("motif", caption, motif["values"], document["layers"]))
-    pictures = [
-        _matrix(
-            place,
-            f"Dependencies between layers of {each['name']}, ranked {place}.",
-            each["values"],
-            each["layers"],
-        )
+        blocks.append(picture("motif", caption, motif["values"]))
+    pictures: list[Block] = [
+        picture(place, f"Dependencies between layers of {each['name']}, ranked {place}.", each["values"])
         for place, each in zip(("first", "last"), document["dependency"] or (), strict=False)
     ]
     return [*blocks, *([Section(blocks=pictures, style="pair")] if pictures else [])]
-
-
-def _matrix(name: str, caption: str, values: Any, layers: Sequence[str]) -> Figure:
-    draw = partial(plot_matrix, layer_matrix(values, layers))
-    return Figure(draw=draw, label=caption, caption=caption, name=name)
 
 
 PAGES.add(
@@ -330,10 +291,7 @@ def plot_ranking(ranking: "Ranking", ax: "Axes | None" = None) -> "Axes":
     Raises:
         InputError: If no metric puts the models in order and their performance is not known.
     """
-    document = ranking.to_dict()
-    if leading(document) is None and document["performance"] is None:
-        raise InputError("none of the metrics orders these models, and their performance is not known")
-    return plot_forest(document, ax)
+    return plot_forest(ranking.to_dict(), ax)
 
 
 def plot_motif(motif: "Motif", ax: "Axes | None" = None) -> "Axes":
@@ -364,6 +322,8 @@ def plot_forest(document: Document, ax: "Axes | None" = None) -> "Axes":
     places, shown = order(document), leading(document)
     if shown is None:
         shown = {"name": MEASURES[document["measure"]], "rows": document["performance"]}
+    if shown["rows"] is None:
+        raise InputError("none of the metrics orders these models, and their performance is not known")
     ax = axes_of(ax, 7.3, min(0.9 + 0.3 * len(places), 14))
     rows = [shown["rows"][place] for place in places]
     values, low, high = (np.array([row[key] for row in rows], float) for key in ("value", "low", "high"))

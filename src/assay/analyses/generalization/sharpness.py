@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,10 +23,8 @@ def sharpness(
     model: nn.Module | Model,
     batches: Iterable[tuple[Tensor, Tensor]],
     *,
-    rho: float = 0.001,
-    iterations: int = 20,
-    adaptive: bool = True,
     normalize_logits: bool = True,
+    **search: Any,
 ) -> float:
     """How much the loss can rise when every weight moves a little: worst case in an l-infinity ball.
 
@@ -33,11 +32,9 @@ def sharpness(
         model: A classifier in evaluation mode: images in, logits (or an output with `logits`) out.
         batches: In-distribution validation data, (images, labels) at a time. The worst direction is one for
             the whole batch, so values compare only between equal batch sizes; published with 256 images.
-        rho: Radius, relative to each weight's magnitude if `adaptive`.
-        iterations: Gradient steps per batch.
-        adaptive: Scale the ball by the magnitude of each weight.
         normalize_logits: Centre the logits of an example and scale them to length 1, so that their scale does
             not count.
+        search: `rho`, `iterations` and `adaptive` of `worst_case_rise`.
 
     Returns:
         Mean over batches of the rise of the cross-entropy, nats, >= 0; expected to fall with performance.
@@ -65,8 +62,8 @@ def sharpness(
 
         def loss(moved: Tensor, images: Tensor = seen, labels: Tensor = truth) -> Tensor:
             parts = moved.split([each.numel() for each in weights.values()])
-            shaped = [part.view_as(each) for part, each in zip(parts, weights.values(), strict=True)]
-            output = torch.func.functional_call(module, dict(zip(weights, shaped, strict=True)), (images,))
+            shaped = {name: part.view_as(weights[name]) for name, part in zip(weights, parts, strict=True)}
+            output = torch.func.functional_call(module, shaped, (images,))
             logits: Tensor = output if isinstance(output, Tensor) else output.logits
             if not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[-1]:
                 raise InputError(f"a label is outside the {logits.shape[-1]} classes of the model")
@@ -75,7 +72,7 @@ def sharpness(
                 logits = logits / logits.norm(dim=1, keepdim=True).clamp_min(1e-10)
             return cross_entropy(logits, labels)
 
-        rises.append(worst_case_rise(loss, start, rho=rho, iterations=iterations, adaptive=adaptive))
+        rises.append(worst_case_rise(loss, start, **search))
     if not rises:
         raise InputError("sharpness needs at least one batch of (images, labels)")
     return float(np.mean(rises))

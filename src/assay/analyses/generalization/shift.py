@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import scipy
 import torch
-from jaxtyping import Float, Float64
+from jaxtyping import Float64
 from torch import Tensor
 
 from assay.analyses.generalization.dependency import Rows, edge_rows, layer_sums
 from assay.circuits import EdgeScores, prune
-from assay.core.errors import DegenerateDataWarning, GraphMismatchError, InputError, ShapeError, check_name
+from assay.core.errors import DegenerateDataWarning, GraphMismatchError, InputError, check_name
 from assay.core.record import plain
 from assay.core.registry import Registry
 from assay.discovery.edges import discover, get_method
@@ -26,14 +26,12 @@ from assay.models import Model
 from assay.tasks import ImageTask
 
 
-TOP_K = 200  # edges of the selected graphs, as in the authors' code
+TOP_K = 200  # edges of the selected graphs, at most, as in the authors' code
 TIMES = np.logspace(-2, 2, 250)  # diffusion times of NetLSD, with which its signatures are published
 # Scores estimated in different ways differ by more than the data do.
 SETTINGS = ("method", "objective", "ablation", "steps", "quadrature")
-OPTIONS = "options"  # of the method
 
 Vectors = Float64[np.ndarray, "k n"]
-Outputs = Float64[np.ndarray, "n c"]  # probabilities
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,98 +71,60 @@ class Distance:
 # ------------------------------------------------------------------------------------------------ vectors
 
 
+def _units(rows: Vectors) -> Vectors:
+    size = np.linalg.norm(rows, axis=-1, keepdims=True)
+    return np.asarray(np.divide(rows, size, out=np.full_like(rows, np.nan), where=size > 0))
+
+
 def _ranks(graph: Graph, rows: Rows, view: ShiftView) -> Vectors:
-    del graph
-    ranks = np.asarray(scipy.stats.rankdata(view.of(rows), axis=-1), dtype=np.float64)
-    return _units(ranks - (rows.shape[-1] + 1) / 2)
+    return _units(scipy.stats.rankdata(view.of(rows), axis=-1) - (graph.n_edges + 1) / 2)
 
 
 def _directions(graph: Graph, rows: Rows, view: ShiftView) -> Vectors:
-    del graph
     largest = np.abs(rows).max(-1, keepdims=True)  # squares of tiny scores would vanish
     if not largest.all():
         raise InputError("every score is 0, so the direction is undefined; use another distance")
     return _units(view.of(rows) / largest)
 
 
-def _units(rows: Vectors) -> Vectors:
-    size = np.linalg.norm(rows, axis=-1, keepdims=True)
-    return np.asarray(np.divide(rows, size, out=np.full_like(rows, np.nan), where=size > 0))
-
-
-def _numbers(graph: Graph, rows: Rows, view: ShiftView) -> Vectors:
-    del graph
-    return view.of(rows)
-
-
-def _selected(graph: Graph, rows: Rows, view: ShiftView) -> Vectors:
-    """1 for the strongest edges of each row, the first of equals; 200, at most all, without a number."""
+def _strongest(graph: Graph, rows: Rows, view: ShiftView) -> Vectors:
+    """1 for the strongest edges of each row, the first of equals."""
     k = min(TOP_K, graph.n_edges) if view.top_k is None else view.top_k
+    if not 1 <= k <= graph.n_edges:
+        raise InputError(f"top_k is {k}; expected 1 to {graph.n_edges}, the number of edges of this graph")
     chosen = np.zeros(rows.shape)
     np.put_along_axis(chosen, np.argsort(-view.of(rows), axis=-1, kind="stable")[:, :k], 1.0, axis=-1)
-    if view.prune:
-        for row in chosen:
-            mask = torch.zeros(graph.valid.shape, dtype=torch.bool)
-            mask[graph.valid] = torch.from_numpy(row > 0)
-            row[:] = prune(graph, mask)[graph.valid].numpy()
+    for row in chosen if view.prune else ():
+        mask = torch.zeros(graph.valid.shape, dtype=torch.bool)
+        mask[graph.valid] = torch.from_numpy(row > 0)
+        row[:] = prune(graph, mask)[graph.valid].numpy()
     return chosen
 
 
 def _laplacian(graph: Graph, rows: Rows, view: ShiftView) -> Vectors:
-    chosen = np.ones(rows.shape) if view.top_k is None else _selected(graph, rows, view)
-    return np.stack([_spectrum(graph, row, normalized=view.normalized) for row in rows * chosen])
+    kept = rows if view.top_k is None else rows * _strongest(graph, rows, view)
+    return np.stack([_spectrum(_between_nodes(graph, np.abs(row)), view.normalized) for row in kept])
 
 
 def _heat(graph: Graph, rows: Rows, view: ShiftView) -> Vectors:
-    """NetLSD: mean over the eigenvalues of exp(-t lambda), normalised by the empty graph.
+    """NetLSD: mean over the eigenvalues of exp(-t lambda), normalised by the empty graph; chosen edges alone.
 
     References:
         Tsitsulin et al. (2018), arXiv:1805.10712.
     """
-    chosen = _selected(graph, rows, view)
-    spectra = [_spectrum(graph, row, edges) for row, edges in zip(rows * chosen, chosen, strict=True)]
-    if not all(map(len, spectra)):
-        warnings.warn(
-            "NetLSD is undefined: no selected edge lies on a path from input to logits; raise top_k or "
-            "remove prune",
-            DegenerateDataWarning,
-            stacklevel=4,
-        )
-    nothing = np.full(len(TIMES), np.nan)
-    return np.stack([np.exp(-np.outer(TIMES, each)).mean(1) if len(each) else nothing for each in spectra])
+    signatures = []
+    for row, chosen in zip(np.abs(rows), _strongest(graph, rows, view), strict=True):
+        joined = _between_nodes(graph, chosen).any(0)
+        weights = _between_nodes(graph, row * chosen)[np.ix_(joined, joined)]
+        signatures.append(np.exp(-np.outer(TIMES, _spectrum(weights))).sum(1) / (joined.sum() or math.nan))
+    return np.stack(signatures)
 
 
-def _spectrum(
-    graph: Graph,
-    row: Float64[np.ndarray, " n_edges"],
-    edges: Float64[np.ndarray, " n_edges"] | None = None,
-    *,
-    normalized: bool = True,
-) -> Float64[np.ndarray, " n"]:
-    """Eigenvalues of the Laplacian of the undirected graph of the nodes that write, and the logits.
+def _between_nodes(graph: Graph, row: np.ndarray) -> Float64[np.ndarray, "n n"]:
+    """Numbers of the edges between two nodes, of those that write and the logits, added up.
 
-    Args:
-        graph: Of the model.
-        row: Scores of the edges; their magnitudes are the weights.
-        edges: Leave out the nodes without an edge that is above 0 here.
-        normalized: I - D^(-1/2) W D^(-1/2) rather than D - W; a node without edges has zeros in both.
+    A shared key or value counts as equal parts.
     """
-    weights = _between_nodes(graph, np.abs(row))
-    if edges is not None:
-        joined = _between_nodes(graph, edges).any(0)
-        weights = weights[np.ix_(joined, joined)]
-    if not len(weights):
-        return np.zeros(0)
-    degrees = weights.sum(1)
-    laplacian = np.diag(degrees) - weights
-    if normalized:
-        scale = np.divide(1.0, np.sqrt(degrees), out=np.zeros_like(degrees), where=degrees > 0)
-        laplacian = np.diag((degrees > 0).astype(np.float64)) - scale[:, None] * weights * scale
-    return np.asarray(scipy.linalg.eigvalsh(laplacian))
-
-
-def _between_nodes(graph: Graph, row: Float64[np.ndarray, " n_edges"]) -> Float64[np.ndarray, "n n"]:
-    """Numbers of the edges between two nodes added up; a shared key or value counts as equal parts."""
     feeds = graph.feeds.double().numpy()
     nodes = np.zeros((graph.n_targets, graph.n_sources + 1))  # share of each target in each node
     nodes[:, :-1] = feeds / np.maximum(feeds.sum(1, keepdims=True), 1)
@@ -176,6 +136,25 @@ def _between_nodes(graph: Graph, row: Float64[np.ndarray, " n_edges"]) -> Float6
     return adjacency + adjacency.T
 
 
+def _spectrum(weights: Float64[np.ndarray, "n n"], normalized: bool = True) -> Float64[np.ndarray, " n"]:
+    """Eigenvalues of the Laplacian of an undirected graph, I - D^(-1/2) W D^(-1/2) or D - W.
+
+    A node without edges has zeros in both.
+    """
+    degrees = weights.sum(1)
+    laplacian = np.diag(degrees) - weights
+    if normalized:
+        scale = np.divide(1.0, np.sqrt(degrees), out=np.zeros_like(degrees), where=degrees > 0)
+        laplacian = np.diag((degrees > 0).astype(np.float64)) - scale[:, None] * weights * scale
+    return np.asarray(scipy.linalg.eigvalsh(laplacian)) if len(weights) else degrees
+
+
+def _overlap(a: Vectors, b: Vectors) -> Float64[np.ndarray, " k"]:
+    either = np.maximum(a, b).sum(-1)
+    shared = np.divide(np.minimum(a, b).sum(-1), either, out=np.ones_like(either), where=either > 0)
+    return np.asarray(1 - shared)
+
+
 def _angle(a: Vectors, b: Vectors) -> Float64[np.ndarray, " k"]:
     return np.asarray(1 - np.clip((a * b).sum(-1), -1.0, 1.0))
 
@@ -184,26 +163,17 @@ def _euclidean(a: Vectors, b: Vectors) -> Float64[np.ndarray, " k"]:
     return np.asarray(np.linalg.norm(a - b, axis=-1))
 
 
-def _overlap(a: Vectors, b: Vectors) -> Float64[np.ndarray, " k"]:
-    either = np.maximum(a, b).sum(-1)
-    return np.asarray(
-        1 - np.divide(np.minimum(a, b).sum(-1), either, out=np.ones_like(either), where=either > 0)
-    )
-
-
 DISTANCES: Registry[Distance] = Registry("distance", holds=Distance)
 for _key, _summary, _published, _vectors, _between in (
     ("spearman", "1 - rank correlation", "CSS_v,SRCC", _ranks, _angle),
     ("cosine", "1 - cosine of the weights", "CSS_v,cos", _directions, _angle),
-    ("l2", "Euclidean distance of the weights", "CSS_v,l2", _numbers, _euclidean),
+    ("l2", "Euclidean distance of the weights", "CSS_v,l2", lambda _, rows, view: view.of(rows), _euclidean),
     ("laplacian", "distance of the Laplacian spectra", "CSS_g", _laplacian, _euclidean),
     ("netlsd", "distance of the heat signatures", "CSS_g", _heat, _euclidean),
-    ("jaccard", "1 - overlap of the strongest edges", "CSS_g", _selected, _overlap),
+    ("jaccard", "1 - overlap of the strongest edges", "CSS_g", _strongest, _overlap),
 ):
-    DISTANCES.add(
-        _key,
-        Distance(key=_key, summary=_summary, published=_published, vectors=_vectors, between=_between),
-    )
+    entry = Distance(key=_key, summary=_summary, published=_published, vectors=_vectors, between=_between)
+    DISTANCES.add(_key, entry)
 
 
 # ------------------------------------------------------------------------------------------------- shifts
@@ -270,20 +240,14 @@ def circuit_shift(
     """
     check_comparable(reference_scores, shifted_scores)
     check_name("weights", weights, ("abs", "signed"))
-    graph = reference_scores.graph
-    if top_k is not None and not 1 <= top_k <= graph.n_edges:
-        raise InputError(
-            f"top_k is {top_k}; expected 1 to {graph.n_edges}, the number of edges of this graph"
-        )
     how = DISTANCES[distance]
     view = ShiftView(weights=weights, top_k=top_k, prune=prune, normalized=normalized)
     rows = np.concatenate([edge_rows(reference_scores), edge_rows(shifted_scores)])
-    vectors = how.vectors(graph, rows, view)
+    vectors = how.vectors(reference_scores.graph, rows, view)
     (value,) = how.between(vectors[:1], vectors[1:])
-    if math.isnan(value) and distance == "spearman":
-        warnings.warn(
-            "the rank correlation is undefined: the scores are constant", DegenerateDataWarning, stacklevel=2
-        )
+    if math.isnan(value):
+        reason = "the scores are constant, or no chosen edge lies on a path from input to logits"
+        warnings.warn(f"{distance} is undefined: {reason}", DegenerateDataWarning, stacklevel=2)
     return float(value)
 
 
@@ -305,9 +269,6 @@ def output_shift(known: Float64[np.ndarray, "m c"], new: Float64[np.ndarray, "n 
     Returns:
         In [0, 1]; larger means more shift. Positive by sampling alone, the more so for few images.
 
-    Raises:
-        ShapeError: For another number of classes.
-
     References:
         Lipton, Wang and Smola (2018), arXiv:1802.03916; Rabanser, Guennemann and Lipton (2019),
         arXiv:1810.11953.
@@ -316,8 +277,6 @@ def output_shift(known: Float64[np.ndarray, "m c"], new: Float64[np.ndarray, "n 
         >>> output_shift(np.array([[0.1, 0.9], [0.2, 0.8]]), np.array([[0.15, 0.85], [0.9, 0.1]]))
         0.5
     """
-    if known.shape[1] != new.shape[1]:
-        raise ShapeError(f"outputs have {known.shape[1]} and {new.shape[1]} classes; give those of one model")
     largest = 0.0
     for one, other in zip(np.sort(known, axis=0).T, np.sort(new, axis=0).T, strict=True):
         places = np.concatenate([one, other])
@@ -327,12 +286,8 @@ def output_shift(known: Float64[np.ndarray, "m c"], new: Float64[np.ndarray, "n 
 
 
 def rank_shift_map(
-    reference_scores: EdgeScores,
-    shifted_scores: EdgeScores,
-    *,
-    absolute: bool = False,
-    granularity: str = "block",
-) -> Float[Tensor, "n n"]:
+    reference_scores: EdgeScores, shifted_scores: EdgeScores, *, absolute: bool = False
+) -> Float64[Tensor, "n n"]:
     """Where in the network a circuit moved: mean change of the edges' ranks from layer to layer.
 
     delta(e) = (rank'(e) - rank(e)) / n_edges, ranks 1..n_edges of |score|, ascending, ties averaged.
@@ -341,7 +296,6 @@ def rank_shift_map(
         reference_scores: Scores on known data.
         shifted_scores: Scores of the same model on other data, made with the same settings.
         absolute: Average |delta| instead.
-        granularity: `"block"` or `"sublayer"`, see `dependency_matrix`.
 
     Returns:
         float64 `[L + 1, L + 1]`, layers of source and target as in `dependency_matrix`, in (-1, 1); positive:
@@ -356,12 +310,12 @@ def rank_shift_map(
     """
     check_comparable(reference_scores, shifted_scores)
     graph = reference_scores.graph
-    before, after = (
+    ranks = [
         scipy.stats.rankdata(np.abs(edge_rows(each)), axis=-1) for each in (reference_scores, shifted_scores)
-    )
-    delta = (after - before) / graph.n_edges
-    moved = layer_sums(graph, np.abs(delta) if absolute else delta, granularity)[0]
-    return torch.from_numpy(moved / np.maximum(layer_sums(graph, np.ones_like(delta), granularity)[0], 1))
+    ]
+    delta = (ranks[1] - ranks[0]) / graph.n_edges
+    moved = layer_sums(graph, np.abs(delta) if absolute else delta)[0]
+    return torch.from_numpy(moved / np.maximum(layer_sums(graph, np.ones_like(delta))[0], 1))
 
 
 def check_comparable(a: EdgeScores, b: EdgeScores, *, same_model: bool = True) -> None:
@@ -378,16 +332,14 @@ def check_comparable(a: EdgeScores, b: EdgeScores, *, same_model: bool = True) -
     """
     if a.graph != b.graph:
         raise GraphMismatchError(
-            f"the circuits belong to different graphs: {a.graph.describe()} and {b.graph.describe()}; "
-            "compare circuits of one model"
+            f"the circuits belong to different graphs: {a.graph.describe()} and {b.graph.describe()}"
         )
     one, other = settings_of(a), settings_of(b)
-    for name in (*SETTINGS, OPTIONS):
-        if name in one and name in other and one[name] != other[name]:
-            raise InputError(
-                f"the circuits were discovered with different settings: {name} is {one[name]!r} and "
-                f"{other[name]!r}; use the same for both"
-            )
+    if odd := [name for name in one if name in other and one[name] != other[name]]:
+        raise InputError(
+            f"the circuits were discovered with different settings: {odd[0]} is {one[odd[0]]!r} and "
+            f"{other[odd[0]]!r}; use the same for both"
+        )
     weights = [each.provenance.get("model", {}).get("weight_hash") for each in (a, b)]
     if same_model and None not in weights and weights[0] != weights[1]:
         raise GraphMismatchError(
@@ -404,7 +356,7 @@ def settings_of(scores: EdgeScores) -> dict[str, Any]:
     """
     record = scores.provenance
     settings = {name: record[name] for name in SETTINGS if name in record}
-    return settings | ({OPTIONS: plain(record.get(OPTIONS, {}))} if "method" in record else {})
+    return settings | ({"options": plain(record.get("options", {}))} if "method" in record else {})
 
 
 def check_reference(model: Model, reference: EdgeScores) -> dict[str, Any]:
@@ -418,17 +370,18 @@ def check_reference(model: Model, reference: EdgeScores) -> dict[str, Any]:
         GraphMismatchError: If the scores belong to another graph or to other weights.
         InputError: If their record does not say how they were found.
     """
-    record, shape = reference.provenance, model.graph.valid.shape
-    own = EdgeScores(model.graph, torch.zeros(shape), provenance={"model": model.describe()})
+    own = EdgeScores(
+        model.graph, torch.zeros(model.graph.valid.shape), provenance={"model": model.describe()}
+    )
     check_comparable(reference, own)
-    missing = [name for name in ("model", "seed", *SETTINGS) if name not in record]
-    if missing:
+    record = reference.provenance
+    if missing := [name for name in ("model", "seed", *SETTINGS) if name not in record]:
         raise InputError(
             f"the record of the reference circuit lacks {', '.join(missing)}, so new circuits cannot be "
             "discovered in the same way; make it with assay.discover"
         )
     settings = settings_of(reference) | {"seed": record["seed"]}
-    return {name: value for name, value in settings.items() if name != OPTIONS or value}
+    return {name: value for name, value in settings.items() if name != "options" or value}
 
 
 def circuit_like(model: Model, task: ImageTask, reference: EdgeScores) -> EdgeScores:
@@ -444,7 +397,7 @@ def circuit_like(model: Model, task: ImageTask, reference: EdgeScores) -> EdgeSc
         InputError, NonFiniteError: As `discover`.
     """
     settings = check_reference(model, reference)
-    method = get_method(settings.pop("method"), **settings.pop(OPTIONS, {}))
+    method = get_method(settings.pop("method"), **settings.pop("options", {}))
     if settings["steps"] is None:  # a method without quadrature
         del settings["steps"], settings["quadrature"]
     return discover(model, task.for_model(model).held(), method, **settings)
