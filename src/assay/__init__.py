@@ -10,28 +10,14 @@ Public names are imported on first use, so `import assay` and the command line s
 this file, which type checkers read, is the one list of them: `from MODULE import NAME as NAME`.
 """
 
-import ast
-import importlib
-from pathlib import Path
+from assay.core.registry import homes_of, loader
 
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    str(alias.asname): (str(statement.module), alias.name)
-    for statement in ast.parse(Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")).body
-    if isinstance(statement, ast.ImportFrom)
-    for alias in statement.names
-}
+_HOMES = homes_of(__file__)
 __all__ = sorted(_HOMES)
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        names = ", ".join(__all__)
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}; public names: {names}")
-    module, own = _HOMES[name]
-    return getattr(importlib.import_module(module), own)
+__getattr__ = loader(__name__, _HOMES)
 
 
 def __dir__() -> list[str]:

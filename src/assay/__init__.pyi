@@ -3,7 +3,6 @@
 import builtins
 
 from assay.analyses.benchmark import benchmark_discovery as benchmark_discovery
-from assay.analyses.benchmark import measure_truth as measure_truth
 from assay.analyses.calibration import calibrate as calibrate
 from assay.analyses.calibration import calibrate_all as calibrate_all
 from assay.analyses.generalization import Monitor as Monitor
@@ -36,7 +35,6 @@ from assay.core.measurement import Measurement as Measurement
 from assay.core.verdict import Interval as Interval
 from assay.core.verdict import Verdict as Verdict
 from assay.discovery.edges import discover as discover
-from assay.discovery.edges import discover_positions as discover_positions
 from assay.discovery.edges import output_scores as output_scores
 from assay.discovery.heads import HeadScores as HeadScores
 from assay.discovery.heads import discover_heads as discover_heads
@@ -51,7 +49,7 @@ from assay.metrics import measure as measure
 from assay.models import Model as Model
 from assay.models import load_model as load_model
 from assay.models.planted import planted_model as planted_model
-from assay.page.notebook import ProgressDisplay as ProgressDisplay
+from assay.page.terminal import ProgressDisplay as ProgressDisplay
 from assay.pipeline.audit import audit as audit
 from assay.report.save import save_report as save_report
 from assay.stats import percentile_confidence as percentile_confidence

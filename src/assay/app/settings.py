@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from assay.app.console import note
-from assay.app.delivery import DEFAULT_STORE, Computing
+from assay.app.delivery import DEFAULT_STORE, Computing, note
 from assay.app.options import (
     CIRCUIT,
     DISCOVERY,
@@ -72,7 +71,7 @@ class Placed:
         Raises:
             InputError: Naming the devices there are.
         """
-        from assay.models.placing import accelerator, check_device
+        from assay.models.checkpoints import accelerator, check_device
 
         if self.device != "auto":
             check_device(self.device)
@@ -138,7 +137,7 @@ class Typed:
     @property
     def torch_dtype(self) -> "torch.dtype | None":
         """The number type; None leaves it to the loader."""
-        from assay.models.placing import number_type
+        from assay.models.checkpoints import number_type
 
         return number_type(self.dtype_name)
 
@@ -148,7 +147,7 @@ class ImageWorkers:
     """Where images are decoded.
 
     Attributes:
-        workers: Processes that decode images; 0 for none. Default: one per core, at most 8.
+        workers: Threads that decode images; 0 for none. Default: one per core, at most 8.
         exif: Turn images as their EXIF orientation says (turn), or leave them as stored (ignore).
     """
 
@@ -324,9 +323,18 @@ class Ablating(Behaviour):
 
     Attributes:
         ablation: Value that replaces a removed edge. Default: the task's own.
+        reference: Task or JSONL file whose prompts --ablation mean, or mean-positional, is taken over.
+            Default: those that are run.
     """
 
     ablation: Annotated[str | None, DISCOVERY] = None
+    reference: Annotated[str | None, RARE] = None
+
+    def __post_init__(self) -> None:
+        if self.reference is not None:
+            if self.ablation is None or ":" in self.ablation:
+                raise InputError("--reference says what a mean is taken over; give --ablation mean with it")
+            object.__setattr__(self, "ablation", f"{self.ablation}:{self.reference}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -365,8 +373,8 @@ class Sizing(Discovering):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfCircuit(RunningModels, Sizing, Prompted):
-    """The circuit that is judged, given or discovered.
+class JudgedCircuit(Computing, Seeded, Prompted):
+    """The circuit that is judged, given or discovered as an audit does.
 
     Attributes:
         n: Prompts in each half, to discover on and to measure on; with --circuit, in total. Default: 200; all
@@ -407,3 +415,8 @@ class OfCircuit(RunningModels, Sizing, Prompted):
         from assay.pipeline.sizing import runs_of
 
         return call(self, runs_of, model, prompts, circuit, **more)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfCircuit(RunningModels, Sizing, JudgedCircuit):
+    """The circuit that is judged, given or discovered in a way of one's own."""

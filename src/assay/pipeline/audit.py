@@ -30,17 +30,28 @@ from assay.execution import Ablation, CircuitRuns, get_ablation
 from assay.metrics import faithfulness_curve, find_metric
 from assay.metrics.curve import FRACTIONS
 from assay.metrics.metric import SIGNED_MARGINS
-from assay.metrics.plots import CurveData, curve_data
+from assay.metrics.page import CurveData, curve_data
 from assay.models import Model, load_model
 from assay.models.loading import EMBEDDED
 from assay.objectives import Objective, get_objective
 from assay.page.graph import graph_of
 from assay.pipeline.audit_result import SCHEMA, Audit, drawn_edges
-from assay.pipeline.checks import check_options, check_writable, registered, usual_replacement
 from assay.pipeline.gates import calibrate_measured, calibrate_runs
 from assay.pipeline.prompts import N, divide
 from assay.pipeline.sizing import COARSE, FINE, SizedCircuit, discover_circuit
-from assay.pipeline.stage import Content, Progress, RunSettings, Stage, measure_stored, noted, silent
+from assay.pipeline.stage import (
+    Content,
+    Progress,
+    RunSettings,
+    Stage,
+    check_options,
+    check_writable,
+    measure_stored,
+    noted,
+    registered,
+    silent,
+    usual_replacement,
+)
 from assay.pipeline.worst import USUAL_SIDE, pairs_of, usual_sizes, worst_case_stage, worst_measured
 from assay.store import About, Store, StoredResult
 from assay.tasks import TASKS, ImageTask, PairTask, Task, Tokens, is_task_file

@@ -17,20 +17,38 @@ import torch
 
 from assay.circuits import Circuit, EdgeScores, write_atomically
 from assay.core.errors import InputError
-from assay.core.plotted import Plotted
-from assay.core.record import BRIEF, HIDDEN, Record, named
+from assay.core.record import BRIEF, HIDDEN, Plotted, Record, named
 from assay.core.verdict import FEW_PROMPTS
 from assay.metrics import faithfulness_curve
-from assay.metrics.page import LEGEND, OPEN, measurement_rows, measurement_table, with_parts
-from assay.metrics.plots import CurveData, plot_curve
+from assay.metrics.page import (
+    LEGEND,
+    OPEN,
+    CurveData,
+    measurement_rows,
+    measurement_table,
+    plot_curve,
+    with_parts,
+)
 from assay.page import blocks
 from assay.page import text as words
-from assay.page.blocks import Block, Column, Details, Facts, Figure, Interactive, Note, Page, Section, Table
-from assay.page.form import PAGES, PageForm
+from assay.page.blocks import (
+    PAGES,
+    Block,
+    Column,
+    Details,
+    Facts,
+    Figure,
+    Interactive,
+    Note,
+    Page,
+    PageForm,
+    Section,
+    Table,
+)
+from assay.page.draw import Matrix, matrix_table, plot_matrix
 from assay.page.graph import circuit_view, graph_of, signed
-from assay.page.matrix import Matrix, matrix_table, plot_matrix
 from assay.page.text import NARROW, Span, Text, code, italic, listed, number, percent, quiet, rounded
-from assay.pipeline.checks import check_writable
+from assay.pipeline.stage import check_writable
 
 
 if TYPE_CHECKING:

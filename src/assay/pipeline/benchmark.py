@@ -11,7 +11,7 @@ from assay.circuits import EdgeScores, load_scores, load_submission, read_eap_ig
 from assay.core.errors import FileFormatError
 from assay.discovery.edges.method import METHODS
 from assay.models import Model
-from assay.pipeline.checks import check_writable
+from assay.pipeline.stage import check_writable
 from assay.report.save import save_report
 
 

@@ -11,8 +11,8 @@ from assay.analyses.calibration.battery import (
     prepare,
     run,
 )
+from assay.analyses.calibration.columns import Columns
 from assay.analyses.calibration.gate import find_gate
-from assay.analyses.calibration.readings import Battery
 from assay.circuits import Circuit
 from assay.core.random import stream
 from assay.core.record import MACHINE
@@ -22,8 +22,7 @@ from assay.discovery.heads.table import AnyCircuit
 from assay.execution import CircuitRuns
 from assay.models import Model
 from assay.objectives import get_objective, is_registered
-from assay.pipeline.checks import usual_replacement
-from assay.pipeline.stage import Content, Progress, RunSettings, Stage
+from assay.pipeline.stage import Content, Progress, RunSettings, Stage, usual_replacement
 from assay.store import About, Store
 from assay.tasks import PairTask
 from assay.tasks.examples import different_examples
@@ -72,15 +71,15 @@ def calibrate_stored(
     objective = get_objective(options.get("objective") or task.objective)
     kept = store is not None and is_registered(objective)
     folder = Path(store.directory) / TABLES if store is not None and kept else None
-    battery = prepare(circuit, model, task, against=against, folder=folder, **options)
-    return _judged(battery, store if kept else None, progress)
+    columns = prepare(circuit, model, task, against=against, folder=folder, **options)
+    return _judged(columns, store if kept else None, progress)
 
 
-def _judged(battery: Battery, store: Store | None, progress: Progress | None) -> StoredCalibration:
-    """The verdicts of a prepared battery as a stage."""
+def _judged(columns: Columns, store: Store | None, progress: Progress | None) -> StoredCalibration:
+    """The verdicts of a prepared columns as a stage."""
 
     def compute() -> Content:
-        report, table = run(battery, progress), battery.table
+        report, table = run(columns, progress), columns.table
         counts, document = report.counts(), report.to_dict()
         found = [word for word in ("fail", "moderate", "inconclusive", "pass") if counts.get(word)]
         about = About(
@@ -89,7 +88,7 @@ def _judged(battery: Battery, store: Store | None, progress: Progress | None) ->
             n=table.task.n,
             seed=table.seed,
             status=found[0] if found else None,
-            name=battery.gates[0] if len(battery.gates) == 1 else f"{len(battery.gates)} gates",
+            name=columns.gates[0] if len(columns.gates) == 1 else f"{len(columns.gates)} gates",
             circuit=table.circuit.hash,
             size=table.circuit.n_edges,
             ablation=table.ablation,
@@ -99,7 +98,7 @@ def _judged(battery: Battery, store: Store | None, progress: Progress | None) ->
         facts[MACHINE] = {key: facts.pop(key) for key in ("columns", "passes")}
         return Content(payload=document, about=about)
 
-    memo = Stage(kind="calibration", record=battery.record, compute=compute).run(store)
+    memo = Stage(kind="calibration", record=columns.record, compute=compute).run(store)
     table = dict(memo.value.payload["table"])
     table |= table.pop(MACHINE)
     return StoredCalibration(document=memo.value.payload | {"table": table}, cached=memo.cached)
@@ -127,8 +126,8 @@ def calibrate_runs(
     )
     keys = tuple(find_gate(code).key for code in FREE_GATES)
     same = gates_on_same_prompts(runs.circuit, whole) & set(keys)
-    battery = Battery(table=table, gates=keys, same_prompts=same)
-    return _judged(battery, store if is_registered(runs.objective_object) else None, progress)
+    columns = Columns(table=table, gates=keys, same_prompts=same)
+    return _judged(columns, store if is_registered(runs.objective_object) else None, progress)
 
 
 def calibrate_measured(

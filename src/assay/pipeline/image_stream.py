@@ -1,7 +1,8 @@
 """Images that arrive: batches of the files of a folder, which may be followed, or of drawn ones."""
 
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import torch
 
 from assay.core.errors import FileFormatError, InputError, ShapeError
 from assay.tasks import EvalTransform, ImageTask, find_domains, is_shapes, read_files
-from assay.tasks.image_reading import image_paths, left_out
+from assay.tasks.image_reading import image_paths
 from assay.tasks.image_source import SHAPES
 
 
@@ -18,17 +19,6 @@ FIRST_WATCHED = 2_000_000  # number of the first drawn image to watch, which no 
 SETTLED = 1.0  # seconds without a change after which a file counts as written
 PATIENCE = 30.0  # the same for a file that cannot be decoded: its writer may be slow
 POLL = 1.0  # seconds between two looks at a folder
-Stamp = tuple[int, int]  # time of the last change in nanoseconds, and size
-
-
-def _rest(seconds: float) -> bool:
-    """Wait; nothing asks to stop."""
-    time.sleep(seconds)
-    return False
-
-
-def _unheard(text: str) -> None:
-    """A message, or the name of a file, to be ignored."""
 
 
 def batches(
@@ -42,9 +32,9 @@ def batches(
     follow: bool = False,
     flush_after: float | None = None,
     done: Collection[str] = (),
-    skip: Callable[[str], None] = _unheard,
-    tell: Callable[[str], None] = _unheard,
-    wait: Callable[[float], bool] = _rest,
+    skip: Callable[[str], object] = lambda name: None,
+    tell: Callable[[str], object] = lambda text: None,
+    wait: Callable[[float], object] = time.sleep,
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[ImageTask]:
     """The images of a source, a batch at a time, in order of their time; fewer than a batch at the end wait.
@@ -79,87 +69,70 @@ def batches(
     if is_shapes(source):
         yield from _drawn(source, transform, size, n, seed, done)
         return
-    folder = Path(source)
+    folder, taken = Path(source), {*done}
     if not folder.is_dir():
         raise FileFormatError(f"{folder} is not a folder; give one that holds images, or shapes:DOMAIN")
-    for note in left_out(image_paths(folder)[1], folder.name):
+    paths, notes = image_paths(folder)
+    for note in notes:
         tell(note)
-    taken, waiting, gone, mixed = {*done}, _Waiting(), False, False
-    since: dict[Path, tuple[Stamp, float]] = {}  # how a file looked, and since when
-    broken: dict[Path, Stamp] = {}  # files that could not be decoded as they looked
+    if len({path.parent for path in paths}) > 1:
+        tell(f"if folders of {folder.name} are classes, batches of one class differ from mixed known ones")
+    gone = False
+    parts: list[ImageTask] = []  # decoded images that wait for a full batch,
+    waiting_since = 0.0  # the first of them since then
+    # How a file looked (time of its change, size), since when, and whether decoding it failed.
+    seen: dict[Path, tuple[tuple[float, int], float, bool]] = {}
     while True:
         now, stamps = clock(), _stamps(folder)
         if gone != (not folder.is_dir()):
             gone = not gone
             tell(f"{folder} is {'not available; waiting until it is back' if gone else 'back'}")
-        since = {
-            path: since[path] if path in since and since[path][0] == stamp else (stamp, now)
+        seen = {
+            path: old if (old := seen.get(path)) and old[0] == stamp else (stamp, now, False)
             for path, stamp in stamps.items()
             if str(path) not in taken
         }
         ready = [
             path
-            for path, (stamp, first) in since.items()
+            for path, (stamp, first, failed) in seen.items()
             if not follow
-            or now - first >= (PATIENCE if broken.get(path) == stamp else SETTLED)
-            or (broken.get(path) != stamp and time.time() - stamp[0] / 1e9 >= SETTLED)
+            or now - first >= (PATIENCE if failed else SETTLED)
+            or (not failed and time.time() - stamp[0] >= SETTLED)
         ]
         while ready:
-            chosen, ready = ready[: size - len(waiting.names)], ready[size - len(waiting.names) :]
+            room = size - sum(part.n for part in parts)
+            chosen, ready = ready[:room], ready[room:]
             images, bad = _decoded(chosen, folder, transform)
             for path in bad:
-                stamp, first = since[path]
-                if _stamp(path) != stamp or (follow and now - first < PATIENCE):
-                    broken[path] = stamp  # it is looked at again
-                elif not skip_bad:
-                    raise FileFormatError(
-                        f"the image {path} cannot be decoded; repair it, or skip such files with --skip-bad"
-                    )
-                else:
+                stamp, first, _ = seen[path]
+                if follow and now - first < PATIENCE:
+                    seen[path] = (stamp, first, True)  # it is tried again
+                elif skip_bad:
                     taken.add(str(path))
                     skip(str(path))
+                else:
+                    raise FileFormatError(f"the image {path} cannot be decoded; --skip-bad skips such files")
             if images is not None:
-                waiting.add(images, now)
-                taken |= {*waiting.names}
-            if len(waiting.names) == size:
-                batch = waiting.take()
-                folders = {Path(name).parent for name in batch.fields["path"]}
-                if not mixed and len(folders) == 1 < len({path.parent for path in stamps}):
-                    mixed = True
-                    tell(
-                        f"all images of a batch lie in {folders.pop().name}/, others in other folders; if "
-                        "these folders are classes, batches of one class differ from mixed known ones"
-                    )
+                waiting_since = waiting_since if parts else now
+                parts.append(images)
+                taken |= {*images.fields["path"]}
+            if sum(part.n for part in parts) == size:
+                batch, parts = _joined(parts), []
                 yield batch
-        overdue = flush_after is not None and now - waiting.first >= flush_after
-        if follow and overdue and len(waiting.names) > 1:
-            yield waiting.take()
+        overdue = follow and flush_after is not None and now - waiting_since >= flush_after
+        if overdue and sum(part.n for part in parts) > 1:
+            batch, parts = _joined(parts), []
+            yield batch
         if not follow or wait(POLL):
             return
 
 
-class _Waiting:
-    """Decoded images that wait for a full batch."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-        self.first = 0.0  # when the first of them came
-        self._parts: list[ImageTask] = []
-
-    def add(self, images: ImageTask, now: float) -> None:
-        """Some more."""
-        self.first = self.first if self.names else now
-        self.names += images.fields["path"]
-        self._parts.append(images)
-
-    def take(self) -> ImageTask:
-        """All of them, as one task."""
-        parts, names = self._parts, self.names
-        self._parts, self.names = [], []
-        pixels = np.concatenate([part.pixels for part in parts if part.pixels is not None])
-        rows = torch.arange(len(pixels))
-        notes = tuple(note for part in parts for note in part.notes)
-        return replace(parts[0], pixels=pixels, rows=rows, ids=rows, fields={"path": names}, notes=notes)
+def _joined(parts: Sequence[ImageTask]) -> ImageTask:
+    """Decoded images as one task."""
+    pixels = np.concatenate([part.pixels for part in parts if part.pixels is not None])
+    rows, notes = torch.arange(len(pixels)), tuple(note for part in parts for note in part.notes)
+    names = [name for part in parts for name in part.fields["path"]]
+    return replace(parts[0], pixels=pixels, rows=rows, ids=rows, fields={"path": names}, notes=notes)
 
 
 def _decoded(
@@ -175,24 +148,16 @@ def _decoded(
     return images, list(map(Path, images.skipped))
 
 
-def _stamps(folder: Path) -> dict[Path, Stamp]:
-    """How the images below a folder look, the oldest first; hidden ones are left out."""
-    try:
-        paths = image_paths(folder)[0]
-    except OSError:  # a folder went while it was searched
-        return {}
-    shown = (path for path in paths if not any(part.startswith(".") for part in path.parts[-2:]))
-    stamps = {path: stamp for path in shown if (stamp := _stamp(path))}
+def _stamps(folder: Path) -> dict[Path, tuple[float, int]]:
+    """Times of change and sizes of the images below a folder, the oldest first; hidden ones are left out."""
+    stamps = {}
+    with suppress(OSError):  # a folder went while it was searched
+        for path in image_paths(folder)[0]:
+            with suppress(OSError):  # a file went
+                if not any(part.startswith(".") for part in path.parts[-2:]):
+                    stat = path.stat()
+                    stamps[path] = (stat.st_mtime, stat.st_size)
     return dict(sorted(stamps.items(), key=lambda each: (each[1][0], each[0])))
-
-
-def _stamp(path: Path) -> Stamp | None:
-    """How a file looks; None if it is gone by now."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_mtime_ns, stat.st_size
 
 
 def _drawn(

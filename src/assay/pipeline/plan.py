@@ -18,7 +18,7 @@ from assay.discovery.edges import get_method
 from assay.discovery.edges.eap_ig import Rule
 from assay.metrics import find_metric
 from assay.models.loading import EMBEDDED
-from assay.pipeline.checks import check_options
+from assay.pipeline.stage import check_options
 from assay.tasks import TASKS
 from assay.tasks.load import DEFAULT_N
 

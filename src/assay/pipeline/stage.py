@@ -1,30 +1,91 @@
 """The one engine of work that is kept: a stage is computed once and read from the store after that.
 
-The two that every other rests on, scores of edges and measurements of circuits, are here too.
+The two that every other rests on, scores of edges and measurements of circuits, are here too, and what is
+refused before any work begins: names, devices, places that cannot be written.
 """
 
+import os
+import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
 from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores
-from assay.core.errors import AssayWarning, UnknownNameError
+from assay.core.errors import AssayWarning, UnknownNameError, writing
 from assay.core.record import record_id
 from assay.discovery.edges import discover, get_method
 from assay.discovery.edges.method import provenance_of
-from assay.execution import Ablation, CircuitRuns
-from assay.metrics import measure, measurement_provenance
+from assay.discovery.heads.interventions import INTERVENTIONS
+from assay.execution import Ablation, CircuitRuns, get_ablation
+from assay.execution.ablation import named
+from assay.metrics import find_metric, measure, measurement_provenance
 from assay.models import Model
-from assay.objectives import Objective
-from assay.pipeline.checks import registered
+from assay.models.checkpoints import check_device
+from assay.objectives import Objective, get_objective, is_registered
 from assay.store import About, Store, StoredResult
-from assay.tasks import Task
+from assay.tasks import TASKS, Task, digits_source, is_task_file
+
+
+def check_writable(directory: Path, *, make: bool = False) -> None:
+    """Refuse a directory in which no file can be made, before any work is done for it.
+
+    Args:
+        directory: It need not exist.
+        make: Make it if it does not exist; otherwise nothing is left behind.
+
+    Raises:
+        OutputError: With the reason the system gives.
+    """
+    with writing(f"write to {directory}", "choose a writable directory"):
+        if make:
+            directory.mkdir(parents=True, exist_ok=True)
+        existing = next(
+            place for place in (directory, *directory.absolute().parents) if os.path.exists(place)
+        )
+        with tempfile.TemporaryFile(dir=existing):
+            pass
+
+
+def check_options(
+    *,
+    method: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    task: Task | str | None = None,
+    ablation: str | None = None,
+    objective: str | Objective | None = None,
+    metrics: Sequence[str] | None = None,
+    device: str | None = None,
+) -> None:
+    """Refuse unknown names before a model is loaded; the errors name near matches or all valid names."""
+    if method is not None:
+        get_method(method, **(options or {}))
+    if isinstance(task, str) and not is_task_file(task) and digits_source(task) is None:
+        TASKS[task.replace("_", "-")]
+    if ablation is not None:
+        get_ablation(ablation)
+    if objective is not None:
+        get_objective(objective)
+    for key in metrics or ():
+        find_metric(key)
+    if device is not None:
+        check_device(device)
+
+
+def registered(objective: Objective, ablation: Ablation) -> bool:
+    """Whether both are what their keys name; records hold keys, so a store can tell only these apart."""
+    return is_registered(objective) and named(ablation)
+
+
+def usual_replacement(ablation: str) -> str:
+    """What gates replace single heads by under an ablation: `mean` where that is defined for edges alone."""
+    return ablation if ablation in INTERVENTIONS else "mean"
 
 
 T = TypeVar("T")

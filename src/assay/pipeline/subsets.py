@@ -18,8 +18,7 @@ from assay.analyses.subsets.verdict import FOLDS, N_PERMUTATIONS
 from assay.core.errors import FileFormatError, InputError
 from assay.core.record import canonical_json, library_version, record_id
 from assay.core.untrusted import parse_json
-from assay.pipeline.checks import check_writable
-from assay.pipeline.stage import Content, Progress, Stage
+from assay.pipeline.stage import Content, Progress, Stage, check_writable
 from assay.store import About, Store
 
 

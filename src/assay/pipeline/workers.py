@@ -20,8 +20,14 @@ from dataclasses import dataclass
 from multiprocessing import connection, get_context, parent_process
 from typing import TYPE_CHECKING, Any
 
-from assay.core.errors import AssayError, AssayWarning, InputError, StoreError, UnsupportedModelError
-from assay.core.extras import needs_extra
+from assay.core.errors import (
+    AssayError,
+    AssayWarning,
+    InputError,
+    StoreError,
+    UnsupportedModelError,
+    needs_extra,
+)
 from assay.core.machine import usable_cores
 
 

@@ -1,6 +1,6 @@
 """The worst case as a stage: taken from the store where the same pairs were run before."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -9,13 +9,11 @@ import numpy as np
 import torch
 
 from assay.analyses.worst_case import WorstCase, explain, run_sample, sample_pairs, search_worst
-from assay.analyses.worst_case.attack import PREFIX, facts_of, notes_on
-from assay.analyses.worst_case.inputs import PairSample
-from assay.analyses.worst_case.pair_divergence import get_divergence
-from assay.analyses.worst_case.rerun import Rerun
-from assay.analyses.worst_case.row_by_row import ablation_of, pair_divergences
-from assay.analyses.worst_case.rows import count_pairs
-from assay.analyses.worst_case.sampling import INPUTS, grammar_of, usual_protocol
+from assay.analyses.worst_case.attack import PREFIX
+from assay.analyses.worst_case.divergence import get_divergence, pair_divergences
+from assay.analyses.worst_case.result import facts_of, notes_on
+from assay.analyses.worst_case.rows import Rerun, count_pairs
+from assay.analyses.worst_case.sampling import INPUTS, PairSample, grammar_of, usual_protocol
 from assay.circuits import Circuit
 from assay.core.errors import InputError
 from assay.execution import CircuitRuns
@@ -33,8 +31,8 @@ USUAL_SIDE = 60  # inputs a side inside an audit: the fewest in round numbers th
 EXPLAINED = 10  # worst pairs that are explained
 
 
-# Options by which a protocol is sized; the others by --n-pairs.
-COUNTED = {"all": ("n-clean", "n-corrupted"), INPUTS: ("n-clean",), "file": ()}
+# Options by which a protocol is sized; the others by --n-clean alone, or --n-pairs of a plan.
+COUNTED = {"all": ("n-clean", "n-corrupted"), "file": ()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,15 +56,15 @@ def sizes(
         InputError: For a count that the protocol has no use for.
     """
     counts = {"n-clean": n_clean, "n-corrupted": n_corrupted, "n-pairs": n_pairs}
-    used = COUNTED.get(protocol, ("n-pairs",))
+    used = COUNTED.get(protocol, ("n-clean",) if protocol == INPUTS else ("n-clean", "n-pairs"))
     for name, count in counts.items():
         if count is not None and name not in used:
             own = " and ".join(f"--{each}" for each in used) or "no count"
             raise InputError(f"protocol {protocol!r} does not use --{name} here; it takes {own}")
     if protocol == "all":
         return PairCounts(n_clean=n_clean or DEFAULT_SIDE, n_corrupted=n_corrupted or DEFAULT_SIDE)
-    n_pairs = (n_clean if protocol == INPUTS else n_pairs) or DEFAULT_PAIRS
-    return PairCounts(n_clean=n_pairs, n_corrupted=n_pairs)
+    n = n_clean or n_pairs or DEFAULT_PAIRS
+    return PairCounts(n_clean=n, n_corrupted=n)
 
 
 def usual_sizes(task: Task, ablation: str = "resample") -> tuple[str, PairCounts]:
@@ -99,7 +97,6 @@ def worst_case_stage(
     sample: PairSample,
     *,
     divergence: str = "kl",
-    thresholds: Sequence[float] = (),
     compute: Callable[[], WorstCase] | None = None,
     **options: Any,
 ) -> Stage[WorstCase]:
@@ -107,13 +104,12 @@ def worst_case_stage(
 
     `compute` makes it of runs that exist already, instead of `run_sample`.
     """
-    facts = facts_of(circuit, model, sample, divergence, thresholds)
-    how: dict[str, Any] = {"divergence": divergence, "thresholds": thresholds, **options}
+    facts = facts_of(circuit, model, sample, get_divergence(divergence), ())
 
     def read(stored: StoredResult) -> WorstCase:
         arrays = {name: stored.arrays[name].double().numpy() for name in ("divergence", "empty")}
         arrays["argmax_differs"] = stored.arrays["argmax_differs"].bool().numpy()
-        worst = _result(circuit, model, sample, divergence, thresholds, **arrays)
+        worst = _result(circuit, model, sample, divergence, **arrays)
         return replace(worst, seconds=float(stored.payload["seconds"]))
 
     def write(worst: WorstCase) -> Content:
@@ -130,18 +126,15 @@ def worst_case_stage(
         )
         return Content(payload=worst.to_dict(), about=about, arrays=worst.arrays())
 
-    compute = compute or partial(run_sample, circuit, model, sample, **how)
+    compute = compute or partial(run_sample, circuit, model, sample, divergence=divergence, **options)
     return Stage(kind="worst_case", record=facts["provenance"], compute=compute, write=write, read=read)
 
 
-def _result(
-    circuit: Circuit, model: Model, sample: PairSample, key: str, thresholds: Sequence[float], **arrays: Any
-) -> WorstCase:
+def _result(circuit: Circuit, model: Model, sample: PairSample, key: str, **arrays: Any) -> WorstCase:
     """The result with the arrays of its pairs, by a divergence."""
     return WorstCase(
         sample=sample,
-        facts=facts_of(circuit, model, sample, key, thresholds),
-        thresholds=tuple(thresholds),
+        facts=facts_of(circuit, model, sample, get_divergence(key), ()),
         notes=notes_on(circuit, sample),
         rerun=Rerun(model=model, circuit=circuit, sample=sample, divergence=key),
         **arrays,
@@ -172,7 +165,7 @@ def worst_measured(runs: CircuitRuns, *, store: Store | None = None) -> WorstCas
         if model.result_dtype != torch.float64:
             kept, nothing = (each.astype(np.float32).astype(np.float64) for each in (kept, nothing))
         arrays = {"empty": nothing, "argmax_differs": (keep.argmax(-1) != full.argmax(-1)).numpy()}
-        return _result(circuit, model, sample, "kl", (), divergence=kept, **arrays)
+        return _result(circuit, model, sample, "kl", divergence=kept, **arrays)
 
     return worst_case_stage(circuit, model, sample, compute=compute).run(store).value
 
@@ -222,5 +215,5 @@ def _explanation(result: WorstCase, circuit: Circuit, model: Model, divergence: 
     sides = (
         side.tokens if side.images is None else side.images[side.tokens[:, 0]] for side in (clean, corrupted)
     )
-    how: dict[str, Any] = {"ablation": ablation_of(sample), "divergence": divergence}
+    how: dict[str, Any] = {"ablation": sample.carried, "divergence": divergence}
     return explain(circuit, model, *sides, positions=clean.positions, **how).to_dict()

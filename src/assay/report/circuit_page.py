@@ -5,7 +5,7 @@ from typing import Any
 from assay.circuits import Circuit, EdgeScores, ExportedCircuit
 from assay.core.errors import GraphMismatchError
 from assay.core.record import library_version
-from assay.execution.attention_patterns import attention_pattern
+from assay.execution.forward import attention_pattern
 from assay.models import Model
 from assay.page.blocks import Page, Section
 from assay.page.graph import circuit_view, packed_pattern

@@ -10,8 +10,7 @@ from assay.circuits import write_atomically
 from assay.core.errors import InputError, writing
 from assay.core.measurement import Measurement
 from assay.metrics.page import is_measurement, measurements_page
-from assay.page.blocks import Note, Page, Section
-from assay.page.form import PAGES, Document, PageForm, schema_of
+from assay.page.blocks import PAGES, Document, Note, Page, PageForm, Section, schema_of
 from assay.page.text import bounded, record_text
 from assay.report.sweep import sweep_page
 from assay.store import Store, StoredResult
@@ -22,7 +21,7 @@ _MODULES = {
     "audit": "assay.pipeline.audit_result",
     "benchmark": "assay.analyses.benchmark.page",
     "calibration": "assay.analyses.calibration.page",
-    "domain-evaluation": "assay.analyses.generalization.evaluation_page",
+    "domain-evaluation": "assay.analyses.generalization.monitor_page",
     "monitor": "assay.analyses.generalization.monitor_page",
     "ranking": "assay.analyses.generalization.ranking_page",
     "ranking-comparison": "assay.analyses.generalization.comparison",

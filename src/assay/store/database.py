@@ -14,8 +14,7 @@ import sqlalchemy as sa
 from safetensors import SafetensorError
 from torch import Tensor
 
-from assay.core.errors import FileFormatError, InputError, StoreError, writing
-from assay.core.extras import needs_extra
+from assay.core.errors import FileFormatError, InputError, StoreError, needs_extra, writing
 from assay.core.record import Record
 
 

@@ -16,8 +16,7 @@ from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.tables import ROLES
 from assay.core.errors import AlignmentError, FileFormatError, InputError, check_name
 from assay.core.machine import free_memory
-from assay.core.parquet import read_parquet_file
-from assay.core.untrusted import malformed, parse_json
+from assay.core.untrusted import malformed, parse_json, read_parquet_file
 
 
 Answered = tuple[pd.DataFrame, dict[str, Any]]  # a table, and arguments of `read_frame`

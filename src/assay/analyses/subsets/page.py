@@ -9,10 +9,9 @@ from assay.analyses.subsets.coherence import LABEL
 from assay.analyses.subsets.line import AOTIL
 from assay.core.errors import by_option
 from assay.page import blocks
-from assay.page.blocks import Block, Cell, Figure, Note, Section, columns
-from assay.page.form import PAGES, PageForm
+from assay.page.blocks import PAGES, Block, Cell, Figure, Note, PageForm, Section, columns
+from assay.page.draw import png_source
 from assay.page.text import MINUS, NARROW, code, interval, number, p_value, percent
-from assay.page.thumbnail import png_source
 
 
 UNITS = {"family": "families", "group": "training runs", "model": "models"}

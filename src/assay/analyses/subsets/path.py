@@ -18,10 +18,9 @@ from assay.analyses.subsets.selection import Subset, subsets_of
 from assay.analyses.subsets.splits import PARTS
 from assay.analyses.subsets.verdict import SubsetVerdict
 from assay.core.errors import InputError, check_name
-from assay.core.plotted import Plotted
 from assay.core.random import stream
-from assay.core.record import Record, record_id
-from assay.page.thumbnail import thumbnail
+from assay.core.record import Plotted, Record, record_id
+from assay.page.draw import thumbnail
 from assay.stats import fisher_z_interval
 
 

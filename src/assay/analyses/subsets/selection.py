@@ -19,8 +19,7 @@ from assay.analyses.subsets.splits import PARTS, ModelSplit, interval_unit_kind
 from assay.analyses.subsets.verdict import SubsetVerdict, judge
 from assay.circuits import write_atomically
 from assay.core.errors import FileFormatError, InputError, check_name, writing
-from assay.core.plotted import Plotted
-from assay.core.record import HIDDEN, Record, library_version, named, record_id
+from assay.core.record import HIDDEN, Plotted, Record, library_version, named, record_id
 from assay.core.untrusted import MALFORMED, parse_json
 from assay.stats import bounded_mean, clopper_pearson
 

@@ -528,7 +528,7 @@ def judge(
 
         The interval of the subset's own R on the test models is a note, not a condition: the permutations
         keep the level without it, and the condition costs power where the split tests on few runs of
-        near-copies (`experiments/subset_verdicts`).
+        near-copies.
 
         The level is exact for sizes that were fixed beforehand.
 

@@ -11,7 +11,6 @@ import assay.app.cli.benchmark
 import assay.app.cli.calibrate
 import assay.app.cli.discover
 import assay.app.cli.doctor
-import assay.app.cli.evaluate
 import assay.app.cli.export
 import assay.app.cli.measure
 import assay.app.cli.monitor

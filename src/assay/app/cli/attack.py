@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.parsing import TRUST, command
-from assay.app.console import progress_on_stderr, remark
-from assay.app.delivery import File, Reporting, check_outputs
+from assay.app.delivery import File, Reporting, check_outputs, progress_on_stderr, remark
 from assay.app.options import INPUTS, RARE, Count, Share, at_least, call, own_group
-from assay.app.settings import OfCircuit, OnImages, OnTask
+from assay.app.settings import JudgedCircuit, OnImages, OnTask
 from assay.core.errors import InputError
 
 
@@ -26,28 +25,24 @@ PAIRS, BOUNDS = own_group("Pairs"), own_group("Certificates", 41)
 
 
 @dataclass(frozen=True, kw_only=True)
-class AttackSettings(Reporting, OfCircuit, OnImages, OnTask):
+class AttackSettings(Reporting, JudgedCircuit, OnImages, OnTask):
     """What is attacked, over which pairs, and what is asked of them.
 
     Attributes:
         n: Prompts or images in each half, to discover a circuit on; images of the other half are attacked.
-            Prompts are counted by --n-clean, --n-corrupted and --n-pairs. Default: 200; all rows of a file.
+            Prompts are counted by --n-clean and --n-corrupted. Default: 200; all rows of a file.
         protocol: Pairs to run. all: every combination of clean and corrupted inputs; matched: inputs and
             their own corruptions; iid: independent pairs; file: the task's own pairs; inputs: single inputs,
             for zero and mean ablations. Default: all, file for a JSONL file and for images, inputs where it
             applies.
         ablation: Value that replaces a removed edge: resample, resample-donor (of another clean input),
             zero, mean or mean-positional. Default: resample.
-        n_clean: Clean inputs of protocols all and inputs. Default: 300, about a minute on mini; 3000 for
-            inputs.
+        n_clean: Clean inputs, or pairs of protocols matched and iid. Default: 300 for all, about a minute
+            on mini; else 3000.
         n_corrupted: Corrupted inputs of protocol all. Default: 300.
-        n_pairs: Pairs of protocols matched and iid. Default: 3000.
-        reuse_clean: Corrupt the clean prompts of the sample, as the published runs did.
         divergence: Divergence: kl, reverse-kl, js, tv or logit-diff-gap.
-        threshold: Report the share of pairs above this divergence; repeat for several.
         independent: Treat rows as independent samples not used for discovery, and compute certificates.
-        percentile: Percentile to certify, as a fraction. Default: 0.95, 0.99, 0.999.
-        delta: Confidence of a certificate.
+        percentile: Percentile to certify, as a fraction, at confidence 0.95. Default: 0.95, 0.99, 0.999.
         search: Also search for worse pairs, with this many evaluations, e.g. 20000.
         explain: Also report the missing edges that would repair the worst pairs.
         resume: Directory for finished blocks. Resumes if it already holds some.
@@ -59,13 +54,9 @@ class AttackSettings(Reporting, OfCircuit, OnImages, OnTask):
     ablation: Annotated[str, PAIRS] = "resample"
     n_clean: Annotated[Count | None, PAIRS] = None
     n_corrupted: Annotated[Count | None, PAIRS] = None
-    n_pairs: Annotated[Count | None, RARE] = None
-    reuse_clean: Annotated[bool, RARE] = False
     divergence: Annotated[str, PAIRS] = "kl"
-    threshold: Annotated[tuple[float, ...], RARE] = ()
     independent: Annotated[bool, BOUNDS] = False
     percentile: Annotated[tuple[Share, ...], BOUNDS] = ()
-    delta: Annotated[Share, RARE] = 0.95
     search: Annotated[int | None, PAIRS, at_least(100)] = None
     explain: Annotated[bool, RARE] = False
     resume: Annotated[Path | None, RARE] = None
@@ -100,7 +91,7 @@ def attack(settings: AttackSettings) -> None:
     model = settings.load_model()
     circuit = settings.edge_circuit(model.graph)
     task, found_on = _inputs(settings, model, circuit, size)
-    counted = settings.n_clean or settings.n_corrupted or settings.n_pairs
+    counted = settings.n_clean or settings.n_corrupted
     if protocol in ("file", "inputs", "all") and not settings.of_grammar and not counted:
         size = PairCounts(n_clean=task.n, n_corrupted=task.n)
     check_outputs(settings, folders=(settings.resume,))
@@ -110,15 +101,13 @@ def attack(settings: AttackSettings) -> None:
             ablation = _found_under(settings, task)
             more: dict[str, Any] = {"ablation": ablation, "store": store, "progress": progress}
             circuit = settings.runs(model, found_on, **more).circuit
-        names = ("ablation", "seed", "reuse_clean", "independent")
-        how = {name: getattr(settings, name) for name in names}
+        how = {name: getattr(settings, name) for name in ("ablation", "seed", "independent")}
         sample = pairs_of(model.bind(task), protocol, size, **how)
         stored = worst_case_stage(
             circuit,
             model,
             sample,
             divergence=settings.divergence,
-            thresholds=settings.threshold,
             directory=settings.resume,
             progress=progress,
         ).run(store)
@@ -134,8 +123,7 @@ def attack(settings: AttackSettings) -> None:
 
 def _protocol(settings: AttackSettings) -> str:
     """The protocol that is asked for, else the usual one."""
-    from assay.analyses.worst_case.row_by_row import DONOR, edge_ablation
-    from assay.analyses.worst_case.sampling import INPUTS, PROTOCOLS
+    from assay.analyses.worst_case.sampling import DONOR, INPUTS, PROTOCOLS, edge_ablation
     from assay.core.errors import check_name
 
     usual = "all" if settings.of_grammar or settings.ablation == DONOR else "file"
@@ -146,9 +134,9 @@ def _protocol(settings: AttackSettings) -> str:
 
 def _check(settings: AttackSettings, protocol: str) -> None:
     """Refuse names that are wrong, and options that would be ignored, before a model is loaded."""
-    from assay.analyses.worst_case.pair_divergence import get_divergence
+    from assay.analyses.worst_case.divergence import get_divergence
     from assay.analyses.worst_case.sampling import check_ablation
-    from assay.pipeline.checks import check_options
+    from assay.pipeline.stage import check_options
 
     task = None if settings.of_images else settings.task
     call(settings, check_options, task=task, ablation=None)
@@ -195,12 +183,9 @@ def _deliver(settings: AttackSettings, result: "WorstCase", *, cached: bool) -> 
     """The result, with the certificates that are asked for, to files and to stdout."""
     import pandas as pd
 
-    from assay.analyses.worst_case.bounds import CERTIFIED
-
     document = result.to_dict()
-    if settings.percentile or settings.delta != AttackSettings.delta:
-        percentiles = settings.percentile or CERTIFIED
-        document["certificates"] = result.listed_certificates(percentiles, delta=settings.delta)
+    if settings.percentile:
+        document["certificates"] = result.listed_certificates(settings.percentile)
     if not settings.json:
         for warning in document["warnings"]:
             remark(warning["message"])

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.console import print_pages, progress_on_stderr
-from assay.app.delivery import DEFAULT_STORE, File, check_outputs
+from assay.app.delivery import DEFAULT_STORE, File, check_outputs, print_pages, progress_on_stderr
 from assay.app.options import DISCOVERY, INPUTS, OUTPUT, Count, call, own_group
 from assay.app.settings import Ablating, HeldOut, OnImages, OnTask, RunningModels, Sizing
 
@@ -48,7 +47,7 @@ def audit(settings: AuditSettings) -> None:
     """
     from assay.pipeline.audit import audit as run_audit
     from assay.pipeline.audit import request_of, stored_answer
-    from assay.pipeline.checks import check_options
+    from assay.pipeline.stage import check_options
     from assay.store import Store
 
     call(settings, check_options)
@@ -83,17 +82,14 @@ def audit(settings: AuditSettings) -> None:
 
 def _print_audit(result: "Audit") -> None:
     """The page of the audit; of worst case and calibrations, which have pages of their own, the finding."""
-    from assay.analyses.calibration import page_summary
-    from assay.analyses.worst_case import page_words
+    from assay.analyses.calibration import page as calibrations
+    from assay.analyses.worst_case.page import heading
     from assay.page.blocks import Page
 
     findings, worst, gates = [], result.worst_case, result.calibration
     if worst is not None:
-        verdict, remark = page_words.tail_verdict(worst), page_words.worst_pair(worst)
-        findings.append(
-            Page(kind="worst case", title=page_words.title(worst), verdict=verdict, remark=remark)
-        )
+        findings.append(Page(**heading(worst)))
     if gates is not None:
-        title, verdict = page_summary.title(gates), page_summary.overview(gates)
+        title, verdict = calibrations.title(gates), calibrations.overview(gates)
         findings.append(Page(kind="calibrations", title=title, verdict=verdict))
     print_pages(result.page(), *findings)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command, family
-from assay.app.console import print_pages, progress_on_stderr, remark
-from assay.app.delivery import File, check_outputs, make_room
+from assay.app.delivery import File, check_outputs, make_room, print_pages, progress_on_stderr, remark
 from assay.app.options import DISCOVERY, INPUTS, OUTPUT, RUNNING, Count, call, parse_options
 from assay.app.settings import Ablating, OnModel, RunningModels
 from assay.core.errors import InputError

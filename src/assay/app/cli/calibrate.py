@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import GATE_FIRED, TRUST, command
-from assay.app.console import progress_on_stderr, say
-from assay.app.delivery import Reporting, check_outputs
+from assay.app.delivery import Reporting, check_outputs, progress_on_stderr, say
 from assay.app.options import INPUTS, RARE, RUNNING, Count, at_least, call, own_group
 from assay.app.settings import Ablating, HeldOut, OfCircuit, OnTask
 from assay.core.errors import InputError
@@ -55,7 +54,7 @@ def calibrate(*gates: Annotated[str, Parameter(name="GATE")], settings: Calibrat
     """
     from assay.analyses.calibration import find_gate
     from assay.discovery.heads import INTERVENTIONS
-    from assay.pipeline.checks import check_options
+    from assay.pipeline.stage import check_options
 
     call(settings, check_options, ablation=None)
     if settings.ablation is not None:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.console import echo, print_table, progress_on_stderr
-from assay.app.delivery import File, Saving, check_outputs
+from assay.app.delivery import File, Saving, check_outputs, echo, print_table, progress_on_stderr
 from assay.app.options import CIRCUIT, DISCOVERY, INPUTS, OUTPUT, RARE, Count, call, parse_options
 from assay.app.settings import Ablating, Discovering, OnImages, OnTask, Quadrature, RunningModels
 from assay.core.errors import InputError
@@ -50,10 +49,9 @@ class DiscoverSettings(RunningModels, Saving, Quadrature, Ablating, Discovering,
 def discover(settings: DiscoverSettings) -> None:
     """Score every edge and keep the strongest as a circuit."""
     from assay.core.record import library_version
-    from assay.pipeline.checks import check_options
     from assay.pipeline.circuits import keep_circuit
     from assay.pipeline.prompts import read_inputs
-    from assay.pipeline.stage import discovery_stage
+    from assay.pipeline.stage import check_options, discovery_stage
 
     if sum(choice is not None for choice in (settings.top, settings.threshold, settings.greedy)) > 1:
         raise InputError("--top, --threshold and --greedy exclude each other; give one of them")

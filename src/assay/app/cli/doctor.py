@@ -6,9 +6,8 @@ import re
 from typing import Any
 
 from assay.app.cli.parsing import STORE, command
-from assay.app.console import echo, note, print_table
-from assay.app.delivery import Talking
-from assay.core.extras import DISTRIBUTION, install_command
+from assay.app.delivery import Talking, echo, note, print_table
+from assay.core.errors import DISTRIBUTION, install_command
 
 
 SCHEMA = "assay-doctor/1"
@@ -70,7 +69,7 @@ def machine() -> dict[str, Any]:
     import torch
 
     from assay.core.machine import free_memory, usable_cores
-    from assay.models.placing import accelerator
+    from assay.models.checkpoints import accelerator
 
     gpus = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
     return {
@@ -106,8 +105,8 @@ def engine_checks() -> list[dict[str, Any]]:
     own = torch.arange(PROMPTS)[:, None].expand(-1, 2)
     own_pass = model.module(task.clean.to(model.device)).logits.detach().cpu()
     native = own_pass[torch.arange(PROMPTS), task.positions]
-    full = run_circuit(model, task, Circuit.full(model.graph), pairs=own) - native
-    two_ways = run_circuit(model, task, half) - run_circuit(model, task, half, pairs=own)
+    full = run_circuit(Circuit.full(model.graph), model, task, pairs=own) - native
+    two_ways = run_circuit(half, model, task) - run_circuit(half, model, task, pairs=own)
     gap = discover(model, task, "eap-ig-inputs").details["completeness_gap"]
     values = {
         "full circuit against the model, of the largest logit": (full.abs().max() / largest, LOGITS),

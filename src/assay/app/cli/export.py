@@ -7,8 +7,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.console import echo
-from assay.app.delivery import Storing, Talking, make_room
+from assay.app.delivery import Storing, Talking, echo, make_room
 from assay.app.options import CIRCUIT, INPUTS, OUTPUT, Count
 from assay.core.errors import InputError
 

@@ -5,8 +5,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.console import echo_result, print_pages, progress_on_stderr, remark
-from assay.app.delivery import Saving, check_outputs, json_file
+from assay.app.delivery import (
+    Saving,
+    check_outputs,
+    echo_result,
+    json_file,
+    print_pages,
+    progress_on_stderr,
+    remark,
+)
 from assay.app.options import INPUTS, at_least, call, own_group
 from assay.app.settings import Ablating, OfCircuit, OnImages
 
@@ -38,8 +45,7 @@ class MeasureSettings(Saving, Ablating, OfCircuit, OnImages):
 @command(CIRCUITS, example="assay measure --circuit circuit.safetensors --task ioi --metric kl")
 def measure(settings: MeasureSettings) -> None:
     """Measure a circuit on tasks by one or more metrics."""
-    from assay.pipeline.checks import check_options
-    from assay.pipeline.stage import measure_stored
+    from assay.pipeline.stage import check_options, measure_stored
 
     for task in settings.task:
         call(settings, check_options, task=task, metrics=settings.metric)

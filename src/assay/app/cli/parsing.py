@@ -20,8 +20,7 @@ from typing import Any, TypeVar, cast, get_args
 from cyclopts import App, ArgumentCollection, CoercionError, CycloptsError, Group, Parameter
 from cyclopts.config import Env, Toml
 
-from assay.app.console import print_json, quiet, say, show_warning
-from assay.app.delivery import Quiet, Talking
+from assay.app.delivery import Quiet, Talking, print_json, quiet, say, show_warning
 from assay.app.options import FILTERS, RareGroup
 from assay.core.errors import AssayError, AssayWarning, InputError, by_option, check_name
 from assay.core.machine import decoding_with

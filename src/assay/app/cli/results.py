@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import STORE, command
-from assay.app.console import echo, print_pages, print_table
-from assay.app.delivery import File, Storing, Talking
+from assay.app.delivery import File, Storing, Talking, echo, print_pages, print_table
 from assay.app.options import OUTPUT, own_group
 from assay.core.errors import InputError
 from assay.core.untrusted import printable

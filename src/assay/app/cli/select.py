@@ -10,8 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import GATE_FIRED, SUBSETS, app, command
-from assay.app.console import echo, note, print_json, print_table, progress_on_stderr, say
-from assay.app.delivery import Computing, File, Storing, Talking, check_outputs, json_file
+from assay.app.delivery import (
+    Computing,
+    File,
+    Storing,
+    Talking,
+    check_outputs,
+    echo,
+    json_file,
+    note,
+    print_json,
+    print_table,
+    progress_on_stderr,
+    say,
+)
 from assay.app.options import INPUTS, OUTPUT, RARE, RUNNING, Count, at_least, own_group
 from assay.app.settings import Seeded
 from assay.core.errors import InputError, check_name

@@ -6,10 +6,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import STORE, command
-from assay.app.console import note
-from assay.app.delivery import Quiet, Storing
+from assay.app.delivery import Quiet, Storing, note
 from assay.app.options import at_least, call, own_group
-from assay.core.extras import needs_extra
+from assay.core.errors import needs_extra
 
 
 SITE = own_group("Site")

@@ -10,8 +10,7 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import STORE, command, family
 from assay.app.cli.results import StoreSettings, show
-from assay.app.console import echo, print_table, remark, say
-from assay.app.delivery import Storing, Talking
+from assay.app.delivery import Storing, Talking, echo, print_table, remark, say
 from assay.app.options import FILTERS, OUTPUT, RUNNING, STORED, at_least
 from assay.core.errors import InputError
 

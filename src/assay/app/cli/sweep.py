@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
-from assay.app.console import note, print_pages, print_table, progress_on_stderr, remark, say
-from assay.app.delivery import Computing, check_outputs
+from assay.app.delivery import (
+    Computing,
+    check_outputs,
+    note,
+    print_pages,
+    print_table,
+    progress_on_stderr,
+    remark,
+    say,
+)
 from assay.app.options import RUNNING, Count
 from assay.app.settings import Placed, Typed
 
@@ -46,7 +54,7 @@ class SweepSettings(Computing, Typed, Placed):
         Raises:
             InputError: For devices that are not there.
         """
-        from assay.pipeline.checks import check_options
+        from assay.pipeline.stage import check_options
 
         if self.ray is not None:
             return []
@@ -115,7 +123,7 @@ def _placed(
             that are not here.
     """
     from assay.core.errors import InputError
-    from assay.models.placing import accelerator
+    from assay.models.checkpoints import accelerator
     from assay.pipeline.workers import RayWorkers
 
     if not isinstance(workers, RayWorkers):

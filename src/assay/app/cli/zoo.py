@@ -1,6 +1,6 @@
-"""`assay zoo`: train the models of a grid, record what they predict, list them, choose configurations."""
+"""`assay zoo`: train the models of a grid, record what they predict, list them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import IMAGES, command, family
-from assay.app.console import echo, note, print_table, progress_on_stderr, remark
-from assay.app.delivery import Computing, Talking, json_file, make_room
+from assay.app.delivery import (
+    Computing,
+    Talking,
+    echo,
+    make_room,
+    note,
+    print_table,
+    progress_on_stderr,
+    remark,
+)
 from assay.app.options import INPUTS, OUTPUT, Count, own_group
 from assay.app.settings import Placed, Seeded, SkipBad, Typed
 from assay.core.errors import InputError
@@ -19,7 +27,7 @@ if TYPE_CHECKING:
     from assay.tasks import ImageTask
     from assay.zoo import Zoo
 
-TRAINING, CONFIGURATIONS = own_group("Training"), own_group("Configurations")
+TRAINING = own_group("Training")
 DRAWN = 1200  # images of a drawn domain
 FIRST_OWN = 1_000_000  # number of the first drawn image for ID accuracy: neither trained on nor recorded
 
@@ -27,28 +35,34 @@ zoo_app = family(IMAGES, "zoo", "Train, record and list zoos of image classifier
 
 
 @dataclass(frozen=True, kw_only=True)
-class Domains(Computing, Seeded, Placed, SkipBad):
-    """Labelled images, and how the command runs.
+class Running(Computing, Seeded, Placed, SkipBad):
+    """How the command runs.
 
     Attributes:
-        images: Domain, DIR/CLASS/*, or shapes:STYLE; repeat where several are read.
         n: Images of each domain, in total. Default: all of a folder, 1200 shapes.
     """
 
-    images: Annotated[tuple[str, ...], INPUTS]
     n: Annotated[Count | None, INPUTS] = None
+
+    def domains(self, source: str, start: int = 0) -> "Mapping[str, ImageTask]":
+        """The domains of a source; drawn images count from `start`."""
+        from assay.tasks import find_domains
+
+        return find_domains(source, n=self.n, seed=self.seed, start=start, drawn=DRAWN)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings(Domains):
+class TrainSettings(Running):
     """What models are trained on.
 
     Attributes:
+        images: Labelled domain, DIR/CLASS/*, or shapes:STYLE.
         out: Output directory of the zoo.
         holdout: Share of each class used for validation.
         shard: Part of the grid, as 2/8; the parts may be trained at once.
     """
 
+    images: Annotated[str, INPUTS]
     out: Annotated[Path, OUTPUT]
     holdout: Annotated[float, TRAINING] = 0.2
     shard: Annotated[str, TRAINING] = "1/1"
@@ -65,22 +79,25 @@ def train_(grid: Annotated[str, Parameter(name="CONFIG")], /, *, settings: Train
         settings: The options.
     """
     from assay.store import About
-    from assay.tasks import EvalTransform, is_shapes
+    from assay.tasks import EvalTransform, is_shapes, one_domain
     from assay.zoo import Grid, split, train_zoo
 
     part, _, parts = settings.shard.partition("/")
     if not (part.isdecimal() and parts.isdecimal()):
         raise InputError(f"--shard is {settings.shard}; give PART/PARTS, e.g. 2/8")
-    chosen = Grid.read(grid)
-    images = _domain(settings, settings.images, "--images").with_transform(
-        EvalTransform(resize=chosen.image_size())
-    )
-    if is_shapes(settings.images[0]):
+    chosen, source = Grid.read(grid), settings.images
+    transform = EvalTransform(resize=chosen.image_size())
+    images = one_domain(settings.domains(source), source).with_transform(transform)
+    if is_shapes(source):
         images = images.held()
     elif settings.skip_bad:
         images = images.readable()
     for text in images.notes:
         remark(text)
+
+    def validated(key: str, row: Mapping[str, Any]) -> None:
+        note(f"{key}: step {row['step']:,}, validation loss {row['loss']:.3f}, score {row['score']:.3f}")
+
     with progress_on_stderr() as progress:
         zoo = train_zoo(
             chosen,
@@ -89,9 +106,7 @@ def train_(grid: Annotated[str, Parameter(name="CONFIG")], /, *, settings: Train
             shard=(int(part), int(parts)),
             device=settings.place(),
             progress=progress,
-            validated=lambda key, row: note(
-                f"{key}: step {row['step']:,}, validation loss {row['loss']:.3f}, score {row['score']:.3f}"
-            ),
+            validated=validated,
         )
     document = zoo.to_dict() | {"path": str(zoo.path)}
     best = max((each.id_accuracy for each in zoo.entries if each.id_accuracy is not None), default=None)
@@ -104,14 +119,16 @@ def train_(grid: Annotated[str, Parameter(name="CONFIG")], /, *, settings: Train
 
 
 @dataclass(frozen=True, kw_only=True)
-class IndexSettings(Typed, Domains):
+class IndexSettings(Typed, Running):
     """What is recorded of every model.
 
     Attributes:
+        images: Labelled domains, DIR/CLASS/*, or shapes:STYLE; repeat for several.
         id_images: In-distribution domain for ID accuracy. Default: the validation images.
         out: Directory for DOMAIN.npz, the correctness matrices. Default: ZOO/correctness.
     """
 
+    images: Annotated[tuple[str, ...], INPUTS]
     id_images: Annotated[str | None, INPUTS] = None
     out: Annotated[Path | None, OUTPUT] = None
 
@@ -129,10 +146,8 @@ def index(zoo: ZooFolder = None, /, *, settings: IndexSettings) -> None:
         zoo: A zoo. Default: the embedded one.
         settings: The options.
     """
-    import pandas as pd
-
     from assay.store import About
-    from assay.tasks import EvalTransform
+    from assay.tasks import EvalTransform, one_domain
     from assay.tasks.image_source import FIRST_FREE
     from assay.zoo.archive import EMBEDDED
 
@@ -146,23 +161,25 @@ def index(zoo: ZooFolder = None, /, *, settings: IndexSettings) -> None:
     def read(images: "ImageTask") -> "ImageTask":
         return images.with_classes(classes).with_transform(transform).held(skip_bad=settings.skip_bad)
 
-    # Drawn images of the first numbers are those that `zoo train` trains on.
-    domains = _domains(settings, settings.images, start=FIRST_FREE)
     within = None
-    if settings.id_images is not None:
-        within = read(_domain(settings, (settings.id_images,), "--id-images", start=FIRST_OWN))
-    folder = settings.out or opened.path / "correctness"
-    running: dict[str, Any] = {"device": settings.place(), "dtype": settings.torch_dtype}
+    if (source := settings.id_images) is not None:
+        within = read(one_domain(settings.domains(source, FIRST_OWN), source))
+    # Drawn images of the first numbers are those that `zoo train` trains on.
+    found = [each for source in settings.images for each in settings.domains(source, FIRST_FREE).values()]
+    folder, device = settings.out or opened.path / "correctness", settings.place()
     records, lines = [], []
-    for images in map(read, domains):
+    for images in map(read, found):
         for text in images.notes:
             remark(text)
+        how = {"device": device, "dtype": settings.torch_dtype}
         with progress_on_stderr() as progress:
-            matrix = opened.correctness(images, id_images=within, progress=progress, **running)
+            matrix = opened.correctness(images, id_images=within, progress=progress, **how)
         path = matrix.save(make_room(folder / f"{matrix.domain.replace('/', '-')}.npz"))
-        weights = [opened.entry(key).weight_hash for key in matrix.keys]
-        numbers = {"id_accuracy": matrix.id_accuracy, "accuracy": matrix.accuracy}
-        models = pd.DataFrame({"key": matrix.keys, "weights": weights, **numbers}).to_dict("records")
+        accuracies = zip(matrix.keys, matrix.id_accuracy.tolist(), matrix.accuracy.tolist(), strict=True)
+        models = [
+            {"key": key, "weights": opened.entry(key).weight_hash, "id_accuracy": own, "accuracy": new}
+            for key, own, new in accuracies
+        ]
         record = {"domain": matrix.domain, "path": str(path), "n": images.n, "models": models}
         provenance = {"zoo": opened.name, "images": images.source_hash[:16], "dtype": settings.dtype}
         facts: dict[str, Any] = {"task": matrix.domain, "metric": "accuracy", "n": images.n}
@@ -171,8 +188,7 @@ def index(zoo: ZooFolder = None, /, *, settings: IndexSettings) -> None:
         arrays = {"correct": matrix.correct, "ids": matrix.ids, "labels": matrix.labels}
         identity = settings.keep("correctness", provenance | {"models": models}, record, about, arrays)
         reach = f"accuracy {matrix.accuracy.min():.1%} to {best:.1%}"
-        lines.append(f"{matrix.domain}: {name}, {images.n} images, {reach}  {path}")
-        lines.append(f"result   {identity}")
+        lines.append(f"{matrix.domain}: {name}, {images.n} images, {reach}  {path}\nresult   {identity}")
         records.append(record)
     settings.deliver(records, show=lambda: echo("\n".join(lines)))
 
@@ -187,69 +203,6 @@ def list_(zoo: ZooFolder = None, /, *, settings: Talking) -> None:
     """
     opened = _opened(zoo)
     settings.deliver(opened.to_dict() | {"path": str(opened.path)}, show=lambda: _show(opened))
-
-
-@dataclass(frozen=True, kw_only=True)
-class ConfigurationSettings(Talking):
-    """Which configurations are kept.
-
-    Attributes:
-        save: JSON file for the smaller grid, the input of `assay zoo train`.
-        tolerance: Accuracy below the best that still counts as near-optimal.
-        configurations: Number of configurations. Default: as few as needed.
-    """
-
-    save: Annotated[Path, OUTPUT]
-    tolerance: Annotated[float, CONFIGURATIONS] = 0.02
-    configurations: Annotated[int | None, CONFIGURATIONS] = None
-
-
-@command(parent=zoo_app, example="assay zoo select sweep grid.toml --save smaller.json")
-def select(
-    sweep: Path,
-    grid: Annotated[str, Parameter(name="CONFIG")],
-    /,
-    *,
-    settings: ConfigurationSettings,
-) -> None:
-    """Keep few configurations that serve every initialisation.
-
-    Each initialisation keeps a near-optimal one.
-
-    Args:
-        sweep: A zoo trained on one domain.
-        grid: The grid it was trained from.
-        settings: The options.
-    """
-    from assay.zoo import Grid, Zoo, select_configurations
-
-    whole, trained = Grid.read(grid), Zoo.open(sweep)
-    selection = select_configurations(trained, tolerance=settings.tolerance, size=settings.configurations)
-    smaller = whole.with_configurations(selection.configurations)
-
-    def show() -> None:
-        echo(f"{len(selection.configurations)} configurations kept, {len(smaller.recipes())} models")
-        rows = [[init, f"{gap:.3f}"] for init, gap in selection.shortfall.items()]
-        print_table("", ["initialisation", "below its best"], rows, right=("below its best",))
-
-    settings.deliver(selection.to_dict(), {"grid": json_file(settings.save, smaller.to_dict())}, show=show)
-
-
-def _domains(settings: Domains, sources: Sequence[str], *, start: int = 0) -> "list[ImageTask]":
-    """The images of every domain; drawn ones count from `start`."""
-    from assay.tasks import find_domains
-
-    how: dict[str, Any] = {"n": settings.n, "seed": settings.seed, "start": start, "drawn": DRAWN}
-    return [images for source in sources for images in find_domains(source, **how).values()]
-
-
-def _domain(settings: Domains, sources: Sequence[str], option: str, *, start: int = 0) -> "ImageTask":
-    """The only domain that an option names."""
-    domains = _domains(settings, sources, start=start)
-    if len(domains) != 1:
-        names = ", ".join(each.domain for each in domains)
-        raise InputError(f"{option} has {len(domains)} domains ({names}); give one, DIR/CLASS/*")
-    return domains[0]
 
 
 def _opened(path: Path | None) -> "Zoo":

@@ -1,1 +1,0 @@
-"""Monitors that run for weeks: their loop, alarms and metrics."""
