@@ -3,8 +3,8 @@
 import torch
 
 from assay.discovery.heads.interventions import INTERVENTIONS
-from assay.discovery.heads.replacing import Heads, run_with_heads_replaced
-from assay.execution.replacements import Setting
+from assay.discovery.heads.runs import Heads, run_with_heads_replaced
+from assay.execution.ablation import Setting
 from assay.models import Model
 from assay.tasks import Task
 

@@ -1,9 +1,9 @@
 """Inspections of models that never ran: arrays with a planted quality, for tests of rankings."""
 
 import numpy as np
+from scipy import linalg
 
 from assay.analyses.generalization.inspection import Inspection, InspectionSettings, answers_of
-from assay.analyses.generalization.spectra import SpectrumSums
 from assay.graph import build_graph
 from assay.stats.intervals import draw_counts
 
@@ -26,7 +26,6 @@ def planted(
     labelled: bool = True,
     draws: int = 30,
     width: int = 24,
-    n_batches: int = 3,
 ) -> Inspection:
     """A model that is right more often, and leans more on deep layers, the higher its quality (0 to 1).
 
@@ -42,8 +41,7 @@ def planted(
     matrix = np.triu(rng.uniform(0.5, 1.5, size=(6, 6)), 1)
     matrix[3:] *= np.exp(quality)
     spread = 1 + 0.05 * rng.normal(size=(draws, 6, 6))
-    spectra = SpectrumSums(n, SETTINGS.seed)
-    spectra.add(np.arange(n), features_of(quality, n=n, seed=seed, width=width))
+    features = features_of(quality, n=n, seed=seed, width=width)
     return Inspection(
         graph=GRAPH,
         n_classes=N_CLASSES,
@@ -52,18 +50,18 @@ def planted(
         labels=labels.astype(np.int64) if labelled else None,
         ids=np.arange(n),
         classes=None,
-        spectra=spectra.spectra(),
+        spectrum=linalg.svdvals(features),
+        centred_spectrum=linalg.svdvals(features - features.mean(0)),
         output_scores=scores.astype(np.float64).mean(0),
         output_draws=(draw_counts(n, draws, np.random.default_rng(1)) @ scores / n).astype(np.float32),
         dependency=matrix,
         dependency_draws=(matrix * spread).astype(np.float32),
-        sharpness=rng.uniform(0.14, 0.16, size=n_batches) * (1.5 - quality),
+        sharpness=float(rng.uniform(0.14, 0.16)) * (1.5 - quality),
         provenance={
             "model": {"id": f"planted-{quality:g}", "weight_hash": f"{seed:04d}{round(1000 * quality):04d}"},
             "task": {"name": "planted", "domain": "target", "data_hash": "0" * 64, "n": n, "config": {}},
             "settings": SETTINGS.to_dict(),
         },
-        cost={"inspect": {"seconds": 0.5, "passes": {"forward": 1}}},
     )
 
 

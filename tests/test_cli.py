@@ -24,7 +24,7 @@ from assay.app.cli.doctor import GAP, LOGITS, engine_checks
 from assay.app.options import keywords
 from assay.app.settings import OfCircuit, Placed
 from assay.catalogue import CIRCUITS, KINDS
-from assay.core.extras import install_command
+from assay.core.errors import install_command
 from assay.core.machine import usable_cores
 from assay.execution import runner
 from assay.store import Store
@@ -119,7 +119,7 @@ def test_settings_become_the_keywords_of_a_function_that_it_names() -> None:
     ("function", "settings", "named"),
     [
         ("pipeline.sizing:runs_of", "app.settings:OfCircuit", "objective ablation top store progress"),
-        ("pipeline.worst:sizes", "app.cli.attack:AttackSettings", ""),
+        ("pipeline.worst:sizes", "app.cli.attack:AttackSettings", "n_pairs"),
         ("pipeline.worst:with_findings", "app.cli.attack:AttackSettings", "explained progress"),
         ("pipeline.prompts:draw_prompts", "app.cli.calibrate:CalibrateSettings", ""),
         ("pipeline.prompts:prompts_to_measure", "app.cli.calibrate:CalibrateSettings", "drawn circuit"),
@@ -164,7 +164,7 @@ NEW_ZOO = ("zoo", "train", "tiny", "--out", "new")
         (("audit", "--device", "cuda:977"), 2, "error: device 'cuda:977' does not exist: PyTorch"),
         (("audit", "--revision", "v1"), 2, "error: revision applies only to ids of the Hugging Face Hub"),
         (("audit", "--task", "none.jsonl", "--out", "new"), 1, "none.jsonl"),
-        (("attack", "--protocol", "iid", "--n-clean", "5"), 2, "protocol 'iid' does not use --n-clean"),
+        (("attack", "--protocol", "iid", "--n-corrupted", "5"), 2, "'iid' does not use --n-corrupted"),
         (("attack", "--save", "w.pt"), 2, "give NAME.safetensors, or NAME.json"),
         (("attack", "--circuit", "ioi_gpt2"), 2, "belongs to another model"),
         (("calibrate", "C99"), 2, "C99"),
@@ -174,14 +174,14 @@ NEW_ZOO = ("zoo", "train", "tiny", "--out", "new")
         ((*PLANTED, "--option", "eap"), 2, "not of the form METHOD.NAME=VALUE"),
         (("export", "none.safetensors"), 2, "does not exist; give a circuit file or the id"),
         ((*WATCHED, "--follow"), 2, "--follow watches one folder"),
-        ((*WATCHED, "--threshold", "1", "--target", "0.5"), 2, "exclude each other"),
+        ((*WATCHED, "--threshold", "1", "--target", "0.5"), 2, "give only one of the two"),
         ((*FEW_KNOWN, "--known-batches", "0", "--threshold", "1", "--images", "nowhere"), 1, "not a folder"),
         (("monitor", "--model", "mini", "--reference", "x", "--images", "y"), 2, "reads text"),
         (("monitor", "--reference", "none.safetensors", "--images", "shapes:flat"), 1, "none.safetensors"),
         ((*SKETCH, "--images", "shapes:skech"), 2, "did you mean 'sketch'"),
         ((*SKETCH, "--metrics", "ddb-outptu"), 2, "did you mean 'ddb-output'"),
         ((*SKETCH, "--images", "absent"), 1, "absent has no images"),
-        ((*SKETCH, "--id-images", "a", "--id-images", "b"), 2, "one per zoo"),
+        ((*SKETCH, "--id-images", "a", "--id-images", "b"), 2, "specified multiple times"),
         (NEW_ZOO, 2, "--images requires an argument"),
         (("zoo", "list", "nowhere"), 1, "nowhere is not a directory"),
         (("zoo", "index", "--images", "shapes:flat"), 2, "the embedded zoo is read-only"),

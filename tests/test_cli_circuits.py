@@ -208,7 +208,7 @@ def test_pairs_of_a_file_single_prompts_and_images_are_attacked(circuit_file: Pa
     single = ("attack", "--circuit", circuit_file, "--ablation", "mean")
     assert "over 60 distinct prompts" in run(*single, "--n-clean", "60").stdout
     assert "use protocol 'inputs'" in run(*single, "--protocol", "all", code=2).stderr
-    images = ("attack", "--model", "colour-digits", "--top", "60", "--n", "20", "--steps", "1")
+    images = ("attack", "--model", "colour-digits", "--top", "60", "--n", "20")
     donors = document(*images, "--images", "colour-digits:0.5", "--ablation", "resample-donor")
     assert (donors["protocol"], donors["n_pairs"]) == ("all", 400)
     assert "has no grammar" in run(*single, "--task", "own.jsonl", "--n-clean", "4", code=2).stderr
@@ -280,7 +280,7 @@ def test_a_benchmark_prints_writes_and_reads_again(tmp_path: Path) -> None:
     places = ("--out", "out", "--export", "sent", "--scores-dir", "scores")
     text = run(*small, "--methods", "random,eap", *places).stdout
     assert "mini, ioi: 1,519 edges; scores from 6 examples, circuits judged on 6 other examples" in text
-    assert "eap ≤ eap-ig-inputs" in text
+    assert "has the highest CPR" in text
     made = DiscoveryBenchmark.load("out/benchmark.json")
     assert [row.name for row in made.rows] == ["random", "eap"]
     assert "<svg" in Path("out/report.html").read_text()

@@ -70,7 +70,7 @@ def test_what_only_unix_has_is_not_imported() -> None:
         "import os, sys\n"
         "sys.modules |= dict.fromkeys(('fcntl', 'resource', 'pwd', 'termios'))\n"
         "del os.pread\n"
-        "import assay.app.cli, assay.pipeline.monitoring, assay.app.monitor.watch, assay.app.site.web\n"
+        "import assay.app.cli, assay.pipeline.monitoring, assay.app.watch, assay.app.site.web\n"
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stderr

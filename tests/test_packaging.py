@@ -18,8 +18,7 @@ from packaging.requirements import Requirement
 from planted_subsets import planted_matrix
 
 import assay
-from assay.core.errors import MissingExtraError
-from assay.core.extras import DISTRIBUTION, install_command, needs_extra
+from assay.core.errors import DISTRIBUTION, MissingExtraError, install_command, needs_extra
 
 
 REPOSITORY = Path(__file__).resolve().parents[1]

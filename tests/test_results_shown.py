@@ -31,7 +31,7 @@ from assay.analyses.generalization.monitor import Monitor, Reading
 from assay.analyses.generalization.ranking import rank_inspections
 from assay.core.errors import InputError
 from assay.core.measurement import Measurement
-from assay.core.plotted import Plotted
+from assay.core.record import Plotted
 
 
 @functools.cache

@@ -6,7 +6,6 @@ A subclass gives a fixture `module`: a classifier of `SIZE` classes in float64 a
 from copy import deepcopy
 
 import literal_vits
-import numpy as np
 import pytest
 import torch
 from literal_vits import LiteralVit, Outputs
@@ -16,7 +15,6 @@ from assay.circuits import Circuit
 from assay.discovery.edges import discover, output_scores
 from assay.discovery.edges.gradients import ActivationDifferences, GradientSums
 from assay.execution import run_circuit, run_model
-from assay.metrics import measure
 from assay.models import Model, load_model
 from assay.tasks import ImageTask
 
@@ -85,12 +83,8 @@ class Conformance:
         close(twin.logits, expected)
         assert list(twin.outputs) == list(twin.model.graph.sources)
         assert twin.vit.graph.fingerprint == twin.model.graph.fingerprint
-
-    def test_what_is_said_of_the_images(self, twin: Literally) -> None:
-        model = twin.model
-        assert model.n_tokens == twin.embed.shape[1]
-        assert model.n_classes == twin.logits.shape[1]
-        assert model.forward(twin.task.images).shape == twin.embed.shape
+        assert twin.model.n_tokens == twin.embed.shape[1]
+        assert twin.model.n_classes == twin.logits.shape[1]
 
     def test_sources_and_biases_add_up_to_the_stream(self, twin: Literally) -> None:
         model = twin.model
@@ -154,14 +148,8 @@ class Conformance:
         model = twin.model
         close(run_model(model, twin.task), twin.logits)
         for ablation in ABLATIONS:
-            found = run_circuit(model, twin.task, Circuit.full(model.graph), ablation=ablation)
+            found = run_circuit(Circuit.full(model.graph), model, twin.task, ablation=ablation)
             close(found, twin.logits)
-
-    def test_empty_circuit_under_resample_is_the_corrupted_run(self, twin: Literally) -> None:
-        model = twin.model
-        expected, _ = literal_vits.whole(twin.vit, twin.other)
-        found = run_circuit(model, twin.task, Circuit.empty(model.graph), ablation="resample")
-        close(found, expected)
 
     @pytest.mark.parametrize("ablation", ABLATIONS)
     def test_random_circuits(self, twin: Literally, ablation: str) -> None:
@@ -173,8 +161,8 @@ class Conformance:
             circuit = Circuit(graph=graph, mask=mask)
             kept = {edge for edge in literal_vits.edges(graph) if _holds(circuit, edge)}
             expected = literal_vits.with_edges(twin.vit, twin.embed, kept, ablated)
-            close(run_circuit(model, twin.task, circuit, ablation=ablation), expected)
-            close(run_circuit(model, twin.task, circuit, ablation=ablation, batch_size=3), expected)
+            close(run_circuit(circuit, model, twin.task, ablation=ablation), expected)
+            close(run_circuit(circuit, model, twin.task, ablation=ablation, batch_size=3), expected)
 
     @pytest.mark.parametrize("ablation", ABLATIONS)
     def test_path_gradients(self, twin: Literally, ablation: str) -> None:
@@ -190,12 +178,6 @@ class Conformance:
         assert last.per_example is not None
         close(last.per_example, expected[:, :, -1])
         close(last.values, expected[:, :, -1].mean(0))
-
-    def test_gradients_at_the_clean_run(self, twin: Literally) -> None:
-        ablated, loss = twin.ablated("resample"), literal_vits.cross_entropy(twin.task.labels)
-        expected = literal_vits.path_scores(twin.vit, twin.embed, ablated, loss, [1.0])
-        found = discover(twin.model, twin.task, "eap", objective="ce", ablation="resample")
-        close(found.values, expected.mean(0))
 
     def test_exact_scores(self, twin: Literally) -> None:
         """By the task's own settings, KL under mean-positional ablation."""
@@ -215,20 +197,6 @@ class Conformance:
         else:  # each head reads its own token; the features are the mean of the tokens
             hidden = twin.model.forward(twin.task.images)
             close(features, hidden[:, : len(heads)].mean(1))
-
-    def test_measured_divergence_and_faithfulness(self, twin: Literally) -> None:
-        model, loss = twin.model, literal_vits.kl_from(twin.logits)
-        ablated = twin.ablated("mean-positional")
-        scores = discover(model, twin.task, "eap-ig-inputs", steps=3)
-        circuit = scores.top(model.graph.n_edges // 2)
-        kept = {edge for edge in literal_vits.edges(model.graph) if _holds(circuit, edge)}
-        divergence = loss(literal_vits.with_edges(twin.vit, twin.embed, kept, ablated))
-        found = measure(circuit, model, twin.task, "kl")
-        np.testing.assert_allclose(found.per_example, divergence.numpy(), rtol=1e-8, atol=1e-12)
-        without = loss(literal_vits.with_edges(twin.vit, twin.embed, (), ablated))
-        found = measure(circuit, model, twin.task, "faithfulness-norm")
-        assert found.value == pytest.approx(1 - float(divergence.mean() / without.mean()), rel=1e-9)
-        assert measure(Circuit.full(model.graph), model, twin.task, "faithfulness-norm").value == 1
 
     def test_lower_precision(self, twin: Literally, module: nn.Module) -> None:
         expected = discover(twin.model, twin.task, "eap-ig-inputs", steps=3).values

@@ -74,8 +74,8 @@ def all_pairs(model: Model, task: PairTask, circuit: Circuit) -> torch.Tensor:
 # A path of the engine -> what it gives for a model, a task and a circuit.
 PATHS: dict[str, Callable[[Model, PairTask, Circuit], torch.Tensor]] = {
     "forward": lambda model, task, circuit: run_model(model, task),
-    "circuit": lambda model, task, circuit: run_circuit(model, task, circuit),
-    "mean ablation": lambda model, task, circuit: run_circuit(model, task, circuit, ablation="mean"),
+    "circuit": lambda model, task, circuit: run_circuit(circuit, model, task),
+    "mean ablation": lambda model, task, circuit: run_circuit(circuit, model, task, ablation="mean"),
     "pairs": all_pairs,
     "eap": lambda model, task, circuit: assay.discover(model, task, "eap").values,
     "eap-ig-inputs": lambda model, task, circuit: assay.discover(model, task, "eap-ig-inputs").values,

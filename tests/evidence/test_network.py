@@ -12,7 +12,7 @@ from PIL import Image
 
 import assay
 from assay.circuits import Circuit, load_head_circuit, published_circuit
-from assay.discovery.heads import direct_attribution, head_outputs, margin_directions
+from assay.discovery.heads.direct import direct_attribution, head_outputs, margin_directions
 from assay.execution import CircuitRuns
 from assay.models import Model
 from assay.tasks import load_images

@@ -16,9 +16,10 @@ SINGLE = 1e-6  # relative, of runs in float32
 # Relative, of divergences of pairs in float32, in which logits cancel: the engine that froze them was up to
 # 5e-6 off the same runs in float64, the one that runs them now 4e-6, and z-scores near 0 lose another digit.
 PAIRS = 5e-5
-ELSEWHERE = (
-    1e-7  # relative, of runs in float64 on a machine that rounds otherwise: differences of logits cancel
-)
+# Relative, of runs in float64 on a machine that rounds otherwise: differences of logits cancel.
+ELSEWHERE = 1e-7
+# Relative, of ends of intervals whose resamples tie: rounding chooses the order of those that are equal.
+TIES = 5e-2
 
 # Keys whose values name a run and do not describe its result.
 EXEMPT = re.compile(

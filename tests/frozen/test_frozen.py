@@ -1,10 +1,11 @@
 """The numbers of whole documents stay what they were when the documents were frozen."""
 
 import json
+import re
 
 import pytest
-from frozen.cases import CASES, FOLDER, PAIRED, SINGLE_PRECISION, arithmetic, run
-from frozen.compare import ELSEWHERE, EXACT, PAIRS, SINGLE, differences
+from frozen.cases import CASES, FOLDER, PAIRED, SINGLE_PRECISION, TIED, arithmetic, run
+from frozen.compare import ELSEWHERE, EXACT, PAIRS, SINGLE, TIES, differences
 from type_checks import no_type_checks
 
 
@@ -19,6 +20,9 @@ def test_every_number_of_a_document_is_the_frozen_one(name: str) -> None:
     relative = SINGLE if name in SINGLE_PRECISION else EXACT if same else ELSEWHERE
     relative = PAIRS if name in PAIRED else relative
     lines = list(differences(frozen, found, relative=relative))
+    if name in TIED:
+        lines = [each for each in lines if not re.search(r"\.cmd\.(low|high): was", each)]
+        lines += differences(frozen, found, relative=TIES)
     assert not lines, "\n".join([f"{len(lines)} differences, the first ones:", *lines[:20]])
 
 

@@ -27,15 +27,11 @@ from type_checks import no_type_checks
 
 import assay
 from assay.analyses.benchmark import DiscoveryBenchmark
-from assay.analyses.generalization.domains import Domain, load_domain
 from assay.analyses.subsets import CorrectnessData, load_subset
-from assay.analyses.subsets.files import read_data
 from assay.analyses.worst_case import WorstCase, worst_case
 from assay.circuits import (
     files,
-    load_submission,
     read_eap_ig,
-    save_submission,
     write_eap_ig,
 )
 from assay.circuits.spans import Spans, edge_slots
@@ -190,24 +186,6 @@ def _(folder: Path) -> Path:
     return write_eap_ig(_scores(), folder / "graph.json", circuit=_circuit(), d_model=24)
 
 
-@target("eap-ig torch", read_eap_ig)
-def _(folder: Path) -> Path:
-    content = {
-        "cfg": {"n_layers": 2, "n_heads": 3, "parallel_attn_mlp": False, "d_model": 24},
-        "src_nodes": list(GRAPH.sources),
-        "dst_nodes": list(GRAPH.targets),
-        "edges_scores": torch.ones(GRAPH.valid.shape),
-        "edges_in_graph": GRAPH.valid.clone(),
-    }
-    torch.save(content, folder / "graph.pt")
-    return folder / "graph.pt"
-
-
-@target("submission", load_submission)
-def _(folder: Path) -> Path:
-    return save_submission({("ioi", "gpt2"): _scores(), ("mcqa", "llama3"): _scores()}, folder / "sent")
-
-
 # -------------------------------------------------------------------------------------- subsets
 
 
@@ -231,18 +209,6 @@ def _correctness() -> CorrectnessData:
 def _(folder: Path) -> Path:
     _correctness().save(folder / "data.npz")
     return folder / "data.npz"
-
-
-@target(
-    "correctness table",
-    lambda path: read_data(path, groups="run", examples=path.with_name("examples.csv")),
-)
-def _(folder: Path) -> Path:
-    cells = [(model, example) for model in range(4) for example in range(5)]
-    rows = [f"m{model},e{example},{(model + example) % 2},0.{5 + model},r{model}" for model, example in cells]
-    facts = [f"e{example},{example % 2}" for example in range(5)]
-    written(folder / "examples.csv", "\n".join(["example_id,colour", *facts, ""]))
-    return written(folder / "table.csv", "\n".join(["model,example_id,correct,id_accuracy,run", *rows, ""]))
 
 
 @target("subset", lambda path: repr(load_subset(path)))
@@ -414,9 +380,3 @@ def _(folder: Path) -> Path:
 def _(folder: Path) -> Path:
     source = REPOSITORY / "experiments" / "discovery_benchmark" / "mini-ioi-warm.json"
     return Path(shutil.copy(source, folder / "benchmark.json"))
-
-
-@target("measured domain", load_domain)
-def _(folder: Path) -> Path:
-    one = Domain(domain="noise/1", n=8, performance=0.5, shifts={"spearman": 0.5}, baselines={"ac": 0.5})
-    return written(folder / "domain.json", one.to_dict())

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from assay.page import draw
-from assay.page.matrix import Matrix, plot_matrix
+from assay.page.draw import Matrix, plot_matrix
 from assay.page.text import estimate, interval, number, percent
 
 

@@ -6,17 +6,15 @@ import numpy as np
 import torch
 import transformers
 
-from assay.analyses.calibration import Gate
+from assay.analyses.calibration import Found, Gate
 from assay.analyses.generalization.shift import Distance
 from assay.core.measurement import Measurement
-from assay.core.verdict import Verdict
 from assay.discovery.edges.patching import Random
 from assay.execution import ABLATIONS, Ablation, CircuitRuns, Prepared
 from assay.metrics.metric import MetricSpec
 from assay.models import FAMILIES, Model
 from assay.objectives import Objective
-from assay.page.blocks import Column, Facts, Page, Section, Table
-from assay.page.form import Document, PageForm
+from assay.page.blocks import Column, Document, Facts, Page, PageForm, Section, Table
 from assay.stats import mean_of
 from assay.tasks import Task
 from assay.tasks.sequences import Induction
@@ -60,10 +58,10 @@ metric = MetricSpec(
 )
 
 
-def _shorter(full: np.ndarray, kept: np.ndarray) -> Verdict:
+def _shorter(full: np.ndarray, kept: np.ndarray) -> Found:
     """Passes where the circuit's margins are one per prompt, as the model's are."""
     right = "pass" if np.shape(full) == np.shape(kept) else "fail"
-    return Verdict(status=right, published=right, values={"n": float(len(full))})
+    return Found(status=right, published=right, values={"n": float(len(full))})
 
 
 gate = Gate(

@@ -17,7 +17,7 @@ from synthetic_store import Filled, fill, made_audit, mini
 from type_checks import no_type_checks
 
 import assay
-from assay.analyses.generalization.comparison import compare_rankings
+from assay.analyses.generalization.comparison import comparison_document
 from assay.analyses.generalization.domains import DomainEvaluation, EvaluationSettings, measure_domains
 from assay.analyses.generalization.metrics import METRICS
 from assay.analyses.generalization.monitor import Monitor
@@ -123,10 +123,10 @@ def vit() -> SimpleNamespace:
 
 def _monitor() -> Document:
     """Two batches as known, two of other styles, which raise the alarm."""
-    monitor = Monitor(vit().model, vit().scores, alpha=0.2, transform=TRANSFORM)
-    monitor.calibrate(draw_shapes("flat", 108, start=1000), batch_size=12)
+    monitor = Monitor(vit().model, vit().scores, alpha=0.2)
+    monitor.calibrate(draw_shapes("flat", 108, start=1000).with_transform(TRANSFORM), batch_size=12)
     for style, start in (("flat", 2000), ("flat", 2100), ("neon", 500), ("sketch", 600)):
-        monitor.observe(draw_shapes(style, 12, start=start))
+        monitor.observe(draw_shapes(style, 12, start=start).with_transform(TRANSFORM))
     return monitor.to_dict()
 
 
@@ -138,14 +138,8 @@ def evaluated() -> DomainEvaluation:
     flat = draw_shapes("flat", 16, start=700)
     known = {f"flat+{key}": corrupt(flat, key) for key in ("fog-1", "fog-5", "solarize")}
     test = {style: draw_shapes(style, 16, start=800) for style in ("neon", "sketch", "stripes", "relief")}
-    own, *measured = measure_domains(
-        vit().model,
-        vit().scores,
-        {"flat": flat, **known, **test},
-        labelled=labelled,
-        settings=settings,
-        transform=TRANSFORM,
-    )
+    domains = {name: each.with_transform(TRANSFORM) for name, each in {"flat": flat, **known, **test}.items()}
+    own, *measured = measure_domains(vit().model, vit().scores, domains, labelled=labelled, settings=settings)
     return DomainEvaluation(
         model=vit().model.describe(),
         reference={"method": "eap-ig-inputs", "steps": 2, "task": {"name": "shapes", "n": 24}},
@@ -171,7 +165,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "worst_case": _worst_case,
     "calibration": _calibration,
     "ranking": lambda: ranked().to_dict(),
-    "ranking-comparison": lambda: compare_rankings({"targets": [ranked(), ranked(seed=1)]}).to_dict(),
+    "ranking-comparison": lambda: comparison_document({"targets": [ranked(), ranked(seed=1)]}),
     "subset-path": lambda: _planted_subsets().path.to_dict(),
     "monitor": _monitor,
     "domain-evaluation": lambda: evaluated().to_dict(),

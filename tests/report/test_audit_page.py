@@ -64,13 +64,6 @@ def test_an_unsolved_task_has_no_faithful_circuit(own: Document) -> None:
     assert "the model’s arithmetic, not a behaviour" in caveats(audit_of(own))[0]
 
 
-def test_a_gain_that_is_hardly_known_is_not_a_model_that_fails(own: Document) -> None:
-    finding = verdict(audit_of(own))
-    own["measurements"][NORMALISED]["warnings"] = ["unstable_denominator"]
-    assert verdict(audit_of(own)) == finding
-    assert "within three standard errors of 0" in caveats(audit_of(own))[0]
-
-
 def test_the_strongest_heads_are_those_of_the_circuit(own: Document) -> None:
     own["per_head"] = [[0.5, -2.0], [None, 1.25]]
     own["circuit"]["nodes"] = ["input", "a0.h1", "a1.h0", "a1.h1", "m1", "logits"]
@@ -108,39 +101,6 @@ def test_a_number_that_other_ablations_do_not_give_is_no_number_by_itself(own: D
     ]
     own["other_ablations"][0]["value"] = 0.73  # 0.19 less
     assert caveats(audit_of(own)) == [FAILING]
-
-
-def test_every_measurement_and_part_has_a_row(own: Document) -> None:
-    whole = own["measurements"][0] | {"statistic": {"kind": "mean", "of": "a"}}
-    other = {**whole, "id": "X.other", "statistic": {"kind": "mean", "of": "b"}}
-    own["measurements"][0] = {**whole, "parts": {"other": other, "same": {**whole, "id": "X.same"}}}
-    text = render(own)
-    for each in own["measurements"]:
-        assert each["id"] in text or each["name"] == "topk"  # whose parts have rows
-    assert "X.other" in text
-    assert "X.same" not in text, "a part that is the measurement itself is left out"
-
-
-@pytest.mark.parametrize(
-    ("clean", "corrupted", "marked"),
-    [
-        ("When Mary and John met, John", "When Mary and Tom met, Ann", [["John", "John"], ["Tom", "Ann"]]),
-        ("It is not red", "It is red", [["not "], []]),
-    ],
-)
-def test_each_prompt_has_its_own_words_marked_where_the_other_differs(
-    own: Document, clean: str, corrupted: str, marked: list[list[str]]
-) -> None:
-    own["task"]["examples"] = [{**own["task"]["examples"][0], "clean": clean, "corrupted": corrupted}]
-    rows = re.findall(r'<span class="tag">(?:clean|corrupted)</span><span class="prompt">(.*) <', render(own))
-    assert [re.sub("<[^>]*>", "", row).strip() for row in rows] == [clean, corrupted]
-    assert [re.findall(r"<mark>([^<]*)</mark>", row) for row in rows] == marked
-
-
-def test_worst_case_and_gates_of_an_audit_are_articles_of_their_own() -> None:
-    text = render(document("whole audit"))
-    assert re.findall(r'<article class="page[^"]*" id="([^"]+)"', text) == ["r1", "r2", "r3"]
-    assert 'id="r3-C11"' in text
 
 
 # ---- figures ------------------------------------------------------------------------------------

@@ -7,10 +7,17 @@ import numpy as np
 import pytest
 from pages import document
 
-from assay.analyses.worst_case import page_words, plots
-from assay.analyses.worst_case.page_fields import LARGEST_SIDE, LISTED_TESTS, field_blocks
-from assay.analyses.worst_case.page_pairs import LISTED_PAIRS
-from assay.analyses.worst_case.page_words import tail_verdict
+from assay.analyses.worst_case import page_parts
+from assay.analyses.worst_case.page import heading, marks
+from assay.analyses.worst_case.page_parts import (
+    LARGEST_SIDE,
+    LISTED_PAIRS,
+    LISTED_TESTS,
+    Words,
+    field_blocks,
+    significant,
+)
+from assay.analyses.worst_case.result import NOT_CERTIFIED
 from assay.page.blocks import Figure, Section, Table
 from assay.page.text import plain_text
 from assay.report.save import pages_of, render
@@ -28,7 +35,7 @@ def worst() -> Document:
 
 def heat_maps(worst: Document) -> list[Table]:
     """The panels that are open, of all pairs of fields."""
-    figures = [block for block in field_blocks(worst["fields"], "nats") if isinstance(block, Figure)]
+    figures = [block for block in field_blocks(worst["fields"], Words(worst)) if isinstance(block, Figure)]
     panels = [block for figure in figures for block in figure.blocks if isinstance(block, Section)]
     return [block for pair in panels for block in pair.blocks if isinstance(block, Table)]
 
@@ -36,28 +43,21 @@ def heat_maps(worst: Document) -> list[Table]:
 def test_a_verdict_never_rounds_up_to_all_pairs_or_to_certainty(worst: Document) -> None:
     worst["certificates"] = [certificate(np.arange(150_000.0), 0.9999, delta=0.9999).to_dict()]
     space = "\N{NARROW NO-BREAK SPACE}"
-    assert f"With confidence above 0.999, at least 99.99{space}% of all pairs" in tail_verdict(worst)
+    assert f"With confidence above 0.999, at least 99.99{space}% of all pairs" in heading(worst)["verdict"]
 
 
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"reuse_clean": True}, "made from the clean ones"),
-        ({"independent": False}, "the inputs are not independent draws"),
-        ({}, "no percentile was requested"),
-    ],
-)
-def test_without_a_certificate_the_page_says_why(worst: Document, changes: Document, reason: str) -> None:
-    worst |= {"certificates": [], **changes}
-    assert f"No bound is certified: {page_words.no_certificate(worst)}." in tail_verdict(worst)
-    assert reason in tail_verdict(worst)
+def test_without_a_certificate_the_page_says_why(worst: Document) -> None:
+    worst |= {"certificates": []}
+    assert "No bound is certified: no percentile was requested." in heading(worst)["verdict"]
+    worst["warnings"].append({"name": "not_certified", "message": NOT_CERTIFIED + "its rows repeat"})
+    assert "No bound is certified: its rows repeat." in heading(worst)["verdict"]
 
 
 def test_an_unsound_certificate_never_makes_the_verdict(worst: Document) -> None:
     worst["certificates"] = [certificate(np.ones((400, 400)), 0.99, method="published").to_dict()]
     assert worst["certificates"][0]["bound"] == 1.0
-    assert page_words.sound_certificate(worst, 0.99) is None
-    assert "stay at or below" not in tail_verdict(worst)
+    assert page_parts.sound_certificate(worst, 0.99) is None
+    assert "stay at or below" not in heading(worst)["verdict"]
     assert "no theorem" in render(worst)
 
 
@@ -70,16 +70,16 @@ def test_percentiles_stand_beside_their_bounds_and_those_of_the_empty_circuit(wo
     rows = {row[0]: row[1:] for row in table.texts()}
     absolute, anchor = worst["summary"]["absolute"], worst["anchor"]["absolute"]
     for name, key in (("mean", "mean"), ("percentile 99.9", "p99.9"), ("median", "p50"), ("worst", "max")):
-        assert rows[name][0] == page_words.significant(absolute[key])
-        assert rows[name][3] == page_words.significant(anchor[key])
+        assert rows[name][0] == significant(absolute[key])
+        assert rows[name][3] == significant(anchor[key])
     bound = worst["certificates"][0]["bound"]
-    assert rows["percentile 95"][2] == f"≤\N{NO-BREAK SPACE}{page_words.significant(bound)}"
+    assert rows["percentile 95"][2] == f"≤\N{NO-BREAK SPACE}{significant(bound)}"
     assert rows["percentile 99"][2] == "none"
-    marks = {mark.key: mark for mark in plots.marks(worst)}
-    assert (marks["p95"].bound, marks["p95"].n_needed) == (bound, None)
-    assert (marks["p99"].bound, marks["p99"].n_needed) == (None, 299)
-    assert (marks["max"].bound, marks["max"].n_needed) == (None, None)
-    assert marks["p99"].anchor == anchor["p99"]
+    drawn = {mark.key: mark for mark in marks(worst)}
+    assert (drawn["p95"].bound, drawn["p95"].n_needed) == (bound, None)
+    assert (drawn["p99"].bound, drawn["p99"].n_needed) == (None, 299)
+    assert (drawn["max"].bound, drawn["max"].n_needed) == (None, None)
+    assert drawn["p99"].anchor == anchor["p99"]
 
 
 def test_cells_are_inked_greyed_and_outlined(worst: Document) -> None:
@@ -118,12 +118,11 @@ def test_large_tables_show_the_lines_with_the_largest_entries(worst: Document) -
         }
     ]
     text, heat_map = render(worst), heat_maps(worst)[0]
-    assert text.count('<table class="heat fine">') == 3, "one panel open, two folded"
+    assert text.count('<table class="heat fine">') == 1
     assert len(heat_map.columns) - 1 == len(heat_map.rows) == LARGEST_SIDE
     assert (heat_map.rows[0][0], plain_text(heat_map.columns[1].name)) == ("noun50", "60")  # type: ignore[index]
     cut = f"the {LARGEST_SIDE} of 97 values of noun and {LARGEST_SIDE} of 97 values of yy with the largest"
     assert cut in text
-    assert "The same for percentile 99.9 and percentile 99.99" in text
     assert len(text.encode()) < 900_000
 
 

@@ -16,7 +16,7 @@ from torch import nn
 import assay.models
 from assay.analyses.worst_case import worst_case
 from assay.circuits import Circuit, EdgeScores, load_circuit, load_scores
-from assay.core.errors import AssayError, AssayWarning, DegenerateDataWarning, InputError
+from assay.core.errors import AssayWarning, DegenerateDataWarning, InputError
 from assay.execution import ABLATIONS, CircuitRuns, run_circuit
 from assay.graph import build_graph
 from assay.metrics import measure
@@ -25,13 +25,11 @@ from assay.models.loading import MINI
 from assay.page.blocks import Details, Figure, Table
 from assay.pipeline.audit import audit
 from assay.pipeline.audit_result import Audit
-from assay.pipeline.checks import check_options
 from assay.pipeline.prompts import draw_prompts
 from assay.pipeline.sizing import find_circuit, recovery
 from assay.pipeline.stage import Memo, Stage, measure_stored
-from assay.report.save import render
 from assay.store import Store
-from assay.tasks import ImageTask, PairTask, load_images
+from assay.tasks import PairTask
 
 
 def silent(stage: str, done: int, total: int) -> None:
@@ -172,20 +170,6 @@ def test_stages_that_are_skipped_are_null_and_listed(mini: Model, tmp_path: Path
     assert "What was not run" in (tmp_path / "report.html").read_text()
 
 
-def test_images_of_ones_own_without_labels_are_audited(mini: Model) -> None:
-    digits = load_model("colour-digits")
-    own = ImageTask(images=load_images("colour-digits", digits, n=44).clean)
-    images = audit(digits, own, skip=["curve"])
-    assert not {"ce-delta", "topk"} & {each["name"] for each in images.measurements}
-    reasons = images.left_out
-    assert reasons["topk"] == "the images have no labels"
-    assert reasons["calibrate"] == "needs prompts; the inputs are images"
-    assert "agreement" not in render(images)
-    assert images.to_dict()["discovery"]["held_out"]
-    with pytest.raises(AssayError):
-        audit(mini, images="colour-digits")
-
-
 def test_an_ablation_of_edges_alone_is_no_end_of_an_audit(
     tiny: Model, task: PairTask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,17 +232,6 @@ def test_bad_options_are_refused_before_a_model_is_loaded(change: dict[str, Any]
         audit("no-such-model", **change)
 
 
-def test_devices_are_named_when_there_is_no_such_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    check_options(device="cpu")
-    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
-    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("cuda"))
-    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
-    check_options(device="cuda:1")
-    for name in ("cuda:2", "gpu", "meta", ""):
-        with pytest.raises(InputError, match="here has cpu, cuda:0, cuda:1"):
-            check_options(device=name)
-
-
 # ---- files and the store ------------------------------------------------------------------------
 
 
@@ -274,7 +247,7 @@ def test_saving_writes_four_files_that_read_back(
     assert torch.equal(load_scores(out / "scores.safetensors").values, found.scores.values)
     circuit = load_circuit(out / "circuit.safetensors", tiny.graph)
     assert circuit == found.circuit
-    assert torch.equal(run_circuit(tiny, task, circuit), run_circuit(tiny, task, found.circuit))
+    assert torch.equal(run_circuit(circuit, tiny, task), run_circuit(found.circuit, tiny, task))
 
 
 def test_an_interrupted_audit_goes_on_and_a_finished_one_is_looked_up(

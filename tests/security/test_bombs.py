@@ -22,7 +22,6 @@ from assay.analyses.subsets.files import read_data
 from assay.circuits import read_eap_ig
 from assay.core import untrusted
 from assay.core.errors import FileFormatError, InputError
-from assay.core.parquet import read_parquet_file
 from assay.core.untrusted import load_npz, parse_json
 from assay.store import DATABASE_NAME, Store
 from assay.tasks import read_files
@@ -107,35 +106,6 @@ def test_parquet_cells_that_a_file_holds_once(
         assert path.stat().st_size < 10_000
         with watched(), pytest.raises(FileFormatError, match=problem if stored else "GB are decoded"):
             read_data(path)
-
-
-def test_parquet_tables_of_few_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of one row with many elements, and of many rows."""
-    path, n = tmp_path / "bomb.parquet", 3_000_000
-    free(monkeypatch, 1 << 28)
-    one = pa.ListArray.from_arrays(pa.array([0, 10 * n]), pa.array(np.zeros(10 * n)))
-    parquet.write_table(pa.table({"image": one}), path, compression="zstd")
-    assert path.stat().st_size < 100_000
-    with watched(), pytest.raises(FileFormatError, match="GB are decoded"):
-        read_data(path)
-    column = pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, dtype=np.int32)), pa.array([b"x" * 100]))
-    parquet.write_table(pa.table({"image": column, "model": column}), path)
-    assert path.stat().st_size < 1_000_000
-    with watched(), pytest.raises(FileFormatError, match="memory that is free"):
-        read_data(path)
-
-
-@pytest.mark.skipif(int(pa.__version__.split(".")[0]) < 20, reason="it counts no levels")
-def test_a_parquet_footer_that_contradicts_itself_is_an_error_and_no_end(tmp_path: Path) -> None:
-    """A column that is optional where its levels are counted and required where it is declared."""
-    path = tmp_path / "damaged.parquet"
-    parquet.write_table(pa.table({"a": [1, None]}), path)
-    optional = b"\x25\x02\x18\x01a"  # of Thrift's compact protocol: field 3 is 1, field 4 the name
-    content = path.read_bytes()
-    assert content.count(optional) == 1
-    path.write_bytes(content.replace(optional, b"\x25\x00\x18\x01a"))
-    with pytest.raises(FileFormatError, match=r"cannot read .*damaged.parquet as parquet: .*histogram"):
-        read_parquet_file(path, extra="parquet")
 
 
 # ------------------------------------------------------------------------------------------ nesting

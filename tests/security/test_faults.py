@@ -3,31 +3,25 @@
 import contextlib
 import os
 import socket
-import stat
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from command_line import invoke
 from postgres_server import PostgresServer
-from store_content import content
 
 import assay
 from assay.analyses.generalization.monitor import Journal
 from assay.analyses.subsets import CorrectnessData
-from assay.analyses.worst_case.blocks import FolderShelf, PairValues
+from assay.analyses.worst_case.evaluation import FolderShelf, PairValues
 from assay.circuits import save_submission
 from assay.core.errors import AssayError, FileFormatError, OutputError
 from assay.discovery.heads.shelf import Shelf
 from assay.graph import build_graph
-from assay.store import Store
 from assay.zoo.archive import _read_logits
 
 
@@ -116,52 +110,6 @@ def test_a_full_disk_keeps_readings_and_leaves_no_half_of_a_report(small_disk: P
     assert journal.read() == [*before, ("reading", {"index": -1})]
 
 
-def test_files_are_not_for_everyone_to_write(tmp_path: Path) -> None:
-    before = os.umask(0o022)
-    try:
-        for name, write in WRITERS.items():
-            (tmp_path / name).mkdir()
-            write(tmp_path / name, 0)
-    finally:
-        os.umask(before)
-    for path in tmp_path.rglob("*"):
-        assert not path.stat().st_mode & (stat.S_IWOTH | stat.S_IWGRP), path
-        assert not path.name.startswith("."), path
-
-
-# ---- clocks -------------------------------------------------------------------------------------
-
-JUMPS = (0.0, -86_400.0, 3.0e8, -3.0e8, 1.0, -1.0)  # seconds that the clock is off, in turn
-
-
-def test_nothing_depends_on_a_clock_that_jumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every look at the wall clock finds it set anew; the monotonic clocks go on."""
-    usual, looks = time.time, 0
-
-    def jumped() -> float:
-        nonlocal looks
-        looks += 1
-        return usual() + JUMPS[looks % len(JUMPS)]
-
-    class Jumping(datetime):
-        @classmethod
-        def now(cls, tz: Any = None) -> datetime:
-            return datetime.fromtimestamp(0, tz or UTC) + timedelta(seconds=jumped())
-
-    monkeypatch.setattr(time, "time", jumped)
-    monkeypatch.setattr("assay.store.store.datetime", Jumping)
-    for place in ("one", "two"):
-        for number in range(8):
-            Store(tmp_path / place).put("measurement", {"number": number}, {"value": number})
-    assert content(Store(tmp_path / "one")) == content(Store(tmp_path / "two"))
-    model = assay.load_model("mini")
-    details = assay.discover(model, assay.load_task("ioi", model, n=4, seed=0), "eap").details
-    durations = [value for key, value in details.items() if key.endswith("seconds")]
-    assert durations
-    assert all(0 <= each < 3600 for each in durations)
-    assert looks > 0
-
-
 # ---- torn files ---------------------------------------------------------------------------------
 
 
@@ -200,7 +148,7 @@ def blocks(folder: Path) -> Torn:
     values = np.arange(6.0).reshape(2, 3)
     shelf = FolderShelf(folder, {"seed": 0})
     shelf.write(0, PairValues(values, values + 1, values > 2), finished=0, total=1)
-    return shelf.path(0), lambda: shelf.read(0)
+    return folder / "block-000000.npz", lambda: shelf.read(0)
 
 
 def table(folder: Path) -> Torn:
@@ -250,14 +198,6 @@ def test_many_kills_of_sweeps_lose_and_double_nothing(
     found = kills.run(kills=10 if on_a_server else 50, seeds=range(8), folder=tmp_path, **server)
     assert found["disagreements"] == []
     assert found["restarts_of_the_server"] > 0 or not on_a_server
-
-
-def test_the_suite_runs_without_a_network() -> None:
-    with (
-        socket.socket() as there,
-        pytest.raises(PermissionError, match=r"a test tried to connect to 192\.0\.2\.1"),
-    ):
-        there.connect(("192.0.2.1", 80))
 
 
 @pytest.mark.skipif("ASSAY_OFFLINE" not in os.environ, reason="not run by .ci/offline")

@@ -91,16 +91,12 @@ def alone(read: Callable[[Path], object], name: str) -> Callable[[Path], Place]:
     return lambda tmp_path: (tmp_path / name, lambda: read(tmp_path / name))
 
 
-TIMM = "vit_tiny_patch16_224"
 PLACES: dict[str, Callable[[Path], Place]] = {
     "weights": lambda at: in_a_folder(model_folder(at), "pytorch_model.bin"),
-    "weights pth": lambda at: in_a_folder(model_folder(at), "weights.pth"),
     "weights renamed": lambda at: in_a_folder(model_folder(at), "model.safetensors"),
     "decoy": lambda at: in_a_folder(beside_a_decoy(at), "pytorch_model.bin"),
-    "decoy of timm": lambda at: in_a_folder(beside_a_decoy(at, architecture=TIMM), "pytorch_model.bin"),
     "zoo": in_a_zoo,
     "circuit": alone(assay.load_circuit, "circuit.safetensors"),
-    "scores": alone(assay.load_scores, "scores.safetensors"),
     "graph": alone(read_eap_ig, "graph.pt"),
     "table": in_a_table,
     "allowed": lambda at: in_a_folder(model_folder(at), "pytorch_model.bin", allow_pickle=True),
@@ -121,19 +117,12 @@ def test_pickles_run_nothing_and_are_refused_unread(
     assert not place.exists()
 
 
-@pytest.mark.parametrize("read", [CorrectnessData.load])
-def test_pickles_in_archives_and_named_like_them(
-    read: Callable[[Path], object], tmp_path: Path, place: Path
-) -> None:
+def test_pickles_in_archives(tmp_path: Path, place: Path) -> None:
     path = tmp_path / "data.npz"
     hostile = np.array([Payload(place)], dtype=object)
-    known = ("X", "y") if read == CorrectnessData.load else ("images", "ids")
-    np.savez(path, **dict.fromkeys(known, hostile), allow_pickle=True)
+    np.savez(path, X=hostile, y=hostile, allow_pickle=True)
     with pytest.raises(UnsafeFileError, match="pickle"):
-        read(path)
-    WRITERS["pickle"](Payload(place), path)
-    with pytest.raises(UnsafeFileError, match="pickle"):
-        read(path)
+        CorrectnessData.load(path)
     assert not place.exists()
 
 
@@ -169,10 +158,6 @@ def test_an_index_names_no_pickle_and_nothing_elsewhere(tmp_path: Path) -> None:
     index_of(folder, "absent.safetensors")
     with pytest.raises(FileFormatError, match="has no weights absent.safetensors"):
         assay.load_model(folder)
-    for content in ("[]", "{"):
-        (folder / "model.safetensors.index.json").write_text(content)
-        with pytest.raises(FileFormatError, match=r"index\.json"):
-            assay.load_model(folder)
 
 
 # ---- remote code --------------------------------------------------------------------------------

@@ -3,11 +3,9 @@
 import itertools
 import json
 import math
-import sys
 import threading
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -38,9 +36,6 @@ from assay.analyses.subsets.verdict import (
 )
 from assay.core.errors import InputError
 from assay.core.random import stream
-
-
-EXPERIMENT = Path(__file__).resolve().parents[2] / "experiments" / "subset_verdicts"
 
 
 def rng(seed=0):
@@ -449,49 +444,3 @@ def test_golden_matrices_are_judged_rightly(name, size):
     assert verdict.supported == verdict.aotil == (name == "planted_301")
     if verdict.supported:
         assert (verdict.p_value, verdict.n_permutations) == (1 / 28, 27)
-
-
-# ------------------------------------------------------------------------------------------ experiment
-
-
-@pytest.fixture
-def experiment(monkeypatch):
-    """The modules of experiments/subset_verdicts, on small data sets."""
-    monkeypatch.syspath_prepend(str(EXPERIMENT))
-    for name in ("run", "rules", "structures"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    import rules
-    import run
-    import structures
-
-    monkeypatch.setattr(run, "SIZE", 30)
-    monkeypatch.setattr(run, "draw", lambda *a, **k: structures.draw(*a, **k, n_models=120, n_examples=300))
-    cells = {cell: (*values[:2], 120, 300, 30) for cell, values in rules.CELLS.items()}
-    monkeypatch.setattr(rules, "CELLS", cells)
-    yield rules
-    for name in ("run", "rules", "structures"):
-        sys.modules.pop(name, None)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_the_experiment_counts_its_small_form(experiment):
-    run = experiment.run
-    records = [run.judge_one((cell, name, 0)) for cell in run.CELLS for name in run.STRUCTURES]
-    assert json.loads(json.dumps(records)) == records
-    assert "units apart" in run.table(run.summarize(records), "null")
-    record = experiment.judge_one(("planted", "25 families", 2))
-    assert experiment.declared(record)["crossfit"] == (record["status"] == "supported")
-
-
-def test_the_committed_results_are_the_summaries_of_their_lines(experiment):
-    run = experiment.run
-    summary = json.loads((EXPERIMENT / "results" / "summary.json").read_text())
-    assert run.summarize(run.done())["rows"] == summary["rows"]
-    rules = json.loads((EXPERIMENT / "results" / "rules.json").read_text())
-    assert experiment.summarize(run.done(experiment.LINES))["rows"] == rules["rows"]
-    for row in rules["rows"]:
-        if row["cell"] == "null":
-            assert row["n"] >= 300
-            assert row["count"]["crossfit"] <= 0.05 * row["n"]
-        elif row["cell"] == "limit":  # the rate is 5 % there: chance may exceed it
-            assert row["interval"]["crossfit"][0] <= 0.05
