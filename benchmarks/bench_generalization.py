@@ -24,7 +24,6 @@ from assay.analyses.generalization import (
     dependency_depth_bias,
     dependency_matrix,
     motif,
-    output_depth_bias,
     rank_shift_map,
     resampled_depth_bias,
 )
@@ -69,7 +68,7 @@ def metrics() -> dict[str, object]:
         "depth bias, output": (lambda: dependency_depth_bias(a), 0.05),
         "depth bias, deep": (lambda: dependency_depth_bias(a, targets="deep"), 0.05),
         "depth bias, global": (lambda: dependency_depth_bias(a, targets="global"), 0.05),
-        "depth bias, edges into the logits alone": (lambda: output_depth_bias(graph, a.values[:, -1]), 0.05),
+        "depth bias, edges into the logits alone": (lambda: dependency_depth_bias(outputs), 0.05),
     }
     for key in DISTANCES:
         limit = 0.05 if key in ("spearman", "cosine", "l2") else 1.0

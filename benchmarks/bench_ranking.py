@@ -28,18 +28,17 @@ def measured(n: int) -> dict[str, Any]:
     import transformers.models.vit.modeling_vit  # noqa: F401 (loaded once per process, whatever is ranked)
 
     from assay.analyses.generalization import rank_models
-    from assay.pipeline.targets import known_target, targets
+    from assay.tasks import find_domains
     from assay.zoo import Zoo
 
     zoo = Zoo.embedded()
-    ((_, target),) = targets(["shapes:sketch"], n=n, seed=0)
-    known = known_target(zoo, None, n=n, seed=0)
-    assert known is not None
+    target = find_domains("shapes:sketch", n=n, start=20_000)["sketch"]
+    known = find_domains("shapes:flat", n=n, start=1_000_000)["flat"]
     zoo.load(zoo.keys[0])
     started, spent = time.perf_counter(), time.process_time()
     ranking = rank_models(zoo, target, id_data=known)
     seconds, cpu = time.perf_counter() - started, time.process_time() - spent
-    rows = {key: column.rows() for key, column in ranking.columns.items()}
+    rows = {key: column.rows for key, column in ranking.columns.items()}
     return {
         "seconds": seconds,
         "cpu seconds": cpu,

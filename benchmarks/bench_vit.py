@@ -15,7 +15,7 @@ import torch
 import transformers
 from bench_engine import interleaved
 
-from assay.analyses.generalization import dependency_depth_bias, output_depth_bias
+from assay.analyses.generalization import dependency_depth_bias
 from assay.discovery.edges import discover, output_scores
 from assay.models import Model, load_model
 from assay.tasks import ImageTask
@@ -68,7 +68,7 @@ def main() -> None:
     seconds = interleaved(jobs, options.repeats, options.device)
     full = discover(model, task, steps=STEPS, batch_size=options.batch)
     slow = dependency_depth_bias(full, targets="output")
-    fast = output_depth_bias(model.graph, output_scores(model, task, steps=STEPS).values)
+    fast = dependency_depth_bias(output_scores(model, task, steps=STEPS))
     ratios = {name: seconds[name] / seconds["forward"] for name in seconds}
     result = {
         "benchmark": "vit",

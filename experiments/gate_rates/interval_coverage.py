@@ -16,7 +16,7 @@ from assay.stats import (
     intraclass_correlation,
     ratio_of,
 )
-from assay.stats.spread import bonett_logs, trimmed_kurtosis
+from assay.stats.relative_error import bonett_logs, trimmed_kurtosis
 
 
 SEED = 42

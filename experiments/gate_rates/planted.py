@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Bool, Float64, Int64
 from scipy import stats
 
-from assay.analyses.calibration.multiplicity import PooledResult
+from assay.analyses.calibration import PooledResult
 from assay.circuits import HeadCircuit
 from assay.circuits.heads import Role
 from assay.core.errors import InputError

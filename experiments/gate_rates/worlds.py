@@ -14,14 +14,13 @@ import planted
 from assay.analyses.calibration.ablations import ablation_invariance, method_invariance
 from assay.analyses.calibration.agreement import convergent_validity, inter_rater
 from assay.analyses.calibration.certified import certified_stability
-from assay.analyses.calibration.consistency import cronbach_items, split_half, split_half_published
 from assay.analyses.calibration.discriminant import discriminant_validity
 from assay.analyses.calibration.distribution import distributional_characterization
 from assay.analyses.calibration.invariance import measurement_invariance
 from assay.analyses.calibration.multiplicity import multiple_comparisons
-from assay.analyses.calibration.reliability import retest
+from assay.analyses.calibration.reliability import cronbach_items, retest, split_half, split_half_published
 from assay.analyses.calibration.resampling import bootstrap_stability, seed_variance
-from assay.analyses.calibration.signal import derived_metrics
+from assay.analyses.calibration.sensitivity import derived_metrics
 from assay.analyses.calibration.stability import distributional_stability
 from assay.analyses.calibration.validity import incremental_validity, nomological_validity
 from assay.core.verdict import Verdict

@@ -8,8 +8,9 @@ import numpy as np
 from held_out import is_held_out
 from transformers import PreTrainedTokenizerFast
 
-from assay.tasks import TASKS, Docstring, Grammar, Prompt, Tokens
+from assay.tasks import TASKS, Grammar, Prompt, Tokens
 from assay.tasks.grammar import fill
+from assay.tasks.sequences import Docstring
 
 
 KEYS = ("ioi", "greater-than", "docstring", "induction", "sva", "gendered-pronoun")
@@ -51,7 +52,7 @@ class Source:
             return [self._repeated(prompt, rng) for prompt in prompts]
         if isinstance(self.grammar, Docstring):
             prompts = [varied_signature(prompt, self.grammar.template, rng) for prompt in prompts]
-        coded = self.tokens.encode([p.text for p in prompts], [p.slots for p in prompts])
+        coded = self.tokens.encode(prompts)
         return [
             self._answered(prompt, ids, places, rng)
             for prompt, (ids, places) in zip(prompts, coded, strict=True)

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from assay.analyses.calibration.page import ordered
-from assay.analyses.calibration.plots import gate_lines, plot_gates
+from assay.analyses.calibration.plots import plot_gates
 from assay.models import load_model
 from assay.pipeline.gates import calibrate_stored, usual_prompts
 from assay.pipeline.sizing import runs_of
@@ -32,7 +32,7 @@ def main() -> None:
         prompts, circuit = found[task]
         others = [pair for name, pair in found.items() if name != task]
         document = calibrate_stored(circuit, model, prompts, against=others, groups=groups).document
-        picture = plot_gates(gate_lines(ordered(document))).figure
+        picture = plot_gates(ordered(document)).figure
         picture.savefig(IMAGES / f"gates-{task}.svg", metadata={"Date": None})
         results[task] = {
             "circuit": document["circuit"],

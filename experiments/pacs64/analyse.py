@@ -299,15 +299,15 @@ def monitoring(work: Path, images: Mapping[str, Any]) -> dict[str, Any]:
             deltas=deltas,
             higher_is_shift=key in FALLING,
         )
-        chosen = curve.f1[contested]
+        chosen = curve[contested]
         found["scores"][key] = {
             "new": {"r2": on_new.r2, "srcc": on_new.srcc, "krcc": on_new.krcc},
             "known": {"r2": on_known.r2, "srcc": on_known.srcc, "krcc": on_known.krcc},
             "average": summarize_correlations({"pacs64": [on_new]}).average,
             "alarm_f1": {
-                "mean": rounded(curve.mean),
-                "low": rounded(curve.low),
-                "high": rounded(curve.high),
+                "mean": rounded(np.nanmean(curve, axis=1)),
+                "low": rounded(np.nanquantile(curve, 0.025, axis=1)),
+                "high": rounded(np.nanquantile(curve, 0.975, axis=1)),
                 "contested": float(np.nanmean(chosen)) if np.isfinite(chosen).any() else None,
                 "contested_interval": interval(np.nanmean(chosen, axis=0)) if len(chosen) else None,
             },

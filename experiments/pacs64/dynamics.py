@@ -15,7 +15,7 @@ from measure import circuit_task, outputs
 from pacs import DOMAINS, RESULTS, arguments, read, split
 
 import assay
-from assay.analyses.generalization import output_depth_bias
+from assay.analyses.generalization import dependency_depth_bias
 from assay.discovery.edges import output_scores
 
 
@@ -41,9 +41,8 @@ def main() -> None:
             row["targets"] = {
                 target: {
                     "accuracy": accuracy_of(model, images[target]),
-                    "ddb_output": output_depth_bias(
-                        model.graph,
-                        output_scores(model, circuit_task(images[target]), per_example=False).values,
+                    "ddb_output": dependency_depth_bias(
+                        output_scores(model, circuit_task(images[target]), per_example=False)
                     ),
                 }
                 for target in DOMAINS

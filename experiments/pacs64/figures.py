@@ -14,7 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from assay.analyses.generalization.ranking_page import layer_matrix
-from assay.page.matrix import plot_matrix
+from assay.page.draw import plot_matrix
 
 
 RESULTS = Path(__file__).parent / "results"

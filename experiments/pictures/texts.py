@@ -173,7 +173,7 @@ def agreement() -> Figure:
 
 def positions() -> Figure:
     model, task = ioi()
-    found = assay.discover_positions(model, task, spans="slots", steps=2)
+    found = assay.discover(model, task, spans="slots", steps=2)
     assert found.spans is not None
     shares = found.values.abs().flatten(1).sum(1)
     shares = 100 * shares / shares.sum()

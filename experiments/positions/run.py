@@ -20,7 +20,7 @@ import torch
 
 import assay
 from assay.circuits import Circuit
-from assay.discovery.edges.positions import discover_positions
+from assay.discovery.edges import discover
 from assay.execution import CircuitRuns
 from assay.models.planted import planted_model
 from assay.tasks import PairTask
@@ -41,7 +41,7 @@ def curve(name: str) -> Iterator[dict[str, Any]]:
     """One task: both kinds of circuits, size after size; what is known after each."""
     model = assay.load_model("mini")
     found_on, measured_on = (assay.load_task(name, model, n=N, seed=seed) for seed in (0, 1))
-    scores = discover_positions(model, found_on, spans=SPANS[name])
+    scores = discover(model, found_on, spans=SPANS[name])
     ordinary = scores.total()
     shared = CircuitRuns(model, measured_on, Circuit.empty(model.graph))
     result: dict[str, Any] = {
@@ -83,7 +83,7 @@ def planted() -> dict[str, Any]:
     task = PairTask(
         clean=drawn.clean, corrupted=drawn.corrupted, answers=drawn.answers, wrong=drawn.wrong, name="planted"
     )
-    scores = discover_positions(known.model, task)
+    scores = discover(known.model, task, spans="each")
     frame = scores.to_frame()
     true = [
         f"{source}->{target}" in known.edges

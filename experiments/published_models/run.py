@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 import assay
-from assay.execution.attention_patterns import attention_pattern
+from assay.execution.forward import attention_pattern
 from assay.pipeline.prompts import DrawnPrompts, draw_prompts
 
 

@@ -24,8 +24,8 @@ from transformers import AutoTokenizer, GPT2Config, GPT2LMHeadModel
 from assay.analyses.subsets import CorrectnessData
 from assay.core.random import stream
 from assay.models.loading import MINI
-from assay.tasks import SubjectVerbAgreement
-from assay.tasks.tokens import Tokens
+from assay.tasks import Tokens
+from assay.tasks.grammar import SubjectVerbAgreement
 
 
 CHECKPOINTS = (40, 60, 80, 100, 120, 140, 160)  # steps
@@ -50,7 +50,8 @@ class Prompts(NamedTuple):
 def all_prompts(tokens: Tokens) -> Prompts:
     """Every prompt; those of one triple of nouns and preposition, in any number, are in one part."""
     grammar = SubjectVerbAgreement(tokens)
-    choices = itertools.product(grammar.nouns, (0, 1), grammar.nouns, (True, False), grammar.preps)
+    nouns, preps = grammar.fillers["subject"], grammar.fillers["prep"]
+    choices = itertools.product(nouns, (0, 1), nouns, (True, False), preps)
     values = [
         {
             "subject": subject,
@@ -62,7 +63,7 @@ def all_prompts(tokens: Tokens) -> Prompts:
         for subject, number, other, congruent, prep in choices
     ]
     prompts = [grammar.render(each) for each in values]
-    encoded = tokens.encode([each.text for each in prompts], [each.slots for each in prompts])
+    encoded = tokens.encode(prompts)
 
     def verbs(kind: str) -> Tensor:
         rows = [[tokens.one_token(each.text, verb) for verb in getattr(each, kind)] for each in prompts]

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 from planted import N_LAYERS
 
-from assay.analyses.calibration.multiplicity import PooledResult, multiple_comparisons
+from assay.analyses.calibration import PooledResult, multiple_comparisons
 from assay.analyses.calibration.validity import nomological_validity
 from assay.circuits import HeadCircuit
 from assay.circuits.heads import Role

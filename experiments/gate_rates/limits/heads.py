@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import Float64
 
 from assay.analyses.calibration.certified import certified_stability, prove_halves
-from assay.analyses.calibration.gate import ALPHA
+from assay.analyses.calibration.samples import ALPHA
 from assay.analyses.calibration.stability import (
     STABLE_CV,
     distributional_stability,

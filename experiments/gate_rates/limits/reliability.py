@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from assay.analyses.calibration.consistency import cronbach_items, split_half
+from assay.analyses.calibration.reliability import cronbach_items, split_half
 from assay.core.verdict import Verdict
 from limits.cells import PROMISED, Cell, Judge, draw, draw_heads, seed_of
 
