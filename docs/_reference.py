@@ -23,7 +23,16 @@ PAGES = {
     "discovery": ("Discovery", ["assay.discovery.edges"]),
     "circuits": ("Circuits", ["assay.circuits"]),
     "execution": ("Ablated execution", ["assay.execution"]),
-    "heads": ("Single heads", ["assay.discovery.heads"]),
+    "heads": (
+        "Single heads",
+        [
+            "assay.discovery.heads",
+            *(
+                f"assay.discovery.heads.{module}"
+                for module in ("effects", "direct", "gradients", "information", "weights", "membership")
+            ),
+        ],
+    ),
     "metrics": (
         "Metrics",
         ["assay.metrics", "assay.core.measurement", "assay.core.verdict", "assay.core.record"],
@@ -48,16 +57,15 @@ PAGES = {
             "assay.report.save",
             "assay.report.circuit_page",
             "assay.report.sweep",
-            "assay.page.notebook",
+            "assay.page.terminal",
         ],
     ),
     "service": (
         "Services",
         [
             "assay.app.site.web",
-            "assay.app.monitor.metrics",
-            "assay.app.monitor.watch",
-            "assay.app.monitor.settings",
+            "assay.app.watch",
+            "assay.pipeline.evaluation",
         ],
     ),
     "errors": ("Errors and seeds", ["assay.core.errors", "assay.core.registry", "assay.core.random"]),
