@@ -1,6 +1,6 @@
 """Measurements of circuits: faithfulness and its relatives, scrubbing, divergences, top-K, curves."""
 
-from assay.metrics import divergence, faithfulness, scrubbing, topk  # noqa: F401 - each registers its metrics
+from assay.metrics import divergence, faithfulness, scrubbing, topk
 from assay.metrics.curve import FaithfulnessCurve, faithfulness_curve
 from assay.metrics.metric import (
     METRICS,
@@ -11,10 +11,12 @@ from assay.metrics.metric import (
     measure,
     measure_runs,
     measurement_provenance,
-    metric,
-    random_like,
 )
 
+
+for _module in (divergence, faithfulness, scrubbing, topk):
+    for _spec in _module.SPECS:
+        METRICS.add(_spec.key, _spec)
 
 __all__ = [
     "METRICS",
@@ -27,6 +29,4 @@ __all__ = [
     "measure",
     "measure_runs",
     "measurement_provenance",
-    "metric",
-    "random_like",
 ]

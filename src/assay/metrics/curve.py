@@ -14,12 +14,11 @@ from jaxtyping import Bool, Float64, Int
 from assay.circuits import Circuit, EdgeScores
 from assay.circuits.spans import check_everywhere
 from assay.core.errors import GraphMismatchError, InputError, check_name
-from assay.core.measurement import Measurement
+from assay.core.measurement import SAME_PROMPTS, Measurement, Rule
 from assay.core.random import stream
-from assay.core.record import Plotted, plain, record_id
-from assay.core.verdict import SAME_PROMPTS
+from assay.core.record import Plotted
 from assay.execution import Ablation, CircuitRuns
-from assay.metrics.metric import METRICS, MetricSpec, over_different, record, task_warnings
+from assay.metrics.metric import METRICS, over_different, record, task_warnings
 from assay.models import Model
 from assay.objectives import Loss, Objective
 from assay.stats import FunctionOfSums, RatioOfSums, recovery_of
@@ -34,30 +33,9 @@ if TYPE_CHECKING:
 FRACTIONS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 _SMALLEST = 1e-12  # mean margin gained by the whole model over the empty circuit, below which F is undefined
 
-_CURVE: dict[str, Any] = {
-    "criterion": "M4",
-    "runs": ("full", "empty", *("keep",) * len(FRACTIONS)),
-    "reference": "Mueller et al. 2025, arXiv:2504.13151",
-}
-_AREA = MetricSpec(
-    id="MIB.cpr",
-    key="cpr",
-    name="area under the faithfulness curve",
-    direction="higher",
-    pass_threshold=0.5,
-    meaning="Area under the faithfulness curve: how fast growing circuits recover the behaviour.",
-    **_CURVE,
-)
-_DISTANCE = MetricSpec(
-    id="MIB.cmd",
-    key="cmd",
-    name="distance of the faithfulness curve from 1",
-    direction="lower",
-    meaning="Mean distance of the faithfulness curve from 1.",
-    **_CURVE,
-)
-for _spec in (_AREA, _DISTANCE):
-    METRICS.add(_spec.key, _spec)
+# What sets both integrals apart from the metric of the points.
+_AREA = {"id": "MIB.cpr", "name": "cpr", "direction": "higher", "rule": Rule(pass_at=0.5)}
+_DISTANCE = {"id": "MIB.cmd", "name": "cmd", "direction": "lower", "rule": None}
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -65,7 +43,7 @@ class FaithfulnessCurve(Plotted):
     """Faithfulness of the best n edges for growing n.
 
     One curve, and so one ranking, gives both integrals. The published ones take a curve each: CPR ranks by
-    signed score (`absolute=False`), CMD by |score| (`absolute=True`); `ranking` says which this one did.
+    signed score (`absolute=False`), CMD by |score| (`absolute=True`).
 
     Attributes:
         fractions: Shares of all edges, ascending.
@@ -123,45 +101,10 @@ class FaithfulnessCurve(Plotted):
         """Trapezoid integral of |1 - F| over the fractions; lower is better. Published: `absolute=True`."""
         return self.distance.value
 
-    @property
-    def ranking(self) -> str:
-        """What edges were ranked by: `|score|` or `signed score`."""
-        return "|score|" if self.absolute else "signed score"
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """Codes that apply to the whole curve."""
-        return self.area.warnings
-
     def band(self, level: float = 0.95) -> Float64[np.ndarray, "2 n_fractions"]:
         """Lower and upper ends of pointwise bootstrap intervals over examples."""
         intervals = [point.interval(level) for point in self.points]
         return np.array([(each.low, each.high) for each in intervals]).T
-
-    @property
-    def id_hash(self) -> str:
-        """Identity: hash of how the curve came to be, less machine facts."""
-        return record_id("faithfulness-curve", self.provenance)
-
-    def to_dict(self, *, level: float = 0.95) -> dict[str, Any]:
-        """Finite JSON: undefined numbers are null."""
-        low, high = self.band(level)
-        own = ("fractions", "n_edges", "kept_edges", "values", "absolute", "ranking", "log_scale", "warnings")
-        record = {name: getattr(self, name) for name in (*own, "provenance")} | {
-            "hash": self.id_hash,
-            "low": low,
-            "high": high,
-            "level": level,
-            "cpr": self.area.to_dict(level=level),
-            "cmd": self.distance.to_dict(level=level),
-            "random": None,
-            "n": self.area.n,
-            "n_excluded": self.area.n_excluded,
-        }
-        if (draws := self.random) is not None:
-            ends = {"values": draws.mean(axis=0), "low": draws.min(axis=0), "high": draws.max(axis=0)}
-            record["random"] = ends | {"n_circuits": len(draws), "draws": draws}
-        return {key: plain(value) for key, value in record.items()}
 
 
 def trapezoid_weights(
@@ -313,19 +256,14 @@ def integrate(
     same = (SAME_PROMPTS,) if found_on(provenance["scores"], runs.task) else ()
     ends = {"empty": margins.empty, "full": margins.full}
 
-    def of(
-        spec: MetricSpec,
-        points: Mapping[str, Float64[np.ndarray, " n"]],
-        statistic: RatioOfSums | FunctionOfSums,
-        **own: Any,
-    ) -> Measurement:
-        facts: dict[str, Any] = {"provenance": {**provenance, **own}, "seed": runs.seed}
-        found = record(spec, {**ends, **points}, statistic, used=used, warnings=warnings, **facts)
+    def of(statistic: RatioOfSums | FunctionOfSums, points: Mapping[str, Any], **own: Any) -> Measurement:
+        how: dict[str, Any] = {"warnings": warnings, "seed": runs.seed, **own}
+        found = record(METRICS["faithfulness-norm"], {**ends, **points}, statistic, used=used, **how)
         return over_different(found, runs, *same)
 
-    recovery, spec = recovery_of("keep", smallest=_SMALLEST), METRICS["faithfulness-norm"]
+    recovery = recovery_of("keep", smallest=_SMALLEST)
     points = tuple(
-        of(spec, {"keep": keep}, recovery, fraction=float(share))
+        of(recovery, {"keep": keep}, provenance={**provenance, "fraction": float(share)})
         for share, keep in zip(fractions, margins.points, strict=True)
     )
     all_points = {f"keep/{index}": keep for index, keep in enumerate(margins.points)}
@@ -340,8 +278,8 @@ def integrate(
         components=("empty", "full", *all_points),
         parameters={"weights": weights, "smallest": _SMALLEST},
     )
-    cpr = of(_AREA, all_points, area, integral="cpr")
-    return points, cpr, of(_DISTANCE, all_points, distance, integral="cmd")
+    cpr = of(area, all_points, provenance={**provenance, "integral": "cpr"}, **_AREA)
+    return points, cpr, of(distance, all_points, provenance={**provenance, "integral": "cmd"}, **_DISTANCE)
 
 
 def _random_reference(

@@ -14,16 +14,15 @@ import torch
 from jaxtyping import Bool, Float, Float64, Int
 
 from assay.core.errors import InputError, ShapeError, check_name
-from assay.core.measurement import Measurement
+from assay.core.measurement import Measurement, Rule
 from assay.execution import CircuitRuns
 from assay.execution.runs import Which
-from assay.metrics.metric import MetricSpec, finite_examples, metric, record
-from assay.stats import RatioOfSums, mean_difference, mean_of, ratio_of
+from assay.metrics.metric import MetricSpec, finite_examples, record
+from assay.stats import RatioOfSums, mean_of
 
 
 UNITS = {"kl": "nats", "reverse-kl": "nats", "js": "nats", "tv": "fraction"}
 DIVERGENCES = tuple(UNITS)
-CONMY = "Conmy et al. 2023, arXiv:2304.14997"
 _BLOCK = 1 << 22  # logits converted to float64 at a time
 _ROUNDING = 1e-9  # nats below zero that rounding can explain
 
@@ -168,24 +167,15 @@ def _divergences_of(
     return divergences(run_logits(runs, "full"), run_logits(runs, which), kinds=kinds)
 
 
-@metric(
-    key="output-divergence",
-    id="D01.output_divergence",
-    name="mean divergence of output distributions",
-    range=(0.0, math.inf),
-    direction="lower",
-    pass_threshold=0.05,
-    fail_threshold=0.5,
-    unit="nats",
-    reference=CONMY,
-    meaning="Mean divergence between the output distributions of circuit and model.",
-)
 def _output_divergence(runs: CircuitRuns, spec: MetricSpec, *, divergence: str = "kl") -> Measurement:
     """Mean divergence of the circuit's output distribution from the model's.
 
     Options:
         divergence: `kl` = KL(full || circuit), `reverse-kl`, `js` or `tv`. The thresholds are those of
             the published page, which does not name the divergence.
+
+    References:
+        Conmy et al. 2023, arXiv:2304.14997.
     """
     check_name("divergence", divergence, DIVERGENCES)
     used = finite_examples(runs, "full", "keep")
@@ -194,18 +184,6 @@ def _output_divergence(runs: CircuitRuns, spec: MetricSpec, *, divergence: str =
     return record(spec, values, mean_of(divergence), used=used, details=details, unit=UNITS[divergence])
 
 
-@metric(
-    key="kl",
-    id="D03.kl",
-    name="KL(full, circuit)",
-    range=(0.0, math.inf),
-    direction="lower",
-    pass_threshold=0.1,
-    fail_threshold=1.0,
-    unit="nats",
-    reference=CONMY,
-    meaning="Mean information lost when the circuit’s output replaces the model’s.",
-)
 def _kl(
     runs: CircuitRuns, spec: MetricSpec, *, restricted_to: str | Sequence[int] | None = None
 ) -> Measurement:
@@ -216,6 +194,9 @@ def _kl(
             wrong answers of each example) or a list of ids. The id then ends in `_restricted`.
 
     The details have the median and the 95th percentile over examples (linear interpolation).
+
+    References:
+        Conmy et al. 2023, arXiv:2304.14997.
     """
     used = finite_examples(runs, "full", "keep")
     full, keep = run_logits(runs, "full"), run_logits(runs, "keep")
@@ -263,33 +244,6 @@ def _answer_set(
     return ids
 
 
-@metric(
-    key="kl-faithfulness",
-    id="D03.kl_faithfulness",
-    name="1 - KL over KL of the empty circuit",
-    range=(-math.inf, 1.0),
-    direction="higher",
-    pass_threshold=0.8,
-    strict=False,
-    runs=("full", "keep", "empty"),
-    reference=CONMY,
-    meaning="One minus the divergence relative to that of the empty circuit.",
-)
-def _kl_faithfulness(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
-    """1 - sum KL(full || circuit) / sum KL(full || empty circuit).
-
-    1: the model's distribution; 0: no better than the empty circuit; negative: worse. Undefined
-    (`zero_denominator`) where the empty circuit already gives the model's distribution.
-    """
-    used = finite_examples(runs, "full", "keep", "empty")
-    which: tuple[Which, ...] = ("keep", "empty")
-    components: dict[str, np.ndarray] = {each: _divergences_of(runs, each)["kl"] for each in which}
-    details = {f"mean_kl_{each}": float(kl[used].mean()) for each, kl in components.items() if used.any()}
-    return record(
-        spec, components, ratio_of("keep", "empty", offset=1.0, scale=-1.0), used=used, details=details
-    )
-
-
 # ------------------------------------------------------------------------------------------- cross-entropy
 
 
@@ -313,27 +267,17 @@ def drop_reading(nats: float) -> str:
     return "not_necessary" if nats < 0.1 else "minor"
 
 
-@metric(
-    key="ce-delta",
-    id="D04.ce_delta_drop",
-    name="cross-entropy increase when the circuit is dropped",
-    criterion="I1 necessity",
-    direction="higher",
-    pass_threshold=0.5,
-    fail_threshold=0.1,
-    unit="nats",
-    runs=("full", "keep", "drop"),
-    reference=CONMY,
-    meaning="Increase of the cross-entropy of the right answer when the circuit is ablated.",
-)
 def _ce_delta(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     """Mean increase of the cross-entropy of the answer when the circuit is dropped.
 
     CE = -log of the probability mass on the valid answers. The part `keep` is the increase when only the
     circuit is kept (sufficiency, lower is better), `ratio` that of dropping over that of keeping.
+
+    References:
+        Conmy et al. 2023, arXiv:2304.14997.
     """
     losses, used = _cross_entropies(runs)
-    keep, drop = mean_difference("keep", "full"), mean_difference("drop", "full")
+    keep, drop = (RatioOfSums(numerator={each: 1.0, "full": -1.0}) for each in ("keep", "drop"))
     facts: dict[str, Any] = {"id": "D04.ce_delta_keep", "direction": "lower", "rule": None}
     parts = {
         "keep": record(spec, losses, keep, used=used, **facts),
@@ -342,23 +286,39 @@ def _ce_delta(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     return record(spec, losses, drop, used=used, reading=drop_reading, parts=parts)
 
 
-@metric(
-    key="ce-ratio",
-    id="D04.ce_ratio",
-    name="cross-entropy increase of dropping over that of keeping the circuit",
-    criterion="I1 necessity",
-    direction="higher",
-    pass_threshold=1.0,
-    strict=False,
-    runs=("full", "keep", "drop"),
-    reference=CONMY,
-    meaning="Damage from ablating the circuit, divided by damage from ablating everything else.",
+SPECS = (
+    MetricSpec(
+        key="output-divergence",
+        id="D01.output_divergence",
+        name="mean divergence of output distributions",
+        range=(0.0, math.inf),
+        direction="lower",
+        rule=Rule(pass_at=0.05, fail_at=0.5, higher=False),
+        unit="nats",
+        meaning="Mean divergence between the output distributions of circuit and model.",
+        compute=_output_divergence,
+    ),
+    MetricSpec(
+        key="kl",
+        id="D03.kl",
+        name="KL(full, circuit)",
+        range=(0.0, math.inf),
+        direction="lower",
+        rule=Rule(pass_at=0.1, fail_at=1.0, higher=False),
+        unit="nats",
+        meaning="Mean information lost when the circuit’s output replaces the model’s.",
+        compute=_kl,
+    ),
+    MetricSpec(
+        key="ce-delta",
+        id="D04.ce_delta_drop",
+        name="cross-entropy increase when the circuit is dropped",
+        criterion="I1 necessity",
+        direction="higher",
+        rule=Rule(pass_at=0.5, fail_at=0.1),
+        unit="nats",
+        runs=("full", "keep", "drop"),
+        meaning="Increase of the cross-entropy of the right answer when the circuit is ablated.",
+        compute=_ce_delta,
+    ),
 )
-def _ce_ratio(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
-    """Mean (CE_drop - CE_full) over mean (CE_keep - CE_full).
-
-    At least 1: the circuit matters more than everything else. Undefined (`zero_denominator`) where
-    keeping the circuit alone costs nothing; a negative value where it improves the model's loss.
-    """
-    losses, used = _cross_entropies(runs)
-    return record(spec, losses, _CE_RATIO, used=used)

@@ -7,10 +7,10 @@ import numpy as np
 from jaxtyping import Bool, Float64
 
 from assay.core.errors import check_name
-from assay.core.measurement import Measurement
+from assay.core.measurement import Measurement, Rule
 from assay.execution import CircuitRuns
 from assay.execution.runs import Which
-from assay.metrics.metric import METRICS, MetricSpec, finite_examples, metric, record, task_warnings
+from assay.metrics.metric import METRICS, MetricSpec, finite_examples, record, task_warnings
 from assay.objectives import OBJECTIVES
 from assay.stats import RatioOfSums, mean_of, ratio_of, recovery_of
 from assay.tasks import ImageTask
@@ -50,19 +50,7 @@ def _of_margins(
     return record(spec, {**margins, **(components or {})}, statistic, used=used, **facts)
 
 
-@metric(
-    key="faithfulness",
-    id="D02.faithfulness",
-    name="logit-difference recovery",
-    direction="target",
-    pass_threshold=0.8,
-    strict=False,
-    reference="Wang et al. 2022, arXiv:2211.00593",
-    meaning="Share of the model’s margin that remains when only the circuit’s edges are kept.",
-)
-def _faithfulness(
-    runs: CircuitRuns, spec: MetricSpec, *, aggregate: str = "ratio_of_sums", normalised: bool = False
-) -> Measurement:
+def _faithfulness(runs: CircuitRuns, spec: MetricSpec, *, aggregate: str = "ratio_of_sums") -> Measurement:
     """Share of the model's margin that the circuit alone keeps, F = sum y_keep / sum y_full.
 
     y = -objective, per example. 1 is the whole model; the empty circuit is in general not 0, since what
@@ -71,16 +59,18 @@ def _faithfulness(
     Options:
         aggregate: `ratio_of_sums`, or `mean_of_ratios` over examples with |y_full| above 1e-3 of its
             median: heavy-tailed, only for comparison.
-        normalised: The same as the metric `faithfulness-norm`.
 
     Under a divergence from the model (`kl`, `js`) the model's own margin is 0 and this ratio undefined. Of
     image classifiers, where that is the default, faithfulness is then `faithfulness-norm`, 1 - D(circuit) /
     D(empty) (Peng et al. 2026, arXiv:2604.08192, Eq. 8).
 
     Undefined (`zero_denominator`) where |sum y_full| < 1e-8 n.
+
+    References:
+        Wang et al. 2022, arXiv:2211.00593.
     """
     of_divergence = runs.objective in OBJECTIVES and OBJECTIVES[runs.objective].stationary
-    if normalised or (isinstance(runs.task, ImageTask) and of_divergence):
+    if isinstance(runs.task, ImageTask) and of_divergence:
         return _faithfulness_norm(runs, METRICS["faithfulness-norm"])
     check_name("aggregate", aggregate, ("ratio_of_sums", "mean_of_ratios"))
     statistic, facts = ratio_of("keep", "full"), {}
@@ -105,43 +95,26 @@ def _single_ratios(
     return ratios
 
 
-@metric(
-    key="faithfulness-norm",
-    id="D02.faithfulness_norm",
-    name="baseline-corrected recovery",
-    direction="target",
-    pass_threshold=0.8,
-    strict=False,
-    runs=("full", "keep", "empty"),
-    reference="Mueller et al. 2025, arXiv:2504.13151",
-    meaning="The same share on a scale from the empty circuit (0) to the whole model (1).",
-)
 def _faithfulness_norm(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     """Recovery between the empty circuit (0) and the model (1): (S_keep - S_empty) / (S_full - S_empty).
 
     S sums the margin over examples. Under a divergence objective this is 1 - D(keep) / D(empty).
     Undefined (`zero_denominator`) where the empty circuit already has the model's margin.
+
+    References:
+        Mueller et al. 2025, arXiv:2504.13151.
     """
     return _of_margins(runs, spec, recovery_of("keep"), "full", "keep", "empty", reading=recovery_reading)
 
 
-@metric(
-    key="completeness",
-    id="D02.completeness",
-    name="1 - recovery after dropping the circuit",
-    criterion="I1 necessity",
-    direction="higher",
-    pass_threshold=0.8,
-    strict=False,
-    runs=("full", "drop"),
-    reference="Wang et al. 2022, arXiv:2211.00593",
-    meaning="Share of the margin that is lost when the circuit itself is ablated.",
-)
 def _completeness(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     """Share of the model's margin that is lost when the circuit is dropped: 1 - sum y_drop / sum y_full.
 
     1: nothing outside the circuit does the task; 0: dropping it changes nothing (an empty circuit);
     above 1: what remains prefers the wrong answer. Undefined as `faithfulness`.
+
+    References:
+        Wang et al. 2022, arXiv:2211.00593.
     """
     return _of_margins(runs, spec, ratio_of("drop", "full", offset=1.0, scale=-1.0), "full", "drop")
 
@@ -169,17 +142,6 @@ def minimality_class(faithfulness: float, without: Float64[np.ndarray, " n_heads
     return "quasi_minimal" if broken.any() else "not_minimal"
 
 
-@metric(
-    key="minimality",
-    id="C4b.minimality",
-    name="mean and share of essential heads",
-    criterion="C4 minimality",
-    direction="higher",
-    runs=("full", "keep"),
-    more_runs=True,
-    reference="Wang et al. 2022, arXiv:2211.00593",
-    meaning="Mean loss of faithfulness when one head is removed from the circuit.",
-)
 def _minimality(
     runs: CircuitRuns, spec: MetricSpec, *, essential_above: float = 0.05, faithful_from: float = 0.5
 ) -> Measurement:
@@ -194,56 +156,83 @@ def _minimality(
 
     Undefined (`no_heads`) for a circuit without heads, (`zero_denominator`) as `faithfulness`. The
     detail `heads` has importance and delta-method standard error of each.
+
+    References:
+        Wang et al. 2022, arXiv:2211.00593.
     """
-    heads = runs.circuit.kept_heads()
-    used = finite_examples(runs, "full", "keep")
-    warnings = task_warnings(runs, used)
+    heads, used = runs.circuit.kept_heads(), finite_examples(runs, "full", "keep")
+    details: dict[str, Any] = {"essential_above": essential_above, "faithful_from": faithful_from}
+    facts: dict[str, Any] = {"warnings": task_warnings(runs, used), "details": details}
     if not heads:
-        facts: dict[str, Any] = {
-            "unit": spec.unit,
-            "direction": spec.direction,
-            "reason": "no_heads",
-            "warnings": warnings,
-        }
-        return Measurement(id=spec.id, name=spec.key, value=math.nan, n=int(used.sum()), **facts)
+        nothing = dict.fromkeys(_IMPORTANCE.components, np.zeros(len(used)))
+        return record(spec, nothing, _IMPORTANCE, used=used, undefined="no_heads", **facts)
     full, keep = runs.margins("full"), runs.margins("keep")
     without = np.stack([runs.margins_of(runs.circuit.without_head(*head)) for head in heads])
     used &= np.isfinite(without).all(axis=0)
-    names = [f"a{layer}.h{head}" for layer, head in heads]
-    details: dict[str, Any] = {"essential_above": essential_above, "faithful_from": faithful_from}
-    if used.any():
-        details |= _per_head(names, keep[used], full[used], without[:, used], essential_above, faithful_from)
+    n, total, share = int(used.sum()), full[used].sum(), ratio_of("part", "full")
+    faithfulness = float(share.of_sums(np.array([keep[used].sum(), total]), n))
+    left = share.of_sums(np.stack([without[:, used].sum(1), np.full(len(heads), total)], axis=-1), n)
+    if not math.isnan(faithfulness):
+        names, importance = [f"a{layer}.h{head}" for layer, head in heads], (faithfulness - left).tolist()
+        linear = [_IMPORTANCE.linearised(np.stack([keep, row, full])[:, used]) for row in without]
+        errors = np.std(linear, axis=1, ddof=1) / math.sqrt(n) if n > 1 else np.full(len(heads), math.nan)
+        details["faithfulness"] = faithfulness
+        details["class"] = minimality_class(faithfulness, left, faithful_from)
+        details["essential"] = [
+            name for name, each in zip(names, importance, strict=True) if each > essential_above
+        ]
+        details["share_essential"] = len(details["essential"]) / len(heads)
+        details["heads"] = {
+            name: {"importance": each, "standard_error": error}
+            for name, each, error in zip(names, importance, errors.tolist(), strict=True)
+        }
     components = {"keep": keep, "full": full, "without": without.mean(axis=0)}
-    return record(spec, components, _IMPORTANCE, used=used, warnings=warnings, details=details)
+    return record(spec, components, _IMPORTANCE, used=used, **facts)
 
 
 _IMPORTANCE = RatioOfSums(numerator={"keep": 1.0, "without": -1.0}, denominator={"full": 1.0})
 
 
-def _per_head(
-    names: list[str],
-    keep: Float64[np.ndarray, " n"],
-    full: Float64[np.ndarray, " n"],
-    without: Float64[np.ndarray, "n_heads n"],
-    essential_above: float,
-    faithful_from: float,
-) -> dict[str, Any]:
-    """Importance of each head, which are essential, and the class of the circuit."""
-    n, share = len(full), ratio_of("part", "full")
-    faithfulness = float(share.of_sums(np.array([keep.sum(), full.sum()]), n))
-    left = share.of_sums(np.stack([without.sum(1), np.full(len(names), full.sum())], axis=-1), n)
-    if math.isnan(faithfulness):
-        return {}
-    heads = {}
-    for name, row, remaining in zip(names, without, left, strict=True):
-        linear = _IMPORTANCE.linearised(np.stack([keep, row, full]))
-        error = float(linear.std(ddof=1)) / math.sqrt(n) if n > 1 else math.nan
-        heads[name] = {"importance": faithfulness - float(remaining), "standard_error": error}
-    essential = [name for name, each in heads.items() if each["importance"] > essential_above]
-    return {
-        "faithfulness": faithfulness,
-        "class": minimality_class(faithfulness, left, faithful_from),
-        "essential": essential,
-        "share_essential": len(essential) / len(names),
-        "heads": heads,
-    }
+SPECS = (
+    MetricSpec(
+        key="faithfulness",
+        id="D02.faithfulness",
+        name="logit-difference recovery",
+        direction="target",
+        rule=Rule(pass_at=0.8, strict=False),
+        meaning="Share of the model’s margin that remains when only the circuit’s edges are kept.",
+        compute=_faithfulness,
+    ),
+    MetricSpec(
+        key="faithfulness-norm",
+        id="D02.faithfulness_norm",
+        name="baseline-corrected recovery",
+        direction="target",
+        rule=Rule(pass_at=0.8, strict=False),
+        runs=("full", "keep", "empty"),
+        meaning="The same share on a scale from the empty circuit (0) to the whole model (1).",
+        compute=_faithfulness_norm,
+    ),
+    MetricSpec(
+        key="completeness",
+        id="D02.completeness",
+        name="1 - recovery after dropping the circuit",
+        criterion="I1 necessity",
+        direction="higher",
+        rule=Rule(pass_at=0.8, strict=False),
+        runs=("full", "drop"),
+        meaning="Share of the margin that is lost when the circuit itself is ablated.",
+        compute=_completeness,
+    ),
+    MetricSpec(
+        key="minimality",
+        id="C4b.minimality",
+        name="mean and share of essential heads",
+        criterion="C4 minimality",
+        direction="higher",
+        runs=("full", "keep"),
+        more_runs=True,
+        meaning="Mean loss of faithfulness when one head is removed from the circuit.",
+        compute=_minimality,
+    ),
+)

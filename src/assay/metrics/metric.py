@@ -11,10 +11,9 @@ from jaxtyping import Bool, Float64
 
 from assay.circuits import Circuit
 from assay.core.errors import InputError, check_least, check_name, unknown_name
-from assay.core.measurement import Measurement
+from assay.core.measurement import FEW_PROMPTS, SAME_PROMPTS, Measurement, Rule
 from assay.core.random import stream
 from assay.core.registry import Registry
-from assay.core.verdict import FEW_PROMPTS, SAME_PROMPTS, Rule
 from assay.execution import Ablation, CircuitRuns
 from assay.execution.forward import finite_rows
 from assay.execution.runs import Which
@@ -42,16 +41,13 @@ class MetricSpec:
         criterion: Validity criterion that it speaks to, e.g. `I2 sufficiency`.
         range: Smallest and largest possible value.
         direction: `higher`, `lower`, `target` (1 is the whole model) or `report` (no verdict).
-        pass_threshold: Published pass; None without a verdict.
-        fail_threshold: Published fail where a middle band exists.
-        strict: Whether the threshold itself does not pass.
+        rule: Published thresholds; None without a verdict.
         unit: Unit of the value.
         runs: Runs it reads; each costs one forward pass per example once, shared with other metrics.
         more_runs: Whether it makes further runs of its own, with single heads or edges changed.
-        reference: Where the definition comes from.
         meaning: What its value says, a sentence for pages.
         version: Raised when the same input would give another number.
-        compute: `(runs, spec, **options) -> Measurement`; None where `measure` is not the way to it.
+        compute: `(runs, spec, **options) -> Measurement`.
     """
 
     id: str
@@ -60,16 +56,13 @@ class MetricSpec:
     criterion: str = "I2 sufficiency"
     range: tuple[float, float] = (-math.inf, math.inf)
     direction: str = "report"
-    pass_threshold: float | None = None
-    fail_threshold: float | None = None
-    strict: bool = True
+    rule: Rule | None = None
     unit: str = "fraction"
     runs: tuple[str, ...] = ("full", "keep")
     more_runs: bool = False
-    reference: str = ""
     meaning: str = ""
     version: int = 1
-    compute: "Callable[..., Measurement] | None" = None
+    compute: Callable[..., Measurement]
 
     @property
     def code(self) -> str:
@@ -77,33 +70,13 @@ class MetricSpec:
         return self.id.partition(".")[0]
 
     @property
-    def rule(self) -> Rule | None:
-        """The thresholds, or None without a verdict."""
-        if self.pass_threshold is None:
-            return None
-        higher, fail_at = self.direction != "lower", self.fail_threshold
-        return Rule(pass_at=self.pass_threshold, fail_at=fail_at, higher=higher, strict=self.strict)
-
-    @property
     def options(self) -> dict[str, Any]:
         """Option names of `measure` for this metric, with their defaults."""
-        if self.compute is None:
-            return {}
         parameters = inspect.signature(self.compute).parameters.values()
         return {each.name: each.default for each in parameters if each.kind is each.KEYWORD_ONLY}
 
 
 METRICS: Registry[MetricSpec] = Registry("metric", holds=MetricSpec)
-
-
-def metric(*, key: str, **facts: Any) -> Callable[[Callable[..., Measurement]], Callable[..., Measurement]]:
-    """Register the decorated `(runs, spec, *, options) -> Measurement` under `key`, described by `facts`."""
-
-    def register(compute: Callable[..., Measurement]) -> Callable[..., Measurement]:
-        METRICS.add(key, MetricSpec(key=key, compute=compute, **facts))
-        return compute
-
-    return register
 
 
 def find_metric(name: str) -> MetricSpec:
@@ -291,15 +264,11 @@ def measure_runs(runs: CircuitRuns, metric: str, *, random_circuits: int = 0, **
     """
     spec = find_metric(metric)
     compute = spec.compute
-    if compute is None:
-        raise InputError(
-            f"{spec.key} is measured from edge scores, not from one circuit; use faithfulness_curve"
-        )
     for name in options:
         check_name(f"option of metric {spec.key!r}", name, spec.options)
     if runs.circuit.spans is not None and (random_circuits or spec.more_runs):
         what = "random_circuits=" if random_circuits else spec.key
-        whole = [key for key, each in METRICS.items() if each.compute and not each.more_runs]
+        whole = [key for key, each in METRICS.items() if not each.more_runs]
         raise InputError(
             f"{what} changes single edges or heads of a circuit, or many circuits, but this circuit keeps "
             f"its edges only at some positions; use {', '.join(whole)}, or measure circuit.anywhere()"

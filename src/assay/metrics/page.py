@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from assay.core.errors import InputError
-from assay.core.measurement import Measurement
+from assay.core.measurement import FEW_PROMPTS, FEWEST_PROMPTS, SAME_PROMPTS, Measurement
 from assay.core.record import Record
-from assay.core.verdict import FEW_PROMPTS, FEWEST_PROMPTS, SAME_PROMPTS
 from assay.page import text as words
 from assay.page.blocks import Cell, Column, Figure, Note, Page, Row, Section, Table, folded_record
 from assay.page.draw import INK, MUTED, PAPER, RULE, SUPPORTS, axes_of
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from assay.metrics.curve import FaithfulnessCurve
 
 
-ROWS = 400  # of the table
-RECORDS = 40  # whose provenance a page prints
 RECORD = {"id", "name", "hash", "value", "n", "unit", "direction", "statistic", "provenance"}
 Document = Mapping[str, Any]
 
@@ -84,10 +81,6 @@ def measurements_page(records: Sequence[Document]) -> Page:
     title += "".join(
         f" {word} {' and '.join(names)}" for word, names in (("on", tasks), ("in", models)) if names
     )
-    caption: list[Text] = [LEGEND]
-    if len(rows) > ROWS:
-        left, listing = words.number(len(rows) - ROWS), code("assay store ls --kind measurement")
-        caption += [f" {left} more rows are omitted; ", listing, " lists all that are stored."]
     ablations = ", ".join(sorted({_named(each, "ablation") for each in records} - {""}))
     outside = (
         f"What is outside the circuit is ablated ({ablations}); another ablation may give another value."
@@ -95,21 +88,15 @@ def measurements_page(records: Sequence[Document]) -> Page:
     remarks = dict.fromkeys(note for each in records for note in each.get("notes", ()))
     kept = [
         folded_record((str(each["name"]), " ", code(str(each["hash"]))), each["provenance"])
-        for each in records[:RECORDS]
+        for each in records
     ]
-    rest = f"The records of the first {RECORDS} of {words.number(len(records))} measurements."
     blocks: list[Any] = [
-        Figure(blocks=[measurement_table(rows[:ROWS])], caption=caption, kind=""),
+        Figure(blocks=[measurement_table(rows)], caption=LEGEND, kind=""),
         *([Note(text=outside, style="quiet")] if ablations else []),
         *_norms(records),
         *(Note(text=f"{text}.") for text in remarks),
     ]
-    return Page(
-        kind="measurements",
-        title=title,
-        sections=[Section(title="", blocks=blocks)],
-        records=[*kept, *([Note(text=rest, style="quiet")] if len(records) > RECORDS else [])],
-    )
+    return Page(kind="measurements", title=title, sections=[Section(title="", blocks=blocks)], records=kept)
 
 
 def _norms(records: Sequence[Document]) -> Iterator[Note]:

@@ -9,7 +9,7 @@ from jaxtyping import Float, Float64
 from torch import Tensor
 
 from assay.core.errors import check_least
-from assay.core.measurement import Measurement
+from assay.core.measurement import Measurement, Rule
 from assay.discovery.heads.interventions import INTERVENTIONS, run_with_edges_replaced
 from assay.discovery.heads.runs import outside, run_with_heads_replaced
 from assay.execution import CircuitRuns
@@ -17,7 +17,7 @@ from assay.execution.ablation import Setting
 from assay.execution.batches import choose_batch_size
 from assay.execution.forward import finite_rows
 from assay.metrics.divergence import divergences, run_logits
-from assay.metrics.metric import MetricSpec, finite_examples, metric, record, task_warnings
+from assay.metrics.metric import MetricSpec, finite_examples, record, task_warnings
 from assay.stats import RatioOfSums, mean_of, ratio_of
 
 
@@ -62,18 +62,6 @@ def _scrubbed(
     return record(spec, components, statistic, used=used, warnings=warnings, details=details)
 
 
-@metric(
-    key="scrub-recovery",
-    id="C4.scrub_recovery",
-    name="recovery under a resampled complement",
-    criterion="I1 necessity, I2 sufficiency",
-    direction="target",
-    pass_threshold=0.5,
-    runs=("full",),
-    more_runs=True,
-    reference="Chan et al. 2022, Causal Scrubbing",
-    meaning="Share of the margin that is left when all but the circuit comes from other prompts.",
-)
 def _scrub_recovery(
     runs: CircuitRuns, spec: MetricSpec, *, draws: int = 5, same_answer: bool = False
 ) -> Measurement:
@@ -88,26 +76,14 @@ def _scrub_recovery(
         same_answer: Only donors with the same right answers; prompts without one are left out.
 
     Undefined (`zero_denominator`) where |sum y_full| < 1e-8 n. The detail `value_by_draw` has each draw.
+
+    References:
+        Chan et al. 2022, Causal Scrubbing.
     """
     how: dict[str, Any] = {"draws": draws, "same_answer": same_answer}
     return _scrubbed(runs, spec, ratio_of("scrub", "full"), runs.margins_from, runs.margins("full"), **how)
 
 
-@metric(
-    key="scrub-kl",
-    id="C4.scrub_kl",
-    name="KL under a resampled complement",
-    criterion="I1 necessity, I2 sufficiency",
-    range=(0.0, math.inf),
-    direction="lower",
-    pass_threshold=0.5,
-    fail_threshold=2.0,
-    unit="nats",
-    runs=("full",),
-    more_runs=True,
-    reference="Chan et al. 2022, Causal Scrubbing",
-    meaning="Mean divergence from the model when all but the circuit comes from other prompts.",
-)
 def _scrub_kl(
     runs: CircuitRuns, spec: MetricSpec, *, draws: int = 5, same_answer: bool = False
 ) -> Measurement:
@@ -116,6 +92,9 @@ def _scrub_kl(
     Options:
         draws: Draws of donors that are averaged.
         same_answer: Only donors with the same right answers; prompts without one are left out.
+
+    References:
+        Chan et al. 2022, Causal Scrubbing.
     """
     full = run_logits(runs, "full")
 
@@ -123,3 +102,33 @@ def _scrub_kl(
         return divergences(full, logits.numpy())["kl"]
 
     return _scrubbed(runs, spec, mean_of("kl"), nats, draws=draws, same_answer=same_answer)
+
+
+SPECS = (
+    MetricSpec(
+        key="scrub-recovery",
+        id="C4.scrub_recovery",
+        name="recovery under a resampled complement",
+        criterion="I1 necessity, I2 sufficiency",
+        direction="target",
+        rule=Rule(pass_at=0.5),
+        runs=("full",),
+        more_runs=True,
+        meaning="Share of the margin that is left when all but the circuit comes from other prompts.",
+        compute=_scrub_recovery,
+    ),
+    MetricSpec(
+        key="scrub-kl",
+        id="C4.scrub_kl",
+        name="KL under a resampled complement",
+        criterion="I1 necessity, I2 sufficiency",
+        range=(0.0, math.inf),
+        direction="lower",
+        rule=Rule(pass_at=0.5, fail_at=2.0, higher=False),
+        unit="nats",
+        runs=("full",),
+        more_runs=True,
+        meaning="Mean divergence from the model when all but the circuit comes from other prompts.",
+        compute=_scrub_kl,
+    ),
+)

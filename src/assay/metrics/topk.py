@@ -3,17 +3,16 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float, Float64, Int
 
 from assay.core.errors import InputError, check_name
-from assay.core.measurement import Measurement
-from assay.core.verdict import ONE_SIDED_95, Rule, Verdict
+from assay.core.measurement import ONE_SIDED_95, Measurement, Rule, Verdict
 from assay.execution import CircuitRuns
 from assay.metrics.divergence import answer_is_top, run_logits
-from assay.metrics.metric import MetricSpec, finite_examples, metric, record
+from assay.metrics.metric import MetricSpec, finite_examples, record
 from assay.stats import fagin_tau_rows, kendall_tau_rows, mean_of
 
 
@@ -109,65 +108,20 @@ def check_k(ks: Sequence[Any] | None, n_outputs: int) -> tuple[int, ...]:
     return sizes
 
 
-class _Ranking(NamedTuple):
-    """Both runs over the outputs that can be ranked, and their lists one longer than the largest K."""
-
-    ks: tuple[int, ...]
-    used: Bool[np.ndarray, " n"]
-    n_outputs: int
-    runs: tuple[Float[np.ndarray, "rows n_outputs"], Float[np.ndarray, "rows n_outputs"]]
-    tops: tuple[Int[np.ndarray, "rows k_plus_1"], Int[np.ndarray, "rows k_plus_1"]]
-
-    def overlap(self, k: int) -> Float64[np.ndarray, " n"]:
-        return overlap(self.tops[0][:, :k], self.tops[1][:, :k])
-
-    def order(self, k: int, support: str) -> Float64[np.ndarray, " n"]:
-        return order_agreement(*self.runs, self.tops[0][:, :k], self.tops[1][:, :k], support)
-
-    def tie_fraction(self, k: int) -> float:
-        """Share of the examples with equal K-th and (K+1)-th logits in either run."""
-        sides = zip(self.runs, self.tops, strict=True)
-        tied = np.logical_or(*(tied_at(run, top[:, : k + 1]) for run, top in sides))
-        return float(tied[self.used].mean()) if self.used.any() else math.nan
-
-
-def _ranking(runs: CircuitRuns, K: Sequence[int] | None, vocabulary: int | None) -> _Ranking:
-    """Rank both runs once; excluded examples are ranked as all equal and counted nowhere."""
-    logits = [run_logits(runs, which) for which in ("full", "keep")]
-    d_vocab = logits[0].shape[1]
-    if vocabulary is None:
-        tokenizer = runs.model.tokenizer
-        vocabulary = d_vocab if tokenizer is None else min(len(tokenizer), d_vocab)
-    if not 1 < vocabulary <= d_vocab:
-        raise InputError(
-            f"vocabulary is {vocabulary}; expected 2 to {d_vocab}, the number of outputs of the model"
-        )
-    ks = check_k(K, vocabulary)
-    used = finite_examples(runs, "full", "keep")
-    full, keep = (np.where(used[:, None], run[:, :vocabulary], 0.0) for run in logits)
-    tops = top_k(full, ks[-1] + 1), top_k(keep, ks[-1] + 1)
-    return _Ranking(ks, used, vocabulary, (full, keep), tops)
-
-
 # ------------------------------------------------------------------------------------------- metrics
 
 
-def _parts(runs: CircuitRuns, spec: MetricSpec, ranking: _Ranking, support: str) -> dict[str, Measurement]:
-    """Acc@K and tau_K for each K, and both label accuracies, each with its interval."""
-    columns = {f"acc@{k}": ranking.overlap(k) for k in ranking.ks}
-    columns |= {f"tau@{k}": ranking.order(k, support) for k in ranking.ks if k > 1}
-    for key, run in zip(_LABELS, ranking.runs, strict=True):
-        columns[key] = answer_is_top(run, runs.task.answers.numpy()).astype(np.float64)
-    parts = {}
-    for key, values in columns.items():
-        facts: dict[str, Any] = {
-            "id": "D05." + key.replace("acc@", "acc_at_").replace("tau@", "tau_").replace("-", "_"),
-            "rule": Rule(pass_at=THRESHOLDS[key]) if key in THRESHOLDS else None,
-            "interval_method": "clopper-pearson" if key in ("acc@1", *_LABELS) else None,
-        }
-        mean = mean_of(key, bounds=(-1.0, 1.0) if key.startswith("tau") else (0.0, 1.0))
-        parts[key] = record(spec, {key: values}, mean, used=ranking.used, undefined="all_tied", **facts)
-    return parts
+def _part(
+    spec: MetricSpec, key: str, values: Float64[np.ndarray, " n"], used: Bool[np.ndarray, " n"]
+) -> Measurement:
+    """Acc@K, tau_K or the accuracy of one side, with its interval."""
+    facts: dict[str, Any] = {
+        "id": "D05." + key.replace("acc@", "acc_at_").replace("tau@", "tau_").replace("-", "_"),
+        "rule": Rule(pass_at=THRESHOLDS[key]) if key in THRESHOLDS else None,
+        "interval_method": "clopper-pearson" if key in ("acc@1", *_LABELS) else None,
+    }
+    mean = mean_of(key, bounds=(-1.0, 1.0) if key.startswith("tau") else (0.0, 1.0))
+    return record(spec, {key: values}, mean, used=used, undefined="all_tied", **facts)
 
 
 def reading_patterns(values: Mapping[str, float]) -> list[str]:
@@ -226,17 +180,6 @@ def judge_agreement(parts: Mapping[str, Measurement]) -> Verdict:
     )
 
 
-@metric(
-    key="topk",
-    id="D05.acc_at_K",
-    name="top-K set agreement",
-    range=(0.0, 1.0),
-    direction="higher",
-    pass_threshold=0.95,
-    reference="Wang et al. 2022, arXiv:2211.00593; Conmy et al. 2023, arXiv:2304.14997",
-    meaning="Share of prompts on which circuit and model predict the same token; the verdict also requires "
-    "the top five. acc@K: overlap of the K most likely; tau@K: agreement of their order (Kendall).",
-)
 def _topk(
     runs: CircuitRuns,
     spec: MetricSpec,
@@ -259,60 +202,67 @@ def _topk(
     The interval is Clopper-Pearson for K = 1, else that of a bounded mean, which holds at every n. Passes
     when Acc@1 > 0.95 and Acc@5 > 0.90.
     The warning `many_ties` says that more than 1 % of the examples have equal K-th and (K+1)-th logits.
+
+    References:
+        Wang et al. 2022, arXiv:2211.00593; Conmy et al. 2023, arXiv:2304.14997.
     """
-    ranking = _ranking(runs, K, vocabulary)
-    parts = _parts(runs, spec, ranking, support)
-    main = parts[f"acc@{ranking.ks[0]}"]
-    taus = {k: parts[f"tau@{k}"] for k in ranking.ks if k > 1}
-    details: dict[str, Any] = {
-        "K": list(ranking.ks),
-        "acc": {k: parts[f"acc@{k}"].value for k in ranking.ks},
-        "tau": {k: tau.value for k, tau in taus.items()},
-        "n_defined": {k: tau.n for k, tau in taus.items()},
-        "chance": {k: k / ranking.n_outputs for k in ranking.ks},
-        "tie_fraction": {k: ranking.tie_fraction(k) for k in ranking.ks},
+    both = [run_logits(runs, which) for which in ("full", "keep")]
+    n_outputs = _rankable(runs, vocabulary, both[0].shape[1])
+    ks, used = check_k(K, n_outputs), finite_examples(runs, "full", "keep")
+    # Excluded examples are ranked as all equal and counted nowhere.
+    full, keep = (np.where(used[:, None], run[:, :n_outputs], 0.0) for run in both)
+    first, second = (top_k(run, ks[-1] + 1) for run in (full, keep))
+    tops = {k: (first[:, :k], second[:, :k]) for k in ks}
+    values = {f"acc@{k}": overlap(*lists) for k, lists in tops.items()}
+    values |= {f"tau@{k}": order_agreement(full, keep, *tops[k], support) for k in ks if k > 1}
+    for key, run in zip(_LABELS, (full, keep), strict=True):
+        values[key] = answer_is_top(run, runs.task.answers.numpy()).astype(np.float64)
+    ties = {}
+    for k in ks:
+        tied = tied_at(full, first[:, : k + 1]) | tied_at(keep, second[:, : k + 1])
+        ties[k] = float(tied[used].mean()) if used.any() else math.nan
+    parts = {key: _part(spec, key, each, used) for key, each in values.items()}
+    details = {
+        "K": list(ks),
+        "acc": {k: parts[f"acc@{k}"].value for k in ks},
+        "tau": {k: parts[f"tau@{k}"].value for k in ks if k > 1},
+        "n_defined": {k: parts[f"tau@{k}"].n for k in ks if k > 1},
+        "chance": {k: k / n_outputs for k in ks},
+        "tie_fraction": ties,
         "label_top1_full": parts["label-top1-full"].value,
         "label_top1_circuit": parts["label-top1-circuit"].value,
-        "n_outputs": ranking.n_outputs,
+        "n_outputs": n_outputs,
         "support": support,
+        "patterns": reading_patterns({key: part.value for key, part in parts.items()}),
     }
-    details["patterns"] = reading_patterns({key: part.value for key, part in parts.items()})
-    tied = any(share > MANY_TIES for share in details["tie_fraction"].values())
-    warnings = (*main.warnings, "many_ties") if tied else main.warnings
-    judged = judge_agreement(parts)
+    main, judged = parts[f"acc@{ks[0]}"], judge_agreement(parts)
+    warnings = (*main.warnings, *["many_ties"] * any(share > MANY_TIES for share in ties.values()))
     return replace(main, id=spec.id, details=details, parts=parts, judged=judged, warnings=warnings)
 
 
-@metric(
-    key="topk-tau",
-    id="D05.tau_K",
-    name="rank agreement inside the top K",
-    range=(-1.0, 1.0),
-    direction="higher",
-    pass_threshold=0.9,
-    unit="correlation",
-    reference="Kendall 1938",
-    meaning="Agreement of order (Kendall) within the model’s K most likely tokens.",
-)
-def _topk_tau(
-    runs: CircuitRuns,
-    spec: MetricSpec,
-    *,
-    K: Sequence[int] | None = None,
-    support: str = "full",
-    vocabulary: int | None = None,
-) -> Measurement:
-    """Mean Kendall correlation of both runs' logits inside the model's top K, for the largest K.
+def _rankable(runs: CircuitRuns, vocabulary: int | None, d_vocab: int) -> int:
+    """How many outputs can be ranked, from the first."""
+    if vocabulary is None:
+        tokenizer = runs.model.tokenizer
+        return d_vocab if tokenizer is None else min(len(tokenizer), d_vocab)
+    if not 1 < vocabulary <= d_vocab:
+        raise InputError(
+            f"vocabulary is {vocabulary}; expected 2 to {d_vocab}, the number of outputs of the model"
+        )
+    return vocabulary
 
-    Options as for `topk`. Examples where one side ties throughout are left out and counted; all of them:
-    undefined (`all_tied`).
-    """
-    ranking = _ranking(runs, K, vocabulary)
-    k = ranking.ks[-1]
-    if k < 2:
-        raise InputError("rank agreement needs K of at least 2; give K=[10] or use the metric 'topk'")
-    key = f"tau@{k}"
-    taus = {key: ranking.order(k, support)}
-    details = {"K": [k], "support": support}
-    statistic = mean_of(key, bounds=(-1.0, 1.0))
-    return record(spec, taus, statistic, used=ranking.used, undefined="all_tied", details=details)
+
+SPECS = (
+    MetricSpec(
+        key="topk",
+        id="D05.acc_at_K",
+        name="top-K set agreement",
+        range=(0.0, 1.0),
+        direction="higher",
+        rule=Rule(pass_at=0.95),
+        meaning="Share of prompts on which circuit and model predict the same token; the verdict also "
+        "requires the top five. acc@K: overlap of the K most likely; tau@K: agreement of their order "
+        "(Kendall).",
+        compute=_topk,
+    ),
+)

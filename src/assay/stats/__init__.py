@@ -1,11 +1,17 @@
 """Statistics on arrays: intervals, association, statistics that resample. No model, no torch.
 
-Public names are imported on first use; the stub beside this file is the one list of them.
+Every public class and function of the modules can be imported from here.
 """
 
-from assay.core.registry import homes_of, loader
+from importlib import import_module
 
 
-_HOMES = homes_of(__file__)
-__all__ = sorted(_HOMES)
-__getattr__ = loader(__name__, _HOMES)
+_MODULES = "agreement certificates estimate intervals relative_error resampled significance summary"
+
+__all__ = []
+for _module in _MODULES.split():
+    _home = import_module(f"{__name__}.{_module}")
+    for _name, _value in vars(_home).items():
+        if getattr(_value, "__module__", None) == _home.__name__ and not _name.startswith("_"):
+            globals()[_name] = _value
+            __all__ += [_name]

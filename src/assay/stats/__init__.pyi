@@ -1,79 +1,13 @@
-"""What `assay.stats` promises, each name with its module."""
+# ruff: noqa: F403 - all public names of the modules, as `__init__.py` gathers them
+"""What `assay.stats` has, for type checkers."""
 
-from assay.stats.agreement import Concordance as Concordance
-from assay.stats.agreement import cronbach_alpha as cronbach_alpha
-from assay.stats.agreement import intraclass_correlation as intraclass_correlation
-from assay.stats.agreement import kappa_matrix as kappa_matrix
-from assay.stats.agreement import kendall_w as kendall_w
-from assay.stats.agreement import resampled_alpha_bounds as resampled_alpha_bounds
-from assay.stats.agreement import spearman_brown as spearman_brown
-from assay.stats.agreement import top_members as top_members
-from assay.stats.anova import GroupDifferences as GroupDifferences
-from assay.stats.anova import group_differences as group_differences
-from assay.stats.association import fagin_tau_rows as fagin_tau_rows
-from assay.stats.association import kendall_tau as kendall_tau
-from assay.stats.association import kendall_tau_rows as kendall_tau_rows
-from assay.stats.association import pearson as pearson
-from assay.stats.association import pearson_matrix as pearson_matrix
-from assay.stats.association import spearman as spearman
-from assay.stats.association import spearman_matrix as spearman_matrix
-from assay.stats.cells import CellTable as CellTable
-from assay.stats.cells import cell_table as cell_table
-from assay.stats.cells import cell_tests as cell_tests
-from assay.stats.certificates import Certificate as Certificate
-from assay.stats.certificates import all_pairs_order_failure as all_pairs_order_failure
-from assay.stats.certificates import best_all_pairs_order as best_all_pairs_order
-from assay.stats.certificates import certificate as certificate
-from assay.stats.certificates import maximum_exceedance as maximum_exceedance
-from assay.stats.certificates import percentile_confidence as percentile_confidence
-from assay.stats.certificates import percentile_failure as percentile_failure
-from assay.stats.certificates import percentile_sample_size as percentile_sample_size
-from assay.stats.detection import auroc as auroc
-from assay.stats.detection import average_precision as average_precision
-from assay.stats.detection import corrected_rate as corrected_rate
-from assay.stats.detection import d_prime as d_prime
-from assay.stats.detection import precision_at as precision_at
-from assay.stats.estimate import Estimate as Estimate
-from assay.stats.intervals import bootstrap_interval as bootstrap_interval
-from assay.stats.intervals import bounded_mean as bounded_mean
-from assay.stats.intervals import clopper_pearson as clopper_pearson
-from assay.stats.intervals import delta_interval as delta_interval
-from assay.stats.intervals import draw_counts as draw_counts
-from assay.stats.intervals import fieller_interval as fieller_interval
-from assay.stats.intervals import fisher_z_interval as fisher_z_interval
-from assay.stats.intervals import outermost as outermost
-from assay.stats.intervals import resampled_ratios as resampled_ratios
-from assay.stats.intervals import studentized_interval as studentized_interval
-from assay.stats.multiplicity import benjamini_hochberg as benjamini_hochberg
-from assay.stats.multiplicity import benjamini_yekutieli as benjamini_yekutieli
-from assay.stats.multiplicity import bonferroni as bonferroni
-from assay.stats.multiplicity import e_benjamini_hochberg as e_benjamini_hochberg
-from assay.stats.multiplicity import holm as holm
-from assay.stats.multiplicity import partial_conjunction as partial_conjunction
-from assay.stats.multiplicity import true_discoveries as true_discoveries
-from assay.stats.permutation import mean_tests as mean_tests
-from assay.stats.permutation import spearman_test as spearman_test
-from assay.stats.relative_error import RelativeErrors as RelativeErrors
-from assay.stats.relative_error import absolute_errors as absolute_errors
-from assay.stats.relative_error import bootstrap_spread as bootstrap_spread
-from assay.stats.relative_error import coefficient_of_variation as coefficient_of_variation
-from assay.stats.relative_error import relative_errors as relative_errors
-from assay.stats.resampled import ResampledValue as ResampledValue
-from assay.stats.resampled import poisson_weights as poisson_weights
-from assay.stats.skewed_mean import mean_above as mean_above
-from assay.stats.skewed_mean import skewed_mean_interval as skewed_mean_interval
-from assay.stats.statistic import FunctionOfSums as FunctionOfSums
-from assay.stats.statistic import RatioOfSums as RatioOfSums
-from assay.stats.statistic import mean_difference as mean_difference
-from assay.stats.statistic import mean_of as mean_of
-from assay.stats.statistic import paired_difference as paired_difference
-from assay.stats.statistic import ratio_of as ratio_of
-from assay.stats.statistic import recovery_of as recovery_of
-from assay.stats.statistic import statistic_from_dict as statistic_from_dict
-from assay.stats.summary import Histogram as Histogram
-from assay.stats.summary import Summary as Summary
-from assay.stats.summary import compare_with_anchor as compare_with_anchor
-from assay.stats.summary import histogram as histogram
-from assay.stats.summary import mean_standard_error as mean_standard_error
-from assay.stats.summary import summarize as summarize
-from assay.stats.summary import top_indices as top_indices
+from assay.stats.agreement import *
+from assay.stats.certificates import *
+from assay.stats.estimate import *
+from assay.stats.intervals import *
+from assay.stats.relative_error import *
+from assay.stats.resampled import *
+from assay.stats.significance import *
+from assay.stats.summary import *
+
+__all__: list[str]

@@ -1,6 +1,7 @@
-"""Agreement of several raters on the same items, and how repeatable a score is.
+"""Agreement of numbers that belong to the same items: correlations, raters, sets, scores that find a set.
 
-Concordance, kappa of sets, intraclass correlations, internal consistency.
+A constant vector has no correlation: NaN with a `DegenerateDataWarning`, never 0. Row-wise forms
+return NaN for the rows concerned and leave counting them to the caller.
 """
 
 import math
@@ -9,16 +10,181 @@ from dataclasses import dataclass
 
 import numpy as np
 import scipy
-from jaxtyping import Bool, Float64, Int64, Real
+from jaxtyping import Bool, Float, Float64, Int, Int64, Real
 
-from assay.core.errors import DegenerateDataWarning, InputError, check_least
+from assay.core.errors import DegenerateDataWarning, InputError, ShapeError, check_least
+from assay.core.measurement import ONE_SIDED_95, Interval, undefined_interval
 from assay.core.record import Record
-from assay.core.verdict import ONE_SIDED_95, Interval, undefined_interval
-from assay.stats._checks import EQUAL, finite
-from assay.stats.association import pearson_matrix, spearman_matrix
-from assay.stats.estimate import Estimate, SignificanceTest, undefined_estimate, undefined_test
+from assay.stats.estimate import EQUAL, Estimate, SignificanceTest, finite, varies
 from assay.stats.intervals import draw_counts
-from assay.stats.permutation import N_PERMUTATIONS, blocks
+from assay.stats.significance import N_PERMUTATIONS, blocks
+
+
+def _paired(x: np.ndarray, y: np.ndarray, name: str) -> np.ndarray | None:
+    """Both vectors in float64, one row each, or None (with a warning) where no correlation is defined."""
+    a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if a.ndim != 1 or a.shape != b.shape:
+        raise ShapeError(f"{name} compares two vectors of equal length, got shapes {a.shape} and {b.shape}")
+    if not (np.isfinite(a).all() and np.isfinite(b).all()):
+        raise InputError(f"{name} got NaN or infinite entries; drop those pairs first")
+    if len(a) < 2:
+        reason = f"got {len(a)} pair(s); expected at least 2"
+    elif not (varies(a) and varies(b)):
+        reason = "one vector is constant"
+    else:
+        return np.stack([a, b])
+    warnings.warn(f"{name} is undefined: {reason}", DegenerateDataWarning, stacklevel=3)
+    return None
+
+
+def pearson(x: Real[np.ndarray, " n"], y: Real[np.ndarray, " n"]) -> float:
+    """Product-moment correlation.
+
+    Returns:
+        r in [-1, 1]; NaN with a `DegenerateDataWarning` for a constant vector or fewer than two pairs.
+
+    Example:
+        >>> pearson(np.array([1.0, 2.0, 3.0]), np.array([2.0, 4.0, 6.0]))
+        1.0
+    """
+    pair = _paired(x, y, "Pearson correlation")
+    return math.nan if pair is None else float(pearson_matrix(pair)[0, 1])
+
+
+def spearman(x: Real[np.ndarray, " n"], y: Real[np.ndarray, " n"]) -> float:
+    """Rank correlation: Pearson's of average ranks.
+
+    Returns:
+        rho in [-1, 1]; NaN with a `DegenerateDataWarning` for a constant vector or fewer than two pairs.
+
+    References:
+        Spearman (1904).
+    """
+    pair = _paired(x, y, "Spearman correlation")
+    return math.nan if pair is None else float(spearman_matrix(pair)[0, 1])
+
+
+def pearson_matrix(scores: Real[np.ndarray, "*batch m n"]) -> Float64[np.ndarray, "*batch m m"]:
+    """Pearson correlation of every pair of rows, for any batch of tables at once.
+
+    Args:
+        scores: Finite; `m` raters by `n` items.
+
+    Returns:
+        r in [-1, 1]; NaN in the rows and columns of a constant rater and for fewer than two items.
+    """
+    x = np.asarray(scores, dtype=np.float64)
+    if not np.isfinite(x).all():
+        raise InputError("scores hold NaN or infinite entries; drop those items first")
+    if x.shape[-1] < 2:
+        return np.full((*x.shape[:-1], x.shape[-2]), np.nan)
+    varying = np.ptp(x, axis=-1, keepdims=True) > EQUAL * np.abs(x).max(axis=-1, keepdims=True)
+    x = x - x.mean(axis=-1, keepdims=True)
+    # Scaled by the largest entry first, so that squares neither overflow nor vanish.
+    x = np.divide(x, np.abs(x).max(axis=-1, keepdims=True), out=np.full(x.shape, np.nan), where=varying)
+    products = x @ x.swapaxes(-1, -2)
+    own = np.diagonal(products, axis1=-2, axis2=-1)
+    return np.asarray(np.clip(products / np.sqrt(own[..., :, None] * own[..., None, :]), -1.0, 1.0))
+
+
+def spearman_matrix(scores: Real[np.ndarray, "*batch m n"]) -> Float64[np.ndarray, "*batch m m"]:
+    """Rank correlation of every pair of rows: Pearson's of average ranks, for any batch of tables at once.
+
+    Args:
+        scores: Finite; `m` raters by `n` items.
+
+    Returns:
+        rho in [-1, 1]; NaN in the rows and columns of a constant rater and for fewer than two items.
+
+    Example:
+        >>> spearman_matrix(np.array([[1.0, 2.0, 3.0], [3.0, 1.0, 2.0]])).round(3)
+        array([[ 1. , -0.5],
+               [-0.5,  1. ]])
+    """
+    if not np.isfinite(scores).all():  # ranks of them would be finite
+        raise InputError("scores hold NaN or infinite entries; drop those items first")
+    return pearson_matrix(scipy.stats.rankdata(scores, axis=-1))
+
+
+def kendall_tau(x: Real[np.ndarray, " n"], y: Real[np.ndarray, " n"]) -> float:
+    """Kendall's tau-b, (n_c - n_d) / root((n_0 - n_1)(n_0 - n_2)), n_1 and n_2 the tied pairs of each side.
+
+    Returns:
+        tau in [-1, 1]; NaN with a `DegenerateDataWarning` for a constant vector or fewer than two pairs.
+
+    References:
+        Kendall (1945), doi:10.1093/biomet/33.3.239.
+    """
+    pair = _paired(x, y, "Kendall's tau")
+    return math.nan if pair is None else float(scipy.stats.kendalltau(*pair, variant="b").statistic)
+
+
+def _pair_signs(values: Real[np.ndarray, "rows n"]) -> np.ndarray:
+    """Sign of v_a - v_b for the pairs a < b of each row, `[rows, n (n - 1) / 2]`."""
+    first, second = np.triu_indices(values.shape[1], k=1)
+    return np.asarray(np.sign(values[:, first] - values[:, second]))
+
+
+def kendall_tau_rows(
+    x: Float[np.ndarray, "rows n"], y: Float[np.ndarray, "rows n"], *, used: np.ndarray | None = None
+) -> Float64[np.ndarray, " rows"]:
+    """Kendall's tau-b of each row of two tables, for short rows (time and memory grow with n squared).
+
+    Args:
+        x: One side, finite where used.
+        y: The other side.
+        used: Boolean `[rows, n]`; entries left out of their row. None uses all.
+
+    Returns:
+        tau in [-1, 1] per row; exactly 1 for equal rows; NaN where either side is constant or fewer than two
+        entries are used.
+    """
+    first, second = np.triu_indices(x.shape[1], k=1)
+    both = np.ones((len(x), len(first)), dtype=bool) if used is None else used[:, first] & used[:, second]
+    a, b = _pair_signs(x) * both, _pair_signs(y) * both
+    untied = np.count_nonzero(a, axis=1) * np.count_nonzero(b, axis=1)
+    balance = (a * b).sum(axis=1)
+    tau = np.full(len(x), np.nan)
+    np.divide(balance, np.sqrt(untied), out=tau, where=untied > 0)
+    return tau
+
+
+def fagin_tau_rows(
+    a: Int[np.ndarray, "rows k"], b: Int[np.ndarray, "rows k"]
+) -> Float64[np.ndarray, " rows"]:
+    """Rank agreement of two top-k lists per row: 1 - 2 D / D_max, D Fagin's distance K^(1/2).
+
+    Over unordered pairs of the union of both lists, D counts 1 for opposite order (an absent item ranks
+    below every listed one) and 1/2 for two items of one list that the other lists neither of.
+    D_max = k^2 + k (k - 1) / 2 is the distance of disjoint lists.
+
+    Args:
+        a: Item ids in descending order, distinct within a row.
+        b: The other list of each row.
+
+    Returns:
+        In [-1, 1]: 1 for identical lists, -1 for disjoint ones.
+
+    References:
+        Fagin, Kumar and Sivakumar (2003), doi:10.1137/S0895480102412856.
+
+    Example:
+        >>> fagin_tau_rows(np.array([[1, 2]]), np.array([[2, 1]]))
+        array([0.6])
+    """
+    k = a.shape[1]
+    same = a[:, :, None] == b[:, None, :]
+    place = np.arange(k)
+    # The union: the k items of a, then those of b, of which the shared ones are skipped. Absent = rank k.
+    rank_in_a = np.concatenate([np.broadcast_to(place, a.shape), np.full(b.shape, k)], axis=1)
+    places = np.where(same.any(axis=2), same.argmax(axis=2), k)
+    rank_in_b = np.concatenate([places, np.broadcast_to(place, b.shape)], axis=1)
+    listed = np.concatenate([np.ones(a.shape, dtype=bool), ~same.any(axis=1)], axis=1)
+    first, second = np.triu_indices(2 * k, k=1)
+    order_a, order_b = _pair_signs(rank_in_a), _pair_signs(rank_in_b)
+    penalty = (order_a * order_b < 0) + 0.5 * ((order_a == 0) != (order_b == 0))
+    distance = (penalty * (listed[:, first] & listed[:, second])).sum(axis=1)
+    return np.asarray(1 - 2 * distance / (k * k + k * (k - 1) / 2))
 
 
 _N_RESAMPLES = 999
@@ -80,11 +246,8 @@ def kendall_w(
     pairs = spearman[np.triu_indices(m, k=1)]
     mean_spearman = float(pairs.mean()) if len(pairs) else math.nan
     if reason:
-        w, chi_square, permutation = (
-            undefined_estimate(reason),
-            undefined_test(reason),
-            undefined_test(reason),
-        )
+        w = Estimate.undefined(reason)
+        chi_square = permutation = SignificanceTest.undefined(reason)
     else:
         # Doubled average ranks are whole numbers, so permutations that tie with the sample tie exactly.
         ranks = np.rint(2 * scipy.stats.rankdata(x, axis=1)).astype(np.int64)
@@ -94,9 +257,8 @@ def kendall_w(
         value = 3 * spread / (n * (m * m * (n**3 - n) - m * ties))
         statistic = m * (n - 1) * value
         w = Estimate(value=value)
-        chi_square = SignificanceTest(
-            statistic=statistic, p_value=float(scipy.stats.chi2.sf(statistic, n - 1))
-        )
+        beyond = float(scipy.stats.chi2.sf(statistic, n - 1))
+        chi_square = SignificanceTest(statistic=statistic, p_value=beyond)
         reached = 0
         for rows in blocks(n_permutations, ranks.size):
             dealt = rng.permuted(np.broadcast_to(ranks, (rows, m, n)), axis=2)
@@ -185,13 +347,11 @@ class IntraclassCorrelation(Record):
         agreement_mean: ICC(2,k): mean of the k raters, absolute agreement.
         consistency_mean: ICC(3,k), up to a shift per rater, which is Cronbach's alpha of the raters; with
             bounds.
-        n_targets: Rows used, n: those without a NaN or infinite cell.
     """
 
     agreement: Estimate
     agreement_mean: Estimate
     consistency_mean: Estimate
-    n_targets: int
 
 
 def intraclass_correlation(
@@ -227,17 +387,14 @@ def intraclass_correlation(
     n, k = x.shape
     msr, msc, mse = _mean_squares(x) if min(n, k) > 1 else (math.nan,) * 3
     reason = "too_few" if min(n, k) < 2 else "zero_variance" if msr == mse == 0 else None
-    if reason:
-        agreement = (undefined_estimate(reason),) * 2
-    else:
-        one, mean = (
-            Estimate(value=(msr - mse) / below) if below > 0 else undefined_estimate("negative_variance")
-            for below in (msr + (k - 1) * mse + k * (msc - mse) / n, msr + (msc - mse) / n)
-        )
-        agreement = one, mean
+    raters, undefined = (msc - mse) / max(n, 1), Estimate.undefined(reason or "negative_variance")
+    one, mean = (
+        Estimate(value=(msr - mse) / below) if below > 0 and not reason else undefined
+        for below in (msr + (k - 1) * mse + k * raters, msr + raters)
+    )
     reason = reason or ("no_target_variance" if msr == 0 else None)
     if reason:
-        consistency = undefined_estimate(reason, undefined_interval(level, "f", reason))
+        consistency = Estimate.undefined(reason, undefined_interval(level, "f", reason))
     else:
         f = msr / mse if mse > 0 else math.inf
         tails, df = ((1 + level) / 2, (1 - level) / 2), (n - 1, (n - 1) * (k - 1))
@@ -245,9 +402,7 @@ def intraclass_correlation(
         degenerate = "degenerate" if low == high else None
         interval = Interval(low=float(low), high=float(high), level=level, method="f", reason=degenerate)
         consistency = Estimate(value=value, interval=interval)
-    return IntraclassCorrelation(
-        agreement=agreement[0], agreement_mean=agreement[1], consistency_mean=consistency, n_targets=n
-    )
+    return IntraclassCorrelation(agreement=one, agreement_mean=mean, consistency_mean=consistency)
 
 
 def _mean_squares(x: Float64[np.ndarray, "n k"]) -> tuple[float, float, float]:
@@ -290,7 +445,7 @@ def spearman_brown(r: float, *, factor: float = 2.0) -> Estimate:
     """
     below = 1 + (factor - 1) * r
     if math.isnan(r) or below == 0:
-        return undefined_estimate("undefined" if math.isnan(r) else "pole")
+        return Estimate.undefined("undefined" if math.isnan(r) else "pole")
     return Estimate(value=factor * r / below)
 
 
@@ -339,8 +494,8 @@ def cronbach_alpha(scores: Real[np.ndarray, "P K"], *, level: float = ONE_SIDED_
     n_cases, n_items = scores.shape
     signs, item_rest = np.ones(n_items), np.full(n_items, np.nan)
     if min(n_cases, n_items) < 2:
-        alpha = aligned = undefined_estimate("too_few", undefined_interval(level, "feldt", "too_few"))
-        standardised = undefined_estimate("too_few")
+        alpha = aligned = Estimate.undefined("too_few", undefined_interval(level, "feldt", "too_few"))
+        standardised = Estimate.undefined("too_few")
     else:
         x = finite(scores, "scores")
         signs[x.mean(axis=0) < 0] = -1.0
@@ -357,7 +512,7 @@ def _alpha(x: Float64[np.ndarray, "P K"], level: float) -> Estimate:
     n_cases, n_items = x.shape
     total = float(x.sum(axis=1).var(ddof=1))
     if total < 1e-12:
-        return undefined_estimate("zero_variance", undefined_interval(level, "feldt", "zero_variance"))
+        return Estimate.undefined("zero_variance", undefined_interval(level, "feldt", "zero_variance"))
     alpha = float(n_items / (n_items - 1) * (1 - x.var(axis=0, ddof=1).sum() / total))
     tails, df = ((1 + level) / 2, (1 - level) / 2), (n_cases - 1, (n_cases - 1) * (n_items - 1))
     low, high = (1 - (1 - alpha) * float(scipy.stats.f.ppf(q, *df)) for q in tails)
@@ -369,7 +524,7 @@ def _standardised(x: Float64[np.ndarray, "P K"]) -> Estimate:
     r = float(pearson_matrix(x.T)[np.triu_indices(n_items, k=1)].mean())
     below = 1 + (n_items - 1) * r
     if math.isnan(r) or abs(below) < EQUAL:
-        return undefined_estimate("zero_variance" if math.isnan(r) else "pole")
+        return Estimate.undefined("zero_variance" if math.isnan(r) else "pole")
     return Estimate(value=n_items * r / below)
 
 
@@ -413,3 +568,107 @@ def resampled_alpha_bounds(
     high = max(moved[-rank], -t[rank - 1] * errors[0])
     ends = [n_items / (n_items - 1) * (1 - math.exp(logs[0] + end)) for end in (high, low)]
     return ends[0], ends[1]
+
+
+NO_SPREAD = 1e-12
+
+
+def d_prime(signal: Real[np.ndarray, " _"], noise: Real[np.ndarray, " _"]) -> Estimate:
+    """Distance of two groups of scores in units of their spread.
+
+    (mean_s - mean_n) / root((s_s^2 + s_n^2) / 2), variances with ddof 1.
+
+    Args:
+        signal: Scores of the members, finite.
+        noise: Scores of the rest, finite.
+
+    Returns:
+        Any sign, 0 for equal means. Undefined below two scores on either side (`too_few`) and where the
+        pooled spread is below 1e-12 (`zero_variance`).
+
+    References:
+        Green and Swets (1966), Signal detection theory and psychophysics.
+
+    Example:
+        >>> d_prime(np.array([3.0, 5.0]), np.array([0.0, 2.0])).value
+        2.1213203435596424
+    """
+    if min(len(signal), len(noise)) < 2:
+        return Estimate.undefined("too_few")
+    high, low = finite(signal, "signal"), finite(noise, "noise")
+    pooled = float(np.sqrt((high.var(ddof=1) + low.var(ddof=1)) / 2))
+    if pooled < NO_SPREAD or not (varies(high) or varies(low)):
+        return Estimate.undefined("zero_variance")
+    return Estimate(value=float(high.mean() - low.mean()) / pooled)
+
+
+def _sides(scores: np.ndarray, members: np.ndarray) -> str | None:
+    """Why members and others cannot be compared, if so."""
+    if scores.shape != members.shape:
+        raise ShapeError(f"scores have shape {scores.shape}, members {members.shape}; give a flag per score")
+    return "no_members" if not members.any() else "no_others" if members.all() else None
+
+
+def auroc(scores: Real[np.ndarray, " n"], members: Bool[np.ndarray, " n"]) -> Estimate:
+    """Probability that a random member outscores a random other item, ties counting half.
+
+    Args:
+        scores: Finite.
+        members: Which items belong to the set.
+
+    Returns:
+        In [0, 1], 1/2 at chance. Undefined where nothing (`no_members`) or everything (`no_others`) belongs.
+
+    References:
+        Mann and Whitney (1947), doi:10.1214/aoms/1177730491; Hanley and McNeil (1982),
+        doi:10.1148/radiology.143.1.7063747.
+
+    Example:
+        >>> auroc(np.array([3.0, 1.0, 2.0]), np.array([True, False, False])).value
+        1.0
+    """
+    reason = _sides(scores, members)
+    if reason:
+        return Estimate.undefined(reason)
+    n_members = int(members.sum())
+    rank_sum = float(scipy.stats.rankdata(finite(scores, "scores"))[members].sum())
+    pairs = n_members * (len(scores) - n_members)
+    return Estimate(value=(rank_sum - n_members * (n_members + 1) / 2) / pairs)
+
+
+def average_precision(scores: Real[np.ndarray, " n"], members: Bool[np.ndarray, " n"]) -> Estimate:
+    """Mean precision at the ranks of the members: sum over thresholds of (recall gained) times precision.
+
+    Equal scores share a threshold, so their order does not matter.
+
+    Args:
+        scores: Finite.
+        members: Which items belong to the set.
+
+    Returns:
+        In (0, 1], about the share of members at chance. Undefined where nothing (`no_members`) or everything
+        (`no_others`) belongs.
+
+    Example:
+        >>> average_precision(np.array([3.0, 2.0, 1.0]), np.array([True, False, True])).value
+        0.8333333333333333
+    """
+    reason = _sides(scores, members)
+    if reason:
+        return Estimate.undefined(reason)
+    from sklearn.metrics import average_precision_score
+
+    return Estimate(value=float(average_precision_score(members, finite(scores, "scores"))))
+
+
+def precision_at(scores: Real[np.ndarray, " n"], members: Bool[np.ndarray, " n"], k: int) -> Estimate:
+    """Share of members among the k best scores; ties go to the lower index (`top_members`).
+
+    Args:
+        scores: NaN ranks last, with a `DegenerateDataWarning`.
+        members: Which items belong to the set.
+        k: 0 to n; 0 is undefined (`too_few`).
+    """
+    _sides(scores, members)
+    best = members[top_members(scores, k)]
+    return Estimate(value=float(best.mean())) if k else Estimate.undefined("too_few")

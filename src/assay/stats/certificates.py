@@ -24,7 +24,7 @@ from jaxtyping import Float64, Real
 
 from assay.core.errors import InputError, ShapeError, check_fraction, check_least, check_name
 from assay.core.record import Record
-from assay.stats._checks import finite
+from assay.stats.estimate import finite
 
 
 ROUNDING = 1e-12  # relative error of a computed tail; a failure this close to the allowed one meets it
@@ -234,15 +234,12 @@ def _share(value: float, name: str) -> Fraction:
 def _target(p: float, epsilon: float) -> tuple[Fraction, Fraction]:
     """The shares p and p + epsilon."""
     percentile = _share(p, "p")
-    if not 0 < epsilon < math.inf:
-        raise InputError(f"epsilon is {epsilon}; expected a positive number with p + epsilon < 1")
-    target = percentile + Fraction(str(epsilon))
-    if target >= 1:
+    if not 0 < epsilon < 1 or percentile + Fraction(str(epsilon)) >= 1:
         raise InputError(
-            f"p + epsilon is {float(target):g}; it must stay below 1, because no order statistic lies "
-            f"beyond the largest value. Use epsilon < {float(1 - percentile):g}, or the best order statistic"
+            f"epsilon is {epsilon}; expected a positive number below {float(1 - percentile):g}, since no "
+            "order statistic lies beyond the largest value"
         )
-    return percentile, target
+    return percentile, percentile + Fraction(str(epsilon))
 
 
 def order_of(n: int, p: float, epsilon: float) -> int:

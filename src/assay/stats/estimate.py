@@ -1,10 +1,33 @@
-"""A number that a sample gives, with bounds on what it estimates, or the reason why there is none."""
+"""What statistics ask of their values, and what they give: a number or a test, or why there is none."""
 
 import math
 from dataclasses import dataclass, field
 
+import numpy as np
+from jaxtyping import Float64, Real
+
+from assay.core.errors import InputError, NonFiniteError
+from assay.core.measurement import Interval
 from assay.core.record import BRIEF, Record
-from assay.core.verdict import Interval
+
+
+EQUAL = 1e-12  # relative spread below which values differ by rounding only
+
+
+def finite(values: Real[np.ndarray, "..."], name: str = "values") -> Float64[np.ndarray, "..."]:
+    """The values in float64, known to be there and finite."""
+    checked = np.asarray(values, dtype=np.float64)
+    if checked.size == 0:
+        raise InputError(f"{name} have shape {checked.shape}; expected at least one value")
+    if not np.isfinite(checked).all():
+        where = tuple(np.argwhere(~np.isfinite(checked))[0].tolist())
+        raise NonFiniteError(f"{name} hold {checked[where]} at {where}; every value must be finite")
+    return checked
+
+
+def varies(values: Real[np.ndarray, "..."]) -> bool:
+    """Whether values, at least one, differ by more than rounding."""
+    return bool(np.ptp(values) > EQUAL * np.abs(values).max())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +50,10 @@ class Estimate(Record):
         """False where the value is NaN."""
         return not math.isnan(self.value)
 
-
-def undefined_estimate(reason: str, interval: Interval | None = None) -> Estimate:
-    """The statistic that these data do not determine."""
-    return Estimate(value=math.nan, interval=interval, reason=reason)
+    @staticmethod
+    def undefined(reason: str, interval: Interval | None = None) -> "Estimate":
+        """The statistic that these data do not determine."""
+        return Estimate(value=math.nan, interval=interval, reason=reason)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +70,7 @@ class SignificanceTest(Record):
     p_value: float
     reason: str | None = None
 
-
-def undefined_test(reason: str) -> SignificanceTest:
-    """The test that these data do not allow."""
-    return SignificanceTest(statistic=math.nan, p_value=math.nan, reason=reason)
+    @staticmethod
+    def undefined(reason: str) -> "SignificanceTest":
+        """The test that these data do not allow."""
+        return SignificanceTest(statistic=math.nan, p_value=math.nan, reason=reason)

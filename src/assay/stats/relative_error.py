@@ -11,21 +11,17 @@ from typing import Any
 
 import numpy as np
 import scipy
-from jaxtyping import Float64, Int, Real
+from jaxtyping import Float64, Real
 
 from assay.core.errors import ShapeError
-from assay.core.verdict import ONE_SIDED_95
-from assay.stats import intervals
-from assay.stats._checks import EQUAL, finite, varies
-from assay.stats.estimate import Estimate, undefined_estimate
-from assay.stats.intervals import OfSums, draw_counts
+from assay.core.measurement import ONE_SIDED_95
+from assay.stats.estimate import EQUAL, Estimate, finite, varies
+from assay.stats.intervals import draw_counts
 
 
 N_RESAMPLES = 999
 FEWEST_FOR_BOUNDS = 10
 NO_MEAN = 1e-8  # below this a mean is not a scale to compare a spread with
-_FARTHEST = 8.0  # standard errors; the normal tail beyond is 1e-15
-_HALVINGS = 40
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,8 +82,8 @@ class RelativeErrors:
             resampled = (1 + np.maximum(beyond.sum(axis=0), further.sum(axis=0))) / (len(self.logs) + 1)
             # The widened bound reaches the limit at some z; its distance grows with z.
             inside = np.zeros(len(self.value))
-            outside = np.full(len(self.value), min(_FARTHEST, 0.9 * self.n))
-            for _ in range(_HALVINGS):
+            outside = np.full(len(self.value), min(8.0, 0.9 * self.n))  # the normal tail beyond is 1e-15
+            for _ in range(40):
                 middle = (inside + outside) / 2
                 short = np.abs(self._wide(middle)[1]) < np.abs(log_limit)
                 inside, outside = np.where(short, middle, inside), np.where(short, outside, middle)
@@ -251,40 +247,6 @@ def bonett_logs(
     return np.stack([np.log(c) - reach, np.log(c) + reach]) / 2
 
 
-def bootstrap_spread(
-    values: Float64[np.ndarray, "n_components n"],
-    of_sums: OfSums,
-    *,
-    rng: np.random.Generator,
-    n_resamples: int = intervals.N_RESAMPLES,
-    draws: Int[np.ndarray, "n_resamples n"] | None = None,
-) -> Estimate:
-    """Standard deviation (ddof 0) of a function of sums over bootstrap resamples of the examples.
-
-    Args:
-        values: Per-example components, one row each, finite.
-        of_sums: Vectorised `(sums [..., n_components], n) -> [...]`; NaN where undefined.
-        rng: Source of the resamples.
-        n_resamples: Number of resamples.
-        draws: Given index matrix `[n_resamples, n]` instead of random ones.
-
-    Returns:
-        Undefined below two examples (`too_few`) or where more than 1 % of the replicates are undefined
-        (`undefined_replicates`).
-
-    References:
-        Efron (1979), doi:10.1214/aos/1176344552.
-    """
-    n = values.shape[1]
-    if n < 2:
-        return undefined_estimate("too_few")
-    replicates = of_sums(draw_counts(n, n_resamples, rng, draws) @ values.T, n)
-    defined = replicates[np.isfinite(replicates)]
-    if len(defined) < (1 - intervals.UNDEFINED_SHARE) * len(replicates):
-        return undefined_estimate("undefined_replicates")
-    return Estimate(value=float(defined.std()) if varies(defined) else 0.0)
-
-
 def coefficient_of_variation(values: Real[np.ndarray, " n"], *, ddof: int = 0) -> Estimate:
     """Standard deviation over the absolute mean.
 
@@ -302,9 +264,9 @@ def coefficient_of_variation(values: Real[np.ndarray, " n"], *, ddof: int = 0) -
     """
     x = np.asarray(values, dtype=np.float64)
     if len(x) <= ddof:
-        return undefined_estimate("too_few")
+        return Estimate.undefined("too_few")
     x = finite(x)
     mean = abs(float(x.mean()))
     if mean < NO_MEAN:
-        return undefined_estimate("zero_mean")
+        return Estimate.undefined("zero_mean")
     return Estimate(value=float(x.std(ddof=ddof)) / mean if varies(x) else 0.0)

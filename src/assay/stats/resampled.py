@@ -8,8 +8,8 @@ import scipy
 from jaxtyping import Float32, Float64, Int, UInt64
 
 from assay.core.errors import InputError, check_fraction, check_least
-from assay.core.verdict import Interval, undefined_interval
-from assay.stats._checks import EQUAL
+from assay.core.measurement import Interval, undefined_interval
+from assay.stats.estimate import EQUAL
 
 
 FEWEST = 20  # resamples below which a variance says little

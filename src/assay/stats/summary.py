@@ -1,4 +1,4 @@
-"""Descriptions of many values at once: percentiles, histogram, largest values.
+"""Descriptions of many values at once: percentiles, largest values, values by the labels of their inputs.
 
 Everything here describes the sample. What it says about the distribution behind it is the business of
 `assay.stats.certificates`.
@@ -7,21 +7,18 @@ Everything here describes the sample. What it says about the distribution behind
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Int64, Real
+from jaxtyping import Float64, Int64, Real, Shaped
 
-from assay.core.errors import DegenerateDataWarning, InputError, ShapeError, check_least
+from assay.core.errors import DegenerateDataWarning, ShapeError, check_least
 from assay.core.record import Record
-from assay.stats._checks import finite
-from assay.stats.association import spearman
+from assay.stats.estimate import finite
 
 
-PERCENTILES: Mapping[str, float] = MappingProxyType(
-    {"p25": 0.25, "p50": 0.5, "p75": 0.75, "p95": 0.95, "p99": 0.99, "p99.9": 0.999, "p99.99": 0.9999}
-)
+PERCENTILES = (0.25, 0.5, 0.75, 0.95, 0.99, 0.999, 0.9999)
 _ONE = 1 - 1e-9  # value expected beyond a percentile, since 1 - 0.9999 is a little less than 1 / 10,000
 
 
@@ -40,7 +37,6 @@ class Summary(Record):
         exceedance: Threshold to the share of values above it.
         few_tail_points: Percentiles of which the sample holds less than one value beyond, on average:
             estimates by name only.
-        warnings: Codes, `few_tail_points` and `no_spread`.
     """
 
     absolute: Mapping[str, int | float | None]
@@ -48,37 +44,19 @@ class Summary(Record):
     standard_error: float
     exceedance: Mapping[float, float] = field(default_factory=dict)
     few_tail_points: tuple[str, ...] = ()
-    warnings: tuple[str, ...] = ()
-
-    def resolved(self, n_distinct: int) -> "Summary":
-        """The same of so many distinct values: percentiles that they do not resolve are None.
-
-        Args:
-            n_distinct: Distinct values, or distinct units that the values belong to. Percentile p stays where
-                (1 - p) n_distinct is at least 1.
-
-        Returns:
-            With `n_distinct` as `count`; the others are in `few_tail_points`.
-        """
-        few = tuple(key for key, share in PERCENTILES.items() if (1 - share) * n_distinct < _ONE)
-        left_out: dict[str, None] = dict.fromkeys(few)
-        others = tuple(code for code in self.warnings if code != "few_tail_points")
-        return replace(
-            self,
-            absolute={**self.absolute, "count": n_distinct, **left_out},
-            z={**self.z, **left_out},
-            few_tail_points=few,
-            warnings=("few_tail_points",) * bool(few) + others,
-        )
 
 
-def summarize(values: Real[np.ndarray, "..."], *, thresholds: Sequence[float] = ()) -> Summary:
+def summarize(
+    values: Real[np.ndarray, "..."], *, thresholds: Sequence[float] = (), n_distinct: int | None = None
+) -> Summary:
     """Moments, percentiles and z-scores of all values.
 
     Args:
         values: Finite, any shape; a matrix is taken as the crossing of its rows and columns for the standard
             error.
         thresholds: Shares of values strictly above these are reported too.
+        n_distinct: Distinct values, or distinct units that the values belong to, as `count`: percentiles that
+            they do not resolve, (1 - p) `n_distinct` below 1, are then None.
 
     Returns:
         Percentiles by linear interpolation between order statistics (type 7). They estimate; upper bounds at
@@ -94,19 +72,21 @@ def summarize(values: Real[np.ndarray, "..."], *, thresholds: Sequence[float] = 
         (1.0, 3.8, 1.264911)
     """
     checked = finite(values)
-    ends = {"min": 0.0, **PERCENTILES, "max": 1.0}
+    ends = {"min": 0.0, **{f"p{100 * share:.10g}": share for share in PERCENTILES}, "max": 1.0}
     ranked = dict(zip(ends, np.quantile(checked, list(ends.values())).tolist(), strict=True))
     mean, std = float(checked.mean()), float(checked.std(ddof=1)) if checked.size > 1 else math.nan
     if ranked["min"] == ranked["max"]:  # rounding would leave a spread of some 1e-17
         mean, std = ranked["min"], 0.0 * std
-    few = tuple(key for key in ("p99.9", "p99.99") if (1 - PERCENTILES[key]) * checked.size < _ONE)
+    z = {key: (value - mean) / std if std > 0 else math.nan for key, value in ranked.items()}
+    count = checked.size if n_distinct is None else n_distinct
+    few = tuple(key for key, share in ends.items() if share < 1 and (1 - share) * count < _ONE)
+    left_out: dict[str, None] = {} if n_distinct is None else dict.fromkeys(few)
     return Summary(
-        absolute={"count": checked.size, "mean": mean, "std": std, **ranked},
-        z={key: (value - mean) / std if std > 0 else math.nan for key, value in ranked.items()},
+        absolute={"count": count, "mean": mean, "std": std, **ranked, **left_out},
+        z={**z, **left_out},
         standard_error=mean_standard_error(checked),
         exceedance={float(each): float((checked > each).mean()) for each in thresholds},
         few_tail_points=few,
-        warnings=("few_tail_points",) * bool(few) + ("no_spread",) * (not std > 0),
     )
 
 
@@ -136,84 +116,6 @@ def mean_standard_error(values: Real[np.ndarray, "..."]) -> float:
     return math.sqrt(sum(float(each.var(ddof=1)) / len(each) for each in means))
 
 
-@dataclass(frozen=True, kw_only=True)
-class AnchorComparison:
-    """A circuit's values beside those of an anchor on the same pairs.
-
-    Attributes:
-        ratio_of_means: Mean of the values over mean of the anchor's; NaN where the latter is 0.
-        share_above: Share of pairs whose value exceeds the anchor's.
-        spearman: Rank correlation of the two; NaN where either is constant.
-    """
-
-    ratio_of_means: float
-    share_above: float
-    spearman: float
-
-
-def compare_with_anchor(values: Real[np.ndarray, "..."], anchor: Real[np.ndarray, "..."]) -> AnchorComparison:
-    """How values compare, pair by pair, with those of an anchor such as the empty circuit.
-
-    Args:
-        values: Finite, any shape, e.g. divergence of the circuit per pair.
-        anchor: The same pairs' values of the anchor.
-
-    Example:
-        >>> compare_with_anchor(np.array([1.0, 2.0, 6.0]), np.array([2.0, 4.0, 3.0]))
-        AnchorComparison(ratio_of_means=1.0, share_above=0.3333333333333333, spearman=0.5)
-    """
-    ours, theirs = finite(values), finite(anchor, "anchor values")
-    reference = float(theirs.mean())
-    return AnchorComparison(
-        ratio_of_means=float(ours.mean()) / reference if reference else math.nan,
-        share_above=float((ours > theirs).mean()),
-        spearman=spearman(ours.ravel(), theirs.ravel()),
-    )
-
-
-# ------------------------------------------------------------------------------------------------- histogram
-
-
-@dataclass(frozen=True, kw_only=True)
-class Histogram:
-    """Counts in bins of equal width.
-
-    Attributes:
-        counts: Values per bin; each bin holds its left edge, the last one both.
-        edges: `[n_bins + 1]` ascending; both 0 for the single bin of values that are all 0.
-    """
-
-    counts: Int64[np.ndarray, " n_bins"]
-    edges: Float64[np.ndarray, " n_edges"]
-
-
-def histogram(
-    values: Real[np.ndarray, "..."], *, n_bins: int = 100, maximum: float | None = None
-) -> Histogram:
-    """Counts of non-negative values in equal bins on [0, maximum], the last bin closed.
-
-    Args:
-        values: Finite and non-negative, any shape.
-        n_bins: Number of bins, at least 1; there is one where the maximum is 0.
-        maximum: Right end, at least the largest value: give the largest over several samples to compare them.
-            None takes the sample's own.
-
-    Example:
-        >>> histogram(np.array([0.0, 0.5, 1.0, 2.0]), n_bins=2).counts
-        array([2, 2])
-    """
-    checked = finite(values)
-    end = float(checked.max()) if maximum is None else maximum
-    if checked.min() < 0 or checked.max() > end:
-        raise InputError(
-            f"values run from {checked.min():g} to {checked.max():g}; the histogram from 0 to {end:g}"
-        )
-    if end == 0:
-        return Histogram(counts=np.array([checked.size]), edges=np.zeros(2))
-    counts, edges = np.histogram(checked, bins=n_bins, range=(0.0, end))
-    return Histogram(counts=counts.astype(np.int64), edges=edges)
-
-
 # -------------------------------------------------------------------------------------------- largest values
 
 
@@ -241,3 +143,100 @@ def top_indices(values: Real[np.ndarray, "..."], k: int) -> Int64[np.ndarray, " 
     candidates = np.flatnonzero(flat >= least)  # ascending, so a stable sort leaves ties in this order
     order = candidates[np.argsort(-flat[candidates], kind="stable")][:k]
     return np.asarray(order, dtype=np.int64)
+
+
+# ---------------------------------------------------------------------------------------------------- cells
+
+
+def coded(
+    labels: Shaped[np.ndarray, "..."], shape: tuple[int, ...]
+) -> tuple[tuple[Any, ...], Int64[np.ndarray, "..."]]:
+    """The labels that occur, ascending, and which of them each entry bears, in the shape of the labels."""
+    np.broadcast_to(labels, shape)  # or numpy says which shapes do not fit
+    known, codes = np.unique(labels, return_inverse=True)
+    return tuple(known.tolist()), codes.reshape(labels.shape).astype(np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CellTable(Record):
+    """Values grouped by one or two labels.
+
+    Attributes:
+        rows: Values of the first label, ascending.
+        columns: Values of the second one, ascending; a single None where there is none.
+        quantiles_at: The shares of `quantiles`.
+        n: `[R, C]` values per cell.
+        mean: `[R, C]`; NaN for an empty cell.
+        quantiles: `[Q, R, C]`, type 7; the share 1 is the maximum. NaN for an empty cell.
+    """
+
+    rows: tuple[Any, ...]
+    columns: tuple[Any, ...]
+    quantiles_at: tuple[float, ...]
+    n: Int64[np.ndarray, "R C"]
+    mean: Float64[np.ndarray, "R C"]
+    quantiles: Float64[np.ndarray, "Q R C"]
+
+
+def cell_table(
+    values: Real[np.ndarray, "..."],
+    rows: Shaped[np.ndarray, "..."],
+    columns: Shaped[np.ndarray, "..."] | None = None,
+    *,
+    quantiles: Sequence[float] = (1.0,),
+) -> CellTable:
+    """Count, mean and quantiles of the values of each cell of a cross table.
+
+    Args:
+        values: Finite, any shape.
+        rows: First label of each value, of a shape that broadcasts to that of `values`: for pairs
+            `[n_clean, n_corrupted]`, a label of the clean input is `[n_clean, 1]`.
+        columns: Second label; None groups by the first alone.
+        quantiles: Shares in [0, 1]; 1 is the maximum.
+
+    Returns:
+        Cells of every combination of labels that occur, in ascending order of the labels.
+
+    Notes:
+        The maximum of a cell grows with its count: compare cells of unequal `n` by quantiles they all
+        resolve.
+
+    Example:
+        >>> table = cell_table(np.array([1.0, 5.0, 3.0]), np.array(["b", "a", "b"]))
+        >>> table.rows, table.n.ravel(), table.quantiles.ravel()
+        (('a', 'b'), array([1, 2]), array([5., 3.]))
+    """
+    checked = finite(values)
+    row_labels, row_of = coded(rows, checked.shape)
+    column_labels, column_of = ((None,), 0) if columns is None else coded(columns, checked.shape)
+    shape = (len(row_labels), len(column_labels))
+    cell = np.broadcast_to(row_of * shape[1] + column_of, checked.shape).ravel()
+    counts = np.bincount(cell, minlength=shape[0] * shape[1])
+    filled = counts > 0
+    sums = np.bincount(cell, weights=checked.ravel(), minlength=len(counts))
+
+    # By value, then stably by cell in the smallest integers that hold it, which numpy sorts in linear time.
+    by_value = np.argsort(checked, axis=None)
+    narrow = cell.astype(np.min_scalar_type(len(counts)))[by_value]
+    ordered = checked.ravel()[by_value[np.argsort(narrow, kind="stable")]]
+    starts = (np.cumsum(counts) - counts)[filled]
+    table = np.full((len(quantiles), len(counts)), np.nan)
+    for at, share in enumerate(quantiles):
+        place = (counts[filled] - 1) * share
+        low = np.floor(place).astype(np.int64)
+        below = ordered[starts + low]
+        above = ordered[starts + np.minimum(low + 1, counts[filled] - 1)]
+        table[at, filled] = below + (above - below) * (place - low)
+    return CellTable(
+        rows=row_labels,
+        columns=column_labels,
+        quantiles_at=tuple(float(share) for share in quantiles),
+        n=counts.reshape(shape).astype(np.int64),
+        mean=shares_of(sums, counts).reshape(shape),
+        quantiles=table.reshape(-1, *shape),
+    )
+
+
+def shares_of(sums: Real[np.ndarray, "..."], n: Real[np.ndarray, "..."]) -> Float64[np.ndarray, "..."]:
+    """Sums over counts, NaN for empty cells. Equal ratios of whole numbers are equal floats, so ties stay."""
+    return np.asarray(np.divide(sums, n, out=np.full(np.shape(n), np.nan), where=n > 0))
