@@ -27,7 +27,6 @@ from assay.tasks.images import ImageTask
 
 
 MIN_SIDE = 32  # the blur kernels reach 12 pixels, and reflect at the border
-SEVERITIES = (1, 2, 3, 4, 5)
 
 Pixels = UInt8[np.ndarray, "h w 3"]
 Numbers = NDArray[np.float64]
@@ -52,9 +51,6 @@ class Corruption:
     severity: int | None
     summary: str
     apply: Callable[[Pixels, np.random.Generator], Pixels]
-
-
-CORRUPTIONS: Registry[Corruption] = Registry("corruption", holds=Corruption)
 
 
 def corrupt(images: ImageTask, key: str, *, seed: int = 0) -> ImageTask:
@@ -134,39 +130,6 @@ class _Corrupted(Pictures):
         yield from [inner.source_hash] if inner.source is None else inner.source.marks(rows)
 
 
-# ------------------------------------------------------------------------------------------ registration
-
-
-def _graded(family: str, summary: str) -> Callable[[Graded], Graded]:
-    """Registers a corruption of [0, 1] at each severity, as one of 8-bit pixels."""
-
-    def register(function: Graded) -> Graded:
-        for severity in SEVERITIES:
-            text = f"{summary}; severity {severity} of 5"
-            _style(f"{family}-{severity}", text, family, severity)(partial(_in_units, function, severity))
-        return function
-
-    return register
-
-
-def _in_units(function: Graded, severity: int, x: Pixels, rng: np.random.Generator) -> Pixels:
-    """Fractions are cut off, as in the published code."""
-    return (_unit(function(x / 255, rng, severity)) * 255).astype(np.uint8)
-
-
-def _style(
-    key: str, summary: str, family: str = "", severity: int | None = None
-) -> Callable[[Style], Corruption]:
-    """Registers a change of 8-bit pixels."""
-    facts: dict[str, Any] = {"key": key, "family": family or key, "severity": severity, "summary": summary}
-    return lambda function: CORRUPTIONS.add(key, Corruption(apply=function, **facts))
-
-
-def _by_pillow(key: str, summary: str, change: Callable[[Image.Image], Image.Image]) -> None:
-    """Registers a stylisation that is Pillow's."""
-    _style(key, summary)(lambda x, rng: np.asarray(change(Image.fromarray(x))))
-
-
 # -------------------------------------------------------------------- corruptions, on [0, 1] at a severity
 
 
@@ -174,19 +137,16 @@ def _unit(x: Numbers) -> Numbers:
     return np.clip(x, 0.0, 1.0)
 
 
-@_graded("gaussian-noise", "independent Gaussian noise on every value")
 def _gaussian_noise(x: Numbers, rng: np.random.Generator, severity: int) -> Numbers:
     sigma = (0.08, 0.12, 0.18, 0.26, 0.38)[severity - 1]
     return x + rng.normal(0.0, sigma, x.shape)
 
 
-@_graded("shot-noise", "Poisson noise of few photons")
 def _shot_noise(x: Numbers, rng: np.random.Generator, severity: int) -> Numbers:
     photons = (60, 25, 12, 5, 3)[severity - 1]
     return rng.poisson(x * photons) / photons
 
 
-@_graded("defocus-blur", "blur by a disk, as of a lens out of focus")
 def _defocus_blur(x: Numbers, rng: np.random.Generator, severity: int) -> Numbers:
     kernel = _disk(*((3, 0.1), (4, 0.5), (6, 0.5), (8, 0.5), (10, 0.5))[severity - 1])
     reach = len(kernel) // 2
@@ -211,7 +171,6 @@ def _disk(radius: int, sigma: float) -> Float64[np.ndarray, "size size"]:
     return disk
 
 
-@_graded("fog", "bright plasma clouds over the image")
 def _fog(x: Numbers, rng: np.random.Generator, severity: int) -> Numbers:
     amount, decay = ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))[severity - 1]
     height, width = x.shape[:2]
@@ -253,7 +212,6 @@ def plasma(side: int, decay: float, rng: np.random.Generator) -> Float64[np.ndar
     return np.asarray(field / field.max())
 
 
-@_graded("frost", "mixed with a texture of ice")
 def _frost(x: Numbers, rng: np.random.Generator, severity: int) -> Numbers:
     image, ice = ((1.0, 0.4), (0.8, 0.6), (0.7, 0.7), (0.65, 0.7), (0.6, 0.75))[severity - 1]
     height, width = x.shape[:2]
@@ -264,7 +222,6 @@ def _frost(x: Numbers, rng: np.random.Generator, severity: int) -> Numbers:
     return image * x + ice * texture
 
 
-@_graded("snow", "paler, with streaks of falling flakes")
 def _snow(x: Numbers, rng: np.random.Generator, severity: int) -> Numbers:
     loc, scale, zoom, threshold, radius, sigma, mix = (
         (0.1, 0.3, 3.0, 0.5, 10, 4.0, 0.8),
@@ -309,18 +266,11 @@ def _motion_blurred(plane: Numbers, radius: int, sigma: float, degrees: float) -
 # ------------------------------------------------------------------------- stylisations, on 8-bit pixels
 
 
-@_style("cartoon", "smoothed areas with black outlines: bilateral filter and Canny edges")
 def _cartoon(x: Pixels, rng: np.random.Generator) -> Pixels:
     flat = _bilateral(x, diameter=9, sigma=250.0)
     return np.where(_canny(x, low=100, high=200)[..., None], np.uint8(0), flat)
 
 
-_by_pillow(
-    "contour", "dark outlines on white, Pillow's contour filter", lambda x: x.filter(ImageFilter.CONTOUR())
-)
-
-
-@_style("cutout", "one black square, 80/224 of the shorter side, at a random place")
 def _cutout(x: Pixels, rng: np.random.Generator) -> Pixels:
     side = round(80 / 224 * min(x.shape[:2]))
     top, left = (int(rng.integers(length - side + 1)) for length in x.shape[:2])
@@ -329,22 +279,8 @@ def _cutout(x: Pixels, rng: np.random.Generator) -> Pixels:
     return out
 
 
-_by_pillow(
-    "edge",
-    "edges of the grey image, dark on white",
-    lambda x: ImageOps.invert(x.convert("L").filter(ImageFilter.FIND_EDGES)).convert("RGB"),
-)
-_by_pillow("edge-enhance", "edges sharpened, Pillow's filter", lambda x: x.filter(ImageFilter.EDGE_ENHANCE()))
-_by_pillow("emboss", "relief lit from the side, Pillow's filter", lambda x: x.filter(ImageFilter.EMBOSS()))
-
-
-@_style("palette", "the 256 levels of each channel exchanged by one random permutation")
 def _palette(x: Pixels, rng: np.random.Generator) -> Pixels:
     return np.asarray(rng.permutation(256).astype(np.uint8)[x])
-
-
-_by_pillow("posterize", "two bits per channel", lambda x: ImageOps.posterize(x, 2))
-_by_pillow("solarize", "values from 128 on inverted", lambda x: ImageOps.solarize(x, 128))
 
 
 def _bilateral(x: Pixels, *, diameter: int, sigma: float) -> Pixels:
@@ -398,3 +334,52 @@ def _canny(x: Pixels, *, low: int, high: int) -> Bool[np.ndarray, "h w"]:
     # A weak ridge counts where it touches, through others, a strong one.
     pieces, _ = scipy.ndimage.label(ridge, np.ones((3, 3)))
     return np.isin(pieces, np.unique(pieces[ridge & (strength > high)]))
+
+
+# ------------------------------------------------------------------------------------------------ registry
+
+
+def _in_units(function: Graded, severity: int, x: Pixels, rng: np.random.Generator) -> Pixels:
+    """A corruption of [0, 1] on 8-bit pixels. Fractions are cut off, as in the published code."""
+    return (_unit(function(x / 255, rng, severity)) * 255).astype(np.uint8)
+
+
+def _filtered(x: Pixels, kernel: type[ImageFilter.BuiltinFilter]) -> Pixels:
+    return np.asarray(Image.fromarray(x).filter(kernel()))
+
+
+def _edge(x: Pixels, rng: np.random.Generator) -> Pixels:
+    grey = Image.fromarray(x).convert("L").filter(ImageFilter.FIND_EDGES())
+    return np.asarray(ImageOps.invert(grey).convert("RGB"))
+
+
+_GRADED: dict[str, tuple[str, Graded]] = {
+    "gaussian-noise": ("independent Gaussian noise on every value", _gaussian_noise),
+    "shot-noise": ("Poisson noise of few photons", _shot_noise),
+    "defocus-blur": ("blur by a disk, as of a lens out of focus", _defocus_blur),
+    "fog": ("bright plasma clouds over the image", _fog),
+    "frost": ("mixed with a texture of ice", _frost),
+    "snow": ("paler, with streaks of falling flakes", _snow),
+}
+_STYLES: dict[str, tuple[str, Style]] = {
+    "cartoon": ("smoothed areas with black outlines: bilateral filter and Canny edges", _cartoon),
+    "contour": ("dark outlines on white, Pillow's filter", lambda x, _: _filtered(x, ImageFilter.CONTOUR)),
+    "cutout": ("one black square, 80/224 of the shorter side, at a random place", _cutout),
+    "edge": ("edges of the grey image, dark on white", _edge),
+    "edge-enhance": ("edges sharpened, Pillow's", lambda x, _: _filtered(x, ImageFilter.EDGE_ENHANCE)),
+    "emboss": ("relief lit from the side, Pillow's filter", lambda x, _: _filtered(x, ImageFilter.EMBOSS)),
+    "palette": ("the 256 levels of each channel exchanged by one random permutation", _palette),
+    "posterize": ("two bits per channel", lambda x, _: x & np.uint8(0b11000000)),
+    "solarize": ("values from 128 on inverted", lambda x, _: np.where(x < 128, x, 255 - x)),
+}
+CORRUPTIONS: Registry[Corruption] = Registry("corruption", holds=Corruption)
+for _family, (_text, _function) in _GRADED.items():
+    for _level in (1, 2, 3, 4, 5):
+        _facts: dict[str, Any] = {"family": _family, "severity": _level, "key": f"{_family}-{_level}"}
+        _facts |= {
+            "summary": f"{_text}; severity {_level} of 5",
+            "apply": partial(_in_units, _function, _level),
+        }
+        CORRUPTIONS.add(_facts["key"], Corruption(**_facts))
+for _key, (_text, _style) in _STYLES.items():
+    CORRUPTIONS.add(_key, Corruption(key=_key, family=_key, severity=None, summary=_text, apply=_style))

@@ -11,7 +11,6 @@ Everything about an image comes from the stream `colour-digits/SPLIT/ID` of the 
 nothing but its number.
 """
 
-import contextlib
 import functools
 from dataclasses import replace
 from typing import Any
@@ -179,33 +178,6 @@ def digits_task(
         ablation="resample",
         config={**task.config, **shown},
     )
-
-
-def digits_source(source: Any) -> dict[str, Any] | None:
-    """Arguments of `digits_task` if a source of images is `colour-digits[:AGREEMENT[/SWAP]]`, else None.
-
-    Raises:
-        InputError: If the agreement is not a probability.
-        UnknownNameError: If there is no such swap.
-
-    Example:
-        >>> digits_source("colour-digits:0.5/digit")
-        {'agreement': 0.5, 'swap': 'digit'}
-    """
-    name, _, rest = str(source).partition(":")
-    if name != COLOUR_DIGITS:
-        return None
-    share, _, swap = rest.partition("/")
-    named: dict[str, Any] = {}
-    if share:
-        with contextlib.suppress(ValueError):
-            named["agreement"] = float(share)
-        if not 0 <= named.get("agreement", -1) <= 1:
-            raise InputError(f"{source!r}: expected a probability, e.g. {COLOUR_DIGITS}:0.5/colour")
-    if swap:
-        check_name("swap of coloured digits", swap, DIGIT_SWAPS)
-        named["swap"] = swap
-    return named
 
 
 # ------------------------------------------------------------------------------------------------- images

@@ -3,7 +3,7 @@
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +12,13 @@ from jaxtyping import Int
 from torch import Tensor
 
 from assay.core.errors import AssayWarning, InputError, TokenizationError, check_name
+from assay.tasks.task import PairTask
 
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-
-NO_TOKEN = -1  # fills `answers` and `wrong` where a row has fewer than the longest
-_CONTENT = "assay"  # stands for a prompt where only what surrounds it counts
+    from assay.tasks.grammar import Grammar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,11 +49,39 @@ class Prompt:
         return repr(self.text) if self.ids is None else f"ids {list(self.ids)}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class EncodedPrompts:
+    """Prompts as token ids, padded on the right.
+
+    Attributes:
+        ids: Token ids `[n, pos]`.
+        lengths: Tokens of each row.
+        answers: Right next tokens behind each prompt, -1 where a row has fewer; None if a prompt has none.
+        wrong: Wrong next tokens, likewise.
+        slots: Slot name to position of its last token.
+        fields: Field name to one value per prompt; `n_tokens` is among them.
+        texts: The prompts as the model reads them; None if one has no text.
+    """
+
+    ids: Int[Tensor, "n pos"]
+    lengths: Int[Tensor, " n"]
+    answers: Int[Tensor, "n n_answers"] | None
+    wrong: Int[Tensor, "n n_wrong"] | None
+    slots: Mapping[str, Int[Tensor, " n"]]
+    fields: Mapping[str, list[Any]]
+    texts: tuple[str, ...] | None
+
+    @property
+    def positions(self) -> Int[Tensor, " n"]:
+        """Read position: the last token of each prompt."""
+        return self.lengths - 1
+
+
 class Tokens:
     """A tokenizer as the tasks need it: what it puts before a prompt, nothing behind, answers in context.
 
     Args:
-        tokenizer: A Hugging Face tokenizer.
+        tokenizer: A Hugging Face tokenizer; None is enough for prompts and answers of ids.
         bos: Begin every prompt with the tokenizer's beginning-of-sequence token. Default: begin it as
             `tokenizer(text)` does; in a chat, as the template does.
         chat: Make every prompt the user's turn of the tokenizer's chat template; the answer begins the next
@@ -62,13 +89,13 @@ class Tokens:
         answer_tokens: `one`: an answer is one token. `first`: it is scored by its first token.
 
     Raises:
-        TokenizationError: If the tokenizer has no such id or no such template, or both are asked for.
+        TokenizationError: If the tokenizer has no such id or no such template.
         UnknownNameError: For another rule of answers.
     """
 
     def __init__(
         self,
-        tokenizer: "PreTrainedTokenizerBase",
+        tokenizer: "PreTrainedTokenizerBase | None",
         *,
         bos: bool | None = None,
         chat: bool = False,
@@ -78,24 +105,16 @@ class Tokens:
         self.tokenizer: Any = tokenizer
         self.chat, self.answer_tokens = chat, answer_tokens
         self._continuations: dict[tuple[str, str], tuple[int, ...] | None] = {}
+        if tokenizer is None and (chat or bos):
+            raise TokenizationError("chat=True and bos=True need a tokenizer; pass the model's")
         if chat and getattr(tokenizer, "chat_template", None) is None:
-            raise TokenizationError(
-                "chat=True needs a tokenizer with a chat template, but this one has none; set chat to False, "
-                "or assign one to tokenizer.chat_template"
-            )
-        if chat and bos:
-            raise TokenizationError(
-                "chat=True and bos=True exclude each other: a chat template writes the beginning of a "
-                "sequence itself; set bos to False"
-            )
-        self.prefix = () if chat or bos is False else self._beginning()
+            raise TokenizationError("chat=True needs a chat template; assign one to tokenizer.chat_template")
+        begins = tokenizer is not None and (not chat if bos is None else bos)
+        self.prefix = self._beginning() if begins else ()
         if bos and not self.prefix:
-            if tokenizer.bos_token_id is None:
-                raise TokenizationError(
-                    "bos=True needs a tokenizer with a beginning-of-sequence token, but this one has none; "
-                    "leave bos out"
-                )
-            self.prefix = (int(self.tokenizer.bos_token_id),)
+            if (first := getattr(tokenizer, "bos_token_id", None)) is None:
+                raise TokenizationError("the tokenizer has no beginning-of-sequence token; leave bos out")
+            self.prefix = (int(first),)
 
     @property
     def rules(self) -> dict[str, Any]:
@@ -107,8 +126,8 @@ class Tokens:
     @property
     def pad_id(self) -> int:
         """The id put right of a short prompt: the tokenizer's padding token, else its end token, else 0."""
-        usual = (self.tokenizer.pad_token_id, self.tokenizer.eos_token_id, 0)
-        return int(next(each for each in usual if each is not None))
+        usual = [getattr(self.tokenizer, name, None) for name in ("pad_token_id", "eos_token_id")]
+        return int(next((each for each in usual if each is not None), 0))
 
     @property
     def ordinary_ids(self) -> list[int]:
@@ -125,9 +144,7 @@ class Tokens:
         for start in range(len(whole)):
             if whole[start : start + len(alone)] == alone:
                 return whole[:start]
-        raise TokenizationError(
-            f"the tokenizer joins what it puts before a text with its first word {word!r}; pass bos=False"
-        )
+        raise TokenizationError(f"the tokenizer joins its beginning with the word {word!r}; pass bos=False")
 
     def ids(self, text: str) -> tuple[int, ...]:
         """Ids of `text` alone: no special tokens, no beginning-of-sequence id."""
@@ -136,11 +153,29 @@ class Tokens:
     # ---- prompts
 
     def encode(self, prompts: Sequence[Prompt]) -> list[tuple[tuple[int, ...], dict[str, int]]]:
-        """Ids of each prompt of text, and for each slot the place of the last token of its filler.
+        """Ids of each prompt, and for each slot the place of the last token of its filler.
 
         Raises:
-            TokenizationError: If a piece of a prompt is unknown to the vocabulary.
+            TokenizationError: If a piece of a prompt is unknown to the vocabulary, or text has no tokenizer.
         """
+        texts = iter(self._encode_texts([prompt for prompt in prompts if prompt.ids is None]))
+        rows = []
+        for prompt in prompts:
+            if prompt.ids is None:
+                rows.append(next(texts))
+                continue
+            if self.chat:
+                raise TokenizationError(f"prompt {prompt} has no text for a chat template; set chat to False")
+            prefix = () if prompt.whole else self.prefix
+            places = {name: stop - 1 + len(prefix) for name, (_, stop) in prompt.slots.items()}
+            rows.append((prefix + prompt.ids, places))
+        return rows
+
+    def _encode_texts(self, prompts: Sequence[Prompt]) -> list[tuple[tuple[int, ...], dict[str, int]]]:
+        if not prompts:
+            return []
+        if self.tokenizer is None:
+            raise TokenizationError(f"prompt {prompts[0]} is text, but the tokenizer is missing; pass it")
         turns, fast = [self.turn_of(prompt.text) for prompt in prompts], bool(self.tokenizer.is_fast)
         encoded = self.tokenizer(
             [text for text, _ in turns], add_special_tokens=False, return_offsets_mapping=fast
@@ -151,10 +186,8 @@ class Tokens:
             prompts, turns, encoded["input_ids"], offsets, strict=True
         ):
             if unknown in ids and unknown != self.tokenizer.eos_token_id:
-                raise TokenizationError(
-                    f"prompt {text!r} has a word outside the vocabulary (token {ids.index(unknown)}); "
-                    "replace it"
-                )
+                place = ids.index(unknown)
+                raise TokenizationError(f"prompt {text!r} has a word outside the vocabulary (token {place})")
             if n_before and tuple(ids[:n_before]) == self.prefix:
                 twice.append(text)
             places = {
@@ -163,12 +196,8 @@ class Tokens:
             }
             rows.append((self.prefix + tuple(ids), places))
         if twice:
-            warnings.warn(
-                f"{len(twice)} of {len(turns)} prompts begin with BOS twice, as {twice[0]!r} has it already; "
-                "remove it there, or set bos to False",
-                AssayWarning,
-                stacklevel=2,
-            )
+            fact = f"{len(twice)} of {len(turns)} prompts begin with BOS twice, as {twice[0]!r} has one"
+            warnings.warn(f"{fact}; remove it there, or set bos to False", AssayWarning, stacklevel=2)
         return rows
 
     def _token_at(self, text: str, end: int, offsets: Sequence[tuple[int, int]] | None) -> int:
@@ -178,10 +207,8 @@ class Tokens:
         for index, (start, stop) in enumerate(offsets):
             if start < end <= stop:
                 return index
-        raise TokenizationError(
-            f"the tokenizer drops {text[end - 1 : end]!r} at character {end - 1} of {text!r}; build the task "
-            "from token ids instead: PairTask(clean=..., corrupted=..., answers=...)"
-        )
+        dropped = f"{text[end - 1 : end]!r} at character {end - 1} of {text!r}"
+        raise TokenizationError(f"the tokenizer drops {dropped}; build a PairTask from token ids instead")
 
     def turn_of(self, text: str) -> tuple[str, int]:
         """The text as the model reads it, and by how many characters its words move.
@@ -196,15 +223,13 @@ class Tokens:
         for content in (text, text.strip()):
             if content and whole == before + content + after:
                 return whole, len(before) - text.index(content)
-        raise TokenizationError(
-            f"the chat template changes the text of the prompt {text!r}; write the prompts as the template "
-            "has them, and set chat to False"
-        )
+        fact = f"the chat template changes the text of the prompt {text!r}"
+        raise TokenizationError(f"{fact}; write prompts as the template has them, and set chat to False")
 
     @cached_property
     def _around(self) -> tuple[str, str]:
         """What the chat template puts before and after a prompt."""
-        before, _, after = self._templated(_CONTENT).rpartition(_CONTENT)
+        before, _, after = self._templated("assay").rpartition("assay")
         return before, after
 
     def _templated(self, text: str) -> str:
@@ -221,23 +246,24 @@ class Tokens:
         ids = self._added(context, piece)
         return ids[0] if ids and ids[0] != self.tokenizer.unk_token_id else None
 
-    def answer_id(self, prompt: Prompt, piece: str, what: str) -> int:
+    def answer_id(self, prompt: Prompt, piece: str | int, what: str) -> int:
         """`scored_by`, or an error that names the prompt.
 
         Raises:
-            TokenizationError: If the answer breaks the rule.
+            TokenizationError: If the answer breaks the rule, or is text without a tokenizer.
         """
-        scored = self.scored_by(prompt.text, piece)
-        if scored is not None:
+        if isinstance(piece, int):
+            return piece
+        if self.tokenizer is None:
+            raise TokenizationError(f"{what} {piece!r} is text, but the tokenizer is missing; pass it")
+        if (scored := self.scored_by(prompt.text, piece)) is not None:
             return scored
         context, own = self._in_turn(prompt.text, piece)
         count = len(self.continuation(context, own) or self.ids(own))
         fact = "is unknown to the vocabulary" if count == 1 else f"is {count} tokens"
         remedy = "; answer_tokens='first' scores it by its first token" if count > 1 else ""
-        raise TokenizationError(
-            f"{what} {piece!r} of the prompt {prompt} {fact}; expected exactly one known token, with its "
-            f"leading space where the text has one{remedy}"
-        )
+        expected = "expected exactly one known token, with its leading space where the text has one"
+        raise TokenizationError(f"{what} {piece!r} of the prompt {prompt} {fact}; {expected}{remedy}")
 
     def _in_turn(self, text: str, piece: str) -> tuple[str, str]:
         """What an answer stands behind and how it is written: in a chat it begins a turn, without a space."""
@@ -245,10 +271,9 @@ class Tokens:
 
     def continuation(self, context: str, piece: str) -> tuple[int, ...] | None:
         """The ids that `piece` adds after `context`; None if it changes the ids before it."""
-        tail = self.tail(context)
-        if (tail, piece) not in self._continuations:
-            self.learn(tail, [piece])
-        return self._continuations[tail, piece]
+        if (key := (self.tail(context), piece)) not in self._continuations:
+            self.learn(context, [piece])
+        return self._continuations[key]
 
     def learn(self, context: str, pieces: Iterable[str]) -> None:
         """Look up many continuations of one context in one call, which is much faster than one by one."""
@@ -284,40 +309,12 @@ class Tokens:
         return match.group() if match else text
 
 
-@dataclass(frozen=True, kw_only=True)
-class EncodedPrompts:
-    """Prompts as token ids, padded on the right.
-
-    Attributes:
-        ids: Token ids `[n, pos]`.
-        lengths: Tokens of each row.
-        answers: Right next tokens behind each prompt, -1 where a row has fewer; None if a prompt has none.
-        wrong: Wrong next tokens, likewise.
-        slots: Slot name to position of its last token.
-        fields: Field name to one value per prompt; `n_tokens` is among them.
-        texts: The prompts as the model reads them; None if one has no text.
-    """
-
-    ids: Int[Tensor, "n pos"]
-    lengths: Int[Tensor, " n"]
-    answers: Int[Tensor, "n n_answers"] | None
-    wrong: Int[Tensor, "n n_wrong"] | None
-    slots: Mapping[str, Int[Tensor, " n"]]
-    fields: Mapping[str, list[Any]]
-    texts: tuple[str, ...] | None
-
-    @property
-    def positions(self) -> Int[Tensor, " n"]:
-        """Read position: the last token of each prompt."""
-        return self.lengths - 1
-
-
-def encode_prompts(prompts: Sequence[Prompt], tokens: Tokens | None) -> EncodedPrompts:
+def encode_prompts(prompts: Sequence[Prompt], tokens: Tokens) -> EncodedPrompts:
     """Token ids of prompts, their answers as tokens in context, the token of every slot.
 
     Args:
         prompts: At least one prompt, each of text or of ids.
-        tokens: The tokenizer; None is enough for prompts and answers of ids.
+        tokens: The tokenizer.
 
     Raises:
         InputError: If there is no prompt.
@@ -326,72 +323,107 @@ def encode_prompts(prompts: Sequence[Prompt], tokens: Tokens | None) -> EncodedP
     """
     if not prompts:
         raise InputError("the task is empty; give at least one prompt")
-    rows, places = zip(*_rows(prompts, tokens), strict=True)
+    rows, places = zip(*tokens.encode(prompts), strict=True)
     if () in rows:
         raise TokenizationError(f"prompt {prompts[rows.index(())]} has no token; give it some text")
+    scored = {}
+    for what, name in (("answer", "answers"), ("wrong answer", "wrong")):
+        pieces = [getattr(prompt, name) for prompt in prompts]
+        ids = [
+            [tokens.answer_id(prompt, piece, what) for piece in own]
+            for prompt, own in zip(prompts if all(pieces) else (), pieces, strict=False)
+        ]
+        scored[name] = _padded(ids, -1) if ids else None
     named = dict.fromkeys(name for prompt in prompts for name in prompt.fields)
     fields = {name: [prompt.fields.get(name) for prompt in prompts] for name in named}
     shared = [name for name in places[0] if all(name in each for each in places)]
-    textual = tokens is not None and all(prompt.ids is None for prompt in prompts)
+    textual = all(prompt.ids is None for prompt in prompts)
     return EncodedPrompts(
-        ids=_padded(rows, 0 if tokens is None else tokens.pad_id),
+        ids=_padded(rows, tokens.pad_id),
         lengths=torch.tensor([len(row) for row in rows]),
-        answers=_scored(prompts, [prompt.answers for prompt in prompts], "answer", tokens),
-        wrong=_scored(prompts, [prompt.wrong for prompt in prompts], "wrong answer", tokens),
+        **scored,
         slots={name: torch.tensor([each[name] for each in places]) for name in shared},
         fields={**fields, "n_tokens": [len(row) for row in rows]},
-        texts=tuple(tokens.turn_of(prompt.text)[0] for prompt in prompts) if tokens and textual else None,
+        texts=tuple(tokens.turn_of(prompt.text)[0] for prompt in prompts) if textual else None,
     )
-
-
-def _rows(prompts: Sequence[Prompt], tokens: Tokens | None) -> list[tuple[tuple[int, ...], dict[str, int]]]:
-    """The ids of each prompt and the places of its slots."""
-    texts = [prompt for prompt in prompts if prompt.ids is None]
-    if texts and tokens is None:
-        raise TokenizationError(
-            f"prompt {texts[0]} is text, but the tokenizer is missing; pass the model's tokenizer, or token "
-            "ids"
-        )
-    encoded = iter(tokens.encode(texts) if tokens and texts else ())
-    rows = []
-    for prompt in prompts:
-        if prompt.ids is None:
-            rows.append(next(encoded))
-            continue
-        if tokens is not None and tokens.chat:
-            raise TokenizationError(
-                f"prompt {prompt} has no text that a chat template could wrap; set chat to False"
-            )
-        prefix = () if tokens is None or prompt.whole else tokens.prefix
-        places = {name: stop - 1 + len(prefix) for name, (_, stop) in prompt.slots.items()}
-        rows.append((prefix + prompt.ids, places))
-    return rows
-
-
-def _scored(
-    prompts: Sequence[Prompt], pieces: Sequence[Sequence[str | int]], what: str, tokens: Tokens | None
-) -> Int[Tensor, "n n_ids"] | None:
-    """Ids of the continuations of each prompt; None if one has none."""
-    if not all(pieces):
-        return None
-    seen: dict[tuple[str, str], int] = {}  # what prompts share is looked up once
-
-    def id_of(prompt: Prompt, piece: str | int) -> int:
-        if isinstance(piece, int):
-            return piece
-        if tokens is None:
-            raise TokenizationError(
-                f"{what} {piece!r} is text, but the tokenizer is missing; give it as a token id"
-            )
-        if (key := (tokens.tail(prompt.text), piece)) not in seen:
-            seen[key] = tokens.answer_id(prompt, piece, what)
-        return seen[key]
-
-    rows = [[id_of(prompt, piece) for piece in own] for prompt, own in zip(prompts, pieces, strict=True)]
-    return _padded(rows, NO_TOKEN)
 
 
 def _padded(rows: Sequence[Sequence[int]], fill: int) -> Int[Tensor, "n width"]:
     """Rows of unequal length as one matrix, filled on the right."""
     width = max(map(len, rows))
     return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
+
+
+class NoPairsError(TokenizationError):
+    """No pair has prompts of one token count, or answers that the tokens they are scored by distinguish."""
+
+
+def pair_task(
+    clean: Sequence[Prompt],
+    corrupted: Sequence[Prompt],
+    tokens: Tokens,
+    *,
+    name: str,
+    grammar: "Grammar | None" = None,
+    config: Mapping[str, Any] | None = None,
+    notes: tuple[str, ...] = (),
+) -> PairTask:
+    """A task out of clean prompts and, in the same order, their corrupted counterparts.
+
+    Pairs are left out where their prompts differ in token count, and, where the first token of an answer
+    decides, where right and wrong answers begin with the same. Notes of the task count them, and its `ids`
+    are their places in the two lists.
+
+    Args:
+        clean: The prompts.
+        corrupted: Their counterparts.
+        tokens: The tokenizer.
+        name: Name of the task.
+        grammar: What the prompts were drawn from.
+        config: How the task was made.
+        notes: What was left out before.
+
+    Raises:
+        TokenizationError: If a prompt has no answer, or breaks a rule of `encode_prompts`.
+        NoPairsError: If no pair is left.
+    """
+    left = encode_prompts(clean, tokens)
+    right = encode_prompts([replace(each, answers=(), wrong=()) for each in corrupted], tokens)
+    kept, reason = left.lengths == right.lengths, "whose prompts differ in token count"
+    if not bool(kept.any()):
+        one, other = (
+            f"{side[0]} has {n}" for side, n in ((clean, left.lengths[0]), (corrupted, right.lengths[0]))
+        )
+        text = f"pair 0: clean prompt {one} tokens, corrupted prompt {other} (all {len(clean)} pairs differ)"
+        raise NoPairsError(f"{text}; patching by position needs equal counts, so use words of one token")
+    if left.answers is None:
+        without = next(prompt for prompt in clean if not prompt.answers)
+        raise TokenizationError(f"prompt {without} has no answer; give at least one")
+    if bool(kept.all()) and tokens.answer_tokens == "first" and left.wrong is not None:
+        same = (left.answers[:, :, None] == left.wrong[:, None]) & (left.answers[:, :, None] >= 0)
+        kept, reason = ~same.flatten(1).any(1), "whose right and wrong answers begin with the same token"
+        if not bool(kept.any()):
+            text = f"answers {clean[0].answers} and wrong answers {clean[0].wrong} of the prompt {clean[0]}"
+            raise NoPairsError(f"{text} begin with the same token, as in all {len(clean)} pairs")
+    facts: dict[str, Any] = {"name": name, "grammar": grammar, "config": config or {}, "notes": notes}
+    if not bool(kept.all()):
+        rows = kept.nonzero().flatten().tolist()
+        facts["notes"] += (f"{len(clean) - len(rows)} of {len(clean)} pairs, {reason}, are left out",)
+        clean, corrupted = ([side[row] for row in rows] for side in (clean, corrupted))
+        task = pair_task(clean, corrupted, tokens, **facts)
+        return replace(task, ids=torch.tensor(rows)[task.ids])
+    return PairTask(
+        clean=left.ids,
+        corrupted=right.ids,
+        answers=left.answers,
+        wrong=left.wrong,
+        lengths=left.lengths,
+        fields={**left.fields, **{f"corrupted.{key}": values for key, values in right.fields.items()}},
+        objective="logit_diff" if grammar is None else grammar.objective,
+        texts=left.texts,
+        corrupted_texts=right.texts,
+        slots=left.slots,
+        tokenizer=tokens.tokenizer,
+        pad_id=tokens.pad_id,
+        **facts,
+    )

@@ -2,70 +2,62 @@
 
 import base64
 import zlib
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
-from jaxtyping import Bool, Int, Int64, UInt32
-from torch import Tensor
+from jaxtyping import Bool, Int64, UInt32
 
-from assay.tasks.images import ImageTask, digest_of
-from assay.tasks.task import PairTask
+from assay.tasks.images import ImageTask
+from assay.tasks.task import PairTask, prompt_tokens
 
 
-T = TypeVar("T", bound=PairTask | ImageTask)
+AnyTask = TypeVar("AnyTask", bound=PairTask | ImageTask)
 
-KEY = "clean_prompts"  # of the record of a task
+CODES = "clean_prompts"  # of the record of a task that something was found on
 ENOUGH = 0.05  # share of shared prompts above which a measurement is not one of other prompts
 
 
 def prompt_codes(task: PairTask) -> UInt32[np.ndarray, " n"]:
     """CRC-32 of the token ids of each clean prompt, without padding."""
-    clean, lengths = task.clean.numpy().astype("<i8"), task.lengths.tolist()
-    return np.array(
-        [zlib.crc32(row[:length].tobytes()) for row, length in zip(clean, lengths, strict=True)], np.uint32
-    )
-
-
-def prompt_set(task: PairTask) -> str:
-    """The distinct codes in ascending order, 4 bytes each, in base64."""
-    return base64.b64encode(np.unique(prompt_codes(task)).astype("<u4").tobytes()).decode()
+    prompts = prompt_tokens(task.clean, task.lengths)
+    return np.array([zlib.crc32(np.array(prompt, "<i8").tobytes()) for prompt in prompts], np.uint32)
 
 
 def describe_discovery(task: PairTask | ImageTask) -> dict[str, Any]:
-    """The record of a task that something is found on: its own, with the codes of its prompts."""
-    return task.describe() | ({KEY: prompt_set(task)} if isinstance(task, PairTask) else {})
+    """The record of a task that something is found on: its own, with the codes of its prompts.
+
+    These are the distinct ones in ascending order, 4 bytes each, in base64.
+    """
+    if not isinstance(task, PairTask):
+        return task.describe()
+    codes = np.unique(prompt_codes(task)).astype("<u4").tobytes()
+    return task.describe() | {CODES: base64.b64encode(codes).decode()}
 
 
-def seen_prompts(provenance: Mapping[str, object], task: PairTask) -> Bool[np.ndarray, " n"]:
-    """Rows of a task whose clean prompt is among those that a circuit was found on.
+def seen_prompts(provenance: Mapping[str, object], task: PairTask | ImageTask) -> Bool[np.ndarray, " n"]:
+    """Rows of a task whose clean prompt is among those that a circuit was found on; all or none of images.
 
     Args:
         provenance: Of the circuit.
         task: What it is to be measured on.
 
     Notes:
-        Records of versions that kept no codes are compared by the hash of all prompts together.
+        Images, and prompts of records without codes, are compared by the hash of all of them together.
     """
     record = provenance.get("task")
     if not isinstance(record, Mapping):
         return np.zeros(task.n, dtype=np.bool_)
-    codes = record.get(KEY)
-    if not isinstance(codes, str):
-        return np.full(task.n, record.get("data_hash") == task.data_hash)
-    return np.isin(prompt_codes(task), np.frombuffer(base64.b64decode(codes), dtype="<u4"))
+    codes = record.get(CODES)
+    if isinstance(task, PairTask) and isinstance(codes, str):
+        return np.isin(prompt_codes(task), np.frombuffer(base64.b64decode(codes), dtype="<u4"))
+    return np.full(task.n, record.get("data_hash") == task.data_hash)
 
 
 def found_on(provenance: Mapping[str, object], task: PairTask | ImageTask) -> bool:
     """Whether a circuit was found on more than 5 % of these prompts, or on exactly these images."""
-    if isinstance(task, PairTask):
-        return bool(seen_prompts(provenance, task).mean() > ENOUGH)
-    record = provenance.get("task")
-    return isinstance(record, Mapping) and record.get("data_hash") == task.data_hash
-
-
-# ---- different examples ------------------------------------------------------------------------------
+    return bool(seen_prompts(provenance, task).mean() > ENOUGH)
 
 
 def example_codes(*tasks: PairTask | ImageTask, paired: bool) -> Int64[np.ndarray, " n"]:
@@ -80,28 +72,8 @@ def example_codes(*tasks: PairTask | ImageTask, paired: bool) -> Int64[np.ndarra
             clean input alone, and none has the code -1.
     """
     codes: dict[Hashable, int] = {}
-    rows = (row for task in tasks for row in _inputs(task, paired=paired))
+    rows = (row for task in tasks for row in task.inputs(paired=paired))
     return np.array([-1 if a == b else codes.setdefault((a, b, at), len(codes)) for a, b, at in rows])
-
-
-def _inputs(task: PairTask | ImageTask, *, paired: bool) -> Iterator[tuple[Hashable, ...]]:
-    """Clean input, counterpart and read positions of each row; the counterpart is None where none is read."""
-    if isinstance(task, PairTask):
-        sides = [
-            prompt_tokens(task.clean, task.lengths),
-            prompt_tokens(task.corrupted, task.lengths),
-        ]
-    else:
-        sides = [cast(list[Hashable], task.digests)]
-        if task.corrupted is not None:
-            sides.append(list(map(digest_of, task.corrupted)))
-    other = sides[1] if paired and len(sides) > 1 else [None] * task.n
-    return zip(sides[0], other, map(str, task.positions.tolist()), strict=True)
-
-
-def prompt_tokens(ids: Int[Tensor, "n pos"], lengths: Int[Tensor, " n"]) -> list[Hashable]:
-    """Token ids of each prompt, without padding."""
-    return [tuple(row[:length]) for row, length in zip(ids.tolist(), lengths.tolist(), strict=True)]
 
 
 def first_rows(codes: Int64[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
@@ -124,8 +96,8 @@ def example_notes(task: PairTask | ImageTask, codes: Int64[np.ndarray, " n"]) ->
 
 
 def different_examples(
-    task: T, *, paired: bool, besides: Sequence[PairTask | ImageTask] = ()
-) -> tuple[T, Int64[np.ndarray, " k"]]:
+    task: AnyTask, *, paired: bool, besides: Sequence[PairTask | ImageTask] = ()
+) -> tuple[AnyTask, Int64[np.ndarray, " k"]]:
     """A task without copies and without rows equal to their counterparts, and the rows it keeps.
 
     One row stays where none would. The notes of the task count what was left out.
@@ -141,4 +113,4 @@ def different_examples(
     if len(rows) == task.n:
         return task, rows
     notes = (*task.notes, *example_notes(task, codes[-task.n :]))
-    return cast(T, replace(task.subset(rows.tolist()), notes=notes)), rows
+    return cast(AnyTask, replace(task.subset(rows.tolist()), notes=notes)), rows

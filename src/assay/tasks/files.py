@@ -2,9 +2,9 @@
 
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,9 +18,8 @@ from assay.core.errors import (
 )
 from assay.core.random import stream
 from assay.core.untrusted import parse_json, read_parquet_file
-from assay.tasks.encoding import Prompt, Tokens
-from assay.tasks.rows import check_loaded, draw_rows, name_of
-from assay.tasks.task import NoPairsError, PairTask, pair_task
+from assay.tasks.encoding import NoPairsError, Prompt, Tokens, pair_task
+from assay.tasks.task import PairTask, draw_rows
 
 
 Pair = tuple[Prompt, Prompt]
@@ -77,11 +76,7 @@ def read_pairs(
         MissingExtraError: If the file is parquet and pyarrow is not installed.
         TokenizationError: If a prompt or answer breaks a token rule; file and line are named.
     """
-    if tokenizer is None and (chat or bos):
-        raise TokenizationError(
-            "chat=True and bos=True need the model's tokenizer; pass it, or leave them out"
-        )
-    tokens = None if tokenizer is None else Tokens(tokenizer, bos=bos, chat=chat, answer_tokens=answer_tokens)
+    tokens = Tokens(tokenizer, bos=bos, chat=chat, answer_tokens=answer_tokens)
     rows = _read_rows(path, columns or {})
     first = next(iter(rows.records.values()))
     published = "prompt" in first and "clean" not in first
@@ -94,13 +89,10 @@ def read_pairs(
         drawn = [numbers[place] for place in draw_rows(len(numbers), n, seed=seed, what="lines")]
         pairs = {number: _pair(rows.records[number], rows.where(number), whole=not bos) for number in drawn}
         if len({bool(clean.wrong) for clean, _ in pairs.values()}) == 2:
-            raise FileFormatError(
-                f"task file {rows.source}: only some lines have 'wrong' answers; give them on all or none"
-            )
-    rules = {"bos": False} if tokens is None else tokens.rules
+            raise FileFormatError(f"{rows.source}: only some lines have 'wrong' answers; give all or none")
+    config: dict[str, Any] = {"task": rows.name, "file": rows.file, **tokens.rules, "n": len(pairs)}
     if all(prompt.whole for pair in pairs.values() for prompt in pair):
-        rules["bos"] = False
-    config: dict[str, Any] = {"task": rows.name, "file": rows.file, **rules, "n": len(pairs)}
+        config["bos"] = False
     if options:
         config["options"] = dict(sorted(options.items()))
     if len(pairs) < len(rows.records):
@@ -118,7 +110,7 @@ def read_pairs(
     return replace(task, ids=torch.tensor(list(pairs))[task.ids])
 
 
-def _fault(pair: Pair, tokens: Tokens | None) -> AssayError | None:
+def _fault(pair: Pair, tokens: Tokens) -> AssayError | None:
     """Why a row makes no task by itself."""
     try:
         pair_task(pair[:1], pair[1:], tokens, name="")
@@ -130,8 +122,7 @@ def _fault(pair: Pair, tokens: Tokens | None) -> AssayError | None:
 # ---- rows
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Rows:
+class _Rows(NamedTuple):
     """Rows of a file or data set.
 
     Attributes:
@@ -155,37 +146,34 @@ class _Rows:
 
 def _read_rows(source: Any, columns: Mapping[str, str]) -> _Rows:
     """The rows of a JSON lines file, a parquet file, or a data set that is loaded already."""
-    if isinstance(source, str | Path):
-        path, is_table = Path(source), Path(source).suffix == ".parquet"
-        facts = {"name": path.stem, "file": path.name, "unit": "row" if is_table else "line"}
-        place, rows = str(path), _table(path) if is_table else _lines(path)
-    else:
+    unit, path = "row", Path(source) if isinstance(source, str | Path) else None
+    if path is None:
         loaded = check_loaded(source)
         plain = loaded.with_format(None) if hasattr(loaded, "column_names") else loaded
         name, split = name_of(source)
-        facts = {"name": name, "file": ", ".join((name, *split.values())), "unit": "row"}
-        place, rows = f"data set {name}", {number + 1: plain[number] for number in range(len(plain))}
+        place, file = f"data set {name}", ", ".join((name, *split.values()))
+        rows = {number + 1: plain[number] for number in range(len(plain))}
+    else:
+        place, name, file = str(path), path.stem, path.name
+        if path.suffix == ".parquet":
+            rows = dict(enumerate(read_parquet_file(path, extra="parquet").to_pylist(), start=1))
+        else:
+            unit, rows = "line", _lines(path)
     if not rows:
-        raise FileFormatError(f"task file {place} has no rows; expected one JSON object per {facts['unit']}")
+        raise FileFormatError(f"task file {place} has no rows; expected one JSON object per {unit}")
     names = {column: name for name, column in columns.items()}
     records = {}
     for number, row in rows.items():
         if not isinstance(row, Mapping):
-            raise FileFormatError(
-                f"{place}, {facts['unit']} {number}: got a {type(row).__name__}; expected named columns, as "
-                "an object of JSON"
-            )
+            text = f"{place}, {unit} {number}: got a {type(row).__name__}"
+            raise FileFormatError(f"{text}; expected named columns, as an object of JSON")
         for column in columns.values():
             check_name(f"column of {place}", column, row)
         record = {names.get(str(column), str(column)): value for column, value in row.items()}
         # A text in one of these is the only one.
-        texts = {name: [record[name]] for name in ("answers", "wrong") if isinstance(record.get(name), str)}
+        texts = {key: [record[key]] for key in ("answers", "wrong") if isinstance(record.get(key), str)}
         records[number] = record | texts
-    return _Rows(source=place, records=records, **facts)
-
-
-def _table(path: Path) -> dict[int, Any]:
-    return dict(enumerate(read_parquet_file(path, extra="parquet").to_pylist(), start=1))
+    return _Rows(place, name, file, unit, records)
 
 
 def _lines(path: Path) -> dict[int, Any]:
@@ -202,16 +190,40 @@ def _lines(path: Path) -> dict[int, Any]:
     return rows
 
 
+def check_loaded(dataset: Any) -> Any:
+    """The data set, if its rows have numbers.
+
+    Raises:
+        InputError: For several splits, a stream, anything else, and for no rows at all.
+    """
+    kind = type(dataset).__name__
+    if isinstance(dataset, Mapping):
+        splits = ", ".join(map(str, dataset))
+        raise InputError(f"the data set is a {kind} of the splits {splits}; give one, e.g. dataset['train']")
+    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
+        text = "expected a map-style data set (of PyTorch, or datasets.Dataset)"
+        raise InputError(f"the data set is a {kind}, whose rows have no numbers; {text}")
+    if len(dataset) == 0:
+        raise InputError(f"the data set ({kind}) has no rows; give one that has some")
+    return dataset
+
+
+def name_of(dataset: object) -> tuple[str, dict[str, str]]:
+    """What a data set is called, and its split, where it names one."""
+    info = getattr(dataset, "info", None)
+    name = getattr(info, "dataset_name", None) or getattr(info, "builder_name", None)
+    split = getattr(dataset, "split", None)
+    return str(name or type(dataset).__name__), {} if split is None else {"split": str(split)}
+
+
 # ---- pairs
 
 
 def _pair(record: Mapping[str, Any], where: str, *, whole: bool) -> Pair:
     """Clean and corrupted prompt of one line."""
     if missing := [key for key in ("clean", "corrupted", "answers") if key not in record]:
-        raise FileFormatError(
-            f"{where}: no {' and no '.join(map(repr, missing))}; expected {_PAIR}, or their names with "
-            "columns={'clean': 'COLUMN', ...}"
-        )
+        text = f"{where}: no {' and no '.join(map(repr, missing))}; expected {_PAIR}"
+        raise FileFormatError(f"{text}, or their names with columns={{'clean': 'COLUMN', ...}}")
     fields = dict(record)
     contents = {key: fields.pop(key) for key in ("clean", "corrupted")}
     scored = {key: fields.pop(key, None) or [] for key in ("answers", "wrong")}
@@ -220,9 +232,7 @@ def _pair(record: Mapping[str, Any], where: str, *, whole: bool) -> Pair:
             raise FileFormatError(f"{where}: {key!r} is {value!r}; expected text or a list of token ids")
     for key, value in scored.items():
         if not isinstance(value, list) or not all(isinstance(p, str) or _all_ids([p]) for p in value):
-            raise FileFormatError(
-                f"{where}: {key!r} is {value!r}; expected a list of continuations or token ids"
-            )
+            raise FileFormatError(f"{where}: {key!r} is {value!r}; expected a list of texts or token ids")
     if not scored["answers"]:
         raise FileFormatError(f"{where}: 'answers' is empty; give at least one correct continuation")
     clean, corrupted = (
@@ -230,10 +240,9 @@ def _pair(record: Mapping[str, Any], where: str, *, whole: bool) -> Pair:
         for content in contents.values()
     )
     others = [key for key in fields if key.startswith("corrupted.")]
-    other_fields = {key.removeprefix("corrupted."): fields.pop(key) for key in others}
+    corrupted = replace(corrupted, fields={key[len("corrupted.") :]: fields.pop(key) for key in others})
     answers, wrong = map(tuple, scored.values())
-    clean = replace(clean, answers=answers, wrong=wrong, fields=fields)
-    return clean, replace(corrupted, fields=other_fields)
+    return replace(clean, answers=answers, wrong=wrong, fields=fields), corrupted
 
 
 def _all_ids(value: Any) -> bool:
@@ -244,7 +253,7 @@ def _all_ids(value: Any) -> bool:
 
 
 def _usable(
-    rows: _Rows, tokens: Tokens | None, n: int | None, seed: int, options: Mapping[str, Any]
+    rows: _Rows, tokens: Tokens, n: int | None, seed: int, options: Mapping[str, Any]
 ) -> dict[int, Pair]:
     """`n` rows of MIB that the tokenizer can use, drawn without replacement, in the order of the file."""
     if n is not None and n < 1:
@@ -264,16 +273,11 @@ def _usable(
         else:
             kept[number] = pair
     if not kept:
-        raise TokenizationError(
-            f"none of the {len(rows.records)} rows of {rows.source} can be used with this tokenizer. "
-            f"{reasons[0]}"
-        )
+        text = f"none of the {len(rows.records)} rows of {rows.source} can be used with this tokenizer"
+        raise TokenizationError(f"{text}. {reasons[0]}")
     if reasons:
-        warnings.warn(
-            f"{len(reasons)} of {len(reasons) + len(kept)} rows of {rows.source} are left out. {reasons[0]}",
-            AssayWarning,
-            stacklevel=4,
-        )
+        text = f"{len(reasons)} of {len(reasons) + len(kept)} rows of {rows.source} are left out"
+        warnings.warn(f"{text}. {reasons[0]}", AssayWarning, stacklevel=4)
     return dict(sorted(kept.items()))
 
 
@@ -309,17 +313,14 @@ def published_pair(
     References:
         Mueller et al. (2025), arXiv:2504.13151.
     """
-    others = {key.removesuffix(_SUFFIX): record[key] for key in record if key.endswith(_SUFFIX)}
-    others |= {"": record["counterfactual"]} if "counterfactual" in record else {}
+    others = {key.removesuffix(_SUFFIX): value for key, value in record.items() if key.endswith(_SUFFIX[1:])}
     usual = [name for name in _USUAL if name in others] or list(others)
-    if corruption is not None:
-        check_name(f"counterfactual of {where}", corruption.removesuffix(_SUFFIX), others)
-    elif not others or (len(usual) > 1 and usual[0] not in _USUAL):
-        raise FileFormatError(
-            f"{where}: there are {len(others)} counterfactuals ({', '.join(others)}); expected one, or "
-            f"choose one with corruption=NAME: {_ROW}"
-        )
-    other = others[usual[0] if corruption is None else corruption.removesuffix(_SUFFIX)]
+    if corruption is None and (not others or (len(usual) > 1 and usual[0] not in _USUAL)):
+        text = f"there are {len(others)} counterfactuals ({', '.join(others)})"
+        raise FileFormatError(f"{where}: {text}; expected one, or choose one with corruption=NAME: {_ROW}")
+    name = usual[0] if corruption is None else corruption.removesuffix(_SUFFIX)
+    check_name(f"counterfactual of {where}", name, others)
+    other = others[name]
     if other is None or (isinstance(other, Mapping) and other.get("prompt") is None):
         return None
     prompts = [each.get("prompt") if isinstance(each, Mapping) else None for each in (record, other)]
@@ -347,16 +348,13 @@ def _answer(record: Mapping[str, Any], where: str) -> tuple[str, tuple[str, ...]
         places = [*texts, *map(str, range(len(texts)))]
         key = places.index(key) % len(texts) if key in places else None
     if type(key) is not int or not 0 <= key < len(texts):
-        raise FileFormatError(
-            f"{where}: 'answerKey' is {record.get('answerKey')!r}; expected 0 to {len(texts) - 1} or one of "
-            f"{', '.join(texts)}"
-        )
+        text = f"expected 0 to {len(texts) - 1} or one of {', '.join(texts)}"
+        raise FileFormatError(f"{where}: 'answerKey' is {record.get('answerKey')!r}; {text}")
     return texts[key], (*texts[:key], *texts[key + 1 :])
 
 
 def _fields(record: Mapping[str, Any]) -> dict[str, Any]:
     """Facts about a prompt: its plain values, and those of its metadata."""
     metadata = record.get("metadata")
-    facts = {**record, **(metadata if isinstance(metadata, Mapping) else {})}
-    facts.pop("prompt", None)
+    facts = {**record, **(metadata if isinstance(metadata, Mapping) else {}), "prompt": None}
     return {name: value for name, value in facts.items() if isinstance(value, str | int | float | bool)}

@@ -1,4 +1,4 @@
-"""Seeded grammars: what a text task's prompts are, before any model sees them; tasks that are templates.
+"""Seeded grammars: what a text task's prompts are, before any model sees them; the task `ioi`.
 
 A grammar chooses the fillers of a prompt (`choose`), changes them (`corrupted`) and writes them out
 (`render`). All draws come from the generator the caller passes, one prompt after the other, so the
@@ -7,35 +7,32 @@ first k prompts of a longer draw are the draw of k.
 
 import functools
 import importlib.resources
-import itertools
 import json
 import math
 import string
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
 from assay.core.errors import AssayWarning, InputError, TokenizationError, check_name, unknown_name
-from assay.core.registry import Registry
 from assay.tasks.encoding import Prompt, Tokens
 
 
 T = TypeVar("T")
 Values = dict[str, Any]
-Own = Sequence[str] | None  # a user's own list; None: the published one
-OwnPairs = Sequence[Sequence[str]] | None
 
 
+@dataclass(eq=False, repr=False)
 class Grammar(ABC):
     """The prompts of one text task for one tokenizer, and their corruption.
 
     Args:
         tokens: The model's tokenizer, which decides what fillers can be used.
-        corruption: Key out of `corruptions`; the first is the default.
+        corruption: Key out of `corruptions`; default: the first.
 
     Attributes:
         key: Registered name of the task.
@@ -52,12 +49,15 @@ class Grammar(ABC):
     corruptions: ClassVar[tuple[str, ...]]
     heatmap_fields: ClassVar[tuple[tuple[str, str], ...]] = ()
     varied: ClassVar[tuple[str, ...]] = ()
-    notes: tuple[str, ...] = ()
 
-    def __init__(self, tokens: Tokens, *, corruption: str | None = None) -> None:
-        self.tokens = tokens
+    tokens: Tokens
+    _: KW_ONLY
+    corruption: str = ""
+
+    def __post_init__(self) -> None:
         self.fillers: dict[str, Sequence[Any]] = {}
-        self.corruption = corruption or self.corruptions[0]
+        self.notes: tuple[str, ...] = ()
+        self.corruption = self.corruption or self.corruptions[0]
         check_name(f"corruption of {self.key}", self.corruption, self.corruptions)
 
     def choose(self, rng: np.random.Generator) -> Values:
@@ -114,96 +114,84 @@ class Grammar(ABC):
 
     # ---- what of a list the tokenizer can use
 
-    def words(
-        self,
-        kind: str,
-        own: Own,
-        published: Mapping[str, Any],
-        *,
-        after: str,
-        at_least: int | None = None,
-        answers: bool = False,
+    def one_token_words(
+        self, kind: str, words: Sequence[str], *, after: str, at_least: int = 2, answers: bool = False
     ) -> tuple[str, ...]:
-        """The fillers that are one token after `after` and a space, of a user's own or the published ones.
+        """The fillers that are one token after `after` and a space.
 
-        Two at least, or the only one that is given. With `answers`, they can also be scored as answers, which
-        begin a turn in a chat. Errors as of `usable`.
+        With `answers`, they can also be scored as answers, which begin a turn in a chat. Errors: `usable`.
         """
-        words, tokens, rule = published[kind] if own is None else own, self.tokens, "one token after a space"
+        tokens, scored = self.tokens, answers and self.tokens.chat
+        rule = "one token after a space" + (" and as an answer" if scored else "")
         tokens.learn(after, [" " + word for word in words])
-        keep = [tokens.one_token(after, " " + word) is not None for word in words]
-        if answers and tokens.chat:
-            scored = (tokens.scored_by(after, word) is not None for word in words)
-            keep, rule = [*map(min, keep, scored)], f"{rule} and as an answer"
         return self.usable(
-            kind, words, keep, rule, at_least=min(2, len(words)) if at_least is None else at_least
+            kind,
+            words,
+            lambda word: (
+                tokens.one_token(after, " " + word) is not None
+                and not (scored and tokens.scored_by(after, word) is None)
+            ),
+            rule,
+            at_least=at_least,
         )
 
     def usable(
-        self, kind: str, words: Sequence[T], keep: Sequence[bool], rule: str, *, at_least: int = 2
+        self, kind: str, fillers: Sequence[T], test: Callable[[T], bool], rule: str, *, at_least: int = 2
     ) -> tuple[T, ...]:
-        """The fillers that satisfy a token rule; the others are named in a warning.
+        """The fillers that pass the test of a token rule; the others are named in a warning.
 
         Raises:
             InputError: If a filler is listed twice.
-            TokenizationError: If fewer than `at_least` are left.
+            TokenizationError: If fewer than `at_least` are left; the only one given is enough for two.
         """
-        if twice := [repr(word) for i, word in enumerate(words) if word in words[:i]]:
-            raise InputError(
-                f"{self.key}: {kind} holds {', '.join(twice)} more than once; every filler must be different"
-            )
-        kept = tuple(itertools.compress(words, keep))
-        dropped = ", ".join(repr(word) for word, good in zip(words, keep, strict=True) if not good)
+        if twice := [repr(filler) for i, filler in enumerate(fillers) if filler in fillers[:i]]:
+            raise InputError(f"{self.key}: {kind} holds {', '.join(twice)} more than once")
+        kept = tuple(filter(test, fillers))
+        dropped = ", ".join(repr(filler) for filler in fillers if filler not in kept)
+        at_least = min(at_least, len(fillers)) if at_least == 2 else at_least
         if len(kept) < at_least:
+            text = f"{self.key}: {len(kept)} of {len(fillers)} {kind} can be used ({rule}); expected at least"
             raise TokenizationError(
-                f"{self.key}: {len(kept)} of {len(words)} {kind} can be used ({rule}); expected at least "
-                f"{at_least}{dropped and f'; dropped {dropped}'}. Pass other {kind}, or a model with another "
-                "tokenizer"
+                f"{text} {at_least}{dropped and f'; dropped {dropped}'}. Pass other {kind}"
             )
         if dropped:
-            warnings.warn(
-                f"{self.key}: dropped {len(words) - len(kept)} of {len(words)} {kind} ({rule}): {dropped}",
-                AssayWarning,
-                stacklevel=2,
-            )
+            left = f"dropped {len(fillers) - len(kept)} of {len(fillers)} {kind} ({rule}): {dropped}"
+            warnings.warn(f"{self.key}: {left}", AssayWarning, stacklevel=2)
         return kept
 
     def chosen_templates(
         self,
         published: Mapping[int, str],
         ids: Sequence[int],
-        own: Own,
+        own: Sequence[str],
         *,
         needs: Sequence[str],
         allows: Sequence[str] = (),
     ) -> dict[int, str]:
-        """Template id to text: those of the data file by id, or a user's own, numbered from 0.
+        """Template id to text: a user's own, numbered from 0, or else those of the data file by id.
 
         Raises:
             UnknownNameError: If an id is not in the data file.
             InputError: If an own template has the wrong slots.
         """
-        for template_id in ids if own is None else ():
-            if template_id not in published:
-                raise unknown_name(f"{self.key} template id", template_id, map(str, published))
-        for template in own or ():
+        for template in own:
             names = set(slot_names(template))
             if not set(needs) <= names <= {*needs, *allows}:
                 optional = f", and may have {', '.join(allows)}" if allows else ""
-                raise InputError(
-                    f"{self.key}: template {template!r} has the slots {', '.join(sorted(names)) or 'none'}; "
-                    f"it must have {', '.join(needs)}{optional}"
-                )
-        return {each: published[each] for each in ids} if own is None else dict(enumerate(own))
+                text = f"{self.key}: template {template!r} has the slots {', '.join(sorted(names)) or 'none'}"
+                raise InputError(f"{text}; it must have {', '.join(needs)}{optional}")
+        if own:
+            return dict(enumerate(own))
+        for template_id in ids:
+            if template_id not in published:
+                raise unknown_name(f"{self.key} template id", template_id, map(str, published))
+        return {each: published[each] for each in ids}
 
     def fits(self, word: str, slot: str, templates: Iterable[str]) -> bool:
         """Whether a filler is one token wherever the templates put it."""
         before = [template.split(f"{{{slot}}}")[0] for template in templates]
         stems = [(text, text.rstrip(" ")) for text in before]
         return all(self.tokens.one_token(stem, text[len(stem) :] + word) is not None for text, stem in stems)
-
-
-TASKS: Registry[type[Grammar]] = Registry("task", holds=Grammar, classes=True)
 
 
 @functools.cache
@@ -259,10 +247,9 @@ def others(values: Values, slot: str, fillers: Iterable[Any]) -> Iterator[Values
 # ---- indirect objects
 
 _NAME_SLOTS = ("name1", "name2", "name3")
-_ORDERS = {"ABBA": "ABB", "BABA": "BAB"}  # role of each name slot; A is the answer
 
 
-@TASKS.register("ioi")
+@dataclass(eq=False, repr=False, kw_only=True)
 class IndirectObject(Grammar):
     """Indirect object identification: "When Mary and John went out, John gave a ring to" " Mary".
 
@@ -275,7 +262,7 @@ class IndirectObject(Grammar):
         templates: Own templates with the slots name1, name2, name3 and, if wanted, place and object;
             they take the place of `template_ids`.
         orders: `ABBA` (the answer stands first) and `BABA`, drawn uniformly.
-        names: Names to draw from.
+        names: Names to draw from; of these three, default: the published ones.
         places: Places to draw from.
         objects: Objects to draw from.
         avoid_clean_names: `abc` only: the three names differ from those of the clean prompt.
@@ -288,64 +275,59 @@ class IndirectObject(Grammar):
     corruptions = ("abc", "s2_rand", "s2_io_flip", "s1_io_flip")
     heatmap_fields = (("place", "object"), ("object", "corrupted.object"), ("place", "corrupted.place"))
 
-    def __init__(
-        self,
-        tokens: Tokens,
-        *,
-        corruption: str | None = None,
-        template_ids: Sequence[int] = (0,),
-        templates: Own = None,
-        orders: Sequence[str] = ("ABBA",),
-        names: Own = None,
-        places: Own = None,
-        objects: Own = None,
-        avoid_clean_names: bool = False,
-    ) -> None:
-        super().__init__(tokens, corruption=corruption)
+    template_ids: Sequence[int] = (0,)
+    templates: Sequence[str] = ()
+    orders: Sequence[str] = ("ABBA",)
+    names: Sequence[str] = ()
+    places: Sequence[str] = ()
+    objects: Sequence[str] = ()
+    avoid_clean_names: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
         data = task_data(self.key)
         published = {entry["id"]: entry["text"] for entry in data["templates"]}
-        self.templates = self.chosen_templates(
-            published, template_ids, templates, needs=_NAME_SLOTS, allows=("place", "object")
+        needs, allows = _NAME_SLOTS, ("place", "object")
+        self.texts = self.chosen_templates(
+            published, self.template_ids, self.templates, needs=needs, allows=allows
         )
-        for order in orders:
-            check_name("IOI order", order, _ORDERS)
-        self.orders, self.avoid_clean_names = tuple(orders), avoid_clean_names
-        least = 5 if avoid_clean_names else 3
-        self.names = self.words("names", names, data, after="the", at_least=least, answers=True)
+        for order in self.orders:
+            check_name("IOI order", order, ("ABBA", "BABA"))
+        least = 5 if self.avoid_clean_names else 3
+        self.names = self.one_token_words(
+            "names", self.names or data["names"], after="the", at_least=least, answers=True
+        )
         self.scene = {
-            "place": self.words("places", places, data, after="the"),
-            "object": self.words("objects", objects, data, after="the"),
+            "place": self.one_token_words("places", self.places or data["places"], after="the"),
+            "object": self.one_token_words("objects", self.objects or data["objects"], after="the"),
         }
 
     def choose(self, rng: np.random.Generator) -> Values:
-        template_id, order = pick(rng, tuple(self.templates)), pick(rng, self.orders)
+        template_id, order = pick(rng, tuple(self.texts)), pick(rng, self.orders)
         io, subject = pick_distinct(rng, self.names, 2)
         scene = {slot: pick(rng, words) for slot, words in self.scene.items()}
-        used = slot_names(self.templates[template_id])
-        values = {"template_id": template_id, "order": order, **dict.fromkeys(_NAME_SLOTS)}
-        shown = {slot: word if slot in used else None for slot, word in scene.items()}
-        return _in_roles({**values, "IO": io, "S": subject, **shown})
+        used = slot_names(self.texts[template_id])
+        values = {"template_id": template_id, "order": order, **dict.fromkeys((*_NAME_SLOTS, "IO", "S"))}
+        values |= {slot: word if slot in used else None for slot, word in scene.items()}
+        return _renamed(values, *((io, subject) if order == "ABBA" else (subject, io)), subject)
 
     def corrupted(self, values: Values, rng: np.random.Generator) -> Values:
         first, second, third = (values[slot] for slot in _NAME_SLOTS)
+        strangers = [name for name in self.names if name not in (first, second)]
         if self.corruption == "abc":
-            pool = self._strangers(values) if self.avoid_clean_names else self.names
-            first, second, third = pick_distinct(rng, pool, 3)
+            first, second, third = pick_distinct(rng, strangers if self.avoid_clean_names else self.names, 3)
         elif self.corruption == "s2_rand":
-            third = pick(rng, self._strangers(values))
+            third = pick(rng, strangers)
         elif self.corruption == "s2_io_flip":
             third = values["IO"]
         else:
             first, second = second, first
         return _renamed(values, first, second, third)
 
-    def _strangers(self, values: Values) -> tuple[str, ...]:
-        return tuple(name for name in self.names if name not in (values["IO"], values["S"]))
-
     def render(self, values: Values) -> Prompt:
         answer, wrong = " " + values["IO"], " " + values["S"]
         fields = {**values, "answer": answer, "wrong_answer": wrong}
-        template = self.templates[values["template_id"]]
+        template = self.texts[values["template_id"]]
         return filled(template, values, values=values, answers=(answer,), wrong=(wrong,), fields=fields)
 
     def slots(self, values: Values, *, corrupted: bool = False) -> tuple[str, ...]:
@@ -357,14 +339,14 @@ class IndirectObject(Grammar):
     def variants(self, values: Values, slot: str, *, corrupted: bool = False) -> Iterator[Values]:
         if slot in self.scene:
             return others(values, slot, self.scene[slot])
-        if slot == "order":
-            return map(_in_roles, others(values, slot, _ORDERS))
-        if slot in ("IO", "S"):
-            return (_in_roles({**values, slot: name}) for name in self._strangers(values))
         shown = [values[each] for each in _NAME_SLOTS]
-        at = _NAME_SLOTS.index(slot)
+        if slot == "order":
+            return iter([_renamed(values, shown[1], shown[0], shown[2])])
+        strangers = [name for name in self.names if name not in shown]
+        # A role changes in both of its places.
         return (
-            _renamed(values, *shown[:at], name, *shown[at + 1 :]) for name in self.names if name not in shown
+            _renamed(values, *(name if each == values[slot] else each for each in shown))
+            for name in strangers
         )
 
     @property
@@ -377,15 +359,8 @@ class IndirectObject(Grammar):
 
     def _n_scenes(self) -> int:
         """Distinct templates with place and object filled in."""
-        used = (set(slot_names(text)) & set(self.scene) for text in self.templates.values())
+        used = (set(slot_names(text)) & set(self.scene) for text in self.texts.values())
         return sum(math.prod(len(self.scene[slot]) for slot in slots) for slots in used)
-
-
-def _in_roles(values: Values) -> Values:
-    """The fillers with the names where the order puts the roles."""
-    role = {"A": values["IO"], "B": values["S"]}
-    names = (role[letter] for letter in _ORDERS[values["order"]])
-    return {**values, **dict(zip(_NAME_SLOTS, names, strict=True))}
 
 
 def _renamed(values: Values, *names: str) -> Values:
@@ -397,221 +372,3 @@ def _renamed(values: Values, *names: str) -> Values:
     elif name3 == name2 != name1:
         order = "ABBA"
     return {**values, **dict(zip(_NAME_SLOTS, names, strict=True)), "order": order, "IO": io, "S": subject}
-
-
-# ---- agreement, pronouns, capitals
-
-
-@TASKS.register("sva")
-class SubjectVerbAgreement(Grammar):
-    """Subject-verb agreement across an attractor: "The keys near the door" is continued by " are" or " were".
-
-    Args:
-        tokens: The model's tokenizer.
-        corruption: `other_number`: the subject gets its other number.
-        nouns: Pairs (singular, plural).
-        verbs: Pairs (singular, plural); every form that agrees is an answer, the others are wrong answers.
-        preps: Prepositions.
-    """
-
-    key = "sva"
-    corruptions = ("other_number",)
-    heatmap_fields = (("noun1", "noun2"), ("noun2", "prep"))
-    varied = ("subject", "number", "other", "prep", "number2")
-
-    def __init__(
-        self,
-        tokens: Tokens,
-        *,
-        corruption: str | None = None,
-        nouns: OwnPairs = None,
-        verbs: OwnPairs = None,
-        preps: Own = None,
-    ) -> None:
-        super().__init__(tokens, corruption=corruption)
-        data = task_data("other_tasks")["subject_verb_agreement"]
-        self.template: str = data["template"]
-        pairs = self._pairs("nouns", data["nouns"] if nouns is None else nouns, "The", at_least=2)
-        self.verbs = self._pairs("verbs", data["verbs"] if verbs is None else verbs, "door", at_least=1)
-        self.fillers = {"subject": pairs, "number": (0, 1), "other": pairs, "number2": (0, 1)}
-        self.fillers["prep"] = self.words("preps", preps, data, after="keys")
-
-    def _pairs(
-        self, kind: str, pairs: Sequence[Sequence[str]], after: str, *, at_least: int
-    ) -> tuple[Sequence[str], ...]:
-        for pair in pairs:
-            if isinstance(pair, str) or len(pair) != 2:
-                raise InputError(f"{self.key}: {kind} holds {pair!r}; give pairs (singular, plural)")
-        keep = [all(self.tokens.one_token(after, " " + form) is not None for form in pair) for pair in pairs]
-        return self.usable(kind, pairs, keep, "both forms one token after a space", at_least=at_least)
-
-    def choose(self, rng: np.random.Generator) -> Values:
-        values = super().choose(rng)
-        # What was drawn is whether the two nouns agree in number: 1 if so.
-        return {**values, "number2": int(values["number2"] == values["number"])}
-
-    def corrupted(self, values: Values, rng: np.random.Generator) -> Values:
-        return {**values, "number": 1 - values["number"]}
-
-    def render(self, values: Values) -> Prompt:
-        number, number2 = values["number"], values["number2"]
-        nouns = {"noun1": values["subject"][number], "noun2": values["other"][number2]}
-        words = {**nouns, "prep": values["prep"]}
-        congruence = "congruent" if number == number2 else "incongruent"
-        return filled(
-            self.template,
-            words,
-            values=values,
-            answers=tuple(" " + pair[number] for pair in self.verbs),
-            wrong=tuple(" " + pair[1 - number] for pair in self.verbs),
-            fields={**words, "number": ("singular", "plural")[number], "attractor": congruence},
-        )
-
-
-_OTHER_GENDER = {"female": "male", "male": "female"}
-
-
-@TASKS.register("gendered-pronoun")
-class GenderedPronoun(Grammar):
-    """Pronoun of a first name: "So Mary is a really great friend, isn't" is continued by " she".
-
-    What is measured is a convention of US English in the model's training text.
-
-    Args:
-        tokens: The model's tokenizer.
-        corruption: `other_gender`: a uniformly drawn name of the other list.
-        template_ids: Templates out of the data file, drawn uniformly.
-        templates: Own templates with the slot name; they take the place of `template_ids`.
-        female_names: Names answered by " she".
-        male_names: Names answered by " he".
-    """
-
-    key = "gendered-pronoun"
-    corruptions = ("other_gender",)
-    heatmap_fields = (("name", "template_id"), ("name", "corrupted.name"))
-    varied = ("name",)
-
-    def __init__(
-        self,
-        tokens: Tokens,
-        *,
-        corruption: str | None = None,
-        template_ids: Sequence[int] = (0,),
-        templates: Own = None,
-        female_names: Own = None,
-        male_names: Own = None,
-    ) -> None:
-        super().__init__(tokens, corruption=corruption)
-        data = task_data("other_tasks")["gendered_pronoun"]
-        published = dict(enumerate(data["templates"]))
-        self.templates = self.chosen_templates(published, template_ids, templates, needs=("name",))
-        self.answers: dict[str, str] = data["answers"]
-        self.names = {}
-        for gender, own in (("female", female_names), ("male", male_names)):
-            words = data[f"{gender}_names"] if own is None else own
-            keep = [self.fits(word, "name", self.templates.values()) for word in words]
-            rule = "one token where the template puts it"
-            self.names[gender] = self.usable(f"{gender}_names", words, keep, rule)
-        self.fillers = {"template_id": tuple(self.templates), "gender": tuple(self.names)}
-
-    def choose(self, rng: np.random.Generator) -> Values:
-        values = super().choose(rng)
-        return {**values, "name": pick(rng, self.names[values["gender"]])}
-
-    def corrupted(self, values: Values, rng: np.random.Generator) -> Values:
-        other = _OTHER_GENDER[values["gender"]]
-        return {**values, "gender": other, "name": pick(rng, self.names[other])}
-
-    def render(self, values: Values) -> Prompt:
-        return filled(
-            self.templates[values["template_id"]],
-            values,
-            values=values,
-            answers=(self.answers[values["gender"]],),
-            wrong=(self.answers[_OTHER_GENDER[values["gender"]]],),
-            fields={name: values[name] for name in ("name", "gender", "template_id")},
-        )
-
-    def variants(self, values: Values, slot: str, *, corrupted: bool = False) -> Iterator[Values]:
-        for gender, names in self.names.items():
-            for name in names:
-                if (gender, name) != (values["gender"], values["name"]):
-                    yield {**values, "gender": gender, "name": name}
-
-    @property
-    def population(self) -> int:
-        return len(self.templates) * sum(map(len, self.names.values()))
-
-
-@TASKS.register("capital-country")
-class CapitalCountry(Grammar):
-    """Capital of a country: "The capital of France is the city of" is continued by " Paris".
-
-    Template and country are uniform. The wrong answer is the capital of the corrupted prompt's country; a
-    clean prompt by itself has none.
-
-    Args:
-        tokens: The model's tokenizer.
-        corruption: `other_country`: another country, uniformly drawn.
-        template_ids: Templates out of the data file, drawn uniformly.
-        templates: Own templates with the slot country; they take the place of `template_ids`.
-        capitals: Country to capital.
-    """
-
-    key = "capital-country"
-    corruptions = ("other_country",)
-    heatmap_fields = (("country", "template_id"), ("country", "corrupted.country"))
-    varied = ("country",)
-
-    def __init__(
-        self,
-        tokens: Tokens,
-        *,
-        corruption: str | None = None,
-        template_ids: Sequence[int] = (0,),
-        templates: Own = None,
-        capitals: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(tokens, corruption=corruption)
-        data = task_data("other_tasks")["capital_country"]
-        published = dict(enumerate(data["templates"]))
-        self.templates = self.chosen_templates(published, template_ids, templates, needs=("country",))
-        texts = self.templates.values()
-        listed = data["pairs_single_token_gpt2"] if capitals is None else capitals
-        # The token by which a capital is scored, for each template.
-        self.scored = {
-            country: [tokens.scored_by(text.format(country=country), " " + capital) for text in texts]
-            for country, capital in listed.items()
-        }
-        spoken = [each for each in self.scored.values() if None not in each]
-        keep = [
-            self.scored[country] in spoken
-            and any(other != self.scored[country] for other in spoken)
-            and self.fits(country, "country", texts)
-            for country in listed
-        ]
-        rule = "country and capital one token each where the templates put them, and another capital differs"
-        kept = self.usable("countries", tuple(listed), keep, rule)
-        self.capitals = {country: listed[country] for country in kept}
-        self.fillers = {"template_id": tuple(self.templates), "country": kept}
-
-    def corrupted(self, values: Values, rng: np.random.Generator) -> Values:
-        return {**values, "country": pick(rng, self._rivals(values))}
-
-    def _rivals(self, values: Values) -> list[str]:
-        """The countries whose capital is scored by another token."""
-        own = self.scored[values["country"]]
-        return [country for country in self.capitals if self.scored[country] != own]
-
-    def pairs(self, prompts: Sequence[Prompt], rng: np.random.Generator) -> list[tuple[Prompt, Prompt]]:
-        pairs = super().pairs(prompts, rng)
-        return [(replace(clean, wrong=other.answers), other) for clean, other in pairs]
-
-    def render(self, values: Values) -> Prompt:
-        capital = self.capitals[values["country"]]
-        fields = {**values, "capital": capital}
-        template = self.templates[values["template_id"]]
-        return filled(template, values, values=values, answers=(" " + capital,), fields=fields)
-
-    def variants(self, values: Values, slot: str, *, corrupted: bool = False) -> Iterator[Values]:
-        return others(values, slot, self._rivals(values))

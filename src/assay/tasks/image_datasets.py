@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from assay.core.errors import InputError, check_name
+from assay.tasks.files import check_loaded, name_of
 from assay.tasks.image_reading import Pictures
 from assay.tasks.image_transform import read_rgb
 from assay.tasks.images import ImageTask
-from assay.tasks.rows import check_loaded, draw_rows, name_of
+from assay.tasks.task import draw_rows
 
 
 MARKED = 64  # images that stand for a data set without names of files
@@ -160,8 +161,8 @@ def _column(name: str | None, kind: str, option: str, types: Mapping[str, str]) 
 def _whole(value: Any, row: int) -> int | None:
     number = value.item() if isinstance(value, Tensor | np.generic) and value.ndim == 0 else value
     if not (number is None or type(number) is int):
-        raise InputError(
-            f"the label of row {row} is {str(value)[:80]!r} ({type(value).__name__}); expected the number of "
-            "a class, e.g. by dataset.class_encode_column('label')"
+        text = (
+            f"the label of row {row} is {str(value)[:80]!r} ({type(value).__name__}); expected the number of"
         )
+        raise InputError(f"{text} a class, e.g. by dataset.class_encode_column('label')")
     return None if number is None else int(number)

@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from assay.core.errors import FileFormatError, InputError
-from assay.core.machine import turns_images
+from assay.core.errors import FileFormatError, InputError, ShapeError
+from assay.core.machine import DECODING
 from assay.tasks.image_transform import BROKEN, EvalTransform, read_rgb
 
 
@@ -41,7 +41,7 @@ class Pictures(abc.ABC):
 
     def __init__(self, n: int, title: str = "") -> None:
         self._n, self._title = n, title
-        self.turns = turns_images()
+        self.turns = DECODING.get()[1]
         self.turned: set[int] = set()
         self.digests: dict[str, dict[int, bytes]] = {}
 
@@ -157,3 +157,46 @@ def ahead(function: Callable[[T], R], items: Iterable[T], workers: int, *, waiti
             yield futures.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+WAITING = 64  # decoded images of each worker that wait at most
+_NOTHING = np.empty((0, 0, 3), np.uint8)
+
+
+def decode_rows(
+    source: Pictures,
+    rows: Sequence[int],
+    transform: EvalTransform,
+    workers: int,
+    *,
+    bad: list[int] | None = None,
+    keep: bool = True,
+) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
+    """The pixels of some pictures, or nothing of each unless they are to be kept; by threads, in order.
+
+    Rows that cannot be decoded go into `bad`, where it is given.
+
+    Raises:
+        FileFormatError: If one cannot be decoded, without `bad`.
+        ShapeError: If they differ in size.
+    """
+
+    def one(row: int) -> tuple[int, np.ndarray | FileFormatError]:
+        try:
+            pixels = source.decoded(row, transform)
+        except FileFormatError as error:
+            return row, error
+        return row, pixels if keep else _NOTHING
+
+    first, size = -1, tuple[int, ...]()
+    for row, found in ahead(one, rows, workers, waiting=WAITING if keep else 1):
+        if isinstance(found, FileFormatError):
+            if bad is None:
+                raise found
+            bad.append(row)
+            continue
+        first, size = (row, found.shape) if first < 0 else (first, size)
+        if found.shape != size:
+            text = f"{source.name(row)} is {found.shape[0]} x {found.shape[1]}, but {source.name(first)}"
+            raise ShapeError(f"{text} is {size[0]} x {size[1]}; give a transform that makes them equal")
+        yield found

@@ -19,7 +19,7 @@ from assay.core.record import Record
 from assay.core.untrusted import MALFORMED
 
 
-RESAMPLE = {each.name.lower(): each for each in Image.Resampling}
+RESAMPLE = dict(zip(map(str.lower, Image.Resampling.__members__), Image.Resampling, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,10 +95,8 @@ class EvalTransform(Record):
             (32, 32)
         """
         stored, size, transform = model.preprocessing, model.image_size, cls()
-        text = (
-            "the model does not state how to prepare its images: put a preprocessor_config.json beside its "
-        )
-        text += "weights, or give an EvalTransform. They are scaled to [-1, 1] and"
+        text = "the model does not state how to prepare its images: put a preprocessor_config.json beside"
+        text += " its weights, or give an EvalTransform. They are scaled to [-1, 1] and"
         if stored:
             of_timm = "input_size" in stored or "mean" in stored
             transform = cls.from_timm(stored) if of_timm else cls.from_config(stored)

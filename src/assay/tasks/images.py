@@ -4,8 +4,8 @@ import copy
 import hashlib
 import itertools
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,23 +14,21 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from assay.core.errors import FileFormatError, InputError, NonFiniteError, ShapeError, check_name
-from assay.core.machine import decoding_workers, free_memory, usable_cores
-from assay.core.random import stream
-from assay.tasks.batches import ImageBatch, OfClasses
-from assay.tasks.image_reading import Pictures, ahead
+from assay.core.errors import InputError, ShapeError
+from assay.core.machine import DECODING, free_memory, usable_cores
+from assay.tasks.image_reading import decode_rows
+from assay.tasks.image_rows import OF_CLASSES, ImageBatch, ImageRows, digest_of, little_endian
 from assay.tasks.image_transform import EvalTransform
-from assay.tasks.rows import by_size, chosen_rows, draw_rows
+from assay.tasks.task import PairBatch, PairTask
 
 
 FEW = 256  # images below which one thread is as fast
 MOST_WORKERS = 8  # unless asked for more
-WAITING = 64  # decoded images of each worker that wait at most
 PIECE = 32  # images of a batch that is read for its digests alone
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ImageTask(OfClasses):
+class ImageTask(ImageRows):
     """Images of one domain: normalised, in 8 bits, or in files that are decoded whenever the task is run.
 
     A run over files holds one batch and what other threads have decoded ahead: at most 64 images of 8 bits
@@ -75,51 +73,6 @@ class ImageTask(OfClasses):
         (4, (32, 32), [0, 1, 2, 3])
     """
 
-    images: Float[Tensor, "n 3 h w"] | None = None
-    pixels: UInt8[np.ndarray, "n h w 3"] | None = None
-    source: Pictures | None = None
-    # Left out, these are filled in by `__post_init__`, so that readers never meet None.
-    rows: Int[Tensor, " n"] = None  # type: ignore[assignment]
-    transform: EvalTransform | None = None
-    corrupted: Float[Tensor, "n 3 h w"] | None = None
-    labels: Int[Tensor, " n"] | None = None
-    foils: Int[Tensor, "n n_foils"] | None = None
-    ids: Int[Tensor, " n"] = None  # type: ignore[assignment]
-    domain: str = ""
-    fields: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    classes: tuple[str, ...] | None = None
-    name: str = "custom"
-    objective: str = "kl"
-    ablation: str = "mean-positional"
-    config: Mapping[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    skipped: tuple[str, ...] = ()
-    workers: int | None = None
-    n_tokens: int = 0
-
-    def __post_init__(self) -> None:
-        contents = [each for each in (self.images, self.pixels, self.source) if each is not None]
-        if len(contents) != 1 or len(contents[0]) == 0:
-            raise InputError(f"domain {self.domain or self.name!r} has no images; give at least one")
-        changed: dict[str, Any] = {}
-        for names, read in ((_OF_PIXELS, _floats), (_NUMBERS, _integers)):
-            given = {name: getattr(self, name) for name in names}
-            changed |= {name: read(name, value) for name, value in given.items() if value is not None}
-        changed.setdefault("rows", torch.arange(len(contents[0])))
-        changed.setdefault("ids", changed["rows"])
-        if "images" in changed and "corrupted" in changed:
-            changed["corrupted"] = changed["corrupted"].to(changed["images"].dtype)
-        if self.transform is not None and (self.source is None or self.source.size is not None):
-            changed["transform"] = replace(self.transform, resize=None, crop=None)  # applied by now
-        for name, value in changed.items():
-            object.__setattr__(self, name, value)
-        _check(self)
-
-    @property
-    def n(self) -> int:
-        """Number of images."""
-        return len(self.rows)
-
     def __repr__(self) -> str:
         return f"ImageTask({self.name!r}, domain={self.domain!r}, n={self.n})"
 
@@ -128,23 +81,9 @@ class ImageTask(OfClasses):
     @cached_property
     def clean(self) -> Float[Tensor, "n 3 h w"]:
         """All images, normalised; those in files are decoded for it and then held. Errors as of `batches`."""
-        return (
-            self._numbers.normalised(np.asarray(self.held().pixels)) if self.images is None else self.images
-        )
-
-    @property
-    def _numbers(self) -> EvalTransform:
-        """The transform of a run; before a model is known, pixels are scaled to [-1, 1]."""
-        return self.transform or EvalTransform(resize=None)
-
-    @cached_property
-    def image_size(self) -> tuple[int, int]:
-        """Height and width in pixels after the transform; where it does not tell, of the first image."""
-        if self.source is None:
-            shape = self.pixels.shape[1:3] if self.images is None else self.images.shape[2:]  # type: ignore[union-attr]
-            return shape[0], shape[1]
-        size = self.source.size or self._numbers.size
-        return size or self.source.decoded(int(self.rows[0]), self._numbers).shape[:2]
+        if self.images is not None:
+            return self.images
+        return self.numbers.normalised(np.asarray(self.held().pixels))
 
     def batches(self, batch_size: int) -> Iterator[ImageBatch]:
         """The images in order, `batch_size` at a time (the last batch may be smaller).
@@ -157,45 +96,20 @@ class ImageTask(OfClasses):
         if self.images is not None:
             images = (self.images[rows] for rows in parts)
         elif self.pixels is not None:
-            images = (self._numbers.normalised(self.pixels[rows.numpy()]) for rows in parts)
+            images = (self.numbers.normalised(self.pixels[rows.numpy()]) for rows in parts)
         else:
             decoded = self._decoded()
-            images = (
-                self._numbers.normalised(np.stack(list(itertools.islice(decoded, len(rows)))))
-                for rows in parts
-            )
+            stacks = (np.stack(list(itertools.islice(decoded, len(rows)))) for rows in parts)
+            images = map(self.numbers.normalised, stacks)
         yield from map(self._batch, parts, images)
 
     def _decoded(
         self, bad: list[int] | None = None, *, keep: bool = True
     ) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
-        """The pixels of all images of the source, or nothing of each unless they are to be kept.
-
-        Rows that cannot be decoded go into `bad`, where it is given.
-        """
-        source, numbers, first, size = self.source, self._numbers, -1, tuple[int, ...]()
-        assert source is not None
-
-        def one(row: int) -> tuple[int, np.ndarray | FileFormatError]:
-            try:
-                pixels = source.decoded(row, numbers)
-            except FileFormatError as error:
-                return row, error
-            return row, pixels if keep else _NOTHING
-
-        for row, found in ahead(
-            one, self.rows.tolist(), self.decoding_workers, waiting=WAITING if keep else 1
-        ):
-            if isinstance(found, FileFormatError):
-                if bad is None:
-                    raise found
-                bad.append(row)
-                continue
-            first, size = (row, found.shape) if first < 0 else (first, size)
-            if found.shape != size:
-                text = f"{source.name(row)} is {found.shape[0]} x {found.shape[1]}, but {source.name(first)}"
-                raise ShapeError(f"{text} is {size[0]} x {size[1]}; give a transform that makes them equal")
-            yield found
+        """`decode_rows` of all images; rows that cannot be decoded go into `bad`, where it is given."""
+        assert self.source is not None
+        rows, workers = self.rows.tolist(), self.decoding_workers
+        return decode_rows(self.source, rows, self.numbers, workers, bad=bad, keep=keep)
 
     def _batch(self, rows: Int[Tensor, " batch"], images: Float[Tensor, "batch 3 h w"]) -> ImageBatch:
         """The images with what is known of them; notes what identifies them."""
@@ -221,7 +135,7 @@ class ImageTask(OfClasses):
         """Threads that decode the images beside this one."""
         if self.source is None:
             return 0
-        asked = decoding_workers() if self.workers is None else self.workers
+        asked = DECODING.get()[0] if self.workers is None else self.workers
         return asked if asked is not None else 0 if self.n < FEW else min(MOST_WORKERS, usable_cores())
 
     def held(self, *, skip_bad: bool = False) -> "ImageTask":
@@ -241,10 +155,9 @@ class ImageTask(OfClasses):
         for n, image in enumerate(self._decoded(bad if skip_bad else None), start=1):
             if n == 1:
                 if (needed := self.n * image.nbytes) > (free := free_memory()):
-                    sides = f"{image.shape[0]} x {image.shape[1]} pixels take {needed:,} bytes and {free:,}"
-                    raise InputError(
-                        f"{self.n:,} images of {self.domain!r} with {sides} are free; give a smaller n"
-                    )
+                    sides = f"{self.domain!r} with {image.shape[0]} x {image.shape[1]} pixels"
+                    text = f"{self.n:,} images of {sides} take {needed:,} bytes and {free:,} are free"
+                    raise InputError(f"{text}; give a smaller n")
                 pixels = np.empty((self.n, *image.shape), dtype=np.uint8)
             pixels[n - 1] = image
         kept = self._without(bad)
@@ -387,9 +300,7 @@ class ImageTask(OfClasses):
         numbers = [each for each in (self.labels, self.foils) if each is not None]
         largest = max((int(each.max()) for each in numbers), default=0)
         if n_classes is not None and largest >= n_classes:
-            raise InputError(
-                f"foils or labels hold class {largest}, but the model has classes 0 to {n_classes - 1}"
-            )
+            raise InputError(f"foils or labels hold class {largest}; the model has 0 to {n_classes - 1}")
         if self.image_size != tuple(image_size):
             own, wanted = (" x ".join(map(str, each)) for each in (self.image_size, image_size))
             raise ShapeError(f"the images of {self.domain!r} are {own}, but the model reads {wanted}")
@@ -403,6 +314,12 @@ class ImageTask(OfClasses):
         """The same images with, as counterparts, the images of the given rows."""
         return replace(self, corrupted=self.clean[rows])
 
+    def inputs(self, *, paired: bool) -> Iterator[tuple[Hashable, Hashable, int]]:
+        """Digests of image and, if `paired`, of its counterpart (else None); the position that is read."""
+        counterparts = self.corrupted if paired else None
+        other = [None] * self.n if counterparts is None else map(digest_of, counterparts)
+        return zip(self.digests, other, self.positions.tolist(), strict=True)
+
     def paired(self, pairs: Int[Tensor, "n_pairs 2"]) -> "ImageTask":
         """One row per pair: the image of the first row number with the counterpart of the second.
 
@@ -413,74 +330,12 @@ class ImageTask(OfClasses):
             raise InputError("pairs choose counterparts, but the images have none; give corrupted=")
         return replace(self.subset(pairs[:, 0]), corrupted=self.corrupted[pairs[:, 1]])
 
-    # ---------------------------------------------------------------------------------- some of the images
-
-    def subset(self, indices: Int[Tensor, " k"] | Int[np.ndarray, " k"] | Sequence[int]) -> "ImageTask":
-        """The images in these rows, in this order; they keep their ids.
-
-        Args:
-            indices: Row numbers, 0 .. n - 1; repeats are allowed.
-
-        Raises:
-            InputError: If there is none, or one is out of range.
-        """
-        rows = chosen_rows(indices, self.n)
-        given = {name: getattr(self, name) for name in (*_OF_PIXELS, *_OF_CLASSES, "ids")}
-        changed = {name: value[rows] for name, value in given.items() if value is not None}
-        changed["fields"] = {name: [values[i] for i in rows.tolist()] for name, values in self.fields.items()}
-        changed["rows"] = torch.arange(len(rows)) if self.source is None else self.rows[rows]
-        changed["pixels"] = None if self.pixels is None else self.pixels[rows.numpy()]
-        return replace(self, **changed)
-
-    def sample(self, n: int, *, seed: int = 0) -> "ImageTask":
-        """`n` images drawn without replacement (all if there are fewer), in their order.
-
-        Args:
-            n: At least 1.
-            seed: Seed of the stream `images/sample`.
-        """
-        return self.subset(draw_rows(self.n, n, seed=seed))
-
-    def parts(self, k: int, *, seed: int = 0) -> tuple["ImageTask", ...]:
-        """`k` disjoint random parts that differ by at most one image in size, named `domain/1` to `domain/k`.
-
-        Args:
-            k: Number of parts, 1 .. n.
-            seed: Seed of the stream `images/parts`.
-        """
-        shuffled = stream(seed, "images/parts").permutation(self.n)
-        config = {**self.config, "parts": {"k": k, "seed": seed}}
-        return tuple(
-            replace(self.subset(np.sort(rows)), domain=f"{self.domain}/{number}", config=config)
-            for number, rows in enumerate(np.array_split(shuffled, k), start=1)
-        )
-
-    def by_field(self, *names: str) -> "dict[str, ImageTask]":
-        """The images as one domain per combination of values of some fields (hospital, region), sorted.
-
-        A domain is called by its values; values that are numbers, with their field, as `slide 7`.
-
-        Raises:
-            UnknownNameError: If the images have no such field.
-        """
-        for name in names:
-            check_name(f"field of {self.domain or self.name}", name, self.fields)
-        rows: dict[tuple[str, ...], list[int]] = {}
-        for row, values in enumerate(zip(*(self.fields[name] for name in names), strict=True)):
-            rows.setdefault(tuple(map(str, values)), []).append(row)
-        domains = {}
-        for values in sorted(rows, key=lambda each: [by_size(value) for value in each]):
-            named = zip(names, values, strict=True)
-            domain = "/".join(f"{name} {value}" if value.isdecimal() else value for name, value in named)
-            domains[domain] = replace(self.subset(rows[values]), domain=domain)
-        return domains
-
     # -------------------------------------------------------------------------------------------- identity
 
     @property
     def _digests(self) -> dict[int, bytes]:
         """Digests of the pictures that were read under this transform, by row; kept with the source."""
-        key = json.dumps(self._numbers.to_dict())
+        key = json.dumps(self.numbers.to_dict())
         return {} if self.source is None else self.source.digests.setdefault(key, {})
 
     @cached_property
@@ -506,9 +361,9 @@ class ImageTask(OfClasses):
         digest = hashlib.sha256(b"images" + b"".join(self.digests) + b"corrupted")
         for image in () if self.corrupted is None else self.corrupted:
             digest.update(digest_of(image))
-        for name in _OF_CLASSES:
+        for name in OF_CLASSES:
             if (value := getattr(self, name)) is not None:
-                digest.update(f"{name}{tuple(value.shape)}".encode() + _little_endian(value))
+                digest.update(f"{name}{tuple(value.shape)}".encode() + little_endian(value))
         return digest.hexdigest()
 
     @property
@@ -528,12 +383,12 @@ class ImageTask(OfClasses):
                     digest.update(f"{np.asarray(array).dtype} {tuple(array.shape)}".encode())
                     digest.update(np.ascontiguousarray(array).data)
             return digest.hexdigest()
-        digest = hashlib.sha256(f"stream {json.dumps(self._numbers.to_dict())}".encode())
+        digest = hashlib.sha256(f"stream {json.dumps(self.numbers.to_dict())}".encode())
         for mark in self.source.marks(self.rows.tolist()):
             digest.update(mark.encode(errors="surrogateescape") + b"\0")
-        for name in ("ids", *_OF_CLASSES):
+        for name in ("ids", *OF_CLASSES):
             value = getattr(self, name)
-            digest.update(name.encode() + (b"" if value is None else _little_endian(value)))
+            digest.update(name.encode() + (b"" if value is None else little_endian(value)))
         return digest.hexdigest()
 
     def describe(self, identity: str = "data_hash") -> dict[str, Any]:
@@ -543,67 +398,6 @@ class ImageTask(OfClasses):
         return facts | {"config": dict(self.config)} | ({"notes": notes} if notes else {})
 
 
-_NOTHING = np.empty((0, 0, 3), np.uint8)
-_OF_PIXELS = ("images", "corrupted")
-_OF_CLASSES = ("labels", "foils")
-_NUMBERS = ("rows", *_OF_CLASSES, "ids")
-
-
-def digest_of(image: Float[Tensor, "3 h w"]) -> bytes:
-    """SHA-256 over type, shape and numbers of an image."""
-    return hashlib.sha256(f"{image.dtype}{tuple(image.shape)}".encode() + _little_endian(image)).digest()
-
-
-def _little_endian(value: Tensor) -> bytes:
-    """The numbers of a tensor as bytes, the same on every machine."""
-    numbers = value.contiguous().numpy()
-    return numbers.astype(numbers.dtype.newbyteorder("<"), copy=False).tobytes()
-
-
-# ------------------------------------------------------------------------------------------------- checks
-
-
-def _floats(name: str, value: Any) -> Tensor:
-    """Images as a floating-point tensor on the CPU, at least 32 bits wide."""
-    shape, kind = tuple(getattr(value, "shape", ())), getattr(value, "dtype", type(value).__name__)
-    if not isinstance(value, Tensor) or not value.is_floating_point() or len(shape) != 4 or shape[1] != 3:
-        text = "expected normalised images, floats [N, 3, H, W], or 8-bit images as pixels="
-        raise ShapeError(f"{name} is {kind} of shape {shape}; {text}")
-    images = value.detach().cpu()
-    return images if images.dtype == torch.float64 else images.float()
-
-
-def _integers(name: str, numbers: Any) -> Tensor:
-    """Whole numbers as a tensor on the CPU."""
-    value = torch.as_tensor(numbers)
-    if value.is_floating_point() or value.dtype == torch.bool:
-        raise ShapeError(f"{name} is {value.dtype}; give integers (torch.long), one per image")
-    return value.detach().to("cpu", torch.long)
-
-
-def _check(task: ImageTask) -> None:
-    """Refuse columns that do not have one value per image, and numbers that mean nothing."""
-    n, pixels, labels, foils = task.n, task.pixels, task.labels, task.foils
-    if pixels is not None and (pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3):
-        raise ShapeError(f"pixels are {pixels.dtype} of shape {pixels.shape}; expected uint8 [N, H, W, 3]")
-    if task.corrupted is not None and tuple(task.corrupted.shape) != (n, 3, *task.image_size):
-        shapes = f"{task.image_size} have counterparts of shape {tuple(task.corrupted.shape)}"
-        raise ShapeError(f"{n} images of {shapes}; every image needs a counterpart of its size")
-    for name, images in (("images", task.images), ("corrupted", task.corrupted)):
-        if images is not None and not images.isfinite().all():
-            row = int(images.isfinite().flatten(1).all(1).long().argmin())
-            place = f"first in row {row} (id {int(task.ids[row])})"
-            raise NonFiniteError(f"{name} holds NaN or infinite values, {place}")
-    for name, values in {**task.fields, "labels": labels, "ids": task.ids, "foils": foils}.items():
-        if values is not None and len(values) != n:
-            raise ShapeError(f"{name} has {len(values)} entries for {n} images; give one per image")
-    for name, numbers in (("labels", labels), ("ids", task.ids)):
-        if numbers is not None and (numbers.ndim != 1 or int(numbers.min()) < 0):
-            raise InputError(f"{name} is {list(numbers.shape)} from {int(numbers.min())}; give [{n}] from 0")
-    if labels is not None and task.classes is not None and int(labels.max()) >= len(task.classes):
-        text = f"labels holds {int(labels.max())} (image {int(labels.argmax())})"
-        raise InputError(f"{text}, but there are {len(task.classes)} classes, counted from 0")
-    if foils is not None and (foils.ndim != 2 or foils.shape[1] == 0):
-        raise ShapeError(f"foils have shape {tuple(foils.shape)}; expected [{n}, at least 1]")
-    if foils is not None and labels is not None and bool((same := (foils == labels[:, None]).any(1)).any()):
-        raise InputError(f"the foil of image {int(same.nonzero()[0])} is its label; give another class")
+# What a model may be run on, and the parts it is run in.
+Task = PairTask | ImageTask
+Batch = PairBatch | ImageBatch

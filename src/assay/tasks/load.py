@@ -1,5 +1,6 @@
-"""Tasks by name or from a file: `load_task`, and `load_images`."""
+"""Text tasks by name or from a file: `load_task`."""
 
+import contextlib
 import inspect
 import json
 import warnings
@@ -11,16 +12,27 @@ from typing import Any
 
 from assay.core.errors import AssayWarning, InputError, TokenizationError, check_name, unknown_name
 from assay.core.random import stream
-from assay.tasks.digits import digits_source, digits_task
-from assay.tasks.encoding import Tokens
+from assay.core.registry import Registry
+from assay.tasks.digits import COLOUR_DIGITS, DIGIT_SWAPS
+from assay.tasks.encoding import Tokens, pair_task
 from assay.tasks.files import read_pairs
-from assay.tasks.grammar import TASKS, Grammar
-from assay.tasks.image_datasets import read_dataset
-from assay.tasks.image_source import FIRST_FREE, find_domains, one_domain
-from assay.tasks.images import ImageTask
-from assay.tasks.rows import draw_rows
-from assay.tasks.task import PairTask, pair_task
+from assay.tasks.grammar import Grammar, IndirectObject
+from assay.tasks.sentences import CapitalCountry, GenderedPronoun, GreaterThan, SubjectVerbAgreement
+from assay.tasks.sequences import Docstring, Induction
+from assay.tasks.task import PairTask, draw_rows
 
+
+TASKS: Registry[type[Grammar]] = Registry("task", holds=Grammar, classes=True)
+for _grammar in (
+    IndirectObject,
+    SubjectVerbAgreement,
+    GenderedPronoun,
+    CapitalCountry,
+    GreaterThan,
+    Docstring,
+    Induction,
+):
+    TASKS.add(_grammar.key, _grammar)
 
 DEFAULT_N = 200
 GENERATOR_VERSION = 1  # raised when the same options and seed draw other prompts than before
@@ -85,15 +97,9 @@ def load_task(
     if n is not None and n < 1:
         raise InputError(f"n is {n}; a task needs at least one pair")
     if getattr(model, "vision", None) is not None:
-        raise InputError(
-            f"{model.id} reads images, not prompts; use load_images(source, model), e.g. "
-            "load_images('shapes:flat', model)"
-        )
+        raise InputError(f"{model.id} reads images, not prompts; use load_images(source, model)")
     if isinstance(model, str | Path):
-        raise InputError(
-            f"model is {str(model)!r}; give a loaded model or a tokenizer, e.g. load_task({str(name)!r}, "
-            f"load_model({str(model)!r}))"
-        )
+        raise InputError(f"model is {str(model)!r}; give a loaded model, load_model(...), or a tokenizer")
     is_model = hasattr(model, "n_vocab")
     tokenizer = model.tokenizer if is_model else model
     asked = {"bos": bos, "chat": chat, "answer_tokens": answer_tokens, "where": where}
@@ -107,12 +113,8 @@ def load_task(
             task = task.subset(draw_rows(task.n, n, seed=seed, what="lines").tolist())
             task = replace(task, config={**task.config, "where": dict(where), "n": task.n, "seed": seed})
         if n is not None and n > (lines := task.config["n"]):
-            source = name if isinstance(name, str | Path) else "the data set"
-            warnings.warn(
-                f"{source} holds {lines} pairs, fewer than the requested {n}; all of them are used",
-                AssayWarning,
-                stacklevel=2,
-            )
+            text = f"holds {lines} pairs, fewer than the requested {n}; all of them are used"
+            warnings.warn(f"{task.config['file']} {text}", AssayWarning, stacklevel=2)
     elif where:
         raise InputError(f"where chooses lines of a file, but {name} is drawn; use its options instead")
     else:
@@ -120,10 +122,7 @@ def load_task(
         if key not in TASKS:
             raise unknown_name("task", name, (*TASKS, "FILE.jsonl", "FILE.parquet"))
         if tokenizer is None:
-            raise TokenizationError(
-                f"task {key!r} needs a tokenizer, but the model has none; pass one: load_model(..., "
-                "tokenizer=...)"
-            )
+            raise TokenizationError(f"task {key!r} needs a tokenizer; pass load_model(tokenizer=...)")
         allowed = [option for option in inspect.signature(TASKS[key]).parameters if option != "tokens"]
         for option in options:
             check_name(f"option of task {key!r}", option, allowed)
@@ -153,56 +152,28 @@ def draw_task(
     return pair_task(clean, corrupted, grammar.tokens, name=grammar.key, **facts)
 
 
-def load_images(
-    source: Any,
-    model: Any,
-    *,
-    n: int | None = None,
-    seed: int = 0,
-    skip_bad: bool = False,
-    workers: int | None = None,
-    hold: bool = True,
-) -> ImageTask:
-    """Images of one domain, as an image classifier reads them.
-
-    Args:
-        source: `shapes:DOMAIN` (drawn, no download; numbers from 20,000 on, which no model of the embedded
-            zoo was trained on), `colour-digits[:AGREEMENT[/SWAP]]` (as `digits_task` draws
-            them; default 0.9 and `both`), a folder with a folder per class, a folder of unlabelled images, a
-            table as in `read_table`; or a data set of PyTorch or of the `datasets` library, as `read_dataset`
-            takes it.
-        model: A loaded image classifier; its stored transform is applied, its class names give the labels.
-        n: Number of images, a random sample. Default: 200 drawn ones, all of a file or folder.
-        seed: Seed of the sample, or of the drawing.
-        skip_bad: Leave out files that cannot be decoded, and count them, instead of failing. Each image is
-            decoded once for it.
-        workers: Threads that decode beside this one; see `ImageTask`.
-        hold: Decode the images now, once, and hold them in 8 bits. False: decode them whenever the task is
-            run, for more images than the memory holds; coloured digits then have no counterparts.
+def digits_source(source: Any) -> dict[str, Any] | None:
+    """Arguments of `digits_task` if a source of images is `colour-digits[:AGREEMENT[/SWAP]]`, else None.
 
     Raises:
-        InputError: If the model reads prompts, the source holds several domains, or classes differ.
-        FileFormatError: If nothing is there, or an image cannot be read.
+        InputError: If the agreement is not a probability.
+        UnknownNameError: If there is no such swap.
 
     Example:
-        >>> from assay.zoo import Zoo
-        >>> zoo = Zoo.embedded()
-        >>> load_images("shapes:flat", zoo.load(zoo.keys[0]), n=3).clean.shape
-        torch.Size([3, 3, 32, 32])
+        >>> digits_source("colour-digits:0.5/digit")
+        {'agreement': 0.5, 'swap': 'digit'}
     """
-    if getattr(model, "vision", None) is None:
-        raise InputError(
-            f"{getattr(model, 'id', model)} reads prompts, not images; use load_task(name, model)"
-        )
-    if hold and (digits := digits_source(source)) is not None:
-        return digits_task(model, DEFAULT_N if n is None else n, seed=seed, **digits)
-    if isinstance(source, str | Path):
-        # Drawn images are those that no model was trained on.
-        domains = find_domains(source, n=n, seed=seed, start=FIRST_FREE, drawn=DEFAULT_N)
-        images = one_domain(domains, source)
-    else:
-        images = read_dataset(source, n=n, seed=seed)
-    images = replace(images.for_model(model), workers=workers)
-    if hold:
-        return images.held(skip_bad=skip_bad)
-    return images.readable() if skip_bad else images
+    name, _, rest = str(source).partition(":")
+    if name != COLOUR_DIGITS:
+        return None
+    share, _, swap = rest.partition("/")
+    named: dict[str, Any] = {}
+    if share:
+        with contextlib.suppress(ValueError):
+            named["agreement"] = float(share)
+        if not 0 <= named.get("agreement", -1) <= 1:
+            raise InputError(f"{source!r}: expected a probability, e.g. {COLOUR_DIGITS}:0.5/colour")
+    if swap:
+        check_name("swap of coloured digits", swap, DIGIT_SWAPS)
+        named["swap"] = swap
+    return named

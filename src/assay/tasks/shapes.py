@@ -97,27 +97,24 @@ def _moon(x: Numbers, y: Numbers) -> Numbers:
     return np.where(near_tip, np.hypot(x - tip_x, y - tip_y), arcs)
 
 
-def _polygon(corners: list[tuple[float, float]]) -> Callable[[Numbers, Numbers], Numbers]:
+def _polygon(x: Numbers, y: Numbers, corners: list[tuple[float, float]]) -> Numbers:
     """Distance to the nearest side, negative where a ray to the right crosses an odd number of sides."""
-
-    def distance(x: Numbers, y: Numbers) -> Numbers:
-        nearest = np.full(x.shape, np.inf)
-        inside = np.zeros(x.shape, dtype=bool)
-        for (ax, ay), (bx, by) in zip(corners, corners[1:] + corners[:1], strict=True):
-            dx, dy = bx - ax, by - ay
-            along = np.clip(((x - ax) * dx + (y - ay) * dy) / (dx**2 + dy**2), 0, 1)
-            nearest = np.minimum(nearest, np.hypot(x - ax - along * dx, y - ay - along * dy))
-            if dy != 0:
-                inside ^= ((ay > y) != (by > y)) & (x < ax + (y - ay) * dx / dy)
-        return np.where(inside, -nearest, nearest)
-
-    return distance
+    nearest = np.full(x.shape, np.inf)
+    inside = np.zeros(x.shape, dtype=bool)
+    for (ax, ay), (bx, by) in zip(corners, corners[1:] + corners[:1], strict=True):
+        dx, dy = bx - ax, by - ay
+        along = np.clip(((x - ax) * dx + (y - ay) * dy) / (dx**2 + dy**2), 0, 1)
+        nearest = np.minimum(nearest, np.hypot(x - ax - along * dx, y - ay - along * dy))
+        if dy != 0:
+            inside ^= ((ay > y) != (by > y)) & (x < ax + (y - ay) * dx / dy)
+    return np.where(inside, -nearest, nearest)
 
 
-def _on_circle(radii: list[float]) -> list[tuple[float, float]]:
-    """Corners at equal angles, the first on top."""
+def _spokes(x: Numbers, y: Numbers, radii: list[float]) -> Numbers:
+    """A polygon with corners at equal angles, the first on top."""
     angles = np.arange(len(radii)) * 2 * np.pi / len(radii) - np.pi / 2
-    return [(float(r * np.cos(a)), float(r * np.sin(a))) for r, a in zip(radii, angles, strict=True)]
+    corners = [(float(r * np.cos(a)), float(r * np.sin(a))) for r, a in zip(radii, angles, strict=True)]
+    return _polygon(x, y, corners)
 
 
 _ARM = 0.3
@@ -127,11 +124,11 @@ _CROSS = [
 ]  # fmt: skip
 _FIGURES: dict[str, Callable[[Numbers, Numbers], Numbers]] = {
     "circle": lambda x, y: np.hypot(x, y) - 0.85,
-    "cross": _polygon(_CROSS),
+    "cross": lambda x, y: _polygon(x, y, _CROSS),
     "moon": _moon,
-    "square": _polygon([(-0.78, -0.78), (0.78, -0.78), (0.78, 0.78), (-0.78, 0.78)]),
-    "star": _polygon(_on_circle([1.08, 0.45] * 5)),
-    "triangle": _polygon(_on_circle([1.05] * 3)),
+    "square": lambda x, y: _polygon(x, y, [(-0.78, -0.78), (0.78, -0.78), (0.78, 0.78), (-0.78, 0.78)]),
+    "star": lambda x, y: _spokes(x, y, [1.08, 0.45] * 5),
+    "triangle": lambda x, y: _spokes(x, y, [1.05] * 3),
 }
 
 

@@ -4,25 +4,69 @@ Token ids are enough; text, slots and the grammar they came from are carried alo
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Int, Int64
 from torch import Tensor
 
 from assay.core.errors import InputError, ShapeError, TokenizationError, check_least, check_name
-from assay.core.machine import count_examples
+from assay.core.machine import COUNTING
 from assay.core.random import stream
-from assay.tasks.batches import PairBatch
-from assay.tasks.encoding import Prompt, Tokens, encode_prompts
-from assay.tasks.rows import chosen_rows
 
 
 if TYPE_CHECKING:
     from assay.tasks.grammar import Grammar
+
+
+AnyBatch = TypeVar("AnyBatch")
+
+
+def map_tensors(batch: AnyBatch, change: Callable[[Tensor], Tensor]) -> AnyBatch:
+    """A batch (of any kind) with `change` applied to each of its tensors."""
+    changed: Any = {name: change(value) for name, value in vars(batch).items() if isinstance(value, Tensor)}
+    return replace(batch, **changed)  # type: ignore[type-var]  # a dataclass instance, which no variable says
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PairBatch:
+    """Some rows of a task, as a model pass takes them.
+
+    Attributes:
+        clean: Token ids `[batch, pos]`.
+        corrupted: Token ids of the counterparts, same shape.
+        answers: Right next tokens `[batch, n_answers]`, -1 where a row has fewer.
+        wrong: Tokens to compare with `[batch, n_wrong]`, -1 where a row has fewer; None if there are none.
+        lengths: Tokens of each prompt; what stands right of them is padding.
+        positions: Position whose logits are read.
+        indices: Row numbers in the task.
+    """
+
+    clean: Int[Tensor, "batch pos"]
+    corrupted: Int[Tensor, "batch pos"]
+    answers: Int[Tensor, "batch n_answers"]
+    wrong: Int[Tensor, "batch n_wrong"] | None
+    lengths: Int[Tensor, " batch"]
+    positions: Int[Tensor, " batch"]
+    indices: Int[Tensor, " batch"]
+
+    @property
+    def ids(self) -> Int[Tensor, " batch"]:
+        """What weights of resamples follow: row numbers."""
+        return self.indices
+
+    @property
+    def width(self) -> int:
+        """Positions of the widest prompt, padding included."""
+        return self.clean.shape[1]
+
+    def to(self, device: torch.device | str) -> "PairBatch":
+        """The same batch with every tensor on `device`."""
+        return map_tensors(self, lambda tensor: tensor.to(device))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -68,11 +112,11 @@ class PairTask:
     corrupted: Int[Tensor, "n pos"]
     answers: Int[Tensor, "n n_answers"]
     wrong: Int[Tensor, "n n_wrong"] | None = None
-    # Left out, these four are filled in by `__post_init__`, so that readers never meet None.
+    # Left out, these are filled in by `__post_init__`, so that readers never meet None.
     lengths: Int[Tensor, " n"] = None  # type: ignore[assignment]
     positions: Int[Tensor, " n"] = None  # type: ignore[assignment]
     ids: Int[Tensor, " n"] = None  # type: ignore[assignment]
-    fields: Mapping[str, Sequence[Any]] = None  # type: ignore[assignment]
+    fields: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     name: str = "custom"
     objective: str = "logit_diff"
     ablation: str = "resample"
@@ -86,19 +130,15 @@ class PairTask:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in (*_OF_IDS, *_PER_ROW):
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, _integers(name, value))
-        _check_shapes(self)
-        defaults: dict[str, Callable[[], Tensor]] = {
-            "lengths": lambda: torch.full((self.n,), self.length),
-            "positions": lambda: self.lengths - 1,
-            "ids": lambda: torch.arange(self.n),
-        }
-        for name in _PER_ROW:
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, defaults[name]())
-        object.__setattr__(self, "fields", dict(self.fields or {}))
+        given = {name: getattr(self, name) for name in (*_OF_IDS, *_PER_ROW)}
+        values = {name: _integers(name, value) for name, value in given.items() if value is not None}
+        _check_shapes(values)
+        n, length = values["clean"].shape
+        values.setdefault("lengths", torch.full((n,), length))
+        values.setdefault("positions", values["lengths"] - 1)
+        values.setdefault("ids", torch.arange(n))
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
         _check_values(self)
 
     def describe(self) -> dict[str, Any]:
@@ -146,17 +186,8 @@ class PairTask:
             InputError: If there is none, or one is out of range.
         """
         rows = chosen_rows(indices, self.n)
-
-        def taken(value: Any) -> Any:
-            """The rows of one attribute."""
-            if isinstance(value, Mapping):
-                return {name: taken(each) for name, each in value.items()}
-            if value is None or isinstance(value, Tensor):
-                return None if value is None else value[rows]
-            return type(value)(value[i] for i in rows.tolist())
-
         names = (*_OF_IDS, *_PER_ROW, "fields", "slots", "texts", "corrupted_texts")
-        return replace(self, **{name: taken(getattr(self, name)) for name in names})
+        return replace(self, **{name: _taken(getattr(self, name), rows) for name in names})
 
     def where(self, **values: Any) -> "PairTask":
         """The pairs whose fields have these values, e.g. `task.where(order="ABBA")`.
@@ -170,17 +201,18 @@ class PairTask:
         """
         for name in values:
             check_name(f"field of {self.name}", name, self.fields)
-        asked = {name: str(value) for name, value in values.items()}
-        rows = [
-            row
-            for row in range(self.n)
-            if all(str(self.fields[name][row]) == text for name, text in asked.items())
-        ]
+        asked = [(self.fields[name], str(value)) for name, value in values.items()]
+        rows = [row for row in range(self.n) if all(str(each[row]) == text for each, text in asked)]
         if not rows:
             wanted = ", ".join(f"{name}={value!r}" for name, value in values.items())
             raise InputError(f"none of the {self.n} pairs of {self.name!r} has {wanted}; check the values")
         note = f"{self.n - len(rows)} of {self.n} pairs have other values of {', '.join(values)}"
         return replace(self.subset(rows), notes=(*self.notes, note) if len(rows) < self.n else self.notes)
+
+    def inputs(self, *, paired: bool) -> Iterator[tuple[Hashable, Hashable, int]]:
+        """Clean prompt, corrupted prompt if `paired` (else None) and read position of each row."""
+        other = prompt_tokens(self.corrupted, self.lengths) if paired else [None] * self.n
+        return zip(prompt_tokens(self.clean, self.lengths), other, self.positions.tolist(), strict=True)
 
     def with_donors(self, rows: Int[Tensor, " n"]) -> "PairTask":
         """The same prompts with, as counterparts, the clean prompts of the given rows."""
@@ -200,9 +232,8 @@ class PairTask:
             seed: Seed of the stream `split`.
         """
         if not 0 < fraction < 1 or self.n < 2:
-            raise InputError(
-                f"split needs a fraction in (0, 1) and at least 2 pairs; got {fraction} and {self.n}"
-            )
+            text = f"got {fraction} and {self.n}"
+            raise InputError(f"split needs a fraction in (0, 1) and at least 2 pairs; {text}")
         count = min(max(round(fraction * self.n), 1), self.n - 1)
         shuffled = stream(seed, "split").permutation(self.n)
         first, second = (self.subset(sorted(rows.tolist())) for rows in (shuffled[:count], shuffled[count:]))
@@ -215,7 +246,7 @@ class PairTask:
             columns = {name: getattr(self, name) for name in (*_OF_IDS, "lengths", "positions")}
             taken: Any = {name: None if value is None else value[rows] for name, value in columns.items()}
             yield PairBatch(**taken, indices=rows)
-            count_examples(int(rows[-1]) + 1, self.n)
+            COUNTING.get()(int(rows[-1]) + 1, self.n)
 
     def validate(self, n_vocab: int, n_positions: int | None = None) -> None:
         """Check every token id against a model's vocabulary, and the length against what it reads.
@@ -225,19 +256,54 @@ class PairTask:
                 prompt has more than `n_positions` tokens.
         """
         if n_positions is not None and self.length > n_positions:
-            raise TokenizationError(
-                f"the longest prompt of {self.name!r} has {self.length} tokens, but the model reads only "
-                f"{n_positions}; make the prompts shorter"
-            )
+            text = f"the longest prompt of {self.name!r} has {self.length} tokens"
+            raise TokenizationError(f"{text}, but the model reads only {n_positions}")
         for name in _OF_IDS:
             ids = getattr(self, name)
             if ids is None or int(ids.max()) < n_vocab:
                 continue
             row, place = (ids >= n_vocab).nonzero()[0].tolist()
-            raise TokenizationError(
-                f"{name} holds id {int(ids[row, place])} (prompt {row}, place {place}), but the "
-                f"model's vocabulary ends at {n_vocab - 1}; build the task with this model's own tokenizer"
-            )
+            text = f"{name} holds id {int(ids[row, place])} (prompt {row}, place {place}), but the vocabulary"
+            raise TokenizationError(f"{text} ends at {n_vocab - 1}; use this model's own tokenizer")
+
+
+# ---- rows
+
+
+def _taken(value: Any, rows: Int[Tensor, " k"]) -> Any:
+    """The rows of one attribute."""
+    if isinstance(value, Mapping):
+        return {name: _taken(each, rows) for name, each in value.items()}
+    if value is None or isinstance(value, Tensor):
+        return None if value is None else value[rows]
+    return type(value)(value[row] for row in rows.tolist())
+
+
+def prompt_tokens(ids: Int[Tensor, "n pos"], lengths: Int[Tensor, " n"]) -> list[Hashable]:
+    """Token ids of each prompt, without padding."""
+    return [tuple(row[:length]) for row, length in zip(ids.tolist(), lengths.tolist(), strict=True)]
+
+
+def draw_rows(total: int, n: int | None, *, seed: int, what: str = "images") -> Int64[np.ndarray, " k"]:
+    """`n` of `total` row numbers without replacement, ascending; all of them if `n` is None or not smaller.
+
+    The stream is `images/sample` of the seed, or that of another `what`.
+    """
+    if n is not None and n < 1:
+        raise InputError(f"n is {n}; give at least 1 of the {what}")
+    if n is None or n >= total:
+        return np.arange(total)
+    return np.sort(stream(seed, f"{what}/sample").choice(total, n, replace=False))
+
+
+def chosen_rows(indices: Any, total: int) -> Int[Tensor, " k"]:
+    """Row numbers of a task of `total` rows, for `subset`; an error unless they are there."""
+    rows = torch.as_tensor(indices)
+    whole = rows.ndim == 1 and len(rows) > 0 and not rows.is_floating_point() and rows.dtype != torch.bool
+    if not whole or int(rows.min()) < 0 or int(rows.max()) >= total:
+        text = f"subset is {str(rows.tolist())[:80]}; expected a list of at least one row number"
+        raise InputError(f"{text}, 0 to {total - 1}")
+    return rows.long()
 
 
 # ---- checks
@@ -249,28 +315,23 @@ _PER_ROW = ("lengths", "positions", "ids")  # with a number for each pair
 def _integers(name: str, value: Any) -> Tensor:
     """An integer tensor as int64 on the CPU."""
     if not isinstance(value, Tensor) or value.is_floating_point() or value.dtype == torch.bool:
-        raise ShapeError(
-            f"{name} is {getattr(value, 'dtype', type(value).__name__)}; give a tensor of integers, e.g. "
-            "torch.tensor([[5, 7]])"
-        )
+        kind = getattr(value, "dtype", type(value).__name__)
+        raise ShapeError(f"{name} is {kind}; give a tensor of integers, e.g. torch.tensor([[5, 7]])")
     return value.detach().to("cpu", torch.long)
 
 
-def _check_shapes(task: PairTask) -> None:
+def _check_shapes(values: Mapping[str, Tensor]) -> None:
     """Refuse tensors whose shapes do not fit together."""
-    shape = tuple(task.clean.shape)
+    shape, corrupted = tuple(values["clean"].shape), tuple(values["corrupted"].shape)
     if len(shape) != 2 or 0 in shape:
         raise ShapeError(f"clean has shape {shape}; expected [N, T], one row of ids per prompt, at least one")
-    if tuple(task.corrupted.shape) != shape:
-        raise ShapeError(
-            f"clean has shape {shape}, but corrupted {tuple(task.corrupted.shape)}; every corrupted prompt "
-            "needs the token count of its clean one"
-        )
-    n = shape[0]
-    for name, n_axes in {**dict.fromkeys(_PER_ROW, 1), "answers": 2, "wrong": 2}.items():
-        value = getattr(task, name)
-        if value is not None and (value.ndim != n_axes or len(value) != n or 0 in value.shape):
-            expected = f"[{n}], a number" if n_axes == 1 else f"[{n}, at least 1], single-token ids"
+    if corrupted != shape:
+        text = f"clean has shape {shape}, but corrupted {corrupted}"
+        raise ShapeError(f"{text}; every corrupted prompt needs the token count of its clean one")
+    for name, value in values.items():
+        n_axes = 1 if name in _PER_ROW else 2
+        if value.ndim != n_axes or len(value) != shape[0] or 0 in value.shape:
+            expected = f"[{shape[0]}], a number" if n_axes == 1 else f"[{shape[0]}, at least 1], token ids"
             raise ShapeError(f"{name} has shape {tuple(value.shape)}; expected {expected} for each prompt")
 
 
@@ -296,88 +357,3 @@ def _check_values(task: PairTask) -> None:
     for bad, fact in refusals:
         if bool(bad.any()):
             raise InputError(f"{fact} (prompt {int(bad.reshape(task.n, -1).any(1).nonzero()[0])})")
-
-
-# ---- from prompts
-
-
-class NoPairsError(TokenizationError):
-    """No pair has prompts of one token count, or answers that the tokens they are scored by distinguish."""
-
-
-def pair_task(
-    clean: Sequence[Prompt],
-    corrupted: Sequence[Prompt],
-    tokens: Tokens | None,
-    *,
-    name: str,
-    grammar: "Grammar | None" = None,
-    config: Mapping[str, Any] | None = None,
-    notes: tuple[str, ...] = (),
-) -> PairTask:
-    """A task out of clean prompts and, in the same order, their corrupted counterparts.
-
-    Pairs are left out where their prompts differ in token count, and, where the first token of an answer
-    decides, where right and wrong answers begin with the same. Notes of the task count them, and its `ids`
-    are their places in the two lists.
-
-    Args:
-        clean: The prompts.
-        corrupted: Their counterparts.
-        tokens: The tokenizer; None is enough for ids.
-        name: Name of the task.
-        grammar: What the prompts were drawn from.
-        config: How the task was made.
-        notes: What was left out before.
-
-    Raises:
-        TokenizationError: If a prompt has no answer, or breaks a rule of `encode_prompts`.
-        NoPairsError: If no pair is left.
-    """
-    left = encode_prompts(clean, tokens)
-    right = encode_prompts([replace(each, answers=(), wrong=()) for each in corrupted], tokens)
-    kept, reason = left.lengths == right.lengths, "whose prompts differ in token count"
-    if not bool(kept.any()):
-        counts = [side.fields["n_tokens"][0] for side in (left, right)]
-        others = f" (all {len(clean)} pairs differ)" if len(clean) > 1 else ""
-        raise NoPairsError(
-            f"pair 0: clean prompt {clean[0]} has {counts[0]} tokens, corrupted prompt {corrupted[0]} has "
-            f"{counts[1]}{others}; patching by position needs equal counts, so use words of one token"
-        )
-    if left.answers is None:
-        without = next(prompt for prompt in clean if not prompt.answers)
-        raise TokenizationError(f"prompt {without} has no answer; give at least one")
-    by_first = tokens is not None and tokens.answer_tokens == "first" and left.wrong is not None
-    if bool(kept.all()) and by_first and left.wrong is not None:
-        same = (left.answers[:, :, None] == left.wrong[:, None]) & (left.answers[:, :, None] >= 0)
-        kept, reason = ~same.flatten(1).any(1), "whose right and wrong answers begin with the same token"
-        if not bool(kept.any()):
-            raise NoPairsError(
-                f"answers {clean[0].answers} and wrong answers {clean[0].wrong} of the prompt {clean[0]} "
-                f"begin with the same token, as in all {len(clean)} pairs; use answers that differ in it"
-            )
-    if not bool(kept.all()):
-        rows = kept.nonzero().flatten().tolist()
-        note = f"{len(clean) - len(rows)} of {len(clean)} pairs, {reason}, are left out"
-        left_rows, right_rows = ([side[row] for row in rows] for side in (clean, corrupted))
-        facts: dict[str, Any] = {"grammar": grammar, "config": config, "notes": (*notes, note)}
-        task = pair_task(left_rows, right_rows, tokens, name=name, **facts)
-        return replace(task, ids=torch.tensor(rows)[task.ids])
-    return PairTask(
-        clean=left.ids,
-        corrupted=right.ids,
-        answers=left.answers,
-        wrong=left.wrong,
-        lengths=left.lengths,
-        fields={**left.fields, **{f"corrupted.{key}": values for key, values in right.fields.items()}},
-        name=name,
-        objective="logit_diff" if grammar is None else grammar.objective,
-        texts=left.texts,
-        corrupted_texts=right.texts,
-        slots=left.slots,
-        tokenizer=None if tokens is None else tokens.tokenizer,
-        grammar=grammar,
-        config=config or {},
-        pad_id=0 if tokens is None else tokens.pad_id,
-        notes=notes,
-    )
