@@ -2,8 +2,7 @@
 
 from assay.circuits.certified import CertifiedCircuit, certify
 from assay.circuits.circuit import Circuit, load_circuit, prune, published_circuit, published_circuits
-from assay.circuits.eap_ig import load_submission, read_eap_ig, save_submission, write_eap_ig
-from assay.circuits.export import ExportedCircuit, export_circuit
+from assay.circuits.exchange import ExportedCircuit, export_circuit, read_eap_ig, write_eap_ig
 from assay.circuits.files import write_atomically
 from assay.circuits.heads import HeadCircuit, Role, load_head_circuit, published_head_circuits
 from assay.circuits.scores import EdgeScores, load_scores
@@ -23,13 +22,11 @@ __all__ = [
     "load_circuit",
     "load_head_circuit",
     "load_scores",
-    "load_submission",
     "prune",
     "published_circuit",
     "published_circuits",
     "published_head_circuits",
     "read_eap_ig",
-    "save_submission",
     "write_atomically",
     "write_eap_ig",
 ]

@@ -4,21 +4,20 @@ A random part is a row of weights over the examples, 0 where one is deleted. The
 matrix product with the scores per example, so no example is run again.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import scipy.stats
+import scipy
 import torch
-from jaxtyping import Bool, Float, Float64, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from assay.circuits.circuit import Circuit
+from assay.circuits.circuit import Circuit, slot_names
 from assay.circuits.scores import EdgeScores
 from assay.circuits.spans import check_everywhere, check_n_edges
-from assay.core.errors import InputError, check_fraction, check_least
+from assay.core.errors import InputError, check_fraction, check_least, check_name
 from assay.core.random import stream
 from assay.core.record import Plotted
 from assay.graph import Graph
@@ -29,90 +28,72 @@ if TYPE_CHECKING:
 
 RESAMPLES = 1000
 DELETION = 0.6
-UNCERTIFIED = -1  # radius of an edge without a decision
+DECISIONS = ("included", "excluded", "abstained")
 SHARED_BASELINES = ("mean", "mean-positional", "noise")  # ablated values taken from the whole data set
 _CELLS = 1 << 23  # parts times edges held at a time: 32 MB in float32
-_MATRICES = ("decision", "frequency", "low", "high", "radius")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CertifiedCircuit(Plotted):
     """Edges of a graph included, excluded or left open by the vote of many random parts of the examples.
 
-    Matrices are `[n_sources, n_targets]`; where the graph has no edge, `frequency` is 0, the limits NaN.
-
     Attributes:
         graph: The graph of the edges.
-        frequency: Share of the parts that select the edge, in [0, 1].
-        low: Lower Clopper-Pearson limit of the probability that a part selects the edge.
-        high: Upper limit.
-        decision: 1 included, -1 excluded, 0 abstained (or no edge).
-        radius: Examples that may be inserted, deleted or replaced, together, without changing the majority
-            decision on the edge; -1 where it abstains.
-        deletion: Probability with which an example is deleted.
+        edges: One row per edge, in the order of the graph: `edge`; `decision`, one of `DECISIONS`;
+            `frequency`, the share of the parts that select the edge, in [0, 1]; `low` and `high`, the
+            Clopper-Pearson limits of the probability that a part selects it; `radius`, the examples that may
+            be inserted, deleted or replaced, together, without changing the majority decision, missing where
+            it abstains.
         n_examples: Examples resampled.
         resamples: Random parts drawn.
-        level: Confidence of all decisions together.
-        required_radius: Radius that an edge must reach to be decided at all.
-        provenance: What produced it, JSON-able.
+        provenance: What produced it, JSON-able: of the scores, and the arguments of `certify`.
     """
 
     drawn_by = "assay.circuits.plots:plot_certified"
 
     graph: Graph
-    frequency: Float64[Tensor, "n_sources n_targets"]
-    low: Float64[Tensor, "n_sources n_targets"]
-    high: Float64[Tensor, "n_sources n_targets"]
-    decision: Int[Tensor, "n_sources n_targets"]
-    radius: Int[Tensor, "n_sources n_targets"]
-    deletion: float
+    edges: "pd.DataFrame"
     n_examples: int
     resamples: int
-    level: float
-    required_radius: int
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def circuit(self) -> Circuit:
         """The included edges."""
-        return self._edges(1, {"decision": "included"})
+        return self.select("included")
 
-    @property
-    def excluded(self) -> Circuit:
-        """The edges decided to stay out, as a set of edges."""
-        return self._edges(-1, {"decision": "excluded"})
+    def select(self, decision: str, radius: int = 0) -> Circuit:
+        """The edges of a decision as a set of edges, with a radius those that so many edits cannot change.
 
-    @property
-    def abstained(self) -> Circuit:
-        """The edges left open, as a set of edges: too close to half, or short of the required radius."""
-        return self._edges(0, {"decision": "abstained"})
+        Args:
+            decision: `included`; `excluded`, decided to stay out; `abstained`, left open: too close to half,
+                or short of the required radius.
+            radius: Least radius, for the first two.
 
-    def certified(self, radius: int) -> Circuit:
-        """The included edges that no `radius` edits of the examples can move out."""
-        return self._edges(1, {"decision": "included", "radius": radius}, radius)
-
-    def _edges(self, decision: int, record: Mapping[str, Any], least: int = UNCERTIFIED) -> Circuit:
-        mask = (self.decision == decision) & (self.radius >= least) & self.graph.valid
+        Raises:
+            UnknownNameError: For another decision.
+        """
+        check_name("decision", decision, DECISIONS)
+        chosen = self.edges["decision"] == decision
+        record: dict[str, Any] = {"decision": decision}
+        if radius:
+            chosen &= self.edges["radius"].fillna(0) >= radius
+            record["radius"] = radius
+        mask = torch.zeros_like(self.graph.valid)
+        mask[self.graph.valid] = torch.tensor(chosen.tolist())
         return Circuit(graph=self.graph, mask=mask, provenance={**self.provenance, **record})
 
     def __repr__(self) -> str:
+        counts = ", ".join(f"{(self.edges['decision'] == each).sum()} {each}" for each in DECISIONS)
         return (
-            f"CertifiedCircuit({self.circuit.n_edges} included, {self.excluded.n_edges} excluded, "
-            f"{self.abstained.n_edges} abstained of {self.graph.n_edges} edges, {self.resamples} parts of "
-            f"{self.n_examples} examples, level {self.level:g})"
+            f"CertifiedCircuit({counts} of {self.graph.n_edges} edges, {self.resamples} parts of "
+            f"{self.n_examples} examples, level {self.provenance['level']:g})"
         )
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row per edge that is included or left open, most frequent first: edge to radius."""
-        import pandas as pd
-
-        rows, columns = ((self.decision >= 0) & self.graph.valid).nonzero(as_tuple=True)
-        names = [self.graph.edge_name(*edge) for edge in zip(rows.tolist(), columns.tolist(), strict=True)]
-        values = {name: getattr(self, name)[rows, columns].numpy() for name in _MATRICES}
-        frame = pd.DataFrame({"edge": names} | values)
-        frame["decision"] = np.where(frame["decision"] == 1, "included", "abstained")
-        frame["radius"] = frame["radius"].where(frame["radius"] != UNCERTIFIED).astype("Int64")
-        return frame.sort_values("frequency", ascending=False, kind="stable", ignore_index=True)
+        """The rows of `edges` that are included or left open, most frequent first."""
+        listed = self.edges[self.edges["decision"] != "excluded"]
+        return listed.sort_values("frequency", ascending=False, kind="stable", ignore_index=True)
 
 
 def certify(
@@ -160,8 +141,8 @@ def certify(
         seed: Root of the random parts.
 
     Returns:
-        Frequencies, limits, decisions and radii per edge, and the circuit of the included edges, which
-        are fewer than 2k, mostly fewer than k, not always connected (`.circuit.connected()`).
+        Decision, frequency, limits and radius of each edge, and the circuit of the included edges, which are
+        fewer than 2k, mostly fewer than k, not always connected (`.circuit.connected()`).
 
     Raises:
         InputError: Without scores per example, without examples, for arguments out of range, or where no
@@ -204,28 +185,16 @@ def certify(
     kept = stream(seed, "resampled-selection/deletion").random((resamples, len(table))) >= deletion
     counts = top_counts(table, torch.from_numpy(kept), k, absolute=absolute)
     votes = decide(resamples, int(valid.sum()), level=level, deletion=deletion, radius=radius)
-    if radius and not votes["decision"].any():
+    if radius and (votes["decision"] == "abstained").all():
         raise InputError(
             f"radius is {radius}, but not even {resamples} agreeing parts certify so many edits at deletion "
             f"{deletion} with this level and number of edges; use a smaller radius, more resamples or a "
             "larger deletion"
         )
-    votes["frequency"] = np.arange(resamples + 1) / resamples
-    outside = {"frequency": 0.0, "low": math.nan, "high": math.nan, "decision": 0, "radius": UNCERTIFIED}
-    matrices: dict[str, Any] = {}
-    for name in _MATRICES:
-        of_edges = torch.from_numpy(votes[name])[counts]
-        matrices[name] = torch.full(valid.shape, outside[name], dtype=of_edges.dtype)
-        matrices[name][valid] = of_edges
-    settings: dict[str, Any] = {"deletion": deletion, "resamples": resamples, "level": level}
-    record = {
-        "selection": "certified",
-        "k": k,
-        "absolute": absolute,
-        **settings,
-        "radius": radius,
-        "seed": seed,
-    }
+    edges = votes.iloc[counts.numpy()].reset_index(drop=True)
+    edges.insert(0, "edge", slot_names(scores.graph, None, valid))
+    record: dict[str, Any] = {"selection": "certified", "k": k, "absolute": absolute, "deletion": deletion}
+    record |= {"resamples": resamples, "level": level, "radius": radius, "seed": seed}
     ablation = str(scores.provenance.get("ablation"))
     if ablation in SHARED_BASELINES:  # not those of a reference
         record["assumes"] = (
@@ -234,10 +203,9 @@ def certify(
         )
     return CertifiedCircuit(
         graph=scores.graph,
-        **matrices,
-        **settings,
+        edges=edges,
         n_examples=len(table),
-        required_radius=radius,
+        resamples=resamples,
         provenance={**scores.provenance, **record},
     )
 
@@ -262,10 +230,10 @@ def top_counts(
     return counts
 
 
-def decide(
-    n: int, n_edges: int, *, level: float, deletion: float, radius: int = 0
-) -> dict[str, Float64[np.ndarray, " counts"] | Int[np.ndarray, " counts"]]:
-    """Limits, decision and radius of an edge by the number of parts, 0 to n, that select it."""
+def decide(n: int, n_edges: int, *, level: float, deletion: float, radius: int = 0) -> "pd.DataFrame":
+    """Decision, frequency, limits and radius of an edge by the number of parts, 0 to n, that select it."""
+    import pandas as pd
+
     from assay.stats.certificates import edit_radius
 
     failure = (1 - level) / max(1, n_edges)
@@ -274,12 +242,9 @@ def decide(
     low[1:] = scipy.stats.beta.ppf(failure / 2, count[1:], n - count[1:] + 1)
     high[:-1] = scipy.stats.beta.isf(failure / 2, count[:-1] + 1, n - count[:-1])
     margin = 1 - deletion**radius
-    decision = (low > 0.5 + margin).astype(np.int64) - (high < 0.5 - margin).astype(np.int64)
-    edits = [edit_radius(float(sure), deletion) for sure in np.maximum(low, 1 - high)]
-    reached = np.array([UNCERTIFIED if each is None else each for each in edits])
-    return {
-        "low": low,
-        "high": high,
-        "decision": decision,
-        "radius": np.where(decision != 0, reached, UNCERTIFIED),
-    }
+    decision = np.select([low > 0.5 + margin, high < 0.5 - margin], DECISIONS[:2], DECISIONS[2])
+    votes = pd.DataFrame({"decision": decision, "frequency": count / n, "low": low, "high": high})
+    reached = [edit_radius(float(sure), deletion) for sure in np.maximum(low, 1 - high)]
+    votes["radius"] = pd.array(reached, dtype="Int64")
+    votes.loc[decision == "abstained", "radius"] = pd.NA
+    return votes

@@ -5,7 +5,7 @@ import json
 import operator
 import re
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from assay.circuits.files import flags, read_edges, shipped, write_edges
 from assay.circuits.heads import HeadCircuit, check_heads, heads_of, load_head_circuit
-from assay.circuits.spans import Spans, check_n_edges, edge_slots, slot_frame, slot_names
+from assay.circuits.spans import Spans, check_n_edges
 from assay.core.errors import AssayWarning, GraphMismatchError, HubError, InputError, ShapeError, check_name
 from assay.core.random import torch_stream
 from assay.core.record import Plotted
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import networkx as nx
     import pandas as pd
 
-_ADDRESS = re.compile(r"hf://([^/@]+/[^/@]+)(?:@([^/]+))?(?:/(.+\.safetensors))?")
+HUB = "hf://"  # begins an address of the Hugging Face Hub
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,10 +62,8 @@ class Circuit(Plotted):
     def __post_init__(self) -> None:
         slots = edge_slots(self.graph, self.spans)
         if self.mask.shape != slots.shape or self.mask.dtype != torch.bool:
-            raise ShapeError(
-                f"mask is {self.mask.dtype} {tuple(self.mask.shape)}; expected a torch.bool mask of shape "
-                f"{tuple(slots.shape)}"
-            )
+            got, shape = f"{self.mask.dtype} {tuple(self.mask.shape)}", tuple(slots.shape)
+            raise ShapeError(f"mask is {got}; expected a torch.bool mask of shape {shape}")
         if bool((outside := self.mask & ~slots).any()):
             name = slot_names(self.graph, self.spans, outside)[0]
             raise InputError(
@@ -104,15 +102,12 @@ class Circuit(Plotted):
         mask = torch.zeros_like(slots)
         for edge in edges:
             text = edge if isinstance(edge, str) else "->".join(edge)
-            name, at, span = text.partition("@") if spans is not None else (text, "", "")
-            place = graph.edge_index(name)
-            if spans is None or not at:
-                mask[..., *place] = slots[..., *place]
-                continue
-            number = spans.index(span)
-            if not slots[number, *place]:
+            name, _, span = (text, "", "") if spans is None else text.partition("@")
+            number = spans.index(span) if spans is not None and span else ...
+            place = (number, *graph.edge_index(name))
+            if not slots[place].any():
                 raise InputError(f"edge {text!r}: the logits are not read in span {span!r}")
-            mask[number, *place] = True
+            mask[place] = slots[place]
         return cls(graph=graph, mask=mask, spans=spans)
 
     @classmethod
@@ -183,21 +178,16 @@ class Circuit(Plotted):
         """
         return slot_names(self.graph, self.spans, self.mask)
 
-    @cached_property
-    def _anywhere(self) -> Bool[Tensor, "n_sources n_targets"]:
-        """Edges that are kept at some span."""
-        return self.mask if self.spans is None else self.mask.any(0)
-
     def anywhere(self) -> "Circuit":
         """The ordinary circuit of the edges that are kept at some span."""
         if self.spans is None:
             return self
         provenance = {**self.provenance, "union_of": self.hash}
-        return Circuit(graph=self.graph, mask=self._anywhere, provenance=provenance)
+        return Circuit(graph=self.graph, mask=self.mask.any(0), provenance=provenance)
 
     def everywhere(self, spans: Spans) -> "Circuit":
         """The same edges kept at every span."""
-        mask = edge_slots(self.graph, spans) & self._anywhere
+        mask = edge_slots(self.graph, spans) & self.anywhere().mask
         return Circuit(graph=self.graph, spans=spans, mask=mask, provenance=dict(self.provenance))
 
     def nodes(self) -> list[str]:
@@ -206,9 +196,9 @@ class Circuit(Plotted):
         An edge into a key or value head that several query heads share counts for those of them that
         other edges touch; if there is none, for all.
         """
-        feeds, read = self.graph.feeds, self._anywhere.any(0)
-        alone = feeds.sum(1) == 1
-        rows = self._anywhere.any(1) | feeds[read & alone].any(0)
+        feeds, mask = self.graph.feeds, self.anywhere().mask
+        read, alone = mask.any(0), feeds.sum(1) == 1
+        rows = mask.any(1) | feeds[read & alone].any(0)
         shared = feeds[read & ~alone]
         rows |= shared[~(shared & rows).any(1)].any(0)
         names = [self.graph.sources[row] for row in rows.nonzero().squeeze(1).tolist()]
@@ -238,25 +228,12 @@ class Circuit(Plotted):
         import networkx as nx
 
         graph: nx.MultiDiGraph[str] = nx.MultiDiGraph()
-        for source, target, readers in self._ends():
-            node = readers[0]
-            if len(readers) > 1:
-                node = target.rpartition(".")[0]
-                graph.add_node(node, heads=tuple(readers))
-            graph.add_edge(source, node, target=target)
+        for row, column in self.anywhere().mask.nonzero().tolist():
+            target, fed = self.graph.targets[column], self.graph.feeds[column].nonzero().squeeze(1).tolist()
+            if len(fed) > 1:
+                graph.add_node(reader_of(target), heads=tuple(self.graph.sources[head] for head in fed))
+            graph.add_edge(self.graph.sources[row], reader_of(target), target=target)
         return graph
-
-    def node_edges(self) -> list[tuple[str, str]]:
-        """The kept edges as pairs of nodes: what is written by the first is read by the second."""
-        return [(source, node) for source, _, readers in self._ends() for node in readers]
-
-    def _ends(self) -> Iterator[tuple[str, str, list[str]]]:
-        """Source and target of each kept edge, and the nodes that the target is an input of."""
-        graph = self.graph
-        for row, column in self._anywhere.nonzero().tolist():
-            fed = graph.feeds[column].nonzero().squeeze(1).tolist()
-            readers = [graph.sources[each] for each in fed] or ["logits"]
-            yield graph.sources[row], graph.targets[column], readers
 
     @cached_property
     def hash(self) -> str:
@@ -280,13 +257,12 @@ class Circuit(Plotted):
         """Apply a set operation to the edges, or to the heads if both are circuits of heads."""
         self._check(other)
         shared = {key: value for key, value in self.provenance.items() if other.provenance.get(key) == value}
-        provenance = {**shared, "parents": [self.hash, other.hash]}
         if self.heads is None or other.heads is None:
-            mask = operation(self.mask, other.mask)
-            return Circuit(graph=self.graph, mask=mask, provenance=provenance, spans=self.spans)
-        heads = sorted(operation(set(self.heads), set(other.heads)))
-        circuit = Circuit.from_heads(self.graph, heads, mlps=self.keeps_mlps or other.keeps_mlps)
-        return replace(circuit, provenance=provenance)
+            circuit = replace(self, mask=operation(self.mask, other.mask), heads=None, roles={})
+        else:
+            heads = sorted(operation(set(self.heads), set(other.heads)))
+            circuit = Circuit.from_heads(self.graph, heads, mlps=self.keeps_mlps or other.keeps_mlps)
+        return replace(circuit, provenance={**shared, "parents": [self.hash, other.hash]})
 
     @property
     def keeps_mlps(self) -> bool:
@@ -307,8 +283,8 @@ class Circuit(Plotted):
             raise GraphMismatchError(
                 f"the circuits have different graphs: {self.graph.describe()} and {other.graph.describe()}"
             )
-        spans = [None if each.spans is None else each.spans.describe() for each in (self, other)]
-        if spans[0] != spans[1]:
+        one, two = (None if each.spans is None else each.spans.describe() for each in (self, other))
+        if one != two:
             raise InputError("the circuits have different spans of positions; compare them as .anywhere()")
         return other
 
@@ -364,12 +340,8 @@ class Circuit(Plotted):
         reach = None if self.spans is None else self.spans.reach
         circuit = replace(self, mask=prune(self.graph, self.mask, reach))
         if warn and self.n_edges and not circuit.n_edges:
-            warnings.warn(
-                f"none of the {self.n_edges} edges lies on a path from input to logits, so the connected "
-                "circuit is empty. Keep more edges",
-                AssayWarning,
-                stacklevel=2,
-            )
+            text = f"none of the {self.n_edges} edges lies on a path from input to logits, so the connected"
+            warnings.warn(f"{text} circuit is empty. Keep more edges", AssayWarning, stacklevel=2)
         return circuit
 
     def save(self, path: str | Path) -> Path:
@@ -382,8 +354,44 @@ class Circuit(Plotted):
             heads=self.heads,
             roles={name: list(heads) for name, heads in self.roles.items()},
             provenance=dict(self.provenance),
-            **({} if self.spans is None else {"spans": self.spans.describe()}),
+            spans=self.spans,
         )
+
+
+# ---- edges at spans -------------------------------------------------------------------------------------
+
+
+def edge_slots(graph: Graph, spans: Spans | None = None) -> Bool[Tensor, "*spans n_sources n_targets"]:
+    """True where there is an edge; at a span every edge but those into logits that are not read there."""
+    if spans is None:
+        return graph.valid
+    slots = graph.valid.expand(len(spans), -1, -1).clone()
+    slots[~spans.read, :, -1] = False
+    return slots
+
+
+def slot_frame(graph: Graph, spans: Spans | None, mask: Bool[Tensor, "..."]) -> "pd.DataFrame":
+    """One row per true entry: span where there are spans, source, target."""
+    import pandas as pd
+
+    *spanned, rows, columns = (places.tolist() for places in mask.nonzero(as_tuple=True))
+    frame = {} if spans is None else {"span": [spans.names[span] for span in spanned[0]]}
+    frame["source"] = [graph.sources[row] for row in rows]
+    frame["target"] = [graph.targets[column] for column in columns]
+    return pd.DataFrame(frame)
+
+
+def slot_names(graph: Graph, spans: Spans | None, mask: Bool[Tensor, "..."]) -> list[str]:
+    """Names of the true entries, `a0.h1->a2.h0.q`, with `@span` where there are spans."""
+    return [
+        graph.edge_name(row, column) + (f"@{spans.names[span[0]]}" if spans is not None else "")
+        for *span, row, column in mask.nonzero().tolist()
+    ]
+
+
+def reader_of(target: str) -> str:
+    """The node that reads at a target, `a0.h1` at `a0.h1.q`; a key/value head that heads share, `a1.kv0`."""
+    return re.sub(r"\.[qkv]$", "", target)
 
 
 def prune(
@@ -431,68 +439,47 @@ def prune(
 # ---- circuits out of files ------------------------------------------------------------------------------
 
 
-def is_address(source: object) -> bool:
-    """Whether a text is an address of the Hugging Face Hub."""
-    return isinstance(source, str) and source.startswith("hf://")
-
-
-def load_circuit(path: str | Path, graph: Graph | None = None, *, token: str | None = None) -> Circuit:
+def load_circuit(path: str | Path, graph: Graph | None = None) -> Circuit:
     """Read a circuit written by `Circuit.save`.
 
     Args:
-        path: The file, or an address of the Hugging Face Hub: `hf://OWNER/NAME`, where needed with
-            `@REVISION` and `/PATH`. The circuit's provenance then names the repository, the commit and the
-            file under `hub`.
+        path: The file, or an address of the Hugging Face Hub, `hf://OWNER/NAME`, where needed with
+            `@REVISION` and `/PATH` behind it. Private ones need `HF_TOKEN` or `hf auth login`.
         graph: The graph it must belong to; default: the one it was saved with.
-        token: Access token for an address. Default: that of `HF_TOKEN` or of `hf auth login`.
 
     Raises:
         FileFormatError: If the file is truncated, tampered with, of another kind or too new.
         GraphMismatchError: If it belongs to another graph.
-        InputError: If an address is malformed.
-        HubError: If the file cannot be fetched.
-
-    Example:
-        >>> circuit = load_circuit("hf://acme/ioi-mini@v1")  # doctest: +SKIP
-        >>> circuit.provenance["hub"]["revision"]  # doctest: +SKIP
-        '0123456789abcdef0123456789abcdef01234567'
+        HubError: If an address is malformed, or its file cannot be fetched.
     """
-    hub: dict[str, Any] = {}
-    if is_address(path):
-        path, hub = _fetched(str(path), token)
+    path = _fetched(str(path)) if str(path).startswith(HUB) else path
     stored, arrays, metadata = read_edges(path, "circuit", graph)
     with malformed(path, "a circuit written by .save()"):
-        heads, spans = metadata.get("heads"), metadata.get("spans")
+        heads, shape = metadata.get("heads"), (stored.n_layers, stored.n_heads)
+        roles = metadata.get("roles", {}).items()
         return Circuit(
             graph=stored,
             mask=flags(arrays["mask"]),
-            heads=None if heads is None else check_heads(heads, stored.n_layers, stored.n_heads),
-            roles={
-                name: check_heads(pairs, stored.n_layers, stored.n_heads)
-                for name, pairs in metadata.get("roles", {}).items()
-            },
-            provenance={**metadata["provenance"], **hub},
-            spans=None if spans is None else Spans.restored(spans),
+            heads=None if heads is None else check_heads(heads, *shape),
+            roles={name: check_heads(pairs, *shape) for name, pairs in roles},
+            provenance=metadata["provenance"],
+            spans=Spans.restored(metadata.get("spans")),
         )
 
 
-def _fetched(address: str, token: str | None) -> tuple[Path, dict[str, Any]]:
-    """The file of an address in the cache of the hub's client, and where it comes from."""
+def _fetched(address: str) -> Path:
+    """The file of an address, in the cache of the hub's client."""
     from huggingface_hub import hf_hub_download
 
-    parts = _ADDRESS.fullmatch(address)
-    if parts is None:
-        raise InputError(
-            f"the address is {printable(address)[:200]!r}; write hf://OWNER/NAME, with @REVISION and "
-            "/PATH.safetensors where needed"
-        )
-    repository, revision, name = parts[1], parts[2], parts[3] or "circuit.safetensors"
     try:
-        file = Path(hf_hub_download(repository, name, revision=revision, token=token))
+        owner, name, *path = address.removeprefix(HUB).split("/")
+        name, _, revision = name.partition("@")
+        file = "/".join(path) or "circuit.safetensors"
+        return Path(hf_hub_download(f"{owner}/{name}", file, revision=revision or None))
     except (OSError, ValueError) as error:
-        raise HubError(f"cannot fetch {address}: {error}") from error
-    commit = file.parents[name.count("/")].name  # the folder of a snapshot is its commit
-    return file, {"hub": {"repository": repository, "revision": commit, "file": name}}
+        raise HubError(
+            f"cannot fetch {printable(address)[:200]}: {error}; write hf://OWNER/NAME@REVISION/PATH.safetensors"
+        ) from error
 
 
 def published_circuits() -> tuple[str, ...]:

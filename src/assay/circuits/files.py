@@ -7,10 +7,9 @@ import os
 import re
 import secrets
 import stat
-from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -21,6 +20,9 @@ from assay.core.errors import FileFormatError, GraphMismatchError, OutputError
 from assay.core.untrusted import MALFORMED, malformed, parse_json, refuse_pickle
 from assay.graph import Graph, build_graph
 
+
+if TYPE_CHECKING:
+    from assay.circuits.spans import Spans
 
 FORMAT = 1
 # Kinds of files that position-aware circuits and scores had to themselves.
@@ -138,22 +140,18 @@ def real_numbers(array: Tensor) -> Tensor:
     return array
 
 
-def _described(shape: Mapping[str, Any]) -> Graph:
-    """The graph of `Graph.describe`, whose matrices are not built before their size is known to be sane."""
-    graph = build_graph(**shape)
-    if any(type(value) not in (int, bool) for value in shape.values()):
-        raise ValueError(f"its graph is described by {dict(shape)}")
-    if graph.n_sources * graph.n_targets > MOST_CELLS:
-        raise ValueError(f"its graph is {dict(shape)}, which is too large to be read")
-    return graph
-
-
 def write_edges(
-    path: str | Path, graph: Graph, arrays: dict[str, Tensor], *, kind: str, **metadata: Any
+    path: str | Path,
+    graph: Graph,
+    arrays: dict[str, Tensor],
+    *,
+    spans: "Spans | None" = None,
+    **metadata: Any,
 ) -> Path:
-    """Write matrices of edges with the graph that they index, as `write_arrays` does."""
+    """Write matrices of edges with the graph and spans that they index, as `write_arrays` does."""
     of = {"graph": graph.describe(), "fingerprint": graph.fingerprint}
-    return write_arrays(Path(path), arrays, {**of, "kind": kind, **metadata})
+    at = {} if spans is None else {"spans": spans.describe()}
+    return write_arrays(Path(path), arrays, {**of, **at, **metadata})
 
 
 def read_edges(
@@ -172,7 +170,11 @@ def read_edges(
     """
     arrays, metadata = read_arrays(Path(path), kind)
     with malformed(path, f"a {kind} written by .save()"):
-        stored = _described(metadata["graph"])
+        stored = build_graph(**metadata["graph"])
+        if any(type(value) not in (int, bool) for value in metadata["graph"].values()):
+            raise ValueError(f"its graph is described by {metadata['graph']}")
+        if stored.n_sources * stored.n_targets > MOST_CELLS:  # before its matrices are built
+            raise ValueError(f"its graph is {metadata['graph']}, which is too large to be read")
         if metadata["fingerprint"] != stored.fingerprint:
             raise ValueError("graph description and fingerprint disagree")
     if graph is not None and graph.fingerprint != stored.fingerprint:

@@ -9,7 +9,7 @@ import math
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from itertools import product
@@ -21,7 +21,6 @@ from jaxtyping import Bool
 
 from assay.circuits.files import shipped
 from assay.core.errors import AssayWarning, FileFormatError, InputError, check_name, unknown_name
-from assay.core.record import Record, same
 from assay.core.untrusted import malformed, read_object
 
 
@@ -29,6 +28,7 @@ Head = tuple[int, int]
 _NAMED = re.compile(r"a(\d+)\.h(\d+)")
 
 SCHEMA = "head_circuit/1"
+_READ = ("schema", "index_base", "id", "task", "model", "heads", "roles", "pathways")
 DATA = "data/heads"
 
 # Only their order counts: with early, mid and late alone 1, 2, 4 rank like 1, 2, 3.
@@ -42,23 +42,19 @@ BAND_ORDINALS: Mapping[str, int] = {
     "mid_late": 3,
     "late": 4,
 }
-_UNKNOWN_BAND = 2
 
 
 def band_ordinal(band: str) -> int:
     """Rank of a band of depth, 1 (early) to 4 (late); an unknown band is 2, with a warning."""
     if band not in BAND_ORDINALS:
-        warnings.warn(
-            f"unknown band {band!r} counts as the middle (ordinal {_UNKNOWN_BAND}); known bands: "
-            f"{', '.join(BAND_ORDINALS)}",
-            AssayWarning,
-            stacklevel=2,
-        )
-    return BAND_ORDINALS.get(band, _UNKNOWN_BAND)
+        known = ", ".join(BAND_ORDINALS)
+        text = f"unknown band {band!r} counts as the middle (ordinal 2); known bands: {known}"
+        warnings.warn(text, AssayWarning, stacklevel=2)
+    return BAND_ORDINALS.get(band, 2)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Role(Record):
+class Role:
     """Heads that do one job.
 
     Attributes:
@@ -67,8 +63,6 @@ class Role(Record):
             not stated.
         description: What they do.
     """
-
-    derived = ("ordinal",)
 
     heads: tuple[Head, ...]
     band: str | None = None
@@ -81,7 +75,7 @@ class Role(Record):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class HeadCircuit(Record):
+class HeadCircuit:
     """A set of heads, what each is for, and which jobs feed which.
 
     Attributes:
@@ -93,28 +87,12 @@ class HeadCircuit(Record):
         pathways: (from role, to role).
         model_id: The model it was found in, if stated.
         task: The task it was found on, if stated.
-        mlp_layers: Name -> layers of MLPs that the source names; a head circuit keeps all MLPs.
-        published_baselines: Numbers of the source.
-        source: Authors, year, title, arXiv id.
-        status: `published`, `unreviewed` or `discovered`.
-        variant: Which of several lists of the same paper.
-        notes: Remarks.
+        about: What else its file states, e.g. `source`, `variant`, `notes`.
 
     Raises:
-        InputError: For a head or MLP layer that is out of range, a head that is listed twice, in two roles or
-            in none; a pathway that names an unknown role; pathways that form a cycle.
+        InputError: For a head that is out of range, listed twice, in two roles or in none; a pathway that
+            names an unknown role; pathways that form a cycle.
     """
-
-    record_schema = SCHEMA
-    record_layout = {
-        **same("id", "task", "variant", "status"),
-        "model": {"id": "model_id", **same("n_layers", "n_heads")},
-        "index_base": "index_base",
-        "n_circuit_heads": "k",
-        **same("sparsity", "heads", "roles", "pathways", "head_edges", "mlp_layers"),
-        **same("published_baselines", "source", "notes"),
-    }
-    index_base = 0
 
     id: str
     n_layers: int
@@ -124,12 +102,7 @@ class HeadCircuit(Record):
     pathways: tuple[tuple[str, str], ...] = ()
     model_id: str | None = None
     task: str | None = None
-    mlp_layers: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    published_baselines: Mapping[str, Any] = field(default_factory=dict)
-    source: Mapping[str, Any] = field(default_factory=dict)
-    status: str = "discovered"
-    variant: str = ""
-    notes: tuple[str, ...] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         shape = (self.n_layers, self.n_heads)
@@ -138,12 +111,6 @@ class HeadCircuit(Record):
             name: replace(each, heads=check_heads(each.heads, *shape)) for name, each in self.roles.items()
         }
         object.__setattr__(self, "roles", roles)
-        for layer in (layer for layers in self.mlp_layers.values() for layer in layers):
-            if layer not in range(self.n_layers):
-                raise InputError(
-                    f"{self.id}: mlp_layers names layer {layer!r}, but there are {self.n_layers} layers, "
-                    "counted from 0"
-                )
         owners: dict[Head, str] = {}
         for head, name in ((head, name) for name, role in roles.items() for head in role.heads):
             if owners.setdefault(head, name) != name:
@@ -250,12 +217,12 @@ class HeadCircuit(Record):
             )
         with malformed(origin, f"a complete {SCHEMA} file"):
             model = document["model"]
-            plain = ("task", "published_baselines", "source", "status", "variant")
             return cls(
                 id=document["id"],
                 n_layers=model["n_layers"],
                 n_heads=model["n_heads"],
                 model_id=model.get("id"),
+                task=document.get("task"),
                 heads=_pairs(document["heads"]),
                 roles={
                     name: Role(
@@ -265,11 +232,23 @@ class HeadCircuit(Record):
                     )
                     for name, role in document.get("roles", {}).items()
                 },
-                pathways=tuple((first, second) for first, second in document.get("pathways", [])),
-                mlp_layers={name: tuple(layers) for name, layers in document.get("mlp_layers", {}).items()},
-                notes=tuple(document.get("notes", ())),
-                **{name: document[name] for name in plain if name in document},
+                pathways=_pairs(document.get("pathways", ())),
+                about={key: value for key, value in document.items() if key not in _READ},
             )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The description that `from_dict` reads, JSON-able."""
+        return {
+            "schema": SCHEMA,
+            "index_base": 0,
+            "id": self.id,
+            "task": self.task,
+            "model": {"id": self.model_id, "n_layers": self.n_layers, "n_heads": self.n_heads},
+            "heads": self.heads,
+            "roles": {name: asdict(role) for name, role in self.roles.items()},
+            "pathways": self.pathways,
+            **self.about,
+        }
 
 
 def load_head_circuit(source: str | Path) -> HeadCircuit:
@@ -300,8 +279,8 @@ def published_head_circuits() -> tuple[str, ...]:
     return tuple(sorted(shipped(DATA)))
 
 
-def _pairs(heads: Iterable[Sequence[int]]) -> tuple[Head, ...]:
-    return tuple((layer, head) for layer, head in heads)
+def _pairs(pairs: Iterable[Sequence[Any]]) -> tuple[tuple[Any, Any], ...]:
+    return tuple((first, second) for first, second in pairs)
 
 
 def heads_of(text: str) -> tuple[Head, ...] | None:

@@ -2,13 +2,7 @@
 
 from pathlib import Path
 
-from assay.circuits.circuit import (
-    Circuit,
-    is_address,
-    load_circuit,
-    published_circuit,
-    published_circuits,
-)
+from assay.circuits.circuit import HUB, Circuit, load_circuit, published_circuit, published_circuits
 from assay.circuits.heads import HeadCircuit, heads_of, load_head_circuit, published_head_circuits
 from assay.circuits.spans import check_everywhere
 from assay.core.errors import GraphMismatchError, InputError, unknown_name
@@ -42,7 +36,7 @@ def named_circuit(source: str | Path, graph: Graph) -> Circuit | HeadCircuit:
         GraphMismatchError: For a file of another graph.
     """
     path, text = Path(source), str(source)
-    if is_address(source) or path.suffix == ".safetensors" or (path.is_file() and path.suffix != ".json"):
+    if text.startswith(HUB) or path.suffix == ".safetensors" or (path.is_file() and path.suffix != ".json"):
         circuit = load_circuit(source, graph)
         check_everywhere(circuit.spans, "a circuit that is named", "circuit.anywhere()")
         return circuit

@@ -20,15 +20,18 @@ NAMED = 48  # edges with a row of their own
 
 def plot_scores(scores: "EdgeScores", ax: Axes | None = None) -> Axes:
     """Draw the share of the summed |score| between each pair of layers, in per cent."""
-    sums = scores.layer_sums().numpy()
-    sources, targets = scores.graph.valid.nonzero(as_tuple=True)
-    joined = np.zeros(sums.shape, dtype=bool)  # a pair without any edge stays empty
-    joined[scores.graph.source_layer[sources], scores.graph.target_layer[targets] - 1] = True
-    layers = [f"layer {layer}" for layer in range(scores.graph.n_layers)]
+    graph = scores.graph
+    rows, columns = graph.valid.nonzero(as_tuple=True)
+    places = graph.source_layer[rows].numpy(), graph.target_layer[columns].numpy() - 1
+    values = scores.values.double().abs().reshape(-1, *graph.valid.shape).sum(0)[graph.valid]
+    sums, joined = np.zeros((2, graph.n_layers + 1, graph.n_layers + 1))
+    np.add.at(sums, places, values.numpy())
+    np.add.at(joined, places, 1)  # a pair without any edge stays empty
+    layers = [f"layer {layer}" for layer in range(graph.n_layers)]
     matrix = Matrix(
         rows=("input", *layers),
         columns=(*layers, "logits"),
-        values=np.where(joined, sums / (sums.sum() or 1.0), np.nan),
+        values=np.where(joined > 0, sums / (sums.sum() or 1.0), np.nan),
         row_title="layer that writes",
         column_title="layer that reads: % of the summed |score|",
     )
@@ -39,17 +42,16 @@ def plot_circuit(circuit: "Circuit", ax: Axes | None = None) -> Axes:
     """Draw the nodes of a circuit, layer by layer upwards from the input, and its edges between them."""
     graph = circuit.graph
     middle, mlp = (graph.n_heads - 1) / 2, float(graph.n_heads)
-    places: dict[str, tuple[float, float]] = {
-        "input": (middle, 0.0),
-        "logits": (middle, graph.n_layers + 1.0),
-    }
+    places = {"input": (middle, 0.0), "logits": (middle, graph.n_layers + 1.0)}
     for layer in range(graph.n_layers):
         places |= {f"a{layer}.h{head}": (float(head), layer + 0.8) for head in range(graph.n_heads)}
         places |= {f"m{layer}": (mlp, layer + 1.2)} if graph.mlps else {}
     ax = axes_of(ax, 1.6 + 0.36 * (mlp + 1.0), 1.1 + 0.42 * (graph.n_layers + 1))
-    edges = list(dict.fromkeys(circuit.node_edges()))
+    ends = circuit.to_networkx()
+    heads_of = ends.nodes(data="heads")  # of a key/value head that several share
+    edges = {(one, reader) for one, other in ends.edges() for reader in heads_of[other] or (other,)}
     lines = LineCollection(
-        [(places[one], places[other]) for one, other in edges],
+        [(places[one], places[other]) for one, other in sorted(edges)],
         colors=SUPPORTS,
         linewidths=0.9,
         alpha=min(0.6, max(0.08, 12 / (len(edges) or 1) ** 0.5)),
@@ -65,9 +67,8 @@ def plot_circuit(circuit: "Circuit", ax: Axes | None = None) -> Axes:
             ax.plot(*zip(*points, strict=True), "o", color=colour, markersize=size, zorder=order)
     ax.set_xlim(-0.7, mlp + 0.7)
     ax.set_ylim(-0.5, graph.n_layers + 1.5)
-    step = max(1, graph.n_heads // 12)
-    heads = list(range(0, graph.n_heads, step))
-    nodes = {float(head): str(head) for head in heads} | ({mlp: "MLP"} if graph.mlps else {})
+    nodes = {float(head): str(head) for head in range(0, graph.n_heads, max(1, graph.n_heads // 12))}
+    nodes |= {mlp: "MLP"} if graph.mlps else {}
     ax.set_xticks(list(nodes), list(nodes.values()) if graph.mlps else None)
     layers = [str(layer) for layer in range(graph.n_layers)]
     ax.set_yticks(range(graph.n_layers + 2), ["input", *layers, "logits"])

@@ -1,6 +1,5 @@
 """Scores of edges, and the ways to choose a circuit from them."""
 
-import heapq
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,9 +11,9 @@ import torch
 from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 
-from assay.circuits.circuit import Circuit
+from assay.circuits.circuit import Circuit, edge_slots, slot_frame, slot_names
 from assay.circuits.files import read_edges, real_numbers, write_edges
-from assay.circuits.spans import Spans, check_everywhere, check_n_edges, edge_slots, slot_frame, slot_names
+from assay.circuits.spans import Spans, check_everywhere, check_n_edges
 from assay.core.errors import InputError, NonFiniteError, ShapeError
 from assay.core.record import Plotted
 from assay.core.untrusted import malformed
@@ -60,24 +59,22 @@ class EdgeScores(Plotted):
     resampled: Float32[Tensor, "n_resamples n_edges"] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
-        shape, edges = tuple(self.slots.shape), (self.graph.n_edges,)
+        shape = tuple(self.slots.shape)
         if tuple(self.values.shape) != shape:
             raise ShapeError(f"values has shape {tuple(self.values.shape)}; expected {shape}")
-        for name, each, of in (
-            ("per_example", self.per_example, shape),
-            ("resampled", self.resampled, edges),
-        ):
+        rows = {
+            "per_example": (self.per_example, shape),
+            "resampled": (self.resampled, (self.graph.n_edges,)),
+        }
+        for name, (each, of) in rows.items():
             if each is not None and (self.spans is not None or tuple(each.shape[1:]) != of):
                 raise ShapeError(
                     f"{name} has shape {tuple(each.shape)}; expected [n, *{of}], and none for scores at spans"
                 )
         bad = ~torch.isfinite(self.values) & self.slots
         if bool(bad.any()):
-            name = slot_names(self.graph, self.spans, bad)[0]
-            raise NonFiniteError(
-                f"score of {name} is {self.values[bad][0].item()}; check the model's logits and weights "
-                "for NaN"
-            )
+            name, value = slot_names(self.graph, self.spans, bad)[0], self.values[bad][0].item()
+            raise NonFiniteError(f"score of {name} is {value}; check the model's logits and weights for NaN")
         object.__setattr__(self, "values", self.values.where(self.slots, 0))
 
     def __repr__(self) -> str:
@@ -133,24 +130,17 @@ class EdgeScores(Plotted):
         """
         check_everywhere(self.spans, "greedy growth", "scores.total()")
         check_n_edges(k, self.graph.valid)
-        scores = (self.values.abs() if absolute else self.values).tolist()
-        upstream = [rows.nonzero().squeeze(1).tolist() for rows in self.graph.valid.T]
-        mask = torch.zeros_like(self.graph.valid)
-        candidates: list[tuple[float, int, int]] = []
-        opened = {self.graph.n_targets - 1}
-        entering = list(opened)
+        values, graph = self.values.abs() if absolute else self.values, self.graph
+        mask, opened = torch.zeros_like(graph.valid), torch.zeros(graph.n_targets, dtype=torch.bool)
+        opened[-1] = True
         for _ in range(k):
-            for column in entering:
-                for row in upstream[column]:
-                    heapq.heappush(candidates, (-scores[row][column], row, column))
-            if not candidates:
+            candidates = graph.valid & opened & ~mask
+            if not candidates.any():
                 break
-            _, row, column = heapq.heappop(candidates)
+            best = int(values.masked_fill(~candidates, -torch.inf).argmax())  # the first where several are
+            row, column = divmod(best, graph.n_targets)
             mask[row, column] = True
-            entering = [
-                each for each in self.graph.feeds[:, row].nonzero().flatten().tolist() if each not in opened
-            ]
-            opened.update(entering)
+            opened |= graph.feeds[:, row]
         record = {"selection": "greedy", "k": k, "absolute": absolute}
         return self._circuit(mask, record).connected(warn=False)
 
@@ -166,15 +156,6 @@ class EdgeScores(Plotted):
             "score", key=lambda score: score.abs(), ascending=False, kind="stable", ignore_index=True
         )
 
-    def layer_sums(self) -> Float[Tensor, "n_writing n_reading"]:
-        """Sum of |score| of the edges between layers: rows `input`, blocks; columns blocks, `logits`."""
-        graph = self.graph
-        sums = torch.zeros(graph.n_layers + 1, graph.n_layers + 1, dtype=torch.float64)
-        values = self.values.double().abs().reshape(-1, *graph.valid.shape).sum(0)
-        rows, columns = graph.valid.nonzero(as_tuple=True)
-        places = graph.source_layer[rows].long(), graph.target_layer[columns].long() - 1
-        return sums.index_put_(places, values[graph.valid], accumulate=True)
-
     def save(self, path: str | Path) -> Path:
         """Write one `.safetensors` file with JSON metadata; the write is atomic."""
         arrays = {"values": self.values, "per_example": self.per_example, "resampled": self.resampled}
@@ -185,7 +166,7 @@ class EdgeScores(Plotted):
             kind="scores",
             provenance=dict(self.provenance),
             details=dict(self.details),
-            **({} if self.spans is None else {"spans": self.spans.describe()}),
+            spans=self.spans,
         )
 
 
@@ -193,7 +174,6 @@ def load_scores(path: str | Path, graph: Graph | None = None) -> EdgeScores:
     """Read edge scores written by `EdgeScores.save`; errors as in `load_circuit`."""
     stored, arrays, metadata = read_edges(path, "scores", graph)
     with malformed(path, "edge scores written by .save()"):
-        spans = metadata.get("spans")
         return EdgeScores(
             stored,
             real_numbers(arrays["values"]),
@@ -201,7 +181,7 @@ def load_scores(path: str | Path, graph: Graph | None = None) -> EdgeScores:
             resampled=arrays.get("resampled"),
             provenance=dict(metadata["provenance"]),
             details=dict(metadata["details"]),
-            spans=None if spans is None else Spans.restored(spans),
+            spans=Spans.restored(metadata.get("spans")),
         )
 
 

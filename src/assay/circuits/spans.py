@@ -7,20 +7,16 @@ position, not a number. (Haklay et al. 2025, arXiv:2502.04577, call the naming o
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from assay.core.errors import InputError, ShapeError, check_name, unknown_name
-from assay.graph import Graph
+from assay.core.errors import InputError, check_name
 from assay.tasks import Task
 
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 Place = int | slice | Sequence[int]
 Choice = str | Mapping[str, Place]
@@ -42,7 +38,6 @@ class Spans:
         rule: How the positions of a task are labelled, JSON-able; see `label`.
 
     Raises:
-        ShapeError: If `reach` or `read` does not fit the names.
         InputError: If a name stands twice or holds "@" or "->".
     """
 
@@ -52,16 +47,12 @@ class Spans:
     rule: Mapping[str, Any]
 
     def __post_init__(self) -> None:
-        n = len(self.names)
-        if len(set(self.names)) != n or any(not name or "@" in name or "->" in name for name in self.names):
+        if len(set(self.names)) != len(self) or any(
+            not name or "@" in name or "->" in name for name in self.names
+        ):
             raise InputError(
                 f"spans are named {list(self.names)}; give different names without '@' and '->', which edge "
                 "names use"
-            )
-        if (tuple(self.reach.shape), tuple(self.read.shape)) != ((n, n), (n,)):
-            raise ShapeError(
-                f"reach is {tuple(self.reach.shape)} and read {tuple(self.read.shape)} for {n} spans; "
-                f"expected ({n}, {n}) and ({n},)"
             )
 
     def __len__(self) -> int:
@@ -82,8 +73,10 @@ class Spans:
         }
 
     @classmethod
-    def restored(cls, described: Mapping[str, Any]) -> "Spans":
-        """Spans out of `describe`."""
+    def restored(cls, described: Mapping[str, Any] | None) -> "Spans | None":
+        """Spans out of `describe`; None out of None."""
+        if described is None:
+            return None
         return cls(
             names=tuple(map(str, described["names"])),
             reach=torch.tensor(described["reach"], dtype=torch.bool),
@@ -110,11 +103,12 @@ class Spans:
                 outside a prompt, a task without slots.
             UnknownNameError: For another text than "each" or "slots".
         """
-        labels, names = _labelled(task, choice)
+        rule = _rule(choice)
+        labels, names = _labelled(task, rule)
         reach = _later(labels, len(names)) if causal else torch.ones(len(names), len(names)).bool()
         read = torch.full((len(names),), pools)
         read[labels[torch.arange(task.n), task.positions]] = True
-        return cls(names=names, reach=reach, read=read, rule=_rule(choice))
+        return cls(names=names, reach=reach, read=read, rule=rule)
 
     def label(self, task: Task) -> Int64[Tensor, "n pos"]:
         """The span of every position of a task, by the rule that made these spans; -1 at padded positions.
@@ -126,17 +120,15 @@ class Spans:
             InputError: If the task has a span that these do not know, prompts of another length, or a prompt
                 that is read in another span.
         """
-        labels, names = _labelled(task, _choice(self.rule))
-        unknown = [name for name in names if name not in self.names]
-        if unknown:
+        labels, names = _labelled(task, self.rule)
+        if unknown := [name for name in names if name not in self.names]:
             raise InputError(
                 f"{task.name!r} has a span {unknown[0]!r}, but the circuit has {', '.join(self.names)}; run "
                 "it on prompts of the same template and length"
             )
         labels = torch.tensor([*map(self.names.index, names), NO_SPAN])[labels]
         at = labels[torch.arange(task.n), task.positions]
-        elsewhere = (~self.read[at]).nonzero().flatten().tolist()
-        if elsewhere:
+        if elsewhere := (~self.read[at]).nonzero().flatten().tolist():
             row, expected = elsewhere[0], [self.names[span] for span in self.read.nonzero().flatten()]
             raise InputError(
                 f"prompt {row} of {task.name!r} is read in span {self.names[at[row]]!r}, but these spans "
@@ -150,50 +142,43 @@ class Spans:
 
 def _rule(choice: Choice) -> dict[str, Any]:
     """A choice of spans in its JSON form."""
-    if isinstance(choice, str):
-        return {"kind": choice}
-    places = {
-        name: {"slice": [at.start, at.stop, at.step]} if isinstance(at, slice) else at
-        for name, at in choice.items()
-    }
-    return {"kind": "places", "places": places}
+    if isinstance(choice, Mapping):
+        places = {
+            name: {"slice": [at.start, at.stop, at.step]} if isinstance(at, slice) else at
+            for name, at in choice.items()
+        }
+        return {"kind": "places", "places": places}
+    check_name("spans", choice, ("each", "slots"))
+    return {"kind": choice}
 
 
-def _choice(rule: Mapping[str, Any]) -> Choice:
-    """The choice of spans behind its JSON form."""
-    if rule["kind"] != "places":
-        return str(rule["kind"])
-    stored: dict[str, Any] = rule["places"]
-    return {name: slice(*at["slice"]) if isinstance(at, dict) else at for name, at in stored.items()}
-
-
-def _labelled(task: Task, choice: Choice) -> tuple[Int64[Tensor, "n pos"], tuple[str, ...]]:
+def _labelled(task: Task, rule: Mapping[str, Any]) -> tuple[Int64[Tensor, "n pos"], tuple[str, ...]]:
     """Labels of a task, and the names of its spans in the order of their numbers."""
-    if isinstance(choice, str) and choice not in ("each", "slots"):
-        raise unknown_name("spans", choice, ("each", "slots", "a mapping of names to positions"))
-    lengths = task.lengths.tolist()
-    if choice == "each" and len(set(lengths)) > 1:
+    lengths, places = task.lengths.tolist(), rule.get("places", {})
+    if rule["kind"] == "each" and len(set(lengths)) > 1:
         raise InputError(
             f"spans='each' needs prompts of one length, but these have {min(lengths)} to {max(lengths)} "
             "tokens; use spans='slots' or a mapping of names to positions"
         )
-    rows = [_names_of(task, row, length, choice) for row, length in enumerate(lengths)]
-    listed = [] if isinstance(choice, str) else [name for name in choice if name != REST]
+    rows = []
+    for row, length in enumerate(lengths):
+        if rule["kind"] == "each":
+            rows.append([str(position) for position in range(length)])
+        elif rule["kind"] == "slots":
+            rows.append(_names_of_slots(task, row, length))
+        else:
+            rows.append(_names_at_places(places, row, length))
     # In order of appearance; a prompt whose slots are in another order adds what it alone has.
+    listed = [name for name in places if name != REST]
     names = tuple(dict.fromkeys([*listed, *(name for names in rows for name in names)]))
-    number = {name: index for index, name in enumerate(names)}
     labels = torch.full((task.n, task.length), NO_SPAN)
     for row, own in enumerate(rows):
-        labels[row, : len(own)] = torch.tensor([number[name] for name in own])
+        labels[row, : len(own)] = torch.tensor([names.index(name) for name in own])
     return labels, names
 
 
-def _names_of(task: Task, row: int, length: int, choice: Choice) -> list[str]:
-    """The span of each real position of one prompt."""
-    if isinstance(choice, Mapping):
-        return _names_at_places(choice, row, length)
-    if choice == "each":
-        return [str(position) for position in range(length)]
+def _names_of_slots(task: Task, row: int, length: int) -> list[str]:
+    """The span of each position of a prompt, by the slots of its template."""
     slots: Mapping[str, Tensor] = getattr(task, "slots", {})
     if not slots:
         raise InputError(f"{task.name!r} has no slots; use spans='each' or a mapping of names to positions")
@@ -206,10 +191,11 @@ def _names_of(task: Task, row: int, length: int, choice: Choice) -> list[str]:
     return names
 
 
-def _names_at_places(places: Mapping[str, Place], row: int, length: int) -> list[str]:
+def _names_at_places(places: Mapping[str, Any], row: int, length: int) -> list[str]:
     """The span of each position of a prompt of `length` tokens, by a mapping of names to places."""
     names = [REST] * length
-    for name, place in places.items():
+    for name, stored in places.items():
+        place = slice(*stored["slice"]) if isinstance(stored, dict) else stored
         try:
             here = np.atleast_1d(np.arange(length)[place]).tolist()
         except IndexError:
@@ -235,37 +221,6 @@ def _later(labels: Int64[Tensor, "n pos"], n_spans: int) -> Bool[Tensor, "n_span
         last = torch.where(member, place, -1).amax(1)
         reach |= present[:, None] & present & (first[:, None] <= last)
     return reach
-
-
-# ---- edges at spans -------------------------------------------------------------------------------------
-
-
-def edge_slots(graph: Graph, spans: Spans | None = None) -> Bool[Tensor, "*spans n_sources n_targets"]:
-    """True where there is an edge; at a span every edge but those into logits that are not read there."""
-    if spans is None:
-        return graph.valid
-    slots = graph.valid.expand(len(spans), -1, -1).clone()
-    slots[~spans.read, :, -1] = False
-    return slots
-
-
-def slot_frame(graph: Graph, spans: Spans | None, mask: Bool[Tensor, "..."]) -> "pd.DataFrame":
-    """One row per true entry: span where there are spans, source, target."""
-    import pandas as pd
-
-    *spanned, rows, columns = (places.tolist() for places in mask.nonzero(as_tuple=True))
-    frame = {} if spans is None else {"span": [spans.names[span] for span in spanned[0]]}
-    frame["source"] = [graph.sources[row] for row in rows]
-    frame["target"] = [graph.targets[column] for column in columns]
-    return pd.DataFrame(frame)
-
-
-def slot_names(graph: Graph, spans: Spans | None, mask: Bool[Tensor, "..."]) -> list[str]:
-    """Names of the true entries, `a0.h1->a2.h0.q`, with `@span` where there are spans."""
-    return [
-        graph.edge_name(row, column) + (f"@{spans.names[span[0]]}" if spans is not None else "")
-        for *span, row, column in mask.nonzero().tolist()
-    ]
 
 
 def check_everywhere(spans: Spans | None, what: str, instead: str) -> None:

@@ -1,9 +1,8 @@
 """Native transformers behind one interface."""
 
 from assay.models.block import Block, Norm
-from assay.models.checkpoints import family_of
 from assay.models.family import FAMILIES, Family, Fused, Separate, Sizes, Vision
-from assay.models.loading import load_model
+from assay.models.loading import family_of, load_model
 from assay.models.model import Model, prompted
 from assay.models.tracing import Trace
 from assay.models.transformer_lens import convert_attention_only

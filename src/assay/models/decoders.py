@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.models.attention import Tables
-from assay.models.family import Family, Fused, Separate, Sizes, config_sizes, like, register
+from assay.models.family import Family, Fused, Separate, Sizes, config_sizes, like, serve
 
 
 def _parallel(module: Any) -> bool:
@@ -19,7 +19,7 @@ def _parallel(module: Any) -> bool:
 # ---- GPT-2 and its relatives
 
 
-GPT2 = register(
+GPT2 = serve(
     Family(
         key="gpt2",
         serves="GPT-2, DistilGPT-2",
@@ -37,11 +37,6 @@ GPT2 = register(
         mlp="mlp",
         activation="mlp.act",
         norm="layer",
-        refuse=lambda module: (
-            "cross-attention adds a second reader per block that the graph does not have"
-            if getattr(module.config, "add_cross_attention", False)
-            else None
-        ),
     )
 )
 like(GPT2, "attention_only", "GPT-2 without MLPs", mlps=False, activation=None)
@@ -85,26 +80,21 @@ like(
     adjacent=True,
     parallel=lambda module: True,
 )
-register(
-    Family(
-        key="gpt-neox",
-        serves="GPT-NeoX, Pythia",
-        model_types=("gpt_neox",),
-        backbone="gpt_neox",
-        blocks="gpt_neox.layers",
-        attention_norm="input_layernorm",
-        mlp_norm="post_attention_layernorm",
-        final_norm="gpt_neox.final_layer_norm",
-        unembed="lm_head",
-        attention="attention",
-        qkv=Fused(path="attention.query_key_value", by_group=True),
-        out="attention.dense",
-        mlp="mlp",
-        activation="mlp.act",
-        norm="layer",
-        table=lambda module, layer: "rotary",
-        parallel=_parallel,
-    )
+like(
+    GPT2,
+    "gpt_neox",
+    "GPT-NeoX, Pythia",
+    backbone="gpt_neox",
+    blocks="gpt_neox.layers",
+    attention_norm="input_layernorm",
+    mlp_norm="post_attention_layernorm",
+    final_norm="gpt_neox.final_layer_norm",
+    learned_positions=False,
+    attention="attention",
+    qkv=Fused(path="attention.query_key_value", by_group=True),
+    out="attention.dense",
+    table=lambda module, layer: "rotary",
+    parallel=_parallel,
 )
 
 
@@ -210,29 +200,27 @@ def _window(module: Any, layer: int) -> int | None:
     return size
 
 
-LLAMA = register(
-    Family(
-        key="llama",
-        serves="Llama 1 to 3, Mistral, Qwen 2, 2.5 and 3, SmolLM 1 and 2",
-        model_types=("llama", "mistral", "qwen2", "qwen3"),
-        backbone="model",
-        blocks="model.layers",
-        attention_norm="input_layernorm",
-        mlp_norm="post_attention_layernorm",
-        final_norm="model.norm",
-        unembed="lm_head",
-        attention="self_attn",
-        qkv=Separate(q="self_attn.q_proj", k="self_attn.k_proj", v="self_attn.v_proj"),
-        out="self_attn.o_proj",
-        mlp="mlp",
-        activation="mlp.act_fn",
-        gated=lambda block: "mlp.down_proj",
-        norm="rms",
-        q_norm="self_attn.q_norm",
-        k_norm="self_attn.k_norm",
-        window=_window,
-        table=lambda module, layer: "rotary",
-    )
+LLAMA = like(
+    GPT2,
+    "llama",
+    "Llama 1 to 3, Mistral, Qwen 2, 2.5 and 3, SmolLM 1 and 2",
+    model_types=("llama", "mistral", "qwen2", "qwen3"),
+    backbone="model",
+    blocks="model.layers",
+    attention_norm="input_layernorm",
+    mlp_norm="post_attention_layernorm",
+    final_norm="model.norm",
+    learned_positions=False,
+    attention="self_attn",
+    qkv=Separate(q="self_attn.q_proj", k="self_attn.k_proj", v="self_attn.v_proj"),
+    out="self_attn.o_proj",
+    activation="mlp.act_fn",
+    gated=lambda block: "mlp.down_proj",
+    norm="rms",
+    q_norm="self_attn.q_norm",
+    k_norm="self_attn.k_norm",
+    window=_window,
+    table=lambda module, layer: "rotary",
 )
 _PLAIN_MLP: dict[str, Any] = {"gated": lambda block: None}
 like(LLAMA, "mixtral", "Mixtral", activation=None, **_PLAIN_MLP)
@@ -344,13 +332,11 @@ GEMMA2 = like(
     softcap=lambda module: module.config.attn_logit_softcapping,
     head=_capped_logits,
 )
-register(
-    replace(
-        GEMMA2,
-        key="gemma3",
-        serves="Gemma 3, text",
-        model_types=("gemma3_text",),
-        softcap=lambda module: None,  # its configuration has the entry, its attention does not read it
-        table=lambda module, layer: module.config.layer_types[layer],
-    )
+like(
+    GEMMA2,
+    "gemma3_text",
+    "Gemma 3, text",
+    key="gemma3",
+    softcap=lambda module: None,  # its configuration has the entry, its attention does not read it
+    table=lambda module, layer: module.config.layer_types[layer],
 )

@@ -31,6 +31,11 @@ class Sizes:
     d_head: int
 
 
+def _cross_attention(module: nn.Module) -> str | None:
+    asked = getattr(getattr(module, "config", None), "add_cross_attention", False)
+    return "cross-attention adds a second reader per block that the graph does not have" if asked else None
+
+
 def config_sizes(config: Config) -> Sizes:
     """Sizes as a Hugging Face configuration states them."""
     n_heads, d_model = int(config.num_attention_heads), int(config.hidden_size)
@@ -258,7 +263,7 @@ class Family:
     position_bias: Callable[[Any, int], Callable[[int], Tensor] | None] = lambda module, layer: None
     parallel: Callable[[Any], bool] = lambda module: False
     variant: Callable[[Any], Mapping[str, Any]] = lambda module: {}
-    refuse: Callable[[nn.Module], str | None] = lambda module: None
+    refuse: Callable[[nn.Module], str | None] = _cross_attention
     sizes: Callable[[Any], Sizes] = lambda module: config_sizes(module.config)
     facts: Callable[[nn.Module], dict[str, Any]] = config_facts
     vision: Vision | None = None
@@ -279,7 +284,7 @@ class Family:
 FAMILIES: Registry[Family] = Registry("family", plural="families", holds=Family)
 
 
-def register(family: Family) -> Family:
+def serve(family: Family) -> Family:
     """Serve models of a family."""
     return FAMILIES.add(family.key, family)
 
@@ -287,7 +292,7 @@ def register(family: Family) -> Family:
 def like(base: Family, model_type: str, serves: str, **changes: Any) -> Family:
     """Serve models of one type by the description of another, but for some entries."""
     own = {"key": model_type.replace("_", "-"), "serves": serves, "model_types": (model_type,)}
-    return register(replace(base, **{**own, **changes}))
+    return serve(replace(base, **{**own, **changes}))
 
 
 def home_of(root: nn.Module) -> torch.device:

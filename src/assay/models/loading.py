@@ -1,35 +1,57 @@
-"""Loading models by hub id, directory, live module, or name (timm, embedded, planted)."""
+"""Loading models by hub id, directory, live module, or name (timm, embedded, planted).
 
+Weights are read from safetensors, and code of a checkpoint is never run. Here is also which family a model
+belongs to, and where it goes.
+"""
+
+import pickle
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import torch
+from safetensors import SafetensorError
 from torch import nn
 
-from assay.core.errors import FileFormatError, HubError, InputError, UnsupportedModelError
-from assay.core.untrusted import malformed, printable
-from assay.models.checkpoints import (
-    Device,
-    DeviceMap,
-    NumberType,
-    check_description,
-    choose_device,
-    choose_dtype,
-    family_of,
-    from_directory,
-    image_processor,
-    is_timm_directory,
-    stored_tokenizer,
+import assay.models.vision  # noqa: F401 - importing it registers all descriptions
+from assay.core.errors import (
+    AssayError,
+    FileFormatError,
+    HubError,
+    InputError,
+    UnsafeFileError,
+    UnsupportedModelError,
+    near_matches,
+    needs_extra,
 )
+from assay.core.untrusted import MALFORMED, malformed, printable, read_object, refuse_pickle
 from assay.models.conformance import check_conformance
+from assay.models.family import FAMILIES, Config, Family
 from assay.models.model import Model
 from assay.models.timm_models import from_timm, preprocessing
 
+
+Device = str | torch.device | None
+NumberType = torch.dtype | Literal["auto"] | None
+# Where the parts of a model go: a way to deal them out, or path of a part -> device.
+DeviceMap = str | Mapping[str, str | int | torch.device] | None
 
 MINI = Path(__file__).parent / "mini"
 # What comes with the package: name to directory.
 EMBEDDED = {"mini": MINI, "colour-digits": Path(__file__).parent / "colour_digits"}
 _PLANTED, _TIMM = "planted:", "timm:"
 _APPLIES = {"revision": "ids of the Hugging Face Hub", "device_map": "checkpoints of transformers"}
+
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+_GENERAL_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")  # tokenizer.json says all
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_EXPECTED = ". Expected a directory with config.json and model.safetensors, written by save_pretrained"
+# What describes a model and its tokenizer: kilobytes to a few megabytes, never code or pickles.
+DESCRIPTION = ("*config.json", "*.index.json", "*token*.json", "vocab.*", "merges.txt", "*.model", "*.jinja")
+WEIGHT_FILES = ("model.safetensors", "model-*-of-*.safetensors")
+PICKLES = ("pytorch_model*.bin",)
 
 
 def load_model(
@@ -112,7 +134,9 @@ def load_model(
         raise FileFormatError(f"{path} has no config.json; expected a directory written by save_pretrained")
     if of_timm or is_timm_directory(path):
         _refuse_given(text, device_map=device_map)
-        module = from_timm(text if of_timm else path, allow_pickle=allow_pickle)
+        if not of_timm:
+            check_weight_files(path, allow_pickle=allow_pickle)
+        module = from_timm(text if of_timm else path)
         module = module.to(place, choose_dtype(dtype, place, None))
         return _bound(module, tokenizer, text if of_timm else name, preprocessing(module), origin)
     module = from_directory(
@@ -138,7 +162,7 @@ def _fetched(text: str, *, revision: str | None, token: str | None, allow_pickle
     path = fetch(name, DESCRIPTION, revision=revision, token=token)
     if (path / "config.json").is_file() and not is_timm_directory(path):
         check_description(path)
-    fetch(name, WEIGHTS, revision=revision, token=token)
+    fetch(name, WEIGHT_FILES, revision=revision, token=token)
     if allow_pickle and not any(path.glob("*.safetensors")):
         fetch(name, PICKLES, revision=revision, token=token)
     return name, path
@@ -164,11 +188,6 @@ def _bound(
 
 
 # ---- files of the hub
-
-# What describes a model and its tokenizer: kilobytes to a few megabytes, never code or pickles.
-DESCRIPTION = ("*config.json", "*.index.json", "*token*.json", "vocab.*", "merges.txt", "*.model", "*.jinja")
-WEIGHTS = ("model.safetensors", "model-*-of-*.safetensors")
-PICKLES = ("pytorch_model*.bin",)
 
 
 def fetch(name: str, patterns: tuple[str, ...], *, revision: str | None, token: str | None) -> Path:
@@ -202,3 +221,321 @@ def fetch(name: str, patterns: tuple[str, ...], *, revision: str | None, token: 
             f"{printable(str(error)).strip()[:600]}"
         ) from error
     return Path(folder)
+
+
+# ---- devices and number types
+
+
+def accelerator() -> torch.device | None:
+    """The first accelerator of this machine that knows float64; None without one."""
+    kind = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return None if kind is None or kind.type == "mps" else torch.device(kind.type, 0)
+
+
+def check_device(name: str | torch.device) -> torch.device:
+    """The device of a name.
+
+    Raises:
+        InputError: If this PyTorch does not have it, naming the devices there are.
+    """
+    devices = ["cpu"]
+    if torch.accelerator.is_available():
+        kind = torch.accelerator.current_accelerator()
+        devices += [f"{kind}:{index}" for index in range(torch.accelerator.device_count())]
+    try:
+        asked = torch.device(name)
+    except RuntimeError:  # no such type of device
+        asked = None
+    if asked is None or (asked.type != "cpu" and f"{asked.type}:{asked.index or 0}" not in devices):
+        raise InputError(
+            f"device {str(name)!r} does not exist: PyTorch {torch.__version__} here has {', '.join(devices)}"
+        )
+    return asked
+
+
+def choose_device(device: Device) -> torch.device:
+    """Where a model is put: `auto` is the accelerator if there is one, None the CPU.
+
+    Raises:
+        InputError: If the device does not exist.
+    """
+    if device == "auto":
+        return accelerator() or torch.device("cpu")
+    return check_device("cpu" if device is None else device)
+
+
+def choose_dtype(dtype: NumberType, device: torch.device, stored: torch.dtype | None) -> torch.dtype:
+    """The number type of the weights.
+
+    Args:
+        dtype: What was asked for; `auto` or None: float64 where the checkpoint has it, else the checkpoint's
+            on an accelerator and float32 on a CPU.
+        device: Where the model goes.
+        stored: Number type of the checkpoint, if it is known.
+
+    Raises:
+        InputError: For anything but a floating-point type.
+    """
+    if isinstance(dtype, torch.dtype):
+        if not dtype.is_floating_point or dtype.itemsize == 1:
+            raise InputError(f"dtype is {dtype}; expected 'auto', bfloat16, float16, float32 or float64")
+        return dtype
+    if dtype not in ("auto", None):
+        raise InputError(f"dtype is {dtype!r}; expected 'auto' or a torch.dtype such as torch.bfloat16")
+    half = (torch.bfloat16, torch.float16)
+    if stored == torch.float64 or (stored in half and device.type != "cpu"):
+        return stored
+    return torch.float32
+
+
+def number_type(name: str | None) -> torch.dtype | None:
+    """The number type of a name such as `float64`; None leaves it to the loader."""
+    return None if name is None else getattr(torch, name)
+
+
+# ---- directories
+
+
+def check_weight_files(directory: Path, *, allow_pickle: bool) -> None:
+    """Refuse a directory whose weights are not in `model.safetensors`, or in the files its index names.
+
+    Raises:
+        UnsafeFileError: If they are pickles and `allow_pickle` is false, or lie elsewhere.
+        FileFormatError: If there are none, or one of an index is missing.
+        UnsupportedModelError: If the directory holds an adapter, which transformers would load by itself.
+    """
+    if (directory / "adapter_config.json").is_file():
+        raise UnsupportedModelError(
+            f"{directory} holds an adapter of PEFT; merge it (merge_and_unload()) and save the merged model"
+        )
+    index = directory / INDEX
+    if (directory / WEIGHTS).is_file():
+        names = [WEIGHTS]
+    elif index.is_file():
+        names = sorted({str(name) for name in (read_object(index).get("weight_map") or {}).values()})
+    else:
+        names = sorted(path.name for suffix in ("bin", "pt", "pth") for path in directory.glob(f"*.{suffix}"))
+    for name in names or [WEIGHTS]:
+        elsewhere, pickled = Path(name).name != name, not name.endswith(".safetensors")
+        if elsewhere or (pickled and not allow_pickle):
+            raise UnsafeFileError(
+                f"{directory} has its weights in {printable(name)[:200]!r}, not in {WEIGHTS}. Opening a "
+                "pickle can run any code, and files elsewhere are not read; convert them to safetensors, or "
+                "pass allow_pickle=True if you trust the origin of the pickles beside config.json"
+            )
+        if not (directory / name).is_file():
+            raise FileFormatError(
+                f"{directory} has no weights {name}; expected {WEIGHTS} beside config.json, or all files its "
+                "index names (pickles of a repository are fetched only with allow_pickle=True)"
+            )
+        if not pickled:
+            refuse_pickle(directory / name)
+
+
+def is_timm_directory(path: Path) -> bool:
+    """Whether `config.json` is timm's: it names an architecture and no model type."""
+    config = read_object(path / "config.json")
+    return "architecture" in config and "model_type" not in config
+
+
+def check_description(directory: Path) -> dict[str, Any]:
+    """The entries of `config.json`; refused if they name weights, or a model that is not served."""
+    path = directory / "config.json"
+    config = read_object(path)
+    if (named := config.get("transformers_weights")) is not None:
+        raise UnsafeFileError(
+            f"{path} names its own weight files ({printable(repr(named))[:200]}), but weights are read "
+            f"only from {WEIGHTS} or {INDEX}; remove transformers_weights"
+        )
+    refuse_config(config, str(directory))
+    return config
+
+
+def from_directory(
+    directory: Path, *, dtype: NumberType, device: Device, allow_pickle: bool, device_map: DeviceMap = None
+) -> nn.Module:
+    """The model of a directory, with all of its weights, in its place.
+
+    Args:
+        directory: As `save_pretrained` writes it.
+        dtype: Number type of the weights; `auto` or None: see `choose_dtype`.
+        device: Where the model goes.
+        allow_pickle: Accept checkpoints that are pickles.
+        device_map: Where its parts go instead; see `load_model`.
+    """
+    with warnings.catch_warnings():
+        # Of tqdm, in a notebook without ipywidgets: its bars are off here.
+        warnings.filterwarnings("ignore", message="IProgress not found")
+        import transformers
+    location = str(directory)
+    if device_map is not None:
+        with needs_extra("placement", "device_map needs accelerate"):
+            import accelerate  # noqa: F401 - only whether it can be imported counts
+    with file_errors(location, "a causal language model or image classifier"):
+        if check_description(directory).get("model_type") == "attention_only":
+            from assay.models import attention_only  # which imports transformers, too
+
+            attention_only.register()
+        check_weight_files(directory, allow_pickle=allow_pickle)
+        config = transformers.AutoConfig.from_pretrained(location, trust_remote_code=False)
+        config._attn_implementation = None  # a name of a repository here would load a kernel from it
+        refuse_config({**vars(config), "model_type": config.model_type}, location)
+        family = family_of_type(config.model_type)
+        kind = "CausalLM" if family is None or family.vision is None else "ImageClassification"
+        place = choose_device(device if device_map is None else "auto")
+        with without_progress_bars():
+            module, info = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(
+                location,
+                output_loading_info=True,
+                trust_remote_code=False,
+                config=config,
+                dtype=choose_dtype(dtype, place, config.dtype),
+                use_safetensors=None if allow_pickle else True,
+                device_map=dict(device_map) if isinstance(device_map, Mapping) else device_map,
+            )
+        # transformers fills such weights with random numbers, which mean nothing.
+        for problem in ("missing_keys", "mismatched_keys"):
+            if names := sorted(str(key) for key in info[problem]):
+                raise FileFormatError(
+                    f"{location!r} is not a complete checkpoint: {problem.replace('_', ' ')} "
+                    f"{', '.join(names[:5])}{', ...' if len(names) > 5 else ''} ({len(names)} of "
+                    f"{len(list(module.parameters()))} weights); save the model again with save_pretrained"
+                )
+    placed: nn.Module = module.to(place) if device_map is None else module
+    return placed
+
+
+@contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """No bars of transformers inside: a zoo of small models would print hundreds."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def file_errors(location: str, what: str, expected: str = _EXPECTED) -> Iterator[None]:
+    """What transformers raises inside about the files of a model, as errors that name them."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        yield
+    except AssayError:
+        raise
+    except pickle.UnpicklingError as error:
+        raise UnsafeFileError(
+            f"{location!r} holds a pickle with more than weights, which is rejected: "
+            f"{printable(str(error))[:300]}"
+        ) from error
+    # ImportError: a configuration may ask for a library that is not installed.
+    except (OSError, ImportError, SafetensorError, StrictDataclassError, *MALFORMED) as error:
+        said = str(error).rstrip(".")
+        raise FileFormatError(f"cannot load {location!r} as {what}: {said}{expected}") from error
+
+
+def image_processor(directory: Path) -> dict[str, Any] | None:
+    """The stored `preprocessor_config.json`, or that part of `processor_config.json`; None without either."""
+    path = directory / "preprocessor_config.json"
+    if path.is_file():
+        return read_object(path)
+    path = directory / "processor_config.json"
+    stored = read_object(path).get("image_processor") if path.is_file() else None
+    return stored if isinstance(stored, dict) else None
+
+
+def stored_tokenizer(directory: Path) -> Any:
+    """The tokenizer of a directory; None if it holds none."""
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    if not any((directory / name).is_file() for name in _TOKENIZER_FILES):
+        return None  # transformers would make up an empty tokenizer
+    described = directory / "tokenizer_config.json"
+    kind = read_object(described).get("tokenizer_class") if described.is_file() else None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            # AutoTokenizer gives some model types a class of their own, which reads a general file as empty.
+            reader = PreTrainedTokenizerFast if kind in _GENERAL_TOKENIZERS else AutoTokenizer
+            tokenizer = reader.from_pretrained(str(directory), trust_remote_code=False)
+            tokenizer("a")  # some damage shows only in use
+            return tokenizer
+        except Exception as error:  # the library of tokenizers raises no other type for a damaged file
+            raise FileFormatError(
+                f"cannot read the tokenizer of {str(directory)!r} ({type(error).__name__}: "
+                f"{printable(str(error))[:300]}); restore its files, or give tokenizer="
+            ) from error
+
+
+# ---- which family a model belongs to
+
+# Why models have no stream from input to output -> starts of their model types and classes of timm.
+_NO_STREAM = {
+    "it normalises after the addition (post-norm)": ("bert", "roberta", "distilbert", "openai-gpt"),
+    "its stages merge patches, so the stream changes its length and width": ("swin",),
+    "its layers carry a state from position to position": ("mamba", "rwkv", "falcon_mamba"),
+    "some of its layers carry a state from position to position": ("jamba", "bamba", "recurrent_gemma"),
+}
+
+
+def family_of(module: nn.Module) -> Family:
+    """The description that fits a live module; timm need not be importable.
+
+    Raises:
+        UnsupportedModelError: Naming the module and why it is not served, or the nearest model type.
+    """
+    of_timm = {cls.__name__ for cls in type(module).__mro__ if cls.__module__.startswith("timm.")}
+    config: Config = getattr(module, "config", None)
+    model_type = getattr(config, "model_type", None)
+    for family in FAMILIES.values():
+        if of_timm & set(family.classes) or model_type in family.model_types:
+            return family
+    name = type(module).__name__
+    raise _unknown(name, model_type, kind=model_type or name, config=getattr(config, "__dict__", {}))
+
+
+def family_of_type(model_type: object) -> Family | None:
+    """The description of a Hugging Face model type; None if there is none."""
+    return next((family for family in FAMILIES.values() if model_type in family.model_types), None)
+
+
+def refuse_config(config: dict[str, Any], location: str) -> None:
+    """Refuse a `config.json` of a model that is not served, before its weights are fetched or read.
+
+    Raises:
+        UnsupportedModelError: For quantised weights, a post-norm layout or an unknown model type.
+    """
+    for field in ("quantization_config", "compression_config"):
+        if config.get(field) is not None:
+            raise UnsupportedModelError(
+                f"{location}: its configuration has {field}, so the stored weights differ from the numbers "
+                "it computes with; dequantise it (model.dequantize() of transformers) and save it again"
+            )
+    model_type = config.get("model_type")
+    if isinstance(model_type, str) and family_of_type(model_type) is None:
+        raise _unknown(location, model_type, kind=model_type, config=config)
+
+
+def _unknown(what: str, model_type: object, *, kind: str, config: dict[str, Any]) -> UnsupportedModelError:
+    """The error for a model without a description: the reason, or the nearest type that has one."""
+    reason = next((why for why, starts in _NO_STREAM.items() if kind.lower().startswith(starts)), None)
+    if reason is None and config.get("is_encoder_decoder"):
+        reason = "it is an encoder-decoder, where the decoder reads a second stream"
+    if reason is not None:
+        return UnsupportedModelError(
+            f"{what}: {reason}. The residual stream is not a sum of node outputs, so it has no graph here"
+        )
+    served = sorted(name for family in FAMILIES.values() for name in family.model_types)
+    of_timm = sorted(name for family in FAMILIES.values() for name in family.classes)
+    near = near_matches(model_type, served, limit=1) if isinstance(model_type, str) else ()
+    return UnsupportedModelError(
+        f"{what} (model type {printable(repr(model_type))[:80]}) is not supported; supported model types: "
+        f"{', '.join(served)}, and timm's {', '.join(of_timm)}."
+        + (f" Nearest by name: {near[0]!r}." if near else "")
+        + " docs/howto/own-model.md shows how to add a family ('If a model is rejected')"
+    )

@@ -27,7 +27,7 @@ from assay.graph import Graph, build_graph
 from assay.models.attention import Tables
 from assay.models.block import bind_blocks, bind_norm
 from assay.models.family import Config, Family, PostNorm, Vision, home_of, submodule
-from assay.models.tracing import StopForward, Trace, hooks_of
+from assay.models.tracing import Recorder, StopForward, Trace
 
 
 T = TypeVar("T")  # a task, whose types live beside this package
@@ -445,16 +445,18 @@ class Model:
             until: End the pass before this block; what lies behind it is not computed.
         """
         trace = Trace(attached=attached, home=self.device)
-        hooks = hooks_of(
-            self.blocks,
-            self.final_norm,
-            trace,
-            sources=sources,
-            gradients=gradients,
-            streams=streams,
-            until=until,
-        )
-        with hooks:
+        with Recorder(trace, gradients=gradients) as recorder:
+            for layer, block in enumerate(self.blocks):
+                if sources or layer == until:
+                    recorder.entering(block, layer, last=layer == until)
+                if layer == until:
+                    break
+                if sources:
+                    recorder.written(block)
+                if streams or gradients:
+                    recorder.read(block, layer)
+            else:
+                recorder.final(self.blocks[-1], self.final_norm)
             try:
                 yield trace
             except StopForward:

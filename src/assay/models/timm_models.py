@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from assay.core.errors import FileFormatError, MissingExtraError, install_command
-from assay.models.checkpoints import check_weight_files
 from assay.models.family import FAMILIES
 
 
@@ -61,18 +60,14 @@ def _import_torchvision() -> None:
         import torchvision  # noqa: F401 - again, for its effect: the rules now find their operators
 
 
-def from_timm(source: str | Path, *, allow_pickle: bool) -> nn.Module:
+def from_timm(source: str | Path) -> nn.Module:
     """The model of `timm:NAME` or a directory, as timm builds it.
 
     Raises:
-        UnsafeFileError: If the weights are a pickle and `allow_pickle` is false.
         FileFormatError: If timm does not build it.
         MissingExtraError: If timm is not installed.
     """
-    name = str(source).removeprefix("timm:")
-    if isinstance(source, Path):
-        check_weight_files(source, allow_pickle=allow_pickle)
-        name = f"local-dir:{source}"
+    name = f"local-dir:{source}" if isinstance(source, Path) else source.removeprefix("timm:")
     create_model = timm_create_model(str(source))
     try:
         return create_model(name, pretrained=True).eval()

@@ -1,6 +1,6 @@
 """What a native pass leaves behind, and the hooks that pick it up."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,16 +54,6 @@ class Trace:
         value = value if self.attached else value.detach()
         return value if self.home is None else value.to(self.home)
 
-    def catch(self, name: str, layer: int, part: int, tensor: Tensor) -> None:
-        """Keep the gradient at a tensor once a backward pass has run.
-
-        By a tensor hook, not a module backward hook: it sees exactly this tensor's gradient.
-        """
-        if tensor.requires_grad:
-            tensor.register_hook(
-                lambda gradient: self.gradients.__setitem__((name, layer, part), self.kept(gradient))
-            )
-
     @property
     def input(self) -> Tensor:
         """What the `input` source writes: the stream entering block 0."""
@@ -86,132 +76,122 @@ class StopForward(Exception):  # noqa: N818 - control flow, never an error
     """Ends a native pass early; caught by the `tracing` that asked for it."""
 
 
-def hooks_of(
-    blocks: Sequence[Block],
-    final_norm: Norm,
-    trace: Trace,
-    *,
-    sources: bool,
-    gradients: bool,
-    streams: bool,
-    until: int | None,
-) -> ExitStack:
-    """Hooks that fill a trace in the next pass, until the stack is closed; see `Model.tracing`."""
-    hooks = ExitStack()
+class Recorder(ExitStack):
+    """Hooks that fill a trace in the next pass, until this is closed; see `Model.tracing`.
 
-    def on_input(module: nn.Module, function: Callable[[tuple[Any, ...], dict[str, Any]], Any]) -> None:
+    Args:
+        trace: Where everything is kept.
+        gradients: Whether gradients are kept too, once a backward pass has run.
+    """
+
+    def __init__(self, trace: Trace, *, gradients: bool) -> None:
+        super().__init__()
+        self.trace, self.gradients = trace, gradients
+
+    def before(self, module: nn.Module, keep: Callable[..., Arguments | None]) -> None:
+        """Call `keep` with the arguments of a module; what it returns takes their place."""
         handle = module.register_forward_pre_hook(
-            lambda _, args, kwargs: function(args, kwargs), with_kwargs=True
+            lambda _, args, kwargs: keep(args, kwargs), with_kwargs=True
         )
-        hooks.callback(handle.remove)
+        self.callback(handle.remove)
 
-    def on_output(module: nn.Module, function: Callable[[Any], Tensor | None]) -> None:
-        hooks.callback(module.register_forward_hook(lambda _, args, output: function(output)).remove)
+    def behind(self, module: nn.Module, keep: Callable[[Any], Tensor | None]) -> None:
+        """Call `keep` with the output of a module; what it returns takes its place."""
+        self.callback(module.register_forward_hook(lambda _, args, output: keep(output)).remove)
 
-    def catch(name: str, layer: int, part: int, tensor: Tensor) -> None:
-        if gradients:
-            trace.catch(name, layer, part, tensor)
+    def catch(self, name: str, layer: int, part: int, tensor: Tensor) -> None:
+        """Keep the gradient at a tensor, by a hook of the tensor: that of a module sees other uses too."""
+        if self.gradients and tensor.requires_grad:
+            trace, key = self.trace, (name, layer, part)
+            tensor.register_hook(lambda gradient: trace.gradients.__setitem__(key, trace.kept(gradient)))
 
-    def enters(layer: int) -> Callable[..., Arguments | None]:
-        """The stream entering a block, and the arguments of its call."""
+    def entering(self, block: Block, layer: int, *, last: bool) -> None:
+        """The stream entering a block, and the arguments of its call; the last one ends the pass there."""
+        trace = self.trace
 
         def keep(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-            first = gradients and layer == 0
+            first = self.gradients and layer == 0
             entering = args[0].detach().requires_grad_() if first else args[0]
             trace.block_in.append(trace.kept(entering))
             trace.calls.append((args[1:], kwargs))
-            if layer == until:
+            if last:
                 raise StopForward
             if not first:
                 return None
             trace.leaf = entering  # a backward pass ends there
             return (entering, *args[1:]), kwargs
 
-        return keep
+        self.before(block.module, keep)
 
-    def heads(args: tuple[Any, ...], _: object) -> None:
-        z = trace.kept(args[0])
-        trace.head_z.append(z)
-        trace.z.append(z)
+    def written(self, block: Block) -> None:
+        """What the heads of a block give to their output projection, and what its MLP writes."""
+        trace, norm = self.trace, block.branch_norm
 
-    def rescaled_by(norm: Norm) -> Callable[..., None]:
-        """Before a branch norm: the heads' outputs are kept times the scale they share."""
+        def heads(args: tuple[Any, ...], _: object) -> None:
+            z = trace.kept(args[0])
+            trace.head_z.append(z)
+            trace.z.append(z)
 
-        def keep(args: tuple[Any, ...], _: object) -> None:
+        def rescaled(args: tuple[Any, ...], _: object) -> None:
+            """Before a branch norm: the heads' outputs are kept times the scale they share."""
+            assert norm is not None
             z, scale = trace.head_z[-1], norm.standardise(trace.kept(args[0]))[1]
             trace.z[-1] = (z * scale).to(z.dtype)
 
-        return keep
-
-    def mlp_gives(block: Block) -> Callable[[Tensor], Tensor | None]:
-        def keep(output: Tensor) -> Tensor | None:
+        def mlp(output: Tensor) -> Tensor | None:
             # Some MLPs are given the tokens of all examples in one row.
             trace.mlp.append(trace.kept(output).view(trace.block_in[-1].shape))
             return output.clone() if block.family.overwrites else None
 
-        return keep
+        self.before(block.out, heads)
+        if norm is not None and norm.module is not None:
+            self.before(norm.module, rescaled)
+        self.behind(block.mlp_out, mlp)
 
-    def projects(layer: int, part: int, block: Block) -> Callable[[Tensor], Tensor | None]:
-        def keep(output: Tensor) -> Tensor | None:
+    def read(self, block: Block, layer: int) -> None:
+        """What the norms of a block are given, and what its projections make of it."""
+        trace, norm = self.trace, block.mlp_norm.module
+        own_norm = None if block.shares_norm else norm
+
+        def attention(args: tuple[Any, ...], _: object) -> None:
+            trace.attention_in.append(trace.kept(args[0]))
+
+        def projected(part: int, output: Tensor) -> Tensor | None:
             if part == 0:
                 trace.qkv.append([])
             trace.qkv[-1].append(trace.kept(output))
-            catch("qkv", layer, part, output)
+            self.catch("qkv", layer, part, output)
             return output.clone() if block.family.overwrites else None
 
-        return keep
+        def mlp(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
+            """What the MLP's norm is given, or the MLP where it shares the attention's norm or has none.
 
-    def mlp_reads(layer: int, block: Block) -> Callable[..., Arguments | None]:
-        """What the MLP's norm is given, or the MLP itself where it shares the attention's norm or has none.
-
-        In the second case the MLP gets an alias of what it reads: the gradient at the tensor itself would be
-        the attention's too.
-        """
-        normed = block.mlp_norm.module is not None
-        shared = not normed or block.shares_norm
-
-        def keep(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-            before = trace.attention_in[-1]
-            trace.mlp_in.append(before if shared and normed else trace.kept(args[0]).view(before.shape))
-            if not shared:
+            In the second case the MLP gets an alias of what it reads: the gradient at the tensor itself would
+            be the attention's too.
+            """
+            before, shared = trace.attention_in[-1], norm is not None and own_norm is None
+            trace.mlp_in.append(before if shared else trace.kept(args[0]).view(before.shape))
+            if own_norm is not None:
                 return None
             alias = args[0].view_as(args[0])
-            catch("mlp", layer, 0, alias)
+            self.catch("mlp", layer, 0, alias)
             return (alias, *args[1:]), kwargs
 
-        return keep
+        self.before(block.attention_norm.module or block.module, attention)
+        for part, projection in enumerate(block.qkv):
+            self.behind(projection, partial(projected, part))
+        self.before(own_norm or block.mlp, mlp)
+        if block.family.mlps and own_norm is not None:
+            self.behind(own_norm, partial(self.catch, "mlp", layer, 0))
 
-    def final(stream: Tensor) -> None:
-        trace.final_in = trace.kept(stream)
-        catch("logits", 0, 0, stream)
+    def final(self, block: Block, norm: Norm) -> None:
+        """The stream entering the final norm, or leaving the last block where there is none."""
 
-    for layer, block in enumerate(blocks):
-        if layer == until:
-            on_input(block.module, enters(layer))
-            return hooks
-        norm = block.mlp_norm.module
-        if sources:
-            on_input(block.module, enters(layer))
-            on_input(block.out, heads)
-            if block.branch_norm is not None and block.branch_norm.module is not None:
-                on_input(block.branch_norm.module, rescaled_by(block.branch_norm))
-            on_output(block.mlp_out, mlp_gives(block))
-        if streams or gradients:
-            on_input(
-                block.attention_norm.module or block.module,
-                lambda args, _: trace.attention_in.append(trace.kept(args[0])),
-            )
-            for part, projection in enumerate(block.qkv):
-                on_output(projection, projects(layer, part, block))
-            own_norm = norm is not None and not block.shares_norm
-            on_input(norm if norm is not None and own_norm else block.mlp, mlp_reads(layer, block))
-            if block.family.mlps and norm is not None and own_norm:
-                on_output(norm, partial(catch, "mlp", layer, 0))
-    if final_norm.module is None:
-        on_output(
-            blocks[-1].module,
-            lambda output: final(output[0] if isinstance(output, tuple) else output),
-        )
-    else:
-        on_input(final_norm.module, lambda args, _: final(args[0]))
-    return hooks
+        def keep(stream: Tensor) -> None:
+            self.trace.final_in = self.trace.kept(stream)
+            self.catch("logits", 0, 0, stream)
+
+        if norm.module is None:
+            self.behind(block.module, lambda out: keep(out[0] if isinstance(out, tuple) else out))
+        else:
+            self.before(norm.module, lambda args, _: keep(args[0]))

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from assay.core.errors import FileFormatError, ShapeError, UnsafeFileError, writing
 from assay.core.untrusted import refuse_pickle
-from assay.models.checkpoints import file_errors
+from assay.models.loading import file_errors
 
 
 _MASKS = ("attn.mask", "attn.IGNORE")  # buffers: which positions may attend, and what the others get

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from assay.core.errors import UnsupportedModelError
+from assay.models.decoders import GPT2
 from assay.models.family import (
     Config,
-    Family,
     Fused,
     Separate,
     Sizes,
@@ -19,7 +19,6 @@ from assay.models.family import (
     config_sizes,
     height_and_width,
     like,
-    register,
     tower_config,
 )
 
@@ -32,27 +31,24 @@ def _facts(module: nn.Module) -> dict[str, Any]:
 # ---- transformers
 
 
-VIT = register(
-    Family(
-        key="vit",
-        serves="ViT",
-        model_types=("vit",),
-        backbone="vit",
-        blocks="vit.layers",
-        attention_norm="layernorm_before",
-        mlp_norm="layernorm_after",
-        final_norm="vit.layernorm",
-        unembed="classifier",
-        attention="attention",
-        qkv=Separate(q="attention.q_proj", k="attention.k_proj", v="attention.v_proj"),
-        out="attention.o_proj",
-        mlp="mlp",
-        activation="mlp.activation_fn",
-        norm="layer",
-        sizes=lambda module: config_sizes(tower_config(module)),
-        facts=_facts,
-        vision=Vision(backbone="vit"),
-    )
+VIT = like(
+    GPT2,
+    "vit",
+    "ViT",
+    backbone="vit",
+    blocks="vit.layers",
+    attention_norm="layernorm_before",
+    mlp_norm="layernorm_after",
+    final_norm="vit.layernorm",
+    unembed="classifier",
+    learned_positions=False,
+    attention="attention",
+    qkv=Separate(q="attention.q_proj", k="attention.k_proj", v="attention.v_proj"),
+    out="attention.o_proj",
+    activation="mlp.activation_fn",
+    sizes=lambda module: config_sizes(tower_config(module)),
+    facts=_facts,
+    vision=Vision(backbone="vit"),
 )
 
 _DEIT = Vision(backbone="deit", n_prefix=lambda config: 2)
@@ -235,32 +231,29 @@ def _timm_facts(module: Any) -> dict[str, Any]:
     }
 
 
-register(
-    Family(
-        key="timm-vit",
-        serves="timm's VisionTransformer, any pooling but attention",
-        model_types=(),
-        classes=("VisionTransformer",),
-        backbone="",
-        blocks="blocks",
-        attention_norm="norm1",
-        mlp_norm="norm2",
-        final_norm="norm",
-        unembed="head",
-        attention="attn",
-        qkv=Fused(path="attn.qkv"),
-        out="attn.proj",
-        mlp="mlp",
-        activation="mlp.act",
-        gated=_timm_gated,
-        norm="layer",
-        q_norm="attn.q_norm",
-        k_norm="attn.k_norm",
-        attention_scale="ls1",
-        mlp_scale="ls2",
-        scaling=lambda attention: attention.scale,
-        sizes=_timm_sizes,
-        facts=_timm_facts,
-        vision=TimmVision(backbone=""),
-    )
+like(
+    VIT,
+    "timm-vit",
+    "timm's VisionTransformer, any pooling but attention",
+    model_types=(),
+    classes=("VisionTransformer",),
+    backbone="",
+    blocks="blocks",
+    attention_norm="norm1",
+    mlp_norm="norm2",
+    final_norm="norm",
+    unembed="head",
+    attention="attn",
+    qkv=Fused(path="attn.qkv"),
+    out="attn.proj",
+    activation="mlp.act",
+    gated=_timm_gated,
+    q_norm="attn.q_norm",
+    k_norm="attn.k_norm",
+    attention_scale="ls1",
+    mlp_scale="ls2",
+    scaling=lambda attention: attention.scale,
+    sizes=_timm_sizes,
+    facts=_timm_facts,
+    vision=TimmVision(backbone=""),
 )

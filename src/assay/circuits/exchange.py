@@ -1,4 +1,4 @@
-"""Files of EAP-IG and submissions to MIB's circuit track: scores and circuits of other tools, and for them.
+"""Files of other tools: scores and circuits of EAP-IG and MIB, read and written, and graphs for Neuronpedia.
 
 An EAP-IG file (Hanna et al. 2024) is one JSON document
 
@@ -9,50 +9,39 @@ An EAP-IG file (Hanna et al. 2024) is one JSON document
 or a torch file of the same matrices. Older files hold a bare flag per node, or a bare score or flag per edge.
 The graph is that of `assay.graph` with one k and one v input per query head, whatever the model's grouping.
 
-A submission (Mueller et al. 2025) is a folder of folders `task_model`, each with one file of importances.
+Submissions to MIB (Mueller et al. 2025) are folders of such files, `task_model/importances.json`.
 """
 
 import json
 import pickle
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from assay.circuits.circuit import Circuit
+from assay.circuits.circuit import Circuit, reader_of
 from assay.circuits.files import MOST_CELLS, write_atomically
 from assay.circuits.scores import EdgeScores
-from assay.core.errors import (
-    FileFormatError,
-    GraphMismatchError,
-    InputError,
-    UnsafeFileError,
-    check_name,
-    writing,
-)
+from assay.core.errors import FileFormatError, GraphMismatchError, InputError, UnsafeFileError, check_name
+from assay.core.record import library_version
 from assay.core.untrusted import malformed, parse_json
-from assay.graph import CHANNELS, Graph, build_graph
+from assay.graph import Graph, build_graph
 
 
 SHARED = ("refuse", "any", "all")
-IMPORTANCES = "importances.json"
-# Of the names of models in MIB one holds the separator.
-_FOLDER = re.compile(
-    r"(?!.*\.\.)(?=.{1,200}$)(?P<task>[A-Za-z0-9][A-Za-z0-9._-]*?)_(?P<model>qwen2_5|[A-Za-z0-9][A-Za-z0-9.-]*)"
-)
 _FORM = "a graph file of EAP-IG at edge level, with cfg, nodes and edges"
 _SHOWN = 80  # of a name in a message: hostile files hold long ones
 
 Matrices = tuple[Float64[Tensor, "S R"] | None, Bool[Tensor, "S R"] | None]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class GraphFile:
+class GraphFile(NamedTuple):
     """What an EAP-IG file holds.
 
     Attributes:
@@ -66,7 +55,7 @@ class GraphFile:
     circuit: Circuit | None
 
 
-# ---- reading --------------------------------------------------------------------------------------------
+# ---- EAP-IG: reading ------------------------------------------------------------------------------------
 
 
 def read_eap_ig(path: str | Path, graph: Graph | None = None, *, shared: str = "refuse") -> GraphFile:
@@ -111,21 +100,21 @@ def read_eap_ig(path: str | Path, graph: Graph | None = None, *, shared: str = "
             raise ValueError("it holds circuits of single neurons")
         scores, kept = (_torch_matrices if path.suffix == ".pt" else _json_matrices)(document, theirs)
     ours = graph or theirs
-    if not ours.mlps or build_graph(ours.n_layers, ours.n_heads, parallel=ours.parallel) != theirs:
+    if not ours.mlps or _unshared(ours) != theirs:
         raise GraphMismatchError(
             f"{path} describes {theirs.describe()}, but the requested graph is {ours.describe()}. Give the "
             "graph of the model that the file was made with"
         )
-    found: dict[str, Any] = {"scores": None, "circuit": None}
     provenance = {"format": "eap-ig", "file": path.name, "sign": "positive: keep", "method": "imported"}
+    edge_scores = circuit = None
     if scores is not None:
         values = torch.zeros(ours.valid.shape, dtype=torch.float64).index_add_(1, copies_of(ours), scores)
         exact = bool((values.float().double() == values).all())
-        found["scores"] = EdgeScores(ours, values.float() if exact else values, provenance=provenance)
+        edge_scores = EdgeScores(ours, values.float() if exact else values, provenance=provenance)
     if kept is not None and bool(kept.any()):
         mask, split = _joined(kept, ours, shared, path)
-        found["circuit"] = Circuit(graph=ours, mask=mask, provenance={**provenance, "split_edges": split})
-    return GraphFile(graph=ours, **found)
+        circuit = Circuit(graph=ours, mask=mask, provenance={**provenance, "split_edges": split})
+    return GraphFile(ours, edge_scores, circuit)
 
 
 def _json_matrices(document: Mapping[str, Any], theirs: Graph) -> Matrices:
@@ -138,12 +127,9 @@ def _json_matrices(document: Mapping[str, Any], theirs: Graph) -> Matrices:
             value = {"in_graph": value} if isinstance(value, bool) else {"score": value}
         scores.append(value.get("score"))
         kept.append(value.get("in_graph"))
-    missing = set(index.values()) - set(places)
-    if missing:
-        raise ValueError(
-            f"{len(missing)} of its {len(index)} edges are missing, the first is "
-            f"{theirs.edge_name(*min(missing))!r}"
-        )
+    if missing := set(index.values()) - set(places):
+        first = theirs.edge_name(*min(missing))
+        raise ValueError(f"{len(missing)} of its {len(index)} edges are missing, the first is {first!r}")
 
     def matrix(values: list[Any], dtype: torch.dtype) -> Tensor | None:
         if all(value is None for value in values):
@@ -188,16 +174,20 @@ def their_edges(graph: Graph) -> dict[str, tuple[int, int]]:
     return {f"{graph.sources[row]}->{targets[column]}": (row, column) for row, column in edges}
 
 
+def _unshared(ours: Graph) -> Graph:
+    """The graph with a k and v input per query head."""
+    return build_graph(ours.n_layers, ours.n_heads, parallel=ours.parallel)
+
+
 def copies_of(ours: Graph) -> Int[Tensor, " R"]:
     """Column of `ours` that each column of the graph with a k and v input per query head is a copy of."""
-    share = {"q": 1, "k": ours.n_heads // ours.n_kv_heads, "v": ours.n_heads // ours.n_kv_heads}
-    columns = []
-    for layer in range(ours.n_layers):
-        for channel in CHANNELS:
-            of = [head // share[channel] for head in range(ours.n_heads)]
-            columns += [ours.channel_target(layer, channel, head) for head in of]
-        columns.append(ours.mlp_target(layer))
-    return torch.tensor([*columns, ours.n_targets - 1])
+    group = ours.n_heads // ours.n_kv_heads
+
+    def shared(name: str) -> str:
+        head = re.fullmatch(r"(a\d+)\.h(\d+)\.([kv])", name)
+        return name if group == 1 or head is None else f"{head[1]}.kv{int(head[2]) // group}.{head[3]}"
+
+    return torch.tensor([ours.target_index(shared(name)) for name in _unshared(ours).targets])
 
 
 def _joined(
@@ -212,14 +202,13 @@ def _joined(
         row, column = split.nonzero()[0].tolist()
         raise InputError(
             f"{path} keeps {int(count[row, column])} of the {int(copies[column])} copies of "
-            f"{ours.edge_name(row, column)}, which is a single edge here ({int(split.sum())} edges are "
-            "split in this way); read it with shared='any' or shared='all', or select a circuit from the "
-            "scores"
+            f"{ours.edge_name(row, column)}, which is a single edge here ({int(split.sum())} are split in "
+            "this way); read it with shared='any' or 'all', or select a circuit from the scores"
         )
     return (count == copies if shared == "all" else count > 0) & ours.valid, int(split.sum())
 
 
-# ---- writing --------------------------------------------------------------------------------------------
+# ---- EAP-IG: writing ------------------------------------------------------------------------------------
 
 
 def write_eap_ig(
@@ -250,14 +239,12 @@ def write_eap_ig(
     """
     ours, kept = what.graph, what if isinstance(what, Circuit) else circuit
     if not ours.mlps:
-        raise GraphMismatchError(
-            "EAP-IG graphs have an MLP in every block, so an attention-only graph cannot be written"
-        )
+        raise GraphMismatchError("EAP-IG graphs have MLPs, so an attention-only graph cannot be written")
     if kept is not None and kept.graph.fingerprint != ours.fingerprint:
         raise GraphMismatchError(
             f"the circuit belongs to the graph {kept.graph.describe()}, the scores to {ours.describe()}"
         )
-    theirs = build_graph(ours.n_layers, ours.n_heads, parallel=ours.parallel)
+    theirs = _unshared(ours)
     columns = copies_of(ours)
     mask = torch.zeros_like(theirs.valid) if kept is None else kept.mask[:, columns]
     values = mask.double()
@@ -277,89 +264,143 @@ def write_eap_ig(
     return write_atomically(Path(path), json.dumps(document, allow_nan=False).encode())
 
 
-# ---- submissions to MIB ---------------------------------------------------------------------------------
+# ---- Neuronpedia ----------------------------------------------------------------------------------------
 
 
-def load_submission(
-    path: str | Path, graph: Graph | Mapping[str, Graph] | None = None
-) -> dict[tuple[str, str], EdgeScores]:
-    """The importances that a submission to MIB's circuit track holds, by task and model.
+class ExportedEdge(NamedTuple):
+    """An edge: `source` writes, `reader` reads at the slot `target`; ablating a positive `score` hurts."""
 
-    Args:
-        path: The folder of a submission, or one of its `task_model` folders.
-        graph: The graph that all files must fit, or one per model name; models without one get the graphs
-            that their files describe (see `read_eap_ig`).
+    source: str
+    target: str
+    reader: str
+    score: float
 
-    Raises:
-        FileFormatError: No folder, a folder name without a task and a model, a folder without one file of
-            scores; and as `read_eap_ig`.
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedCircuit:
+    """A circuit with what an export says about it.
+
+    Attributes:
+        circuit: The circuit. Of edges at spans, those kept at some span are exported.
+        scores: Scores of its edges; without them every edge weighs 1.
+        model: Id of the model, e.g. `gpt2`.
+        prompt: A prompt of the task.
+        tokens: Its tokens.
+    """
+
+    circuit: Circuit
+    scores: EdgeScores | None = None
+    model: str = ""
+    prompt: str = ""
+    tokens: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        graph, scores = self.circuit.graph, self.scores
+        if scores is not None and scores.graph.fingerprint != graph.fingerprint:
+            raise GraphMismatchError(
+                f"the scores belong to another graph, {scores.graph.describe()}; the circuit's is "
+                f"{graph.describe()}"
+            )
+        if self.circuit.n_edges == 0:
+            raise InputError("the circuit keeps no edge, so there is nothing to export")
+
+    @cached_property
+    def edges(self) -> tuple[ExportedEdge, ...]:
+        """Its edges, the strongest first."""
+        graph, mask = self.circuit.graph, self.circuit.anywhere().mask
+        values = mask.double() if self.scores is None else self.scores.total().values
+        edges = []
+        for row, column in mask.nonzero().tolist():
+            source, target = graph.sources[row], graph.targets[column]
+            edges.append(ExportedEdge(source, target, reader_of(target), float(values[row, column])))
+        return tuple(sorted(edges, key=lambda edge: -abs(edge.score)))
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """Nodes at the ends of its edges; a shared key/value head is a node (`a1.kv0`)."""
+        return frozenset(end for edge in self.edges for end in (edge.source, edge.reader))
+
+
+def attribution_graph(exported: ExportedCircuit) -> dict[str, Any]:
+    """The circuit as an attribution graph of Neuronpedia: `metadata`, `qParams`, `nodes` and `links`.
 
     Notes:
-        Scores are positive where the edge is to be kept. MIB ranks signed scores, highest first, for CPR and
-        absolute ones for CMD: use `scores.top(k, absolute=False)` and `scores.top(k)`. Read the circuits of
-        an entry of circuits with `read_eap_ig`.
+        The format has one link between two nodes, so the scores of the query, key and value edges between
+        them are summed. Its nodes stand at token positions; circuits of edges have none, so the input stands
+        at the first and everything else at the last token. Heads have the feature type `attention head`; the
+        roles of a published circuit become supernodes.
 
     References:
-        Mueller et al. (2025), arXiv:2504.13151.
+        The JSON schema that Neuronpedia publishes for uploads (hijohnnylin/neuronpedia, graph-schema.json).
     """
-    root, entries = Path(path), {}
-    if not root.is_dir():
-        raise FileFormatError(
-            f"folder {root} does not exist; expected a submission with folders such as ioi_gpt2"
-        )
-    folders = sorted(each for each in root.iterdir() if each.is_dir() and not each.name.startswith("."))
-    for folder in folders or [root]:
-        match = _FOLDER.fullmatch(folder.name)
-        if match is None:
-            raise FileFormatError(
-                f"folder {folder.name[:_SHOWN]!r} does not name a task and a model; use a name such as "
-                "ioi_gpt2"
-            )
-        own = graph.get(match["model"]) if isinstance(graph, Mapping) else graph
-        files = [*folder.glob("[!.]*.json"), *folder.glob("[!.]*.pt")]
-        scores = read_eap_ig(files[0], own).scores if len(files) == 1 else None
-        if scores is None:
-            raise FileFormatError(
-                f"{folder} has {len(files)} .json and .pt files; expected one file of scores, {IMPORTANCES}"
-            )
-        entries[match["task"], match["model"]] = replace(
-            scores, provenance={**scores.provenance, **match.groupdict()}
-        )
-    return entries
+    tokens = list(exported.tokens) or [exported.prompt or "prompt"]
+    nodes = _nodes(exported.circuit.graph, exported.nodes, len(tokens) - 1)
+    links: dict[tuple[str, str], float] = {}
+    for edge in exported.edges:
+        pair = nodes[edge.source]["node_id"], nodes[edge.reader]["node_id"]
+        links[pair] = links.get(pair, 0.0) + edge.score
+    groups: dict[str, list[str]] = {}
+    for role, heads in exported.circuit.roles.items():
+        for name in (f"a{layer}.h{head}" for layer, head in heads):
+            if name in nodes:
+                nodes[name]["clerp"] = f"{name} ({role})"
+                groups.setdefault(role, []).append(nodes[name]["node_id"])
+    info = {
+        "description": f"Circuit of {len(exported.edges):,} edges among heads and MLPs.",
+        "generator": {"name": "assay", "version": library_version()},
+    }
+    return {
+        "metadata": {
+            "slug": f"assay-{exported.circuit.hash}",
+            "scan": exported.model or "unknown",
+            "prompt_tokens": tokens,
+            "prompt": exported.prompt,
+            "info": info,
+        },
+        "qParams": {
+            "linkType": "both",
+            "pinnedIds": [each for members in groups.values() for each in members],
+            "supernodes": [[role, *members] for role, members in groups.items()],
+            "clickedId": "",
+            "sg_pos": "",
+        },
+        "nodes": list(nodes.values()),
+        "links": [{"source": one, "target": other, "weight": sum_} for (one, other), sum_ in links.items()],
+    }
 
 
-def save_submission(
-    entries: Mapping[tuple[str, str], EdgeScores],
-    path: str | Path,
-    *,
-    d_model: Mapping[str, int] | None = None,
-) -> Path:
-    """Write a submission of importances to MIB's circuit track: `task_model/importances.json`.
+def _nodes(graph: Graph, named: frozenset[str], last: int) -> dict[str, dict[str, Any]]:
+    """Some nodes, by name; features of a layer are its heads, the key/value heads they share, and its MLP."""
+    n_heads, n_shared = graph.n_heads, graph.n_kv_heads
+    places = {"input": ("E", 0, "embedding"), "logits": (str(graph.n_layers), 0, "logit")}
+    for layer in range(graph.n_layers):
+        heads = [f"h{head}" for head in range(n_heads)] + [f"kv{head}" for head in range(n_shared)]
+        for feature, head in enumerate(heads):
+            places[f"a{layer}.{head}"] = str(layer), feature, "attention head"
+        places[f"m{layer}"] = str(layer), n_heads + n_shared, "mlp"
+    nodes = {}
+    for name in (each for each in places if each in named):
+        layer_name, feature, kind = places[name]
+        position = 0 if name == "input" else last
+        nodes[name] = {
+            "node_id": f"{layer_name}_{feature}_{position}",
+            "feature": feature,
+            "layer": layer_name,
+            "ctx_idx": position,
+            "feature_type": kind,
+            "jsNodeId": f"{layer_name}_{feature}-{position}",
+            "influence": None,
+            "activation": None,
+            "clerp": name,
+        }
+    return nodes
 
-    Args:
-        entries: For each (task, model) the scores, positive: keep.
-        path: The folder, made if it is not there. Existing files of the same names are replaced.
-        d_model: Width per model name, which MIB's reader asks for.
 
-    Returns:
-        The folder.
+def export_circuit(path: str | Path, exported: ExportedCircuit) -> Path:
+    """Write a circuit as an attribution graph of Neuronpedia, a `.json` file.
 
     Raises:
-        InputError: For names that cannot be those of a folder.
-        OutputError: If a folder or file cannot be written.
-
-    References:
-        Mueller et al. (2025), arXiv:2504.13151.
+        OutputError: If the file cannot be written.
     """
-    root = Path(path)
-    for (task, model), scores in entries.items():
-        match = _FOLDER.fullmatch(f"{task}_{model}")
-        if match is None or match.groups() != (task, model):
-            raise InputError(
-                f"task {task[:_SHOWN]!r} and model {model[:_SHOWN]!r} cannot name a folder; use letters, "
-                "digits, '-' and '.', and '_' in the task alone"
-            )
-        with writing(f"make the folder {root / match[0]}"):
-            (root / match[0]).mkdir(parents=True, exist_ok=True)
-        write_eap_ig(scores, root / match[0] / IMPORTANCES, d_model=(d_model or {}).get(model))
-    return root
+    document = json.dumps(attribution_graph(exported), indent=1, allow_nan=False)
+    return write_atomically(Path(path), document.encode())
