@@ -79,8 +79,8 @@ def measure(model: Model, task: Any, repeats: int, device: str) -> dict[str, Any
             "seconds": round(taken, 4),
             "share of the attribution": round(taken / attribution, 4),
             "included": certified.circuit.n_edges,
-            "excluded": certified.excluded.n_edges,
-            "abstained": certified.abstained.n_edges,
+            "excluded": certified.select("excluded").n_edges,
+            "abstained": certified.select("abstained").n_edges,
         }
     return found
 

@@ -60,7 +60,14 @@ def metrics() -> dict[str, object]:
     unit = best(lambda: np.sort(numbers, kind="stable"), 20)
     generator = torch.Generator().manual_seed(2)
     drawn = torch.randn(200, graph.n_sources, generator=generator)
-    outputs = OutputScores(graph, drawn.mean(0), None, {}, {"n": EXAMPLES}, resampled=drawn)
+    outputs = OutputScores(
+        graph=graph,
+        values=drawn.mean(0),
+        per_example=None,
+        provenance={},
+        details={"n": EXAMPLES},
+        resampled=drawn,
+    )
     matrices = torch.rand(MODELS, 14, 14, generator=generator)
     performance = torch.rand(MODELS, generator=generator).tolist()
     calls: dict[str, tuple[Callable[[], object], float | None]] = {

@@ -106,7 +106,7 @@ def _registered(key: str, **facts: Any) -> Callable[[Loss], Loss]:
 def _gather(
     values: Float[Tensor, "batch d_vocab"], ids: Int[Tensor, "batch n"]
 ) -> tuple[Float[Tensor, "batch n"], Bool[Tensor, "batch n"]]:
-    """Values at ids, and which of them are no padding."""
+    """Values at ids, and which ids are real rather than padding."""
     return values.gather(1, ids.clamp(min=0)), ids >= 0
 
 

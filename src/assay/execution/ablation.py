@@ -74,18 +74,15 @@ class Baseline:
 
     def attention_in(self, layer: int) -> Float[Tensor, "rows pos d_model"]:
         """Stream entering the attention norm of a block when every edge is cut."""
-        return self.trace.attention_in[layer] if self.trace is not None else self._streams[2 * layer]
+        return self._streams[2 * layer]
 
     def mlp_in(self, layer: int) -> Float[Tensor, "rows pos d_model"]:
         """Stream entering the MLP norm of a block when every edge is cut."""
-        return self.trace.mlp_in[layer] if self.trace is not None else self._streams[2 * layer + 1]
+        return self._streams[2 * layer + 1]
 
     def final_in(self) -> Float[Tensor, "rows pos d_model"]:
         """Stream entering the final norm when every edge is cut."""
-        if self.trace is None:
-            return self._streams[-1]
-        assert self.trace.final_in is not None
-        return self.trace.final_in
+        return self._streams[-1]
 
     def channels(self, layer: int) -> Float[Tensor, "rows pos n_channels d_head"]:
         """q/k/v projections (before rotary and head norms) of `attention_in`."""
@@ -103,8 +100,11 @@ class Baseline:
     @cached_property
     def _streams(self) -> list[Tensor]:
         """Prefix sums of the ablated sources plus output biases: two per block, then the final one."""
-        streams = []
-        stream = self.input
+        if self.trace is not None:
+            assert self.trace.final_in is not None
+            pairs = zip(self.trace.attention_in, self.trace.mlp_in, strict=True)
+            return [*(stream for pair in pairs for stream in pair), self.trace.final_in]
+        streams, stream = [], self.input
         for layer, block in enumerate(self.model.blocks):
             streams.append(stream)
             weight, bias = block.out_weight().flatten(0, 1), block.out_bias()
@@ -124,52 +124,46 @@ class Baseline:
 def joined(traces: Sequence[Trace], join: Callable[[list[Tensor]], Tensor]) -> Trace:
     """One trace of the activations of some traces of equal depth, tensor by tensor; see `Trace`."""
 
-    def each(name: str) -> list[Tensor]:
-        return [join(list(parts)) for parts in zip(*(getattr(trace, name) for trace in traces), strict=True)]
+    def each(parts: Sequence[Any]) -> Any:
+        if isinstance(parts[0], list):
+            return [each(some) for some in zip(*parts, strict=True)]
+        return None if parts[0] is None else join(list(parts))
 
-    last = [trace.final_in for trace in traces if trace.final_in is not None]
-    return Trace(
-        block_in=[join([trace.input for trace in traces])],
-        z=each("z"),
-        mlp=each("mlp"),
-        attention_in=each("attention_in"),
-        mlp_in=each("mlp_in"),
-        qkv=[
-            [join(list(part)) for part in zip(*parts, strict=True)]
-            for parts in zip(*(trace.qkv for trace in traces), strict=True)
-        ],
-        final_in=join(last) if last else None,
-        calls=traces[0].calls,
-    )
-
-
-def _place(batch: Batch) -> tuple[int, int]:
-    """What tells a batch from the others of its task."""
-    return int(batch.indices[0]), len(batch.indices)
+    names = ("z", "mlp", "attention_in", "mlp_in", "qkv", "final_in")
+    activations = {name: each([getattr(trace, name) for trace in traces]) for name in names}
+    entering = join([trace.input for trace in traces])
+    return Trace(block_in=[entering], calls=traces[0].calls, **activations)
 
 
 class KeptRuns:
-    """Clean passes that measuring the means made anyway, kept for the discovery that reads them next.
+    """What was computed of some batches of one task, for whoever needs it next.
 
     Args:
-        max_bytes: What may be kept; batches beyond it are run again.
+        max_bytes: What may be kept; what goes beyond is made again.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self.max_bytes = max_bytes
-        self._bytes = 0
-        self._runs: dict[tuple[int, int], tuple[Trace, Tensor]] = {}
+        self._free = max_bytes
+        self._held: dict[tuple[str, int, int], tuple[Any, int]] = {}
 
-    def put(self, batch: Batch, trace: Trace, logits: Tensor) -> None:
-        """Keep the pass over a batch and its logits at the read position, if there is room."""
-        size = trace.nbytes + logits.nbytes
-        if self._bytes + size <= self.max_bytes:
-            self._bytes += size
-            self._runs[_place(batch)] = trace, logits
+    @staticmethod
+    def _key(kind: str, batch: Batch) -> tuple[str, int, int]:
+        return kind, int(batch.indices[0]), len(batch.indices)
 
-    def take(self, batch: Batch) -> tuple[Trace, Tensor] | None:
-        """The pass over a batch, which is then no longer kept; None if it is not here."""
-        return self._runs.pop(_place(batch), None)
+    def put(self, kind: str, batch: Batch, value: Any, size: int) -> None:
+        """Keep something of so many bytes, in the place of its forerunner, if there is room."""
+        free = self._free + self._held.get(self._key(kind, batch), (None, 0))[1]
+        if size <= free:
+            self._free = free - size
+            self._held[self._key(kind, batch)] = value, size
+
+    def get(self, kind: str, batch: Batch) -> Any:
+        """What is kept of a batch; None if nothing is."""
+        return self._held.get(self._key(kind, batch), (None, 0))[0]
+
+    def take(self, kind: str, batch: Batch) -> Any:
+        """The same, which is then no longer kept."""
+        return self._held.pop(self._key(kind, batch), (None, 0))[0]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -177,16 +171,12 @@ class Prepared:
     """Serves baselines for batches of the task that an ablation was prepared on.
 
     Attributes:
-        make: Baseline of a batch, from a pass over `batch.corrupted` where the caller has one.
+        baseline: Baseline of a batch; also from a pass over `batch.corrupted`, where the caller has one.
         kept: Clean passes that preparing made, where the caller asked for them.
     """
 
-    make: Callable[[Batch, Trace | None], Baseline]
+    baseline: Callable[..., Baseline]
     kept: KeptRuns | None = None
-
-    def baseline(self, batch: Batch, trace: Trace | None = None) -> Baseline:
-        """Baseline of a batch; `trace` is a pass over `batch.corrupted` if the caller has one already."""
-        return self.make(batch, trace)
 
 
 class BaselineShelf:
@@ -199,11 +189,8 @@ class BaselineShelf:
     """
 
     def __init__(self, max_bytes: int = 2**30) -> None:
-        self.max_bytes = max_bytes
-        self._bytes = 0
+        self._kept = KeptRuns(max_bytes)
         self._prepared: Prepared | None = None
-        self._baselines: dict[tuple[int, int], Baseline] = {}
-        self._clean: dict[tuple[int, int], Trace] = {}
 
     def prepared(self, make: Callable[[], Prepared]) -> Prepared:
         """The prepared ablation, made on first use."""
@@ -213,29 +200,19 @@ class BaselineShelf:
 
     def baseline(self, prepared: Prepared, batch: Batch) -> Baseline:
         """The baseline of a batch, from the shelf if it is there."""
-        held = self._baselines.get(_place(batch))
-        if held is not None:
-            return held
-        made = prepared.baseline(batch)
-        if self._fits(made.nbytes):
-            self._baselines[_place(batch)] = made
-        return made
+        held: Baseline | None = self._kept.get("baseline", batch)
+        if held is None:
+            held = prepared.baseline(batch)
+            self._kept.put("baseline", batch, held, held.nbytes)
+        return held
 
     def clean(self, batch: Batch, depth: int, make: Callable[[], Trace]) -> Trace:
         """A pass over the clean inputs of a batch, at least `depth` blocks deep."""
-        held = self._clean.get(_place(batch))
-        if held is not None and len(held.z) >= depth:
-            return held
-        made = make()
-        if self._fits(made.nbytes - (0 if held is None else held.nbytes)):
-            self._clean[_place(batch)] = made
-        return made
-
-    def _fits(self, size: int) -> bool:
-        """Whether there is room for so many bytes more, which are then taken."""
-        fits = self._bytes + size <= self.max_bytes
-        self._bytes += size if fits else 0
-        return fits
+        held: Trace | None = self._kept.get("clean", batch)
+        if held is None or len(held.z) < depth:
+            held = make()
+            self._kept.put("clean", batch, held, held.nbytes)
+        return held
 
 
 # ---- heads inside a run -----------------------------------------------------------------------------------
@@ -316,10 +293,8 @@ class Setting:
 
     def real(self, task: Task) -> Bool[Tensor, "n pos"]:
         """True at the tokens of its `finite` prompts, False at padding."""
-        used = self.finite(task)
-        return (torch.arange(task.length, device=used.device) < task.lengths.to(used.device)[:, None]) & used[
-            :, None
-        ]
+        used = self.finite(task)[:, None]
+        return (torch.arange(task.length, device=used.device) < task.lengths.to(used.device)[:, None]) & used
 
     def rng(self, key: str, *more: object) -> np.random.Generator:
         """The stream of an intervention and a draw; independent of batches."""
@@ -428,13 +403,13 @@ class Resample(Ablation):
     summary = "its output on the corrupted input"
 
     def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
-        def make(batch: Batch, trace: Trace | None) -> Baseline:
+        def baseline(batch: Batch, trace: Trace | None = None) -> Baseline:
             if trace is None:
                 with torch.no_grad(), model.tracing(streams=True) as trace:
                     model.forward(batch.corrupted)
             return Baseline.of(model, trace)
 
-        return Prepared(make=make)
+        return Prepared(baseline=baseline)
 
     def prepare_heads(self, setting: Setting) -> Replacement:
         outputs = setting.outputs(setting.task, corrupted=True)
@@ -540,23 +515,16 @@ class Noise(Ablation):
             spread = ((square - total.square() / n) / max(n - 1, 1)).clamp(min=0).sqrt()
             deviations.append(spread.float().repeat_interleave(width))
 
-        def make(batch: Batch, trace: Trace | None) -> Baseline:
+        def baseline(batch: Batch, trace: Trace | None = None) -> Baseline:
             widths = [len(deviation) for deviation in deviations]
-            draws = torch.stack(
-                [
-                    torch.from_numpy(
-                        stream(seed, f"noise/{row}").standard_normal((batch.width, sum(widths)), "float32")
-                    )
-                    for row in batch.indices.tolist()
-                ]
-            )
-            parts = draws.to(model.device).split(widths, dim=2)
-            values = [
-                (part * deviation).to(model.dtype) for part, deviation in zip(parts, deviations, strict=True)
-            ]
+            shape = batch.width, sum(widths)
+            rngs = (stream(seed, f"noise/{row}") for row in batch.indices.tolist())
+            draws = torch.from_numpy(np.stack([rng.standard_normal(shape, "float32") for rng in rngs]))
+            parts = zip(draws.to(model.device).split(widths, dim=2), deviations, strict=True)
+            values = [(part * deviation).to(model.dtype) for part, deviation in parts]
             return Baseline.by_source(model, values)
 
-        return Prepared(make=make)
+        return Prepared(baseline=baseline)
 
     def prepare_heads(self, setting: Setting) -> Replacement:
         real = setting.real(setting.reference)
@@ -579,7 +547,7 @@ class NoiseAdditive(Ablation):
     summary = "its own output plus noise of its own spread"
 
     def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
-        def make(batch: Batch, trace: Trace | None) -> Baseline:
+        def baseline(batch: Batch, trace: Trace | None = None) -> Baseline:
             with torch.no_grad(), model.tracing() as clean:
                 model.forward(batch.clean)
             rngs = [stream(seed, f"noise-additive/{row}") for row in batch.indices.tolist()]
@@ -591,7 +559,7 @@ class NoiseAdditive(Ablation):
                 noisy.append((by_node + noise).flatten(2).to(value.dtype))
             return Baseline.by_source(model, noisy)
 
-        return Prepared(make=make)
+        return Prepared(baseline=baseline)
 
     def prepare_heads(self, setting: Setting) -> Replacement:
         return lambda site: site.z + setting.noise(self.key, site) * _own_spread(site.z, site.batch)
@@ -611,14 +579,12 @@ def _own_spread(
 def _shared(model: Model, values: list[Tensor], kept: KeptRuns | None = None) -> Prepared:
     """One row of `input`, heads and MLPs for all examples; a single position is spread over all of them."""
 
-    def make(batch: Batch, trace: Trace | None) -> Baseline:
+    def baseline(batch: Batch, trace: Trace | None = None) -> Baseline:
         length = batch.width
-        spread = [
-            value.expand(1, length, -1) if value.shape[1] == 1 else value[:, :length] for value in values
-        ]
-        return Baseline.by_source(model, spread)
+        spread = (each.expand(1, length, -1) if each.shape[1] == 1 else each[:, :length] for each in values)
+        return Baseline.by_source(model, list(spread))
 
-    return Prepared(make=make, kept=kept)
+    return Prepared(baseline=baseline, kept=kept)
 
 
 def _by_source(model: Model, trace: Trace) -> list[tuple[Tensor, int]]:
@@ -644,7 +610,8 @@ def _source_sums(
     with torch.no_grad(), model.tracing() as trace:
         hidden = model.forward(batch.clean)
         if keep is not None:
-            keep.put(batch, trace, model.read(hidden, batch.positions))
+            logits = model.read(hidden, batch.positions)
+            keep.put("run", batch, (trace, logits), trace.nbytes + logits.nbytes)
     positions = torch.arange(batch.width, device=model.device)
     weight = (positions < batch.lengths[:, None])[..., None, None].double()
     return [total(v.double().unflatten(-1, (nodes, -1)), weight) for v, nodes in _by_source(model, trace)]

@@ -1,7 +1,7 @@
 """How many examples go through a model at once: what suits the device, and what its memory holds."""
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import TypeVar
 
@@ -67,17 +67,12 @@ def with_room(run: Callable[[int], T], size: int) -> T:
 _ASSUMED: ContextVar[int | None] = ContextVar("assumed_memory", default=None)
 
 
-@contextmanager
-def assumed_memory(n_bytes: int) -> Iterator[None]:
+def assumed_memory(n_bytes: int) -> AbstractContextManager[None]:
     """Size passes as on a machine with so many bytes free, whatever is free here.
 
     Passes of another size round otherwise, so results that are to have the same bytes everywhere need it.
     """
-    before = _ASSUMED.set(n_bytes)
-    try:
-        yield
-    finally:
-        _ASSUMED.reset(before)
+    return machine.entered(_ASSUMED, n_bytes)
 
 
 def free_memory(device: torch.device) -> int:

@@ -221,12 +221,9 @@ class _CutExamples(Baseline):
         value = value[:, 0] if value.ndim == 3 and not everywhere else value
         place = (slice(None), slice(None)) if everywhere else (self.index, self.read)
         if kind == "stream":
-            if layer == graph.n_layers:
-                clean = self.final_in()
-            elif graph.mlps and number == graph.mlp_target(layer):
-                clean = self.mlp_in(layer)
-            else:
-                clean = self.attention_in(layer)
+            # Two streams of a block are read, by its attention and its MLP, then that of `logits`.
+            reads_mlp = graph.mlps and layer < graph.n_layers and number == graph.mlp_target(layer)
+            clean = self._streams[2 * layer + reads_mlp]
             self.offsets[number] = value - self.at(clean.to(value.dtype), everywhere=everywhere)
         elif kind == "mlp":
             self.mlp[layer] = self.mlp[layer].to(value.dtype, copy=True)

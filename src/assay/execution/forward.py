@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from assay.circuits import Circuit
-from assay.core.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError, ShapeError
+from assay.core.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError
 from assay.execution.ablation import Ablation, Baseline, BaselineShelf, get_ablation
 from assay.execution.batches import choose_batch_size, with_room
 from assay.execution.runner import CircuitRunner
@@ -171,7 +171,7 @@ def run_circuit(
                 logits = runner.soft.logits(runner.soft.prepare_batch(batch, prepared), runner.mask(batch))
             else:
                 depth = model.n_layers if runner.clean_depth is None else runner.clean_depth
-                trace = kept.clean(batch, depth, partial(_clean_pass, model, runner, batch.clean))
+                trace = kept.clean(batch, depth, partial(clean_pass, model, runner, batch.clean))
                 logits = runner.logits(trace, kept.baseline(prepared, batch), batch.positions)
             results.append(logits.to(model.result_dtype).cpu())
         return torch.cat(results)
@@ -205,7 +205,7 @@ class _SpanRunner:
         return self.weights[rows.to(self.weights.device)]
 
 
-def _clean_pass(model: Model, runner: CircuitRunner, inputs: Tensor) -> Trace:
+def clean_pass(model: Model, runner: CircuitRunner, inputs: Tensor) -> Trace:
     """As much of a plain pass over the clean input as the circuit reads directly."""
     until = None if runner.clean_depth == model.n_layers else runner.clean_depth
     with torch.no_grad(), model.tracing(until=until) as trace:
@@ -229,7 +229,7 @@ def _run_pairs(
             sides.append(next(iter(few.batches(few.n))).to(model.device))
             at.append(inverse)
         clean, corrupted = sides
-        trace = _clean_pass(model, runner, clean.clean)
+        trace = clean_pass(model, runner, clean.clean)
         with model.tracing(streams=True) as streams:
             model.forward(corrupted.corrupted)
         baseline = Baseline.of(model, streams)
@@ -246,15 +246,6 @@ def _check_pairs(task: Task, ablation: Ablation, pairs: Tensor) -> None:
         raise InputError(
             f"pairs= chooses corrupted inputs, but {ablation.key!r} ablation does not use them; use "
             "ablation='resample', or remove pairs"
-        )
-    if pairs.ndim != 2 or pairs.shape[1] != 2 or len(pairs) == 0:
-        raise ShapeError(
-            f"pairs is {tuple(pairs.shape)}; expected int64 [n_pairs, 2] of (clean index, corrupted index)"
-        )
-    if int(pairs.min()) < 0 or int(pairs.max()) >= task.n:
-        raise InputError(
-            f"pairs hold indices from {int(pairs.min())} to {int(pairs.max())}, but the task has rows 0 to "
-            f"{task.n - 1}"
         )
     lengths = task.lengths[pairs]
     unequal = (lengths[:, 0] != lengths[:, 1]).nonzero().flatten()

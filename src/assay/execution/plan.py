@@ -16,11 +16,13 @@ Garriga-Alonso 2024, equation 1.) The plan is made once per mask and holds no te
 - sources that read the unchanged clean stream are clean: they depend on the clean input alone;
 - a node whose value is used at the read position only is computed there only;
 - targets of one block that keep the same sources share one input and one norm;
-- a target that keeps almost everything starts from the running total and subtracts.
+- a target that keeps almost everything at all positions starts from the running total and subtracts.
 
 A run may also start from another run and move the input of one target, as `assay.execution.cuts` does. That
 run then takes the place of the ablated one in all of this: sources that the target does not reach equal their
 value in it.
+
+A plan is made by NumPy: it takes thousands of steps on few booleans, and each costs less than in PyTorch.
 """
 
 from collections.abc import Collection
@@ -28,16 +30,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
-import torch
+import numpy as np
 from jaxtyping import Bool
 from torch import Tensor
 
 from assay.core.errors import ShapeError
-from assay.graph import CHANNELS, Graph
+from assay.graph import Graph
 
 
 # Heads of a block are apart; share a norm of their queries and keys; share a norm of what they write.
 Coupling = Literal["none", "queries", "heads"]
+
+Sources = Bool[np.ndarray, " n_sources"]
+Mask = Bool[np.ndarray, "n_sources n_targets"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,18 +74,15 @@ class AttentionStep:
     Attributes:
         full: Live query heads that are needed at all positions.
         last: Those that are needed at the read position only.
-        inlets: Distinct inputs, with the channels that read each as (`q`, `k` or `v`, head).
+        keys: Key/value heads that they read.
+        inlets: Distinct inputs, with the channels that read each: their places in the order of
+            `Block.channels`, which is that of the block's targets.
     """
 
     full: tuple[int, ...]
     last: tuple[int, ...]
-    inlets: dict[Inlet, list[tuple[str, int]]] = field(default_factory=dict)
-
-    @cached_property
-    def kv_heads(self) -> tuple[int, ...]:
-        """Key/value heads that the live heads read."""
-        read = [each for channels in self.inlets.values() for each in channels]
-        return tuple(sorted(head for channel, head in read if channel == "k"))
+    keys: tuple[int, ...]
+    inlets: dict[Inlet, list[int]] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True)
@@ -99,9 +101,9 @@ class CompiledMask:
 
     graph: Graph
     everything: bool
-    clean: Bool[Tensor, " n_sources"]
-    everywhere: Bool[Tensor, " n_sources"]
-    somewhere: Bool[Tensor, " n_sources"]
+    clean: Sources
+    everywhere: Sources
+    somewhere: Sources
     attention: list[AttentionStep | None]
     mlp: list[Inlet | None]
     logits: Inlet
@@ -117,8 +119,7 @@ class CompiledMask:
     @cached_property
     def clean_depth(self) -> int:
         """How many blocks of the model must be run on the clean input."""
-        layers = self.graph.source_layer[self.clean & self.somewhere]
-        return int(layers.max()) if len(layers) else 0
+        return int(self.graph.source_layer.numpy()[self.clean & self.somewhere].max(initial=0))
 
     def counts(self) -> dict[str, int]:
         """Live sources by kind, for reports and tests."""
@@ -128,11 +129,12 @@ class CompiledMask:
         return {kind: int(rows.sum()) for kind, rows in kinds.items()} | {"inlets": len(self.inlets)}
 
 
-def _feeds(graph: Graph, coupling: Coupling) -> Bool[Tensor, "n_targets n_sources"]:
+def _feeds(graph: Graph, coupling: Coupling) -> Bool[np.ndarray, "n_targets n_sources"]:
     """True where a target is an input of the node behind a source, or moves it through the other heads."""
+    feeds: np.ndarray = graph.feeds.numpy()
     if coupling == "none":
-        return graph.feeds
-    feeds = graph.feeds.clone()
+        return feeds
+    feeds = feeds.copy()
     for layer in range(graph.n_layers):
         last = graph.mlp_target(layer) if coupling == "heads" else graph.channel_target(layer, "v")
         row = graph.head_source(layer)
@@ -146,26 +148,26 @@ def source_types(
     *,
     coupling: Coupling = "none",
     origin: int | None = None,
-) -> tuple[Bool[Tensor, " n_sources"], Bool[Tensor, " n_sources"]]:
+) -> tuple[Sources, Sources]:
     """Which sources are clean and which are ablated-only; all others mix the two inputs.
 
     A target is clean if it keeps every upstream edge and all those sources are clean; it is ablated if
     every upstream edge is cut or comes from an ablated source; a node is what all its targets are. Where
     one target is moved, everything is ablated but what it reaches.
     """
-    clean = torch.zeros(graph.n_sources, dtype=torch.bool)
-    ablated = torch.zeros(graph.n_sources, dtype=torch.bool)
+    clean, ablated = (np.zeros(graph.n_sources, dtype=np.bool_) for _ in range(2))
     clean[0], ablated[0] = origin is None, origin is not None
-    inputs = _feeds(graph, coupling)
+    inputs, valid = _feeds(graph, coupling), graph.valid.numpy()
     for columns, rows in graph.stages:
-        upstream, kept = graph.valid[:, columns], mask[:, columns]
-        target_clean = (~upstream | (kept & clean[:, None])).all(0)
-        target_ablated = (~kept | ablated[:, None]).all(0)
+        before = slice(0, rows.start)  # sources that may have written
+        kept = mask.numpy()[before, columns]
+        target_clean = np.asarray((~valid[before, columns] | (kept & clean[before, None])).all(0))
+        target_ablated = np.asarray((~kept | ablated[before, None]).all(0))
         if origin is not None and columns.start <= origin < columns.stop:
             target_ablated[origin - columns.start] = False
-        apart = ~inputs[columns, rows]
-        clean[rows] = (apart | target_clean[:, None]).all(0)
-        ablated[rows] = (apart | target_ablated[:, None]).all(0)
+        feeds = inputs[columns, rows]
+        clean[rows] = ~(feeds & ~target_clean[:, None]).any(0)
+        ablated[rows] = ~(feeds & ~target_ablated[:, None]).any(0)
     return clean, ablated
 
 
@@ -194,18 +196,18 @@ def compile_plan(
     if mask.shape != graph.valid.shape:
         raise ShapeError(f"mask has shape {tuple(mask.shape)}; expected {tuple(graph.valid.shape)}")
     clean, ablated = source_types(graph, mask, coupling=coupling, origin=origin)
-    kept = mask & ~ablated[:, None] if resample else mask
+    kept: Mask = mask.numpy() & ~ablated[:, None] if resample else mask.numpy()
     everywhere, somewhere = _liveness(graph, kept, clean, pools=pools, coupling=coupling)
     kept, computed = kept & somewhere[:, None], somewhere & ~clean
+    left_out = graph.valid.numpy() & everywhere[:, None] & ~kept
+    from_total = kept.sum(0) > left_out.sum(0) + 1
 
     def inlet(column: int, *, at_all: bool) -> Inlet:
         """Kept sources of a target, or the cut ones where that list is shorter."""
-        plus = kept[:, column]
-        minus = graph.valid[:, column] & (everywhere if at_all else somewhere) & ~plus
-        from_total = int(plus.sum()) > int(minus.sum()) + 1
-        terms = tuple((minus if from_total else plus).nonzero().squeeze(1).tolist())
-        changed = column == origin or (column in moved and bool(terms or from_total))
-        return Inlet(everywhere=at_all, from_total=from_total, terms=terms, moved=column if changed else None)
+        total = at_all and bool(from_total[column])
+        terms = tuple(np.flatnonzero((left_out if total else kept)[:, column]).tolist())
+        changed = column == origin or (column in moved and bool(terms or total))
+        return Inlet(everywhere=at_all, from_total=total, terms=terms, moved=column if changed else None)
 
     def attention(layer: int) -> AttentionStep | None:
         first = graph.head_source(layer)
@@ -216,15 +218,16 @@ def compile_plan(
         if coupling == "heads":
             heads = list(range(graph.n_heads))
             full = heads if full else []
-        step = AttentionStep(full=tuple(full), last=tuple(head for head in heads if head not in full))
-        queries = heads if coupling == "none" else range(graph.n_heads)
-        shared = dict.fromkeys(head * graph.n_kv_heads // graph.n_heads for head in queries)
-        for channel in CHANNELS:
-            for head in queries if channel == "q" else shared:
-                # Keys and values are read at every position.
-                at_all = channel != "q" or (head in full if coupling == "none" else bool(full))
-                read = inlet(graph.channel_target(layer, channel, head), at_all=at_all)
-                step.inlets.setdefault(read, []).append((channel, head))
+        last = [head for head in heads if head not in full]
+        queries = [*full, *last] if coupling == "none" else range(graph.n_heads)
+        keys = dict.fromkeys(head * graph.n_kv_heads // graph.n_heads for head in queries)
+        step = AttentionStep(full=tuple(full), last=tuple(last), keys=tuple(keys))
+        first_key, first_value = graph.n_heads, graph.n_heads + graph.n_kv_heads
+        for channel in (*queries, *(first_key + key for key in keys), *(first_value + key for key in keys)):
+            # Keys and values are read at every position.
+            at_all = channel >= graph.n_heads or (channel in full if coupling == "none" else bool(full))
+            read = inlet(graph.channel_target(layer, "q") + channel, at_all=at_all)
+            step.inlets.setdefault(read, []).append(channel)
         return step
 
     def mlp(layer: int) -> Inlet | None:
@@ -235,7 +238,7 @@ def compile_plan(
 
     return CompiledMask(
         graph=graph,
-        everything=bool((~graph.valid[:, -1] | (mask[:, -1] & clean)).all()),
+        everything=bool((~graph.valid.numpy()[:, -1] | (mask.numpy()[:, -1] & clean)).all()),
         clean=clean,
         everywhere=everywhere,
         somewhere=somewhere,
@@ -246,31 +249,26 @@ def compile_plan(
 
 
 def _liveness(
-    graph: Graph,
-    kept: Bool[Tensor, "n_sources n_targets"],
-    clean: Bool[Tensor, " n_sources"],
-    *,
-    pools: bool,
-    coupling: Coupling,
-) -> tuple[Bool[Tensor, " n_sources"], Bool[Tensor, " n_sources"]]:
+    graph: Graph, kept: Mask, clean: Sources, *, pools: bool, coupling: Coupling
+) -> tuple[Sources, Sources]:
     """Sources needed at all positions, and sources needed at all, walking back from `logits`.
 
     Clean sources are read from a plain pass, so they ask for nothing upstream.
     """
-    somewhere = kept[:, -1].clone()
-    everywhere = somewhere.clone() if pools else torch.zeros_like(somewhere)
+    somewhere = kept[:, -1].copy()
+    everywhere = somewhere.copy() if pools else np.zeros_like(somewhere)
     inputs = _feeds(graph, coupling)
     for columns, rows in reversed(graph.stages):
-        feeds = inputs[columns, rows]
+        feeds, upstream = inputs[columns, rows], kept[: rows.start, columns]
         active = somewhere[rows] & ~clean[rows]
         attention = len(feeds) > feeds.shape[1]  # reads at more places than it writes
-        if attention and coupling != "none" and bool((active & everywhere[rows]).any()):
+        if attention and coupling != "none" and (active & everywhere[rows]).any():
             everywhere[rows] |= active  # what couples them is needed at all positions
         wanted = (feeds & active).any(1)
         # Keys and values are read at every position, queries and MLP inputs where their node is needed.
         wanted_everywhere = (feeds & (active & everywhere[rows])).any(1)
         if attention:
             wanted_everywhere[graph.n_heads :] = wanted[graph.n_heads :]
-        somewhere |= (kept[:, columns] & wanted).any(1)
-        everywhere |= (kept[:, columns] & wanted_everywhere).any(1)
+        somewhere[: rows.start] |= (upstream & wanted).any(1)
+        everywhere[: rows.start] |= (upstream & wanted_everywhere).any(1)
     return everywhere, somewhere

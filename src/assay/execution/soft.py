@@ -30,7 +30,7 @@ from assay.tasks import Batch
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SoftPairs:
-    """Some examples, ready to be run under any mask. Made by `SoftRunner.prepare` or `prepare_batch`.
+    """Some examples, ready to be run under any mask. Made by `SoftRunner.prepare_batch`.
 
     Attributes:
         embedded: Clean minus ablated output of `input`, `[batch, pos, d_model]`.
@@ -90,9 +90,13 @@ class SoftRunner:
         model: The model; its parameters get no gradient.
 
     Example:
+        >>> from assay.execution import ABLATIONS
         >>> from assay.models import load_model
-        >>> runner = SoftRunner(load_model("mini"))
-        >>> pairs = runner.prepare(torch.tensor([[5, 6, 7]]), torch.tensor([[5, 8, 7]]))
+        >>> from assay.tasks import load_task
+        >>> model = load_model("mini")
+        >>> task, runner = load_task("ioi", model, n=2), SoftRunner(model)
+        >>> means = ABLATIONS["mean"].prepare(model, task, batch_size=2, seed=0)
+        >>> pairs = runner.prepare_batch(next(task.batches(2)), means)
         >>> mask = runner.model.graph.valid.float().requires_grad_()
         >>> runner.logits(pairs, mask).logsumexp(1).sum().backward()
         >>> tuple(mask.grad.shape) == tuple(mask.shape)
@@ -114,40 +118,9 @@ class SoftRunner:
         return self.dtype.itemsize * (rows * length * self.model.d_model + 6 * self.model.n_vocab)
 
     def bytes_prepared(self, length: int) -> int:
-        """Rough memory of one pair of `prepare`, rather too much."""
+        """Rough memory of one pair of `prepare_batch`, rather too much."""
         numbers = 12 * self.model.n_layers * length * self.model.d_model + self.model.n_vocab
         return self.dtype.itemsize * numbers
-
-    @torch.no_grad()
-    def prepare(
-        self,
-        clean: Int[Tensor, "batch pos"],
-        corrupted: Int[Tensor, "batch pos"],
-        read: Int[Tensor, " batch"] | None = None,
-    ) -> SoftPairs:
-        """Run the model on both sides of some pairs of prompts, resampling: two forward passes.
-
-        Args:
-            clean: Token ids; prompts shorter than the longest are padded on the right.
-            corrupted: Token ids, same shape.
-            read: Read position of each pair; default:
-                the last. Positions behind all of them are dropped.
-
-        Raises:
-            ShapeError: If the two sides differ in shape.
-        """
-        model, device = self.model, self.model.device
-        model.check_text("preparing pairs of prompts")
-        if clean.shape != corrupted.shape:
-            raise ShapeError(
-                f"clean is {tuple(clean.shape)} and corrupted {tuple(corrupted.shape)}; expected token ids "
-                "[pairs, pos] of one shape"
-            )
-        read = torch.full((len(clean),), clean.shape[1] - 1) if read is None else read
-        width = int(read.max()) + 1
-        with model.tracing(streams=True) as trace:
-            model.forward(corrupted[:, :width].to(device))
-        return self._prepared(clean[:, :width].to(device), Baseline.of(model, trace), read.to(device))
 
     @torch.no_grad()
     def prepare_batch(self, batch: Batch, prepared: Prepared) -> SoftPairs:
@@ -157,18 +130,15 @@ class SoftRunner:
             batch: The examples, on the model's device.
             prepared: From `Ablation.prepare` on the same task.
         """
-        return self._prepared(batch.clean, prepared.baseline(batch), batch.positions)
-
-    def _prepared(self, inputs: Tensor, baseline: Baseline, read: Tensor) -> SoftPairs:
-        model = self.model
+        model, baseline = self.model, prepared.baseline(batch)
         with model.tracing() as trace:
-            hidden = model.forward(inputs)
+            hidden = model.forward(batch.clean)
         return SoftPairs(
             embedded=trace.input.to(self.dtype) - baseline.input.to(self.dtype),
             baseline=baseline,
             tables=model.tables(trace.calls),
-            read=read,
-            model_logits=model.read(hidden, read).to(self.dtype),
+            read=batch.positions,
+            model_logits=model.read(hidden, batch.positions).to(self.dtype),
         )
 
     def logits(
@@ -177,7 +147,7 @@ class SoftRunner:
         """Logits at the read position; differentiable in `mask`.
 
         Args:
-            pairs: From `prepare` or `prepare_batch`.
+            pairs: From `prepare_batch`.
             mask: Weight of every edge: one mask for all examples `[S, R]`, one per example `[batch, S, R]`,
                 or one per position `[batch or 1, pos, S, R]`; a weight at a position applies to what the
                 target reads there. Entries without an edge are not read. Values outside [0, 1] extrapolate.

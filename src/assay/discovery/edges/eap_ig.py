@@ -70,7 +70,7 @@ class Passes:
         self.losses: dict[float, Tensor] = {}
         self.clean_logits: Tensor | None = None
         self.input_effect: float | None = None
-        kept = None if prepared.kept is None or 1.0 in alphas else prepared.kept.take(batch)
+        kept = None if prepared.kept is None or 1.0 in alphas else prepared.kept.take("run", batch)
         if kept is None:
             self.clean = self._native(batch.clean, 1.0, gradients=1.0 in alphas)
         else:  # the pass that measured the means
@@ -90,23 +90,15 @@ class Passes:
         return trace
 
     def between(self, alpha: float, *, gradients: bool = True) -> Trace:
-        """The run whose input source is a~ + alpha (a - a~)."""
+        """The run whose input source is a~ + alpha (a - a~): the native blocks from there on."""
         if alpha not in self.traces:
-            start = (self.ablated_input + alpha * (self.clean_input - self.ablated_input)).requires_grad_(
-                gradients
-            )
-            self.resume(start, alpha, gradients=gradients)
+            start = self.ablated_input + alpha * (self.clean_input - self.ablated_input)
+            start.requires_grad_(gradients)
+            traced = self.model.tracing(sources=False, gradients=gradients)
+            with torch.set_grad_enabled(gradients), traced as trace:
+                hidden = self.model.resume(start, self.clean)
+                self._finish(trace, hidden, alpha, start if gradients else None)
         return self.traces[alpha]
-
-    def resume(self, start: Tensor, alpha: float, *, gradients: bool) -> Trace:
-        """The native blocks from a given input source on."""
-        with (
-            torch.set_grad_enabled(gradients),
-            self.model.tracing(sources=False, gradients=gradients) as trace,
-        ):
-            hidden = self.model.resume(start, self.clean)
-            self._finish(trace, hidden, alpha, start if gradients else None)
-        return trace
 
     def _finish(self, trace: Trace, hidden: Tensor, alpha: float, leaf: Tensor | None) -> None:
         """Read the logits, take the loss, and run backward to `leaf` if there is one."""

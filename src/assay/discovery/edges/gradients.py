@@ -8,11 +8,12 @@ with dq the gradient at the projection's output (no mean terms for RMSNorm). `me
 dq . (W^T gain x^) / d, a scalar per token that the projection's own output gives. So a pass leaves
 behind dq / sigma and one scalar per channel; the projection back to d_model and the product with
 the activation differences happen once per batch, whatever the number of passes. Where a norm's scale
-counts as a constant, the term in x^ falls away.
+counts as a constant, the term in x^ falls away. Blocks are taken together as long as their activations and
+weights are small, so that a small model on an accelerator is not slowed down by the number of kernels.
 (Syed et al. 2023, arXiv:2310.10348; Hanna et al. 2024, arXiv:2403.17806.)
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -21,12 +22,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from assay.execution import Baseline
-from assay.models import Model, Norm, Trace
+from assay.models import Model, Trace
 from assay.models.model import at_reads
 
 
 # Bytes of expanded differences and gradients held at once; more gains nothing on any device tried.
 CHUNK_BYTES = 256 * 2**20
+
+# Bytes of one tensor over all blocks that are taken together: what stays in the cache of a core, or on an
+# accelerator what is small against its memory.
+TOGETHER_BYTES = {"cpu": 2**21, "cuda": 256 * 2**20}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -35,37 +40,29 @@ class ActivationDifferences:
 
     Attributes:
         input: `[batch, pos, d_model]`.
-        z: Per block `[batch, pos, n_heads, d_head]`.
-        mlp: Per block `[batch, pos, d_model]`.
+        z: `[n_layers, batch, pos, n_heads, d_head]`.
+        mlp: `[n_layers, batch, pos, d_model]`.
     """
 
     model: Model
     input: Tensor
-    z: list[Tensor]
-    mlp: list[Tensor]
+    z: Tensor
+    mlp: Tensor
 
     @classmethod
     def between(
-        cls,
-        model: Model,
-        clean: Trace,
-        baseline: Baseline,
-        lengths: Int[Tensor, " batch"],
+        cls, model: Model, clean: Trace, baseline: Baseline, lengths: Int[Tensor, " batch"]
     ) -> "ActivationDifferences":
         """Differences of a batch, zero at padded positions."""
         real = (torch.arange(clean.input.shape[1], device=lengths.device) < lengths[:, None])[..., None]
         wide = model.result_dtype
 
-        def difference(ablated: Tensor, value: Tensor) -> Tensor:
-            return (ablated.to(wide) - value.to(wide)) * real
+        def difference(ablated: list[Tensor], values: list[Tensor]) -> Tensor:
+            return (torch.stack(ablated).to(wide) - torch.stack(values).to(wide)) * real
 
-        heads = (model.n_heads, model.d_head)
-        return cls(
-            model=model,
-            input=difference(baseline.input, clean.input),
-            z=[difference(b, a).unflatten(-1, heads) for a, b in zip(clean.z, baseline.z, strict=True)],
-            mlp=[difference(b, a) for a, b in zip(clean.mlp, baseline.mlp, strict=True)],
-        )
+        streams = difference([baseline.input, *baseline.mlp], [clean.input, *clean.mlp])
+        z = difference(baseline.z, clean.z).unflatten(-1, (model.n_heads, model.d_head))
+        return cls(model=model, input=streams[0], z=z, mlp=streams[1:])
 
     def expand(self, rows: slice) -> Float[Tensor, "n_sources batch pos d_model"]:
         """Differences as the stream sees them, for some examples."""
@@ -73,24 +70,49 @@ class ActivationDifferences:
         first = self.input[rows]
         expanded = first.new_empty(graph.n_sources, *first.shape)
         expanded[0] = first
-        for layer, block in enumerate(model.blocks):
-            row = graph.head_source(layer)
-            z = self.z[layer][rows].permute(2, 0, 1, 3).flatten(1, 2)
-            weight = block.out_weight().to(first.dtype)
-            heads = expanded[row : row + model.n_heads]
-            torch.bmm(z, weight, out=heads.flatten(1, 2))
-            if graph.mlps:
-                expanded[graph.mlp_source(layer)] = self.mlp[layer][rows]
+        by_block = expanded[1:].unflatten(0, (graph.n_layers, -1))
+        for blocks in blocks_together(model, *first.shape[:2]):
+            layers = slice(blocks.start, blocks.stop)
+            weight = torch.stack([block.out_weight() for block in model.blocks[layers]]).to(first.dtype)
+            z = self.z[layers, rows].permute(0, 3, 1, 2, 4)
+            heads = torch.bmm(z.flatten(2, 3).flatten(0, 1), weight.flatten(0, 1))
+            by_block[layers, : graph.n_heads] = heads.view(*z.shape[:-1], -1)
+        if graph.mlps:
+            by_block[:, graph.n_heads] = self.mlp[:, rows]
         return expanded
 
 
-@dataclass(kw_only=True, eq=False)
-class _ChannelSums:
-    """Sums over passes for the q/k/v channels of one block."""
+def blocks_together(model: Model, n: int, length: int) -> list[range]:
+    """Runs of neighbouring blocks whose tensors are small together, for `n` examples of so many positions."""
+    norms = [norm for block in model.blocks for norm in (block.attention_norm, block.mlp_norm)]
+    alike = len({(norm.kind, norm.kind and norm.eps) for norm in norms}) == 1
+    # Channels of all examples, their weights, their gradients for one example.
+    widest = max(n * length * model.d_head, model.d_model * model.d_head, length * model.d_model)
+    each = model.blocks[0].n_channels * widest * model.result_dtype.itemsize
+    most = TOGETHER_BYTES["cpu" if model.device.type == "cpu" else "cuda"]
+    size = max(1, most // each) if alike else 1
+    return [range(model.n_layers)[start : start + size] for start in range(0, model.n_layers, size)]
 
-    scaled: Tensor | None = None  # sum of weight dq / sigma, [batch, pos, n_channels, d_head]
-    along: list[Tensor] = field(default_factory=list)  # per pass, the scalar of the rank-one term
-    direction: list[Tensor] = field(default_factory=list)  # per pass, x^
+
+@dataclass(kw_only=True, eq=False)
+class _BlockSums:
+    """Sums over passes for some blocks; their number is the first dimension of all tensors.
+
+    Attributes:
+        attentions: Blocks whose attentions are read.
+        mlps: Blocks whose MLPs are read.
+        scaled: Sum of weight dq / sigma, `[blocks, batch, pos, n_channels, d_head]`.
+        along: For each pass d_model times the scalar of the rank-one term, without the last axis of `scaled`.
+        direction: For each pass x^, `[blocks, batch, pos, d_model]`.
+        at_mlp: Sum of the gradients at the inputs of the MLPs, `[blocks, batch, pos, d_model]`.
+    """
+
+    attentions: range
+    mlps: range
+    scaled: Tensor | None = None
+    along: list[Tensor] = field(default_factory=list)
+    direction: list[Tensor] = field(default_factory=list)
+    at_mlp: Tensor | None = None
 
 
 class GradientSums:
@@ -105,101 +127,121 @@ class GradientSums:
     """
 
     def __init__(
-        self,
-        model: Model,
-        *,
-        first_attention: int = 0,
-        first_mlp: int = 0,
-        constant_scale: bool = False,
+        self, model: Model, *, first_attention: int = 0, first_mlp: int = 0, constant_scale: bool = False
     ) -> None:
         self.model = model
         self.constant_scale = constant_scale
         self.first_attention, self.first_mlp = first_attention, first_mlp
-        self.channels = [_ChannelSums() for _ in model.blocks]
-        self.mlp: list[Tensor | None] = [None] * model.n_layers
+        self.blocks: list[_BlockSums] = []
         self.logits: Tensor | None = None
-        self._weight = cache(lambda layer: _projections(model, layer))
+        self._projection = cache(lambda layers: _projection(model, layers))
+        blocks = model.blocks
+        self._gain = cache(lambda layers: _filled([blocks[i].mlp_norm.gain for i in layers], 1.0, model))
 
     def add(self, trace: Trace, positions: Int[Tensor, " batch"], weight: float) -> None:
         """Take one finished backward pass into the sums."""
-        wide = self.model.result_dtype
-        offset_attention = self.model.n_layers - len(trace.attention_in)
-        offset_mlp = self.model.n_layers - len(trace.mlp_in)
-        for layer in range(self.first_attention, self.model.n_layers):
-            self._add_attention(layer, layer - offset_attention, trace, weight, wide)
-        for layer in range(self.first_mlp, self.model.n_layers):
-            block = self.model.blocks[layer]
-            gradient = trace.gradients.get(("mlp", layer, 0))
-            if gradient is not None:
-                x = trace.mlp_in[layer - offset_mlp]
-                above = gradient.view(x.shape).to(wide) * weight
-                change = norm_backward(block.mlp_norm, x, above, constant_scale=self.constant_scale)
-                before = self.mlp[layer]
-                self.mlp[layer] = change if before is None else before + change
+        if not self.blocks and trace.attention_in:
+            self.blocks = [
+                _BlockSums(
+                    attentions=range(max(each.start, self.first_attention), each.stop),
+                    mlps=range(max(each.start, self.first_mlp), each.stop),
+                )
+                for each in blocks_together(self.model, *trace.attention_in[0].shape[:2])
+            ]
+        for sums in self.blocks:
+            self._add_attentions(sums, trace, weight)
+            self._add_mlps(sums, trace, weight)
         gradient = trace.gradients.get(("logits", 0, 0))
         if gradient is not None:
             # What the logits do not read has no gradient, so one position is enough unless they read more.
-            whole = self.model.pools
-            read = gradient if whole else at_reads(gradient, positions)[:, None]
-            change = read.to(wide) * weight
+            read = gradient if self.model.pools else at_reads(gradient, positions)[:, None]
+            change = read.to(self.model.result_dtype) * weight
             self.logits = change if self.logits is None else self.logits + change
 
-    def _add_attention(self, layer: int, place: int, trace: Trace, weight: float, wide: torch.dtype) -> None:
-        block, sums = self.model.blocks[layer], self.channels[layer]
-        parts = [trace.gradients.get(("qkv", layer, part)) for part in range(len(block.qkv))]
-        if any(part is None for part in parts):
+    def _add_mlps(self, sums: _BlockSums, trace: Trace, weight: float) -> None:
+        if not sums.mlps or ("mlp", sums.mlps[0], 0) not in trace.gradients:
             return
-        direction, inverse = block.attention_norm.standardise(trace.attention_in[place])
-        scaled = block.channels([part.to(wide) for part in parts if part is not None]) * (
-            weight * inverse[..., None]
-        )
+        n = self.model.n_layers  # a trace that begins at a later block than the first ends at the same
+        x = _stacked([trace.mlp_in[layer - n] for layer in sums.mlps])
+        above = _stacked([trace.gradients["mlp", layer, 0] for layer in sums.mlps]).view(x.shape)
+        above = above.to(self.model.result_dtype) * weight
+        norm, gain = self.model.blocks[sums.mlps[0]].mlp_norm, self._gain(sums.mlps)
+        direction, inverse = norm.standardise(x)
+        scaled = (above if gain is None else above * gain) * inverse
+        change = norm.centre(scaled)
+        if not self.constant_scale and norm.kind is not None:
+            change = change - direction * (scaled * direction).mean(-1, keepdim=True)
+        sums.at_mlp = change if sums.at_mlp is None else sums.at_mlp + change
+
+    def _add_attentions(self, sums: _BlockSums, trace: Trace, weight: float) -> None:
+        if not sums.attentions or ("qkv", sums.attentions[0], 0) not in trace.gradients:
+            return
+        block, wide, n = self.model.blocks[sums.attentions[0]], self.model.result_dtype, self.model.n_layers
+
+        def channels(parts: Iterable[Sequence[Tensor]]) -> Float[Tensor, "blocks n pos n_channels d_head"]:
+            return block.channels([_stacked(part).to(wide) for part in parts])
+
+        x = _stacked([trace.attention_in[layer - n] for layer in sums.attentions])
+        direction, inverse = block.attention_norm.standardise(x)
+        keys = ([("qkv", layer, part) for layer in sums.attentions] for part in range(len(block.qkv)))
+        gradients = channels([trace.gradients[key] for key in of_part] for of_part in keys)
+        scaled = gradients * (weight * inverse[..., None])
         sums.scaled = scaled if sums.scaled is None else sums.scaled + scaled
         if self.constant_scale or block.attention_norm.kind is None:
             return
-        linear = block.channels([part.to(wide) for part in trace.qkv[place]])
-        constant = _constant(self.model, layer)
-        if constant is not None:
-            linear = linear - constant.to(wide)
-        sums.along.append((scaled * linear).sum(-1) / self.model.d_model)
+        outputs = channels(zip(*(trace.qkv[layer - n] for layer in sums.attentions), strict=True))
+        constant = self._projection(sums.attentions)[1]
+        linear = outputs if constant is None else outputs - constant
+        sums.along.append((scaled * linear).sum(-1))
         sums.direction.append(direction)
-
-    def _attention_gradient(self, layer: int, rows: slice) -> Tensor | None:
-        """`[n_channels, batch, pos, d_model]` of some examples."""
-        sums = self.channels[layer]
-        if sums.scaled is None:
-            return None
-        scaled = sums.scaled[rows]
-        n, length = scaled.shape[:2]
-        gradient = torch.bmm(scaled.permute(2, 0, 1, 3).flatten(1, 2), self._weight(layer))
-        if sums.along:
-            along = torch.stack([part[rows] for part in sums.along], -1).flatten(0, 1)
-            direction = torch.stack([part[rows] for part in sums.direction], 2).flatten(0, 1)
-            gradient -= torch.bmm(along, direction).transpose(0, 1)
-        result: Tensor = gradient.unflatten(1, (n, length))
-        return result
 
     def parts(self, rows: slice) -> Iterator[tuple[int, slice, Float[Tensor, "targets batch pos d_model"]]]:
         """Gradients of some examples: how many sources can be read, which targets read, their gradients.
 
-        Those of `logits` have one position, the one that is read, unless the logits read more.
+        Not each of these targets reads all of these sources: what is made of them holds for valid edges only.
+        The gradients of `logits` have one position, the one that is read, unless the logits read more.
         """
         graph = self.model.graph
-        for layer in range(self.model.n_layers):
-            first, last = graph.channel_target(layer, "q"), graph.mlp_target(layer)
-            gradient = self._attention_gradient(layer, rows) if layer >= self.first_attention else None
-            if gradient is not None:
-                yield graph.sources_before_block(layer), slice(first, last), gradient
-            mlp = self.mlp[layer]
-            if mlp is not None:
-                yield graph.sources_before_mlp(layer), graph.mlp_targets(layer), mlp[rows][None]
+        for sums in self.blocks:
+            kinds = (sums.attentions, sums.scaled), (sums.mlps, sums.at_mlp)
+            known = [(blocks, value) for blocks, value in kinds if value is not None]
+            if not known:
+                continue
+            first, stop = min(blocks.start for blocks, _ in known), known[0][0].stop
+            columns = slice(graph.channel_target(first, "q"), graph.mlp_targets(stop - 1).stop)
+            shape = known[0][1][0, rows].shape[:2]
+            gradient = known[0][1].new_zeros(columns.stop - columns.start, *shape, self.model.d_model)
+            by_block = gradient.unflatten(0, (stop - first, -1))
+            if sums.scaled is not None:
+                self._project_back(sums, rows, by_block[-len(sums.attentions) :, : graph.mlp_target(0)])
+            if sums.at_mlp is not None:
+                by_block[-len(sums.mlps) :, -1] = sums.at_mlp[:, rows]
+            yield graph.sources_before_mlp(stop - 1), columns, gradient
         if self.logits is not None:
-            column = slice(graph.n_targets - 1, graph.n_targets)
-            yield graph.n_sources, column, self.logits[rows][None]
+            yield graph.n_sources, slice(graph.n_targets - 1, graph.n_targets), self.logits[rows][None]
+
+    def _project_back(
+        self, sums: _BlockSums, rows: slice, into: Float[Tensor, "blocks n_channels batch pos d_model"]
+    ) -> None:
+        """Gradients at what the channels of some blocks read."""
+        assert sums.scaled is not None
+        scaled = sums.scaled[:, rows].permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)
+        weight = self._projection(sums.attentions)[0].flatten(0, 1)
+        if len(into) == 1:
+            torch.bmm(scaled, weight, out=into[0].flatten(1, 2))
+        else:
+            into.copy_(torch.bmm(scaled, weight).view(into.shape))
+        if sums.along:
+            along = torch.stack([part[:, rows] for part in sums.along], -1) / self.model.d_model
+            direction = torch.stack([part[:, rows] for part in sums.direction], -2)
+            rank_one = torch.bmm(along.flatten(0, 2), direction.flatten(0, 2))
+            into -= rank_one.unflatten(0, along.shape[:3]).permute(0, 3, 1, 2, 4)
 
     def chunks(self, differences: ActivationDifferences, extra: int = 1) -> Iterator[slice]:
         """Examples whose expanded differences, `extra` times, are held at once."""
         n, length = differences.input.shape[:2]
-        rows = extra * (self.model.graph.n_sources + 3 * self.model.n_heads)
+        blocks = max((len(sums.mlps) for sums in self.blocks), default=1)
+        rows = extra * (self.model.graph.n_sources + blocks * (self.model.blocks[0].n_channels + 1))
         size = max(1, CHUNK_BYTES // (rows * length * self.model.d_model * 4))
         return (slice(start, min(start + size, n)) for start in range(0, n, size))
 
@@ -226,19 +268,17 @@ class GradientSums:
         for chunk in self.chunks(differences):
             expanded = differences.expand(chunk)
             read = at_read(self.model, expanded, positions[chunk])
-            into = scores[chunk] if per_example else scores
             for until, targets, right in self.parts(chunk):
                 sources = slice(wanted.start, min(wanted.stop, until))
                 if sources.start >= sources.stop:
                     continue
                 left = (read if targets.stop == graph.n_targets else expanded)[sources]
                 if per_example:
-                    into[:, sources, targets] += torch.bmm(
-                        left.flatten(2).transpose(0, 1), right.flatten(2).permute(1, 2, 0)
-                    )
+                    left, right = left.flatten(2).transpose(0, 1), right.flatten(2).permute(1, 2, 0)
+                    scores[chunk, sources, targets].baddbmm_(left, right)
                 else:
-                    into[0, sources, targets] += left.flatten(1) @ right.flatten(1).T
-        return scores
+                    scores[0, sources, targets].addmm_(left.flatten(1), right.flatten(1).T)
+        return scores.masked_fill_(~graph.valid.to(scores.device), 0)
 
 
 def at_read(
@@ -251,31 +291,36 @@ def at_read(
     return expanded[:, index, positions][:, :, None]
 
 
-def norm_backward(norm: Norm, x: Tensor, gradient: Tensor, *, constant_scale: bool) -> Tensor:
-    """Gradient at a norm's input from the gradient at its output."""
-    direction, inverse = norm.standardise(x)
-    scaled = norm.scaled_by_gain(gradient) * inverse
-    change = norm.centre(scaled)
-    return (
-        change
-        if constant_scale or norm.kind is None
-        else change - direction * (scaled * direction).mean(-1, keepdim=True)
-    )
+def _stacked(values: Sequence[Tensor]) -> Tensor:
+    return values[0][None] if len(values) == 1 else torch.stack(list(values))
 
 
-def _projections(model: Model, layer: int) -> Float[Tensor, "n_channels d_head d_model"]:
-    """q/k/v projections with gain and centring of the norm before them."""
-    block = model.blocks[layer]
-    weight = block.qkv_weight().to(model.result_dtype).permute(1, 2, 0)
-    return block.attention_norm.centre(block.attention_norm.scaled_by_gain(weight)).contiguous()
+def _filled(values: Sequence[Tensor | None], fill: float, model: Model) -> Tensor | None:
+    """Parameters of several blocks `[blocks, 1, 1, ...]`, `fill` where one has none; None where none has."""
+    known = next((value for value in values if value is not None), None)
+    if known is None:
+        return None
+    every = [known.new_full(known.shape, fill) if value is None else value for value in values]
+    return _stacked([value.to(model.device) for value in every]).to(model.result_dtype)[:, None, None]
 
 
-def _constant(model: Model, layer: int) -> Tensor | None:
-    """What the projections give at x^ = 0: shift of the norm through the weights, plus biases."""
-    block = model.blocks[layer]
-    constant = block.qkv_bias()
-    shift = block.attention_norm.shift
+def _projection(
+    model: Model, layers: range
+) -> tuple[
+    Float[Tensor, "blocks n_channels d_head d_model"], Float[Tensor, "blocks 1 1 n_channels d_head"] | None
+]:
+    """q/k/v projections with gain and centring of the norm before them, and what they give at x^ = 0.
+
+    The second is the shift of the norm through the weights, plus biases; None where there is neither.
+    """
+    blocks = [model.blocks[layer] for layer in layers]
+    norms = [block.attention_norm for block in blocks]
+    plain = _stacked([block.qkv_weight() for block in blocks]).to(model.result_dtype)
+    weight, gain = plain.permute(0, 2, 3, 1), _filled([norm.gain for norm in norms], 1.0, model)
+    weight = norms[0].centre(weight if gain is None else weight * gain).contiguous()
+    constant = _filled([block.qkv_bias() for block in blocks], 0.0, model)
+    shift = _filled([norm.shift for norm in norms], 0.0, model)
     if shift is not None:
-        through = torch.einsum("d,dkc->kc", shift.to(block.home), block.qkv_weight())
+        through = torch.bmm(shift[:, 0], plain.flatten(2)).view(len(plain), 1, 1, *plain.shape[2:])
         constant = through if constant is None else constant + through
-    return constant
+    return weight, constant

@@ -40,9 +40,6 @@ class Drawn:
     pairs: SoftPairs
     settings: Choices
 
-    def __len__(self) -> int:
-        return len(self.pairs)
-
     def take(self, rows: Int[Tensor, " k"]) -> "Drawn":
         """The examples in these rows, in this order; repeats are allowed."""
         rows = rows.to(self.pairs.read.device)
@@ -104,15 +101,13 @@ class MaskedRuns:
 
     def rows_of(self, step: int) -> Tensor:
         """Row numbers of the examples of a step; rounds are cut from seeded orders of all examples."""
-        first, rows = step * self.examples, []
-        for place in range(first, first + self.examples):
-            around, index = divmod(place, self.task.n)
-            rows.append(int(self._order(around)[index]))
-        return torch.tensor(rows)
-
-    def _order(self, around: int) -> Tensor:
-        generator = torch_stream(self.settings.seed, f"mask-examples/{around}")
-        return torch.randperm(self.task.n, generator=generator)
+        n, seed = self.task.n, self.settings.seed
+        places = range(step * self.examples, (step + 1) * self.examples)
+        rounds = {place // n: f"mask-examples/{place // n}" for place in places}
+        orders = {
+            each: torch.randperm(n, generator=torch_stream(seed, name)) for each, name in rounds.items()
+        }
+        return torch.stack([orders[place // n][place % n] for place in places])
 
     def draw(self, step: int) -> Drawn:
         """The examples of a step."""

@@ -322,14 +322,20 @@ class BatchMethod(EdgeMethod):
                 "model's weights and dtype (float16 gradients overflow)"
             )
         if settings.resamples:
-            edges = result.scores.to(model.result_dtype)[:, model.graph.valid.to(result.scores.device)]
+            edges = result.scores.to(model.result_dtype)
+            if edges.ndim == 3:  # not of the edges into one target
+                edges = edges[:, model.graph.valid.to(edges.device)]
             sweep.resample(edges, batch.ids.cpu(), settings.resamples, settings.seed)
         if settings.per_example:
             sweep.parts.append(result.scores.to(model.result_dtype).cpu())
         sweep.add(result, len(batch.indices))
 
     def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
-        prepared, sweep = _prepared(model, task, settings, size), Sweep.empty(model.graph)
+        keep: dict[str, KeptRuns] = {}
+        if isinstance(settings.ablation, Mean):  # the clean passes that measure the means are read again here
+            keep = {"keep": KeptRuns(min(KEPT_BYTES, free_memory(model.device) // 10))}
+        prepared = settings.ablation.prepare(model, task, batch_size=size, seed=settings.seed, **keep)
+        sweep = Sweep.empty(model.graph)
         for batch in task.batches(size):
             self.add(sweep, model, batch, prepared, settings)
         sweep.forward += task.n * measures(settings.ablation)
@@ -355,15 +361,6 @@ def get_method(method: str | EdgeMethod, **options: Any) -> EdgeMethod:
     """
     entry = METHODS[method] if isinstance(method, str) else method.configured()
     return entry.configured(**options) if options else entry
-
-
-def _prepared(model: Model, task: Task, settings: Choices, size: int) -> Prepared:
-    """The ablation, with the clean passes that measured its means where these can be used again."""
-    ablation = settings.ablation
-    keep: dict[str, KeptRuns] = {}
-    if isinstance(ablation, Mean):
-        keep = {"keep": KeptRuns(min(KEPT_BYTES, free_memory(model.device) // 10))}
-    return ablation.prepare(model, task, batch_size=size, seed=settings.seed, **keep)
 
 
 def _first_bad(method: BatchMethod, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> int:

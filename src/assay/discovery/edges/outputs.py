@@ -14,8 +14,8 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from assay.core.errors import NonFiniteError
-from assay.discovery.edges.eap_ig import EapIgInputs, Node, quadrature_nodes
+from assay.discovery.edges.eap_ig import EapIgInputs, Node
+from assay.discovery.edges.gradients import ActivationDifferences
 from assay.discovery.edges.method import BatchScores, Choices, Sweep, provenance_of
 from assay.discovery.edges.running import ScoreSums
 from assay.execution import Ablation, Baseline, Prepared
@@ -110,6 +110,16 @@ def output_scores(
     return sums.scores(provenance, {"seconds": time.perf_counter() - started, "batch_size": size})
 
 
+class _OutputGradient(EapIgInputs):
+    """The same integral at the input of `logits` alone: no backward pass but through the final norm."""
+
+    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
+        nodes, reference = self.nodes(settings), settings.ablation.key != "zero"
+        with model.frozen():
+            scores = _scores(model, batch, prepared.baseline(batch), settings, nodes)
+        return BatchScores(scores=scores, forward=1 + len(nodes) + reference)  # clean, each node, ablated
+
+
 class OutputSums(ScoreSums):
     """`output_scores` over batches that are given one at a time, as `ScoreSums` is `discover`.
 
@@ -120,41 +130,15 @@ class OutputSums(ScoreSums):
     """
 
     def __init__(self, model: Model, settings: Choices, prepared: Prepared) -> None:
-        super().__init__(model, EapIgInputs(), settings, prepared)
-        self._nodes = quadrature_nodes(settings.steps, settings.quadrature)
+        super().__init__(model, _OutputGradient(), settings, prepared)
         self._sweep = Sweep(total=torch.zeros(model.graph.n_sources, dtype=torch.float64))
-
-    def add(self, batch: Batch) -> None:
-        """Score a batch: a forward pass for the clean run, and one per node.
-
-        Raises:
-            NonFiniteError: If a logit or score is NaN or infinite.
-            InputError: If an image whose weights are drawn comes a second time.
-        """
-        model, settings = self.model, self.settings
-        batch = batch.to(model.device)
-        with model.frozen():
-            scores = _batch(model, batch, self.prepared.baseline(batch), settings, self._nodes).double().cpu()
-        bad = (~torch.isfinite(scores)).any(1).nonzero().flatten()
-        if len(bad):
-            raise NonFiniteError(
-                f"the scores into the logits are NaN or infinite for example {int(batch.indices[bad[0]])}; "
-                "check the model's weights and dtype"
-            )
-        if settings.resamples:
-            self._sweep.resample(scores, batch.ids.cpu(), settings.resamples, settings.seed)
-        if settings.per_example:
-            self._sweep.parts.append(scores.to(model.result_dtype))
-        self._sweep.add(BatchScores(scores=scores), len(scores))
 
     def scores(  # type: ignore[override]  # of fewer edges
         self, provenance: Mapping[str, Any] | None = None, details: Mapping[str, Any] | None = None
     ) -> OutputScores:
         """The scores over all batches so far; more may be added afterwards."""
         n, sweep, resampled = self.counted(), self._sweep, None
-        reference = self.settings.ablation.key != "zero"
-        forward = float(1 + len(self._nodes) + reference)  # clean, each node, and ablated unless zeros
-        facts = {**(details or {}), "passes": {"forward": forward, "backward": 0.0}}
+        facts = {**(details or {}), "passes": {"forward": sweep.forward / n, "backward": 0.0}}
         if sweep.resampled is not None:
             resampled = sweep.resampled.means(sweep.total, n)
             facts |= {"n": n, "resamples_key": sweep.resampled.key}
@@ -168,7 +152,7 @@ class OutputSums(ScoreSums):
         )
 
 
-def _batch(
+def _scores(
     model: Model, batch: Batch, baseline: Baseline, settings: Choices, nodes: Sequence[Node]
 ) -> Float[Tensor, "batch n_sources"]:
     """Scores of one batch, example by example."""
@@ -197,24 +181,21 @@ def _contract(
     model: Model, clean: Trace, baseline: Baseline, batch: Batch, gradient: Tensor
 ) -> Float[Tensor, "batch n_sources"]:
     """Difference of each source times the gradient, summed over the positions that the logits read."""
-    n = len(batch.indices)
+    graph, index = model.graph, torch.arange(len(batch.indices), device=gradient.device)
+    differences = ActivationDifferences.between(model, clean, baseline, batch.lengths)
 
-    def at(value: Tensor) -> Tensor:
-        """`[batch, read positions, width]`."""
-        value = value.to(model.result_dtype).expand(n, -1, -1)
-        return value if model.pools else at_reads(value, batch.positions)[:, None]
+    def at(value: Float[Tensor, "blocks batch pos *width"]) -> Float[Tensor, "blocks batch reads *width"]:
+        return value if model.pools else value[:, index, batch.positions][:, :, None]
 
-    def difference(ablated: Tensor, value: Tensor) -> Tensor:
-        return at(ablated) - at(value)
-
-    gradient = gradient.reshape(n, -1, model.d_model)
-    columns = [(difference(baseline.input, clean.input) * gradient).sum((1, 2))[:, None]]
+    gradient = gradient.reshape(len(index), -1, model.d_model)
+    scores = gradient.new_empty(len(index), graph.n_sources)
+    scores[:, 0] = (at(differences.input[None])[0] * gradient).sum((1, 2))
+    of_heads, of_mlps = at(differences.z), at(differences.mlp)
     for layer, block in enumerate(model.blocks):
         # A head writes z W_O, so its product with the gradient is that of z with W_O g: d_head numbers.
-        heads = difference(baseline.z[layer], clean.z[layer]).unflatten(2, (model.n_heads, model.d_head))
-        through = torch.einsum("bpd,hcd->bphc", gradient, block.out_weight().to(model.result_dtype))
-        columns.append((heads * through).sum((1, 3)))
-        if model.graph.mlps:
-            mlp = difference(baseline.mlp[layer], clean.mlp[layer])
-            columns.append((mlp * gradient).sum((1, 2))[:, None])
-    return torch.cat(columns, 1)
+        through = torch.einsum("bpd,hcd->bphc", gradient, block.out_weight().to(gradient.dtype))
+        first = graph.head_source(layer)
+        scores[:, first : first + model.n_heads] = (of_heads[layer] * through).sum((1, 3))
+        if graph.mlps:
+            scores[:, graph.mlp_source(layer)] = (of_mlps[layer] * gradient).sum((1, 2))
+    return scores

@@ -109,12 +109,11 @@ def by_span(
     scores = differences.input.new_zeros(n_spans, graph.n_sources, graph.n_targets)
     for chunk in sums.chunks(differences, extra=2):  # the gathered copies are held beside the expanded ones
         expanded, read, own = differences.expand(chunk), positions[chunk], labels[chunk]
-        whole = model.pools
         index = torch.arange(len(own), device=own.device)
         inner = expanded.flatten(1, 2), _tokens(own.flatten(), n_spans)
         last = (
             at_read(model, expanded, read).flatten(1, 2),
-            _tokens(own[index, read], n_spans) if not whole else inner[1],
+            _tokens(own[index, read], n_spans) if not model.pools else inner[1],
         )
         for until, targets, gradient in sums.parts(chunk):
             left, tokens = last if targets.stop == graph.n_targets else inner
@@ -123,7 +122,7 @@ def by_span(
                 if len(here):
                     product = left[:until, here].flatten(1) @ right[:, here].flatten(1).T
                     scores[span, :until, targets] += product
-    return scores
+    return scores.masked_fill_(~graph.valid.to(scores.device), 0)
 
 
 def _tokens(labels: Int64[Tensor, " tokens"], n_spans: int) -> list[Tensor]:

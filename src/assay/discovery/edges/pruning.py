@@ -211,7 +211,7 @@ class _Training:
     def step(self, drawn: Drawn, step: int, generator: torch.Generator) -> float:
         """Descend once; the mean objective of the examples under sampled gates."""
         # One gate per edge and example: the gradient is less noisy than with one draw for the batch.
-        uniform = torch.rand((len(drawn), *self.valid.shape), generator=generator).clamp(1e-6, 1 - 1e-6)
+        uniform = torch.rand((len(drawn.pairs), *self.valid.shape), generator=generator).clamp(1e-6, 1 - 1e-6)
         loss = drawn.losses(sample_gates(self.openness, uniform.to(self.valid.device)), wide=True).mean()
         if not bool(torch.isfinite(loss)):
             raise NonFiniteError(

@@ -140,15 +140,15 @@ class _EdgeProbabilities:
             self.kept_before = self.probability().detach() > 0.5
         generator = torch_stream(seed, f"ugs-masks/{number}")
         inputs, samples = runs.draw(number), self.method.samples
-        n_masks = samples * len(inputs)
-        drawn = torch.arange(len(inputs)).repeat(samples)
+        n_masks = samples * len(inputs.pairs)
+        drawn = torch.arange(len(inputs.pairs)).repeat(samples)
         uniform = torch.rand((n_masks, *self.valid.shape), generator=generator).to(self.theta.device)
         probability = torch.sigmoid(self.theta)
         masks, inside = _sample(probability, uniform, self.valid)
         gradient, loss = torch.zeros_like(self.theta), 0.0
         for first in range(0, samples, runs.repeats_at_once):
             times = min(runs.repeats_at_once, samples - first)
-            rows = slice(first * len(inputs), (first + times) * len(inputs))
+            rows = slice(first * len(inputs.pairs), (first + times) * len(inputs.pairs))
             mask = masks[rows].requires_grad_()
             losses = inputs.take(drawn[rows]).losses(mask * prune(self.graph, mask.detach() > 0))
             if not bool(torch.isfinite(losses).all()):
