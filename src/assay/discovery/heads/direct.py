@@ -20,6 +20,7 @@ from assay.discovery.heads.scores import HeadScores, provenance_of
 from assay.discovery.heads.weights import unembedding_rows
 from assay.execution.batches import choose_batch_size
 from assay.models import Model
+from assay.models.model import at_reads
 from assay.tasks import Task
 
 
@@ -47,12 +48,7 @@ class HeadOutputs:
     provenance: Mapping[str, Any] = field(default_factory=dict)
 
 
-def head_outputs(
-    model: Model,
-    task: Task,
-    *,
-    batch_size: int | None = None,
-) -> HeadOutputs:
+def head_outputs(model: Model, task: Task, *, batch_size: int | None = None) -> HeadOutputs:
     """One plain pass per example; keeps what stands at its read position.
 
     Args:
@@ -69,23 +65,19 @@ def head_outputs(
     parts = []
     for batch in task.batches(size):
         batch = batch.to(model.device)
-        rows = torch.arange(len(batch.indices), device=model.device)
         with torch.no_grad(), model.tracing() as trace:
             model.forward(batch.clean)
         assert trace.final_in is not None
-
-        def read(stream: Tensor, rows: Tensor = rows, at: Tensor = batch.positions) -> Tensor:
-            return stream[rows, at].to(model.result_dtype)
-
-        z = torch.stack([read(each) for each in trace.z], 1)
-        by_head = z.unflatten(2, (model.n_heads, model.d_head)).flatten(1, 2)
-        mlp, final = torch.stack([read(each) for each in trace.mlp], 1), read(trace.final_in)
+        streams = (trace.input, trace.final_in, *trace.z, *trace.mlp)
+        first, final, *each = (at_reads(stream, batch.positions).to(model.result_dtype) for stream in streams)
+        z, mlp = torch.stack(each[: model.n_layers], 1), torch.stack(each[model.n_layers :], 1)
         with torch.no_grad():
             normed = model.final_norm(final.to(model.dtype)).to(model.result_dtype)
-        parts.append([each.cpu() for each in (by_head, read(trace.input), mlp, final, normed)])
-    joined = [torch.cat(tensors) for tensors in zip(*parts, strict=True)]
-    fields = dict(zip(("z", "input", "mlp", "final", "normed"), joined, strict=True))
-    return HeadOutputs(**fields, provenance=provenance_of(model, task))
+        z = z.unflatten(2, (model.n_heads, model.d_head)).flatten(1, 2)
+        parts.append([part.cpu() for part in (z, first, mlp, final, normed)])
+    z, first, mlp, final, normed = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    facts = provenance_of(model, task)
+    return HeadOutputs(z=z, input=first, mlp=mlp, final=final, normed=normed, provenance=facts)
 
 
 def margin_directions(model: Model, task: Task, kind: str = "difference") -> Float64[Tensor, "P d_model"]:

@@ -200,6 +200,24 @@ def dropped(replacements: Sequence[Replacement], others: Sequence[tuple[int, int
     return run
 
 
+def _by_runs(
+    model: Model,
+    task: Task,
+    run: Run,
+    score: str,
+    *,
+    objective: str | Objective | Loss | None,
+    batch_size: int | None,
+    paired: bool = True,
+    **how: Any,
+) -> tuple[HeadMargins, dict[str, Any]]:
+    """Margins of the runs of a score, and facts of the scores that are made of them."""
+    loss = get_objective(objective or task.objective)
+    margins = head_margins(model, model.bind(task), run, objective=loss, batch_size=batch_size, paired=paired)
+    provenance = provenance_of(model, task, score=score, objective=loss.key, **how)
+    return margins, {"n_heads": model.n_heads, "unit": loss.unit, "provenance": provenance}
+
+
 def activation_patching(
     model: Model,
     task: Task,
@@ -228,15 +246,9 @@ def activation_patching(
         Published results score the circuit's heads only.
     """
     check_name("aggregate", aggregate, AGGREGATES)
-    loss = get_objective(objective or task.objective)
-    found = head_margins(model, model.bind(task), patched, objective=loss, batch_size=batch_size)
-    how = {"score": "activation-patching", "objective": loss.key, "aggregate": aggregate}
-    return patching_scores(
-        found,
-        n_heads=model.n_heads,
-        aggregate=aggregate,
-        provenance=provenance_of(model, task, **how),
-    )
+    how: dict[str, Any] = {"objective": objective, "batch_size": batch_size, "aggregate": aggregate}
+    margins, facts = _by_runs(model, task, patched, "activation-patching", **how)
+    return patching_scores(margins, **facts | {"aggregate": aggregate, "unit": "fraction"})
 
 
 def mediation(
@@ -267,17 +279,10 @@ def mediation(
         (`all`). With `last`, what a head does at earlier positions is not seen.
     """
     check_name("positions", positions, POSITIONS)
-    loss = get_objective(objective or task.objective)
-    run: Run = (
-        crossed if positions == "last" else lambda clean, other, one: one.everywhere(clean, other.head_z)
-    )
-    found = head_margins(model, model.bind(task), run, objective=loss, batch_size=batch_size)
-    return mediation_scores(
-        found,
-        n_heads=model.n_heads,
-        unit=loss.unit,
-        provenance=provenance_of(model, task, score="mediation", objective=loss.key, positions=positions),
-    )
+    run = crossed if positions == "last" else crossed_everywhere
+    how: dict[str, Any] = {"objective": objective, "batch_size": batch_size, "positions": positions}
+    margins, facts = _by_runs(model, task, run, "mediation", **how)
+    return mediation_scores(margins, **facts)
 
 
 def drop_effect(
@@ -312,18 +317,13 @@ def drop_effect(
         block upwards. Nothing below the head changes, so an intervention that reads the head's own
         activations finds those of the clean run.
     """
-    intervention, loss = INTERVENTIONS[ablation], get_objective(objective or task.objective)
+    intervention = INTERVENTIONS[ablation]
     size, draws = choose_batch_size(model, task, asked=batch_size), intervention.draws
     setting = Setting(model=model, task=task, reference=task, batch_size=size, seed=seed)
     run = dropped([intervention.prepare_heads(replace(setting, draw=draw)) for draw in range(draws)])
-    found = head_margins(model, model.bind(task), run, objective=loss, batch_size=batch_size, paired=False)
-    found.y_one[~intervention.served(setting)] = np.nan
     details = {"ablation": intervention.key, "draws": draws}
-    how = details | ({"seed": seed} if draws > 1 else {})
-    return drop_scores(
-        found,
-        n_heads=model.n_heads,
-        unit=loss.unit,
-        details=details,
-        provenance=provenance_of(model, task, score="drop-effect", objective=loss.key, **how),
-    )
+    how: dict[str, Any] = {"objective": objective, "batch_size": batch_size, "paired": False, **details}
+    how |= {"seed": seed} if draws > 1 else {}
+    margins, facts = _by_runs(model, task, run, "drop-effect", **how)
+    margins.y_one[~intervention.served(setting)] = np.nan
+    return drop_scores(margins, details=details, **facts)

@@ -1,9 +1,8 @@
-"""A native pass whose attention sites stay in the autograd graph, so gradients can be taken at them."""
+"""Scores of heads by the gradients at what they read and write."""
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -15,56 +14,47 @@ from assay.discovery.heads.scores import HeadScores, provenance_of
 from assay.execution.batches import choose_batch_size
 from assay.models import Block, Model, Separate
 from assay.objectives import Loss, Objective, get_objective
-from assay.tasks import Task
-from assay.tasks.rows import draw_rows
+from assay.tasks import Batch, Task
+from assay.tasks.task import draw_rows
 
 
-@dataclass(kw_only=True, eq=False)
-class Recording:
-    """Tensors of one pass, per layer from `first` on, attached to its graph.
+def _back_and_forth(
+    model: Model, batch: Batch, loss: Objective, *wanted: str
+) -> tuple[dict[str, list[Tensor]], list[tuple[Tensor, ...]]]:
+    """A clean pass and the gradients of its loss; parameters are left out, so both cost about the same.
 
-    Attributes:
-        stream: Input of the value projection (the normed stream), `[batch, pos, d_model]`.
-        value: Output of the module that makes the values, others perhaps with them.
-        z: Input of the output projection, `[batch, pos, n_heads * d_head]`.
-        out: Its output.
+    Returns:
+        Per layer what stands at `stream`, the normed input of the values `[batch, pos, d_model]`; `value`,
+        the output of the module that makes them, others perhaps with them; `z`, the input of the output
+        projection `[batch, pos, n_heads * d_head]`; `out`, its output. Then the gradients at the layers of
+        each name wanted.
     """
-
-    stream: list[Tensor] = field(default_factory=list)
-    value: list[Tensor] = field(default_factory=list)
-    z: list[Tensor] = field(default_factory=list)
-    out: list[Tensor] = field(default_factory=list)
-
-
-@contextmanager
-def recording(model: Model) -> Iterator[Recording]:
-    """Record the pass made inside; the stream entering block 0 becomes a leaf that gradients end at.
-
-    No parameter asks for a gradient meanwhile, so a backward pass costs about one forward pass.
-    """
-    record = Recording()
+    record: dict[str, list[Tensor]] = {name: [] for name in ("stream", "value", "z", "out")}
 
     def leaf(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return (args[0].detach().requires_grad_(), *args[1:]), kwargs
+        return (args[0].detach().requires_grad_(), *args[1:]), kwargs  # gradients end at block 0
 
-    def projected(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        record.stream.append(args[0])
-        record.value.append(output)
+    def keep(given: str, made: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            record[given].append(args[0])
+            record[made].append(output)
 
-    def wrote(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        record.z.append(args[0])
-        record.out.append(output)
+        return hook
 
     with ExitStack() as stack:
         stack.enter_context(model.frozen())
         stack.enter_context(torch.enable_grad())
-        handles = [model.blocks[0].module.register_forward_pre_hook(leaf, with_kwargs=True)]
+        entry = model.blocks[0].module.register_forward_pre_hook(leaf, with_kwargs=True)
+        stack.callback(entry.remove)
         for block in model.blocks:
-            handles.append(block.qkv[_value_columns(block)[0]].register_forward_hook(projected))
-            handles.append(block.out.register_forward_hook(wrote))
-        for handle in handles:
-            stack.callback(handle.remove)
-        yield record
+            values = block.qkv[_value_columns(block)[0]]
+            stack.callback(values.register_forward_hook(keep("stream", "value")).remove)
+            stack.callback(block.out.register_forward_hook(keep("z", "out")).remove)
+        logits = model.read(model.forward(batch.clean), batch.positions).to(model.result_dtype)
+        sites = [tensor for name in wanted for tensor in record[name]]
+        gradients = torch.autograd.grad(loss(logits, logits.detach(), batch).sum(), sites)
+    by_name = [gradients[at : at + model.n_layers] for at in range(0, len(gradients), model.n_layers)]
+    return record, by_name
 
 
 def attribution_patching(
@@ -109,14 +99,11 @@ def attribution_patching(
         batch = batch.to(model.device)
         with torch.no_grad(), model.tracing() as corrupted:
             model.forward(batch.corrupted)
-        with recording(model) as clean:
-            logits = model.read(model.forward(batch.clean), batch.positions).to(model.result_dtype)
-            margin = -chosen(logits, logits.detach(), batch)
-            gradients = torch.autograd.grad(margin.sum(), clean.z)
+        clean, [gradients] = _back_and_forth(model, batch, chosen, "z")
         real = torch.arange(batch.width, device=model.device) < batch.lengths[:, None]
         layers = []
-        for before, after, gradient in zip(clean.z, corrupted.head_z, gradients, strict=True):
-            difference = (before.detach().to(model.device) - after).double()
+        for before, after, gradient in zip(clean["z"], corrupted.head_z, gradients, strict=True):
+            difference = (after - before.detach().to(model.device)).double()  # the margin is -loss
             product = difference * gradient.to(model.device).double() * real[..., None]
             layers.append(product.unflatten(2, (model.n_heads, model.d_head)).sum((1, 3)))
         rows.append(torch.cat(layers, 1).cpu())
@@ -180,15 +167,14 @@ def fisher_count(
             for head in range(model.n_heads)
         ]
         values = np.array(details["counts"]) / (2 * math.log(details["n"]))
-    name = "llc-fisher-count"
     return HeadScores.from_flat(
-        name,
+        "llc-fisher-count",
         model.n_heads,
         values,
         sign="lower = simpler",
         reason=None if details["n"] >= 2 else "too_few",
         details=details,
-        provenance=provenance_of(model, used, score=name, objective=loss.key, active=_ACTIVE),
+        provenance=provenance_of(model, used, score="llc-fisher-count", objective=loss.key, active=_ACTIVE),
     )
 
 
@@ -204,11 +190,8 @@ def _gradient_sites(model: Model, task: Task, loss: Objective, asked: int | None
     found = []
     for batch in task.batches(size):
         batch = batch.to(model.device)
-        with recording(model) as record:
-            logits = model.read(model.forward(batch.clean), batch.positions).to(model.result_dtype)
-            each = loss(logits, logits.detach(), batch)
-            gradients = torch.autograd.grad(each.sum(), [*record.value, *record.out])
-        layers = zip(record.stream, gradients, record.z, gradients[model.n_layers :], strict=False)
+        record, [at_value, at_out] = _back_and_forth(model, batch, loss, "value", "out")
+        layers = zip(record["stream"], at_value, record["z"], at_out, strict=True)
         sites = [[part.detach().to(model.device) for part in layer] for layer in layers]
         for site, block in zip(sites, model.blocks, strict=True):
             site[1] = site[1][..., _value_columns(block)[1].to(model.device)]
@@ -229,11 +212,9 @@ def _active(site: Sequence[Tensor], block: Block, head: int) -> int:
 
 def _value_columns(block: Block) -> tuple[int, Tensor]:
     """Which projection module makes the values, and its output columns per key/value head."""
-    if isinstance(block.family.qkv, Separate):
-        widths = [block.n_heads * block.d_head, *[block.n_kv_heads * block.d_head] * 2]
-        module = 2
-    else:
-        widths, module = [block.n_channels * block.d_head], 0
+    separate = isinstance(block.family.qkv, Separate)
+    heads = [block.n_heads, block.n_kv_heads, block.n_kv_heads] if separate else [block.n_channels]
+    widths = [count * block.d_head for count in heads]
     # Numbering the outputs and laying them out as channels says where each channel stands.
     numbered = block.channels([torch.arange(width, dtype=torch.float64) for width in widths])
-    return module, numbered[block.n_heads + block.n_kv_heads :].long()
+    return len(heads) - 1, numbered[block.n_heads + block.n_kv_heads :].long()

@@ -69,15 +69,15 @@ def causation_entropy(
     x, y = table[kept], target[kept]
     facts: dict[str, Any] = {"n": int(kept.sum()), "n_excluded": int((~kept).sum())}
     reason = "too_few" if len(y) < _SPARE else "constant_target" if np.ptp(y) == 0 else None
-    values, settings = np.full(x.shape[1], np.nan), {}
+    values = np.full(x.shape[1], np.nan)
+    provenance = {**features.provenance, "features": features.name, "score": "causation-entropy"}
     if reason is None:
         values, found = _greedy(x, y, max_parents, _chance_level(x, y, permutations, seed))
         parents = [divmod(parent, features.n_heads) for parent in found.pop("parents")]
         facts |= {"parents": parents, **found}
-        settings = {"max_parents": max_parents, "permutations": permutations, "seed": seed}
-    name = "causation-entropy"
+        provenance |= {"max_parents": max_parents, "permutations": permutations, "seed": seed}
     return HeadScores.from_flat(
-        name,
+        "causation-entropy",
         features.n_heads,
         values,
         sign="larger = tells more of the target",
@@ -85,7 +85,7 @@ def causation_entropy(
         reason=reason,
         warnings=("fewer_than_200_examples",) if reason is None and len(y) < 200 else (),
         details=facts,
-        provenance={**features.provenance, "features": features.name, "score": name, **settings},
+        provenance=provenance,
     )
 
 
@@ -127,16 +127,13 @@ def _information(
 ) -> Float64[np.ndarray, " H"]:
     """I(x_j; y | given) of every column."""
     left = _residuals(np.column_stack([x, y]), given)
-    return _of_correlation(_correlations(left[:, :-1], left[:, -1:])[:, 0])
+    return _of_pairs(left[:, :-1], left[:, -1:])[:, 0]
 
 
-def _correlations(x: Float64[np.ndarray, "n H"], y: Float64[np.ndarray, "n m"]) -> Float64[np.ndarray, "H m"]:
-    """Correlation of centred columns; 0 where one is constant."""
+def _of_pairs(x: Float64[np.ndarray, "n H"], y: Float64[np.ndarray, "n m"]) -> Float64[np.ndarray, "H m"]:
+    """Information of centred columns about each other; 0 where one is constant."""
     lengths = np.linalg.norm(x, axis=0)[:, None] * np.linalg.norm(y, axis=0)[None, :]
-    return np.where(lengths > 0, x.T @ y / np.where(lengths > 0, lengths, 1.0), 0.0)
-
-
-def _of_correlation(r: Float64[np.ndarray, "*shape"]) -> Float64[np.ndarray, "*shape"]:
+    r = np.where(lengths > 0, x.T @ y / np.where(lengths > 0, lengths, 1.0), 0.0)
     return np.asarray(-0.5 * np.log1p(-np.minimum(r**2, _HIGHEST)))
 
 
@@ -150,5 +147,5 @@ def _chance_level(
     )
     none = np.empty((len(y), 0))
     targets = _residuals(y[:, None], none)[shuffled, 0]
-    best = _of_correlation(_correlations(_residuals(x, none), targets)).max(axis=0)
+    best = _of_pairs(_residuals(x, none), targets).max(axis=0)
     return float(np.quantile(best, _QUANTILE))

@@ -16,6 +16,7 @@ from assay.core.errors import InputError
 from assay.core.registry import Registry
 from assay.execution import ABLATIONS, Ablation, BaselineShelf, run_circuit
 from assay.execution.ablation import Replacement, Setting, Site, check_aligned
+from assay.models.model import at_reads
 
 
 INTERVENTIONS: Registry[Ablation] = Registry("intervention", holds=Ablation)
@@ -37,9 +38,8 @@ class MeanAtRead(Ablation):
     def prepare_heads(self, setting: Setting) -> Replacement:
         reference = setting.reference
         used = setting.finite(reference)
-        rows = torch.arange(reference.n, device=used.device)
         read = reference.positions.to(used.device)
-        means = [z.double()[rows, read][used].mean(0) for z in setting.outputs(reference)]
+        means = [at_reads(z.double(), read)[used].mean(0) for z in setting.outputs(reference)]
 
         def replaced(site: Site) -> Tensor:
             if not self.only_there:

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float64
 from assay.core.errors import InputError
 from assay.core.record import Record
 from assay.discovery.heads.scores import HeadScores, member_flags
-from assay.discovery.heads.weights import MATRICES, weight_scores
+from assay.discovery.heads.weights import weight_scores
 from assay.models import Model
 from assay.stats import auroc, average_precision, precision_at, top_members
 
@@ -118,9 +118,11 @@ def set_overlap(predicted: Bool[np.ndarray, " H"], members: Bool[np.ndarray, " H
     )
 
 
-_QUANTITIES = ("spectral-norm", "entropy-rank", "sv-gap", "frobenius-norm")
 # Of `weight_scores`, and the depth.
-FEATURES = (*(f"{matrix}-{name}" for name in _QUANTITIES for matrix in MATRICES), "ov-copying", "depth")
+FEATURES = (
+    *("ov-spectral-norm", "qk-spectral-norm", "ov-entropy-rank", "qk-entropy-rank", "ov-sv-gap", "qk-sv-gap"),
+    *("ov-frobenius-norm", "qk-frobenius-norm", "ov-copying", "depth"),
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -205,9 +207,7 @@ def predict_from_weights(
         such tasks lie late.
     """
     if len(circuits) < 2:
-        raise InputError(
-            f"got the circuit of {len(circuits)} task; give two or more, to learn from the others"
-        )
+        raise InputError(f"got the circuit of {len(circuits)} task; give two or more to learn from others")
     shape = features.n_layers, features.n_heads
     members = {
         task: member_flags(heads if isinstance(heads, np.ndarray) else tuple(heads), *shape)
@@ -224,8 +224,7 @@ def _predict(
     from sklearn.preprocessing import StandardScaler
 
     others = tuple(other for other in members if other != task)
-    labels = np.concatenate([members[other] for other in others])
-    own = members[task]
+    labels, own = np.concatenate([members[other] for other in others]), members[task]
     predicted, probability = np.zeros_like(own), np.full(len(own), np.nan)
     reason = None if labels.any() and not labels.all() else ("no_others" if labels.any() else "no_members")
     if reason is None:

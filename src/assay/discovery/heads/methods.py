@@ -185,12 +185,7 @@ for _id, _compute, _facts, _summary in (
         _NATS,
         "causation entropy: information in a head's direct effect about the margin beyond other heads",
     ),
-    (
-        "X.activation_magnitude",
-        _magnitude,
-        _SIZE,
-        "size of a head's output: a baseline without the task",
-    ),
+    ("X.activation_magnitude", _magnitude, _SIZE, "size of a head's output: a baseline without the task"),
     ("C10.llc", fisher_count, _SIZE, "active directions of a head's weights, as a learning coefficient"),
     ("B.ov_norm", answer_norm, _SIZE, "how strongly a head's W_V W_O can write along the answer directions"),
     ("B.spectral_norm", partial(_spectrum, "spectral-norm"), _SIZE, "largest singular value of W_V W_O"),

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from operator import itemgetter, methodcaller
 from typing import Any
 
@@ -34,12 +35,7 @@ Heads = Collection[tuple[int, int]]
 
 
 def run_with_heads_replaced(
-    model: Model,
-    task: Task,
-    heads: Heads,
-    replacement: Replacement,
-    *,
-    batch_size: int | None = None,
+    model: Model, task: Task, heads: Heads, replacement: Replacement, *, batch_size: int | None = None
 ) -> Float[Tensor, "n d_vocab"]:
     """Logits at the read position with some heads replaced, all of them at once; NaN and infinite ones pass.
 
@@ -116,12 +112,7 @@ def _copies(batch: Batch, count: int) -> Batch:
 def outside(heads: Heads, model: Model) -> list[tuple[int, int]]:
     """All heads of a model but these."""
     kept = set(heads)
-    return [
-        (layer, head)
-        for layer in range(model.n_layers)
-        for head in range(model.n_heads)
-        if (layer, head) not in kept
-    ]
+    return [head for head in product(range(model.n_layers), range(model.n_heads)) if head not in kept]
 
 
 # ---- one head at a time ----
@@ -408,14 +399,10 @@ class _Past:
         keys, values = keys[rows], values[rows]
         keys[index, :, self.read[rows]] = key.squeeze(2)
         values[index, :, self.read[rows]] = value.squeeze(2)
+        heads = range(block.n_heads)
+        groups = [block.kv_head(head) for head in heads]
         mixed = attention.mix(
-            layer,
-            query,
-            keys,
-            values,
-            everywhere=False,
-            heads=range(block.n_heads),
-            kv_of_head=[block.kv_head(head) for head in range(block.n_heads)],
+            layer, query, keys, values, everywhere=False, heads=heads, kv_of_head=groups
         ).squeeze(2)
         written = block.write(mixed.flatten(1).to(model.dtype))
         middle = (stream + written).to(model.dtype)

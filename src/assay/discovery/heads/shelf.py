@@ -14,7 +14,6 @@ from assay.core.errors import FileFormatError, InputError, writing
 from assay.core.untrusted import malformed, read_object
 
 
-RECORD = "table.json"
 KIND = "block of a measurement table"
 
 
@@ -34,7 +33,7 @@ class Shelf:
 
     def __init__(self, folder: Path, identity: str, record: Mapping[str, Any]) -> None:
         self.folder, self.identity = folder, identity
-        path = folder / RECORD
+        path = folder / "table.json"
         with writing(f"make the folder {folder}", "choose a writable one"):
             folder.mkdir(parents=True, exist_ok=True)
         if not path.exists():

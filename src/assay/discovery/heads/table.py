@@ -5,7 +5,7 @@ keeps them for the next time. With the ablation's reference fixed, a bootstrap, 
 only chooses rows, so no gate needs another forward pass.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -27,7 +27,7 @@ from assay.discovery.heads.effects import crossed, dropped, patched
 from assay.discovery.heads.gradients import attribution_patching, fisher_count
 from assay.discovery.heads.information import causation_entropy
 from assay.discovery.heads.interventions import INTERVENTIONS, run_with_edges_replaced
-from assay.discovery.heads.runs import head_margins, outside, run_with_heads_replaced
+from assay.discovery.heads.runs import Heads, head_margins, outside, run_with_heads_replaced
 from assay.discovery.heads.scores import HeadScores, member_flags
 from assay.discovery.heads.shelf import Shelf
 from assay.discovery.heads.weights import Composition, answer_norm, composition, weight_scores
@@ -47,7 +47,6 @@ QUANTITIES = ("y", "ce", "kl")  # margin, cross-entropy, divergence from the mod
 OVER_HEADS = ("y_drop1", "y_patch", "y_cross")
 
 AnyCircuit = Circuit | HeadCircuit | Sequence[Sequence[int]] | str | Path
-Heads = Collection[tuple[int, int]]
 
 
 class MeasurementTable:

@@ -43,24 +43,6 @@ class EffectiveRank(enum.StrEnum):
 # ---- singular values --------------------------------------------------------------------------------
 
 
-def product_singular_values(
-    left: Float64[Tensor, "*batch d_in rank"], right: Float64[Tensor, "*batch rank d_out"]
-) -> Float64[Tensor, "*batch rank"]:
-    """Singular values of `left @ right`, falling, without forming the product.
-
-    With left = Q_1 R_1 and right^T = Q_2 R_2 they are those of R_1 R_2^T, a rank x rank matrix.
-
-    Args:
-        left: Thin or square: d_in >= rank, or the surplus values are 0.
-        right: Its partner.
-
-    Returns:
-        min(d_in, rank, d_out) values, >= 0.
-    """
-    values: Tensor = torch.linalg.svdvals(_upper(left) @ _upper(right.mT).mT)
-    return values
-
-
 def _upper(thin: Tensor) -> Tensor:
     """The R of a QR factorisation; any norm of `thin @ x` is that of `R @ x`."""
     factor: Tensor = torch.linalg.qr(thin, mode="r").R
@@ -138,11 +120,12 @@ def layer_weights(model: Model, layer: int) -> dict[str, Float64[Tensor, "n_head
 
 
 def _spectra(weights: Mapping[str, Tensor]) -> dict[str, Float64[Tensor, "n_heads d_head"]]:
-    """Singular values of W_OV and W_QK of the heads of one layer."""
-    return {
-        "ov": product_singular_values(weights["v"], weights["o"]),
-        "qk": product_singular_values(weights["q"], weights["k"].mT),
-    }
+    """Singular values of W_OV and W_QK of the heads of one layer, falling.
+
+    With left = Q_1 R_1 and right = Q_2 R_2 they are those of R_1 R_2^T.
+    """
+    pairs = {"ov": (weights["v"], weights["o"].mT), "qk": (weights["q"], weights["k"])}
+    return {name: torch.linalg.svdvals(_upper(a) @ _upper(b).mT) for name, (a, b) in pairs.items()}
 
 
 def weight_scores(model: Model) -> dict[str, HeadScores]:
@@ -208,11 +191,7 @@ def unembedding_rows(model: Model, ids: Int[Tensor, "*batch"]) -> Float64[Tensor
 
 
 def answer_directions(
-    model: Model,
-    correct: Int[Tensor, " P"],
-    incorrect: Int[Tensor, " P"],
-    *,
-    max_pairs: int | None = 10,
+    model: Model, correct: Int[Tensor, " P"], incorrect: Int[Tensor, " P"], *, max_pairs: int | None = 10
 ) -> Float64[Tensor, "pairs d_model"]:
     """Unit vectors (u_c - u_w) / ||u_c - u_w|| of the distinct (c, w) pairs, in order of appearance.
 
@@ -295,7 +274,6 @@ class Composition:
     """How much of what a head writes a later head can read, by query, key and value.
 
     Attributes:
-        n_heads: Heads per layer.
         q: `[H, H]` sender by receiver, into queries, in [0, 1]; NaN unless the sender's layer is earlier, and
             for heads of zero weight.
         k: The same into keys.
@@ -303,7 +281,6 @@ class Composition:
         provenance: The model.
     """
 
-    n_heads: int
     q: Float64[np.ndarray, "H H"]
     k: Float64[np.ndarray, "H H"]
     v: Float64[np.ndarray, "H H"]
@@ -346,7 +323,7 @@ def composition(model: Model) -> Composition:
                 scaled = joint / (norms[earlier]["ov"][:, None] * norms[later]["ov" if name == "v" else "qk"])
                 rows, columns = (slice(each * heads, (each + 1) * heads) for each in (earlier, later))
                 table[name][rows, columns] = scaled.cpu().numpy()
-    return Composition(n_heads=heads, provenance=provenance_of(model, score="composition"), **table)
+    return Composition(provenance=provenance_of(model, score="composition"), **table)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -438,19 +415,14 @@ def _permutation_p(
     rng: np.random.Generator,
 ) -> float:
     """Share of random choices of as many values whose Welch's t is as far from 0, the sample's included."""
-    values = np.concatenate([edges, others])
-    values = values - values.mean()
-    sizes = np.array([len(edges), len(others)])
-    totals = np.array([values.sum(), (values**2).sum()])
+    values, k = np.concatenate([edges, others]), len(edges)
     as_far = 0
     for start in range(0, _PERMUTATIONS, _AT_ONCE):
         draws = rng.random((min(_AT_ONCE, _PERMUTATIONS - start), len(values)))
-        chosen = values[np.argpartition(draws, len(edges) - 1, axis=1)[:, : len(edges)]]
-        inside = np.stack([chosen.sum(axis=1), (chosen**2).sum(axis=1)])
-        sums = np.stack([inside, totals[:, None] - inside], axis=2)  # [2, draws, side]
-        means = sums[0] / sizes
-        squared = np.maximum(sums[1] - sizes * means**2, 0.0) / (sizes * (sizes - 1))
+        shuffled = values[np.argpartition(draws, k - 1, axis=1)]
+        inside, rest = shuffled[:, :k], shuffled[:, k:]
+        spread = np.sqrt(inside.var(1, ddof=1) / k + rest.var(1, ddof=1) / len(others))
         with np.errstate(divide="ignore", invalid="ignore"):
-            t = np.abs(means[:, 0] - means[:, 1]) / np.sqrt(squared.sum(axis=1))
-        as_far += int((t >= statistic * (1 - 1e-9)).sum())
+            t = (inside.mean(1) - rest.mean(1)) / spread
+        as_far += int((np.abs(t) >= statistic * (1 - 1e-9)).sum())
     return (1 + as_far) / (1 + _PERMUTATIONS)
