@@ -96,20 +96,6 @@ LOGIT_BYTES = 2**28  # logits that a plain pass holds at a time
 _CLEAR, _STATUS = Path("/proc/self/clear_refs"), Path("/proc/self/status")
 
 
-@dataclass(kw_only=True)
-class Cost:
-    """Cost of one piece of work; filled in when it ends.
-
-    Attributes:
-        seconds: By the clock of `clock_of`; NaN until the work is done.
-        peak_bytes: Growth of the peak of allocated memory over what was allocated before: of the accelerator
-            where the model is on one, else of the process's resident memory. None where it cannot be known.
-    """
-
-    seconds: float = float("nan")
-    peak_bytes: int | None = None
-
-
 def clock_of(model: Model) -> str:
     """Which clock times work on this model: `processor` or `wall`.
 
@@ -127,21 +113,23 @@ def now(model: Model) -> float:
 
 
 @contextlib.contextmanager
-def measured(model: Model) -> Iterator[Cost]:
-    """Measures the work done inside.
+def measured(model: Model) -> Iterator[dict[str, Any]]:
+    """Measures the work done inside; the record is filled in when it ends.
+
+    `seconds` is by the clock of `clock_of`. `peak_memory` is the growth of the peak of allocated bytes over
+    what was allocated before: of the accelerator where the model is on one, else of the process's resident
+    memory; None where it cannot be known.
 
     Notes:
         On a CPU, memory is the growth of the peak resident memory over the resident memory at the start.
         Memory that the allocator holds free is handed back first, since work that finds it would seem to need
         none. It counts pages, allocator overhead included, and needs Linux; elsewhere it is None.
     """
-    cost = Cost()
-    before = _start_peak(model)
-    started = now(model)
+    cost: dict[str, Any] = {}
+    before, started = _start_peak(model), now(model)
     yield cost
-    cost.seconds = now(model) - started
-    if before is not None:
-        cost.peak_bytes = max(0, _peak(model) - before)
+    cost["seconds"] = now(model) - started
+    cost["peak_memory"] = None if before is None else max(0, _peak(model) - before)
 
 
 def _start_peak(model: Model) -> int | None:
@@ -245,9 +233,8 @@ def take_turn(
     row = replace(
         row,
         objective=str(scores.provenance.get("objective", "")) or None,
-        seconds=cost.seconds,
-        peak_memory=cost.peak_bytes,
         passes=dict(details.pop("passes", {})),
         details={key: value for key, value in details.items() if key != "seconds"},
+        **cost,
     )
     return row, scores

@@ -90,7 +90,7 @@ def plot_benchmark(benchmark: DiscoveryBenchmark, ax: "Axes | None" = None) -> "
 
     A method is a point with the interval of its CPR, a line across where its cost is unknown.
     """
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+    from matplotlib.ticker import NullFormatter
 
     ax = axes_of(ax, 7.2, 4.6)
     judged = [
@@ -123,7 +123,7 @@ def plot_benchmark(benchmark: DiscoveryBenchmark, ax: "Axes | None" = None) -> "
         least, most = min(0.0, *shown), max(1.0, *shown)
         room = 0.07 * (most - least)
         ax.set_ylim(least - room, most + room)
-    ax.xaxis.set_major_formatter(FuncFormatter(_cost_tick))
+    ax.xaxis.set_major_formatter(lambda x, _: f"≤ {x:g}" if math.isclose(x, CHEAPEST) else f"{x:,g}")
     ax.xaxis.set_minor_formatter(NullFormatter())
     ax.set_xlabel("cost of discovery in plain forward passes over the same examples")
     ax.set_ylabel("CPR (edges by signed score)")
@@ -131,10 +131,6 @@ def plot_benchmark(benchmark: DiscoveryBenchmark, ax: "Axes | None" = None) -> "
     ax.set_title(draw.clipped(where, draw.LONGEST_LABEL), fontsize=9, color=INK, loc="left")
     place_labels(ax, tuple(name for name, *_ in points), costs, value, low=low, high=high)
     return ax
-
-
-def _cost_tick(value: float, place: int | None) -> str:
-    return f"≤ {CHEAPEST:g}" if math.isclose(value, CHEAPEST) else f"{value:,g}"
 
 
 def benchmark_page(document: Mapping[str, Any]) -> Page:

@@ -6,6 +6,7 @@ Everything after the logits is float64. The divergences of whole output distribu
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -35,7 +36,6 @@ class Divergence:
         unit: `nats`, `fraction`, `logits` or `user`.
         needs_answers: Whether the kernel takes the tokens.
         summary: One line for lists.
-        source: Author, year, arXiv id.
     """
 
     key: str
@@ -43,7 +43,6 @@ class Divergence:
     unit: str = "nats"
     needs_answers: bool = False
     summary: str = ""
-    source: str = ""
 
 
 DIVERGENCES: Registry[Divergence] = Registry("divergence", holds=Divergence)
@@ -177,12 +176,8 @@ def _kl(
     return np.asarray(clipped.cpu().numpy())
 
 
-def _of_outputs(kind: str) -> Kernel:
-    def kernel(model: Tensor, circuit: Tensor) -> Tensor:
-        values = divergences(model.cpu().numpy(), circuit.cpu().numpy(), kinds=(kind,))
-        return torch.from_numpy(values[kind])
-
-    return kernel
+def _of_outputs(kind: str, model: Tensor, circuit: Tensor) -> Tensor:
+    return torch.from_numpy(divergences(model.cpu().numpy(), circuit.cpu().numpy(), kinds=(kind,))[kind])
 
 
 def _mean_at(logits: Tensor, ids: Tensor) -> Tensor:
@@ -201,11 +196,8 @@ for _key, _summary in {
     "js": "the Jensen-Shannon divergence",
     "tv": "the total variation distance",
 }.items():
-    _source = "uit de Bos and Garriga-Alonso 2024, arXiv:2407.15166" if _key == "kl" else ""
-    _known = Divergence(
-        key=_key, kernel=_of_outputs(_key), unit=UNITS[_key], summary=_summary, source=_source
-    )
-    DIVERGENCES.add(_key, _known)
+    _kernel = partial(_of_outputs, _key)
+    DIVERGENCES.add(_key, Divergence(key=_key, kernel=_kernel, unit=UNITS[_key], summary=_summary))
 DIVERGENCES.add(
     "logit-diff-gap",
     Divergence(

@@ -32,14 +32,7 @@ from assay.circuits import Circuit, write_atomically
 from assay.core.errors import InputError, NonFiniteError, OutputError
 from assay.core.record import canonical_json
 from assay.core.untrusted import parse_json
-from assay.execution import (
-    Ablation,
-    PairRunner,
-    PreparedInputs,
-    get_ablation,
-    run_circuit,
-    run_model,
-)
+from assay.execution import Ablation, PairRunner, PreparedInputs, get_ablation, run_circuit, run_model
 from assay.execution.batches import TOKENS_PER_PASS, free_memory
 from assay.models import Model
 
@@ -360,11 +353,8 @@ def sample_values(
         shape = (len(first),)
     sides = sample.clean, sample.corrupted
     evaluator = PairEvaluator(model, circuit, *sides, ablation=sample.carried, divergence=divergence)
-    kind, done, total = (
-        np.float64 if model.result_dtype == torch.float64 else np.float32,
-        0,
-        int(np.prod(shape)),
-    )
+    kind: type[np.floating] = np.float64 if model.result_dtype == torch.float64 else np.float32
+    done, total = 0, int(np.prod(shape))
     distinct = PairValues(np.empty(shape, kind), np.empty(shape, kind), np.empty(shape, np.bool_))
     blocks = list(_blocks(shape))
     tell: Progress = progress or (lambda stage, done, total: None)

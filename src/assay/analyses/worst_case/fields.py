@@ -15,9 +15,8 @@ from assay.analyses.worst_case.sampling import CORRUPTED, PairSample, PromptSet
 from assay.core.errors import check_name
 from assay.core.random import stream
 from assay.core.record import plain
-from assay.stats import benjamini_hochberg, cell_table, cell_tests, spearman_test
-from assay.stats.cells import SPARSE, CellTable
-from assay.stats.summary import PERCENTILES
+from assay.stats import CellTable, benjamini_hochberg, cell_table, cell_tests, spearman_test
+from assay.stats.significance import SPARSE
 
 
 SHARES = {"max": 1.0, "p99.9": 0.999, "p99.99": 0.9999}  # percentiles of heatmaps
@@ -30,7 +29,7 @@ Values = Float64[np.ndarray, "..."]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Labels:
+class FieldLabels:
     """A field as numbers: the values that occur, ascending, and the number of each input's value."""
 
     field: str
@@ -40,7 +39,7 @@ class _Labels:
     sample: PairSample
 
     @staticmethod
-    def of(sample: PairSample, name: str) -> "_Labels":
+    def of(sample: PairSample, name: str) -> "FieldLabels":
         check_name("field", name, known_fields(sample))
         side, axis = (sample.corrupted, 1) if name.startswith(CORRUPTED) else (sample.clean, 0)
         column = side.fields[name.removeprefix(CORRUPTED)]
@@ -54,7 +53,7 @@ class _Labels:
         places = {key: place for place, key in enumerate(order)}
         codes = np.array([places[key] for key in keys], dtype=np.int64)
         values = tuple(by_key[key] for key in order)
-        return _Labels(field=name, values=values, codes=codes, axis=axis, sample=sample)
+        return FieldLabels(field=name, values=values, codes=codes, axis=axis, sample=sample)
 
     @property
     def side(self) -> PromptSet:
@@ -95,30 +94,8 @@ def known_fields(sample: PairSample) -> tuple[str, ...]:
     return (*sample.clean.fields, *(CORRUPTED + name for name in second))
 
 
-def table_by_field(
-    values: Values,
-    sample: PairSample,
-    field: str,
-    other: str | None = None,
-    *,
-    percentile: float | None = None,
-) -> CellTable:
-    """Count, mean and percentiles per value of a field, or per cell of two.
-
-    Args:
-        values: Divergences of the sample.
-        sample: The inputs.
-        field: A field of the clean input, or `corrupted.` and a field of the corrupted one.
-        other: A second field.
-        percentile: Share in [0, 1], 1 the maximum. None: all percentiles of a summary and the maximum for one
-            field, the maximum for two.
-    """
-    shares = (*PERCENTILES.values(), 1.0) if other is None else (1.0,)
-    labels = [_Labels.of(sample, name) for name in (field, other) if name is not None]
-    return _table(values, labels, shares if percentile is None else (float(percentile),))
-
-
-def _table(values: Values, fields: Sequence[_Labels], shares: Sequence[float]) -> CellTable:
+def field_table(values: Values, fields: Sequence[FieldLabels], shares: Sequence[float]) -> CellTable:
+    """Count, mean and percentiles of the divergences per value of a field, or per cell of two."""
     cells = cell_table(values, *(each.spread for each in fields), quantiles=shares)
     rows, *columns = (
         tuple(each.values[code] for code in codes)
@@ -176,7 +153,7 @@ def field_trends(values: Values, sample: PairSample, *, seed: int = 0) -> list[d
     """
     records: dict[tuple[int, bytes], dict[str, Any]] = {}
     for name in known_fields(sample):
-        labels = _Labels.of(sample, name)
+        labels = FieldLabels.of(sample, name)
         numbers = np.array([_number(value) for value in labels.values])
         if len(numbers) < FEWEST_NUMBERS or np.isnan(numbers).any():
             continue
@@ -217,10 +194,10 @@ def heatmaps(values: Values, sample: PairSample, *, seed: int = 0) -> list[dict[
     for names in sample.heatmap_fields:
         if not set(names) <= set(known_fields(sample)):
             continue
-        both = [_Labels.of(sample, name) for name in names]
+        both = [FieldLabels.of(sample, name) for name in names]
         if not all(each.testable for each in both):
             continue
-        table = _table(values, both, tuple(SHARES.values()))
+        table = field_table(values, both, tuple(SHARES.values()))
         tests = _tests(values, both, seed)
         records.append(
             {
@@ -230,16 +207,16 @@ def heatmaps(values: Values, sample: PairSample, *, seed: int = 0) -> list[dict[
                 "columns": table.columns,
                 "n": table.n,
                 "n_inputs": tests.n_inputs,
-                "sparse": tests.sparse,
+                "sparse": tests.n_inputs < SPARSE,
                 **dict(zip(SHARES, table.quantiles, strict=True)),
                 "q_value": tests.q_value,
-                "significant": tests.significant(LEVEL),
+                "significant": tests.q_value <= LEVEL,
             }
         )
     return records
 
 
-def _tests(values: Values, fields: Sequence[_Labels], seed: int) -> Any:
+def _tests(values: Values, fields: Sequence[FieldLabels], seed: int) -> Any:
     """Tests of the cells of one field or two, in which equal inputs are one, where they bear equal labels."""
     sample, spread = fields[0].sample, [each.spread for each in fields]
     if sample.pairs is not None:
@@ -260,11 +237,11 @@ def _tests(values: Values, fields: Sequence[_Labels], seed: int) -> Any:
     return cell_tests(exceeds, spread[0], spread[1] if spread[1:] else None, inputs=inputs, seed=seed)
 
 
-def _tested(sample: PairSample) -> Iterator[tuple[_Labels, list[str]]]:
+def _tested(sample: PairSample) -> Iterator[tuple[FieldLabels, list[str]]]:
     """Fields with enough and not too many values, each grouping of the inputs once, and its other names."""
-    groups: dict[tuple[int, bytes], tuple[_Labels, list[str]]] = {}
+    groups: dict[tuple[int, bytes], tuple[FieldLabels, list[str]]] = {}
     for name in known_fields(sample):
-        labels = _Labels.of(sample, name)
+        labels = FieldLabels.of(sample, name)
         if labels.testable:
             _, first, inverse = np.unique(labels.codes, return_index=True, return_inverse=True)
             grouping = labels.axis, first[inverse.ravel()].tobytes()

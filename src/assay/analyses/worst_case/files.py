@@ -1,7 +1,6 @@
-"""Worst-case results on disk: one safetensors file of arrays, with everything else in its metadata."""
+"""Samples of pairs on disk: one safetensors file of arrays, with everything else in its metadata."""
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from assay.analyses.worst_case.result import FACTS, FINDINGS, WorstCase
-from assay.analyses.worst_case.rows import Rerun
-from assay.analyses.worst_case.sampling import ClassNames, PairSample, PromptSet
-from assay.circuits import Circuit
+from assay.analyses.worst_case.sampling import PairSample, PromptSet
 from assay.circuits.files import read_arrays, write_arrays
-from assay.core.errors import FileFormatError, GraphMismatchError, InputError
-from assay.core.untrusted import malformed
-from assay.models import Model
+from assay.core.errors import FileFormatError, InputError
 
 
 _KIND = "worst_case"
@@ -27,12 +21,20 @@ _PLAIN: tuple[str, ...] = ("protocol", "independent", "paired", "reuse_clean", "
 _PLAIN += ("seed", "streams", "task", "ablation")
 
 
-def write_result(path: Path, worst: WorstCase) -> Path:
-    """Write a result as `NAME.safetensors`, whole or not at all; see `WorstCase.save`."""
+def write_pairs(
+    path: Path, sample: PairSample, values: Mapping[str, np.ndarray], record: Mapping[str, Any]
+) -> Path:
+    """Write a sample, the values of its pairs and what else is known, whole or not at all.
+
+    Args:
+        path: `NAME.safetensors`.
+        sample: The inputs and how they were drawn.
+        values: Arrays of one number per pair, by name.
+        record: JSON-able entries that are given back as they are.
+    """
     if path.suffix != ".safetensors":
         raise InputError(f"a worst-case result is saved as NAME.safetensors; got {path.name!r}")
-    sample = worst.sample
-    known = {**worst.arrays(), **({} if sample.pairs is None else {"pairs": sample.pairs})}
+    known = {**values, **({} if sample.pairs is None else {"pairs": sample.pairs})}
     arrays = {name: torch.from_numpy(np.ascontiguousarray(each)) for name, each in known.items()}
     inputs: dict[str, Any] = {}
     for name in _SIDES:
@@ -50,53 +52,27 @@ def write_result(path: Path, worst: WorstCase) -> Path:
     if sample.clean.images is not None:  # all sides number the same images
         arrays["images"] = sample.clean.images
     facts = {name: getattr(sample, name) for name in (*_PLAIN, "data_hash", "heatmap_fields")}
-    record = {"document": worst.to_dict(), "thresholds": worst.thresholds, "notes": dict(worst.notes)}
     metadata = {"kind": _KIND, "sample": facts, "inputs": inputs, **record}
     return write_arrays(path, {name: each.contiguous() for name, each in arrays.items()}, metadata)
 
 
-def read_result(path: Path, model: Model | None, circuit: Circuit | None) -> WorstCase:
-    """Read a result, whose pairs can be run again where model and circuit are given; see `WorstCase.load`."""
-    if (model is None) != (circuit is None):
-        raise InputError("give both model and circuit to run pairs again, or neither")
+def read_pairs(path: Path, values: Sequence[str]) -> tuple[PairSample, dict[str, Tensor], dict[str, Any]]:
+    """What `write_pairs` wrote: the sample, the arrays of the file, and its record.
+
+    Raises:
+        FileFormatError: If the file is damaged, or its inputs are not those of its record.
+        KeyError, TypeError, ValueError: If an entry is missing or does not fit.
+    """
     arrays, record = read_arrays(path, _KIND)
-    with malformed(path, "a worst-case result"):
-        sample, document = _sample(record, arrays), record["document"]
-        for name in ("divergence", "empty", "argmax_differs"):
-            if tuple(arrays[name].shape) != sample.shape or arrays[name].is_complex():
-                raise ValueError(
-                    f"{name} has shape {tuple(arrays[name].shape)}, but the pairs have {sample.shape}"
-                )
-        if sample.data_hash != record["sample"]["data_hash"]:
-            raise FileFormatError(f"{path}: the inputs are not those of its record; run again")
-        if not isinstance(document.get("worst", []), list):
-            raise ValueError("its worst pairs are not a list")
-        rerun = None
-        if model is not None and circuit is not None:
-            for what, stored, given in (
-                ("model", document["model"]["weight_hash"], model.weight_hash),
-                ("circuit", document["circuit"]["hash"], circuit.hash),
-            ):
-                if stored != given:
-                    raise GraphMismatchError(
-                        f"the result belongs to the {what} {stored}, and {given} was given; give the {what} "
-                        "it was made with"
-                    )
-            names = model.tokenizer if model.vision is None else ClassNames(model.classes)
-            sample = replace(sample, tokenizer=names)
-            rerun = Rerun(model=model, circuit=circuit, sample=sample, divergence=document["divergence"])
-        return WorstCase(
-            divergence=arrays["divergence"].double().numpy(),
-            empty=arrays["empty"].double().numpy(),
-            argmax_differs=arrays["argmax_differs"].bool().numpy(),
-            sample=sample,
-            facts={name: document[name] for name in FACTS},
-            thresholds=tuple(record["thresholds"]),
-            notes=dict(record["notes"]),
-            rerun=rerun,
-            document=document,
-            **{name: document[name] for name in ("seconds", *FINDINGS)},
-        )
+    sample = _sample(record, arrays)
+    for name in values:
+        if tuple(arrays[name].shape) != sample.shape or arrays[name].is_complex():
+            raise ValueError(
+                f"{name} has shape {tuple(arrays[name].shape)}, but the pairs have {sample.shape}"
+            )
+    if sample.data_hash != record["sample"]["data_hash"]:
+        raise FileFormatError(f"{path}: the inputs are not those of its record; run again")
+    return sample, arrays, record
 
 
 def _sample(record: dict[str, Any], arrays: dict[str, Tensor]) -> PairSample:

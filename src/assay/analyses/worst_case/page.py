@@ -37,14 +37,12 @@ from assay.page.draw import MUTED, OPPOSES, RULE, SUPPORTS, axes_of
 from assay.page.text import (
     NARROW,
     Text,
-    code,
     cut_text,
-    model_text,
+    identity,
     number,
     percent,
     quiet,
     subject_of,
-    task_text,
 )
 
 
@@ -61,6 +59,11 @@ CARRIED = {
     "zero": "zeros",
     "mean": "the mean of their source over {of}s and positions",
     "mean-positional": "the mean of their source over {of}s, position by position",
+}
+METHODS = {
+    "order-statistic": "order statistic of independent {what}",
+    "ustat": "all {what}, as a U-statistic",
+    "published": "as published",
 }
 FAR = 100.0  # a median that far below the largest value calls for a logarithmic axis
 MARKED = ("p50", "p95", "p99", "p99.9", "p99.99", "max")
@@ -258,7 +261,8 @@ def _certificates(document: Document, words: Words) -> Block:
                 asked = percent(each["delta"])
                 remark = f"less than the requested {asked}; {needed} {words.counted} would be enough"
         rank = "" if each["order"] is None else f"{number(each['order'])} of {number(each['n_values'])}"
-        name = (each["method"], quiet(" theorem") if each["rigorous"] else "")
+        method = METHODS.get(each["method"], each["method"]).replace("{what}", what)
+        name = (method, quiet(" (theorem)") if each["rigorous"] else "")
         cells = [f"{100 * each['percentile']:g}", name, bound, confidence, rank, n, remark]
         rows.append(Row(cells=cells, style="sound" if each["rigorous"] else "unsound"))
     numbers = (
@@ -268,11 +272,7 @@ def _certificates(document: Document, words: Words) -> Block:
         f"independent {words.counted}",
     )
     return Table(
-        columns=[
-            *columns("percentile", "certificate"),
-            *columns(*numbers, numeric=True),
-            *columns("remark"),
-        ],
+        columns=[*columns("percentile", "certificate"), *columns(*numbers, numeric=True), *columns("remark")],
         rows=rows,
         caption=caption,
         style="certificates",
@@ -284,14 +284,8 @@ def _facts(document: Document, words: Words) -> list[tuple[str, Text]]:
     edges = f"{number(circuit['n_edges'])} of {number(circuit['n_graph_edges'])} edges"
     drawn = f"{words.noun} drawn with seed {document['seed']}"
     how = f"{document['ablation']} ablation, {document['divergence']}"
-    facts: list[tuple[str, Text]] = [
-        ("result", code(str(document.get("id", "")))),
-        ("circuit", (f"{circuit.get('name') or ''} ", quiet(edges), " ", code(circuit["hash"]))),
-        ("model", model_text(document["model"])),
-        ("task", task_text(document["task"], drawn)),
-        ("protocol", (f"{document['protocol']} ", quiet(how))),
-    ]
-    return facts
+    protocol: Text = (f"{document['protocol']} ", quiet(how))
+    return [*identity(document, edges, drawn), ("protocol", protocol)]
 
 
 # ------------------------------------------------------------------------------------------ the picture
@@ -331,10 +325,7 @@ def plot_histogram(document: Document, ax: "Axes") -> "Axes":
     if edges[-1] == edges[0]:  # all divergences are 0: one bin of no width
         edges = np.array([0.0, 1.0])
     ax.set_yscale("log")
-    for name, colour, alpha, width in (
-        ("anchor_counts", MUTED, 0.22, 0.9),
-        ("counts", SUPPORTS, 0.28, 1.4),
-    ):
+    for name, colour, alpha, width in (("anchor_counts", MUTED, 0.22, 0.9), ("counts", SUPPORTS, 0.28, 1.4)):
         shown = np.array(histogram[name], dtype=float)
         shown[shown == 0] = np.nan
         ax.stairs(shown, edges, baseline=0.5, fill=True, color=colour, alpha=alpha)

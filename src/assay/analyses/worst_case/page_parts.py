@@ -313,7 +313,7 @@ def _pair(pair: Document, words: Words) -> Section:
         ]
         prompts = Facts(facts=[(name, texts[side]) for side, name in sides.items()])
         values = {**texts, "side": words.second, "tokens": tokens}
-        shown = Interactive(template="aligned.html", values=values, blocks=[prompts])
+        shown = Interactive(macro="aligned", values=values, blocks=[prompts])
     blocks = [Note(text=_pair_line(pair, words), style="figures"), shown, *_likeliest(pair, words)]
     return Section(blocks=blocks, style="worst-pair")
 

@@ -6,53 +6,44 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float64, Int64
 
 from assay.analyses.worst_case.divergence import Divergence
-from assay.analyses.worst_case.fields import (
-    field_tests,
-    field_trends,
-    heatmaps,
-    table_by_field,
-)
+from assay.analyses.worst_case.fields import FieldLabels, field_table, field_tests, field_trends, heatmaps
+from assay.analyses.worst_case.files import read_pairs, write_pairs
 from assay.analyses.worst_case.rows import (
     Rerun,
-    WorstInput,
+    WorstInputs,
     WorstPair,
     count_pairs,
     describe_pairs,
     rank_inputs,
     rank_pairs,
 )
-from assay.analyses.worst_case.sampling import PairSample, pictures_of
+from assay.analyses.worst_case.sampling import ClassNames, PairSample, pictures_of
 from assay.circuits import Circuit
-from assay.core.errors import InputError, check_least, check_name, unknown_name
+from assay.core.errors import GraphMismatchError, InputError, check_least, check_name, unknown_name
 from assay.core.record import Plotted, Record, laid_out, library_version, plain, record_id, same
+from assay.core.untrusted import malformed
 from assay.models import Model
-from assay.stats import (
-    CellTable,
-    Certificate,
-    Summary,
-    certificate,
-    compare_with_anchor,
-    histogram,
-    maximum_exceedance,
-    summarize,
-)
+from assay.stats import CellTable, Certificate, Summary, certificate, maximum_exceedance, spearman, summarize
+from assay.stats.summary import PERCENTILES
 
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SHOWN_PAIRS, SHOWN_INPUTS = 10, 5
+BINS = 100  # of the histogram
 CERTIFIED = (0.95, 0.99, 0.999)  # percentiles of the default certificates
 NOT_CERTIFIED = "this sample does not support a certificate: "  # before the reason
 FACTS = ("model", "task", "circuit", "ablation", "divergence", "unit", "provenance")
 FINDINGS = ("search", "explanation")  # are reported beside the pairs and enter no statistics
+_VALUES = ("divergence", "empty", "argmax_differs")
 
 _DISTRIBUTION = {
     **same("protocol", "independent", "reuse_clean", "own_rows", of="sample"),
@@ -70,13 +61,6 @@ _DISTRIBUTION = {
     "histogram": "_histograms",
     "certificates": "_usual_certificates",
 }
-
-
-class WorstInputs(NamedTuple):
-    """The inputs behind the tail, by mean divergence over their pairs."""
-
-    clean: tuple[WorstInput, ...]
-    corrupted: tuple[WorstInput, ...]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -155,7 +139,7 @@ class WorstCase(Plotted, Record):
     @cached_property
     def statistics(self) -> Summary:
         """Everything that describes the sample."""
-        return summarize(self.divergence, thresholds=self.thresholds).resolved(self.n_distinct_pairs)
+        return summarize(self.divergence, thresholds=self.thresholds, n_distinct=self.n_distinct_pairs)
 
     @cached_property
     def n_distinct_pairs(self) -> int:
@@ -182,8 +166,14 @@ class WorstCase(Plotted, Record):
             circuit over its own; NaN where that is 0. `share_above`: share of pairs on which the circuit is
             worse than no circuit. `spearman`: rank correlation of the two; NaN where either is constant.
         """
-        empty = summarize(self.empty).resolved(self.n_distinct_pairs)
-        return {"absolute": empty.absolute, **vars(compare_with_anchor(self.divergence, self.empty))}
+        absolute, ours = summarize(self.empty, n_distinct=self.n_distinct_pairs).absolute, self.divergence
+        mean = float(self.empty.mean())
+        return {
+            "absolute": absolute,
+            "ratio_of_means": float(ours.mean()) / mean if mean else math.nan,
+            "share_above": float((ours > self.empty).mean()),
+            "spearman": spearman(ours.ravel(), self.empty.ravel()),
+        }
 
     def to_frame(self) -> "pd.DataFrame":
         """One row per pair: clean and corrupted index, divergence, empty, argmax_differs."""
@@ -192,7 +182,7 @@ class WorstCase(Plotted, Record):
         pairs = self.sample.pairs
         if pairs is None:
             pairs = np.argwhere(np.ones(self.divergence.shape, dtype=np.bool_))
-        values = {name: getattr(self, name).ravel() for name in ("divergence", "empty", "argmax_differs")}
+        values = {name: getattr(self, name).ravel() for name in _VALUES}
         return pd.DataFrame({"clean": pairs[:, 0], "corrupted": pairs[:, 1], **values})
 
     # ---- guarantees -------------------------------------------------------------------------------
@@ -268,11 +258,7 @@ class WorstCase(Plotted, Record):
     # ---- which pairs and inputs -------------------------------------------------------------------
 
     def worst(
-        self,
-        k: int = 10,
-        *,
-        distinct: bool = True,
-        logits: Literal["raw", "centered"] = "raw",
+        self, k: int = 10, *, distinct: bool = True, logits: Literal["raw", "centered"] = "raw"
     ) -> tuple[WorstPair, ...]:
         """The k pairs of largest divergence, run once more.
 
@@ -326,7 +312,9 @@ class WorstCase(Plotted, Record):
         """
         if percentile is not None and not 0 <= percentile <= 1:
             raise InputError(f"percentile is {percentile}; give a share in [0, 1], 1 for the maximum")
-        return table_by_field(self.divergence, self.sample, field, other, percentile=percentile)
+        labels = [FieldLabels.of(self.sample, name) for name in (field, other) if name is not None]
+        shares = (*PERCENTILES, 1.0) if other is None else (1.0,)
+        return field_table(self.divergence, labels, shares if percentile is None else (float(percentile),))
 
     @cached_property
     def field_tests(self) -> list[dict[str, Any]]:
@@ -390,8 +378,12 @@ class WorstCase(Plotted, Record):
     def _histograms(self) -> dict[str, Any]:
         """Circuit and empty circuit in the same bins."""
         largest = max(float(self.divergence.max()), float(self.empty.max()))
-        own, anchor = (histogram(values, maximum=largest) for values in (self.divergence, self.empty))
-        return {"edges": own.edges, "counts": own.counts, "anchor_counts": anchor.counts}
+        if largest == 0:
+            whole = [self.divergence.size]
+            return {"edges": [0.0, 0.0], "counts": whole, "anchor_counts": whole}
+        counts, edges = np.histogram(self.divergence, bins=BINS, range=(0.0, largest))
+        anchor, _ = np.histogram(self.empty, bins=BINS, range=(0.0, largest))
+        return {"edges": edges, "counts": counts, "anchor_counts": anchor}
 
     @cached_property
     def _shown_pairs(self) -> list[Any]:
@@ -415,10 +407,8 @@ class WorstCase(Plotted, Record):
 
     def arrays(self) -> dict[str, np.ndarray]:
         """The values of all pairs by name, in float32 where that loses nothing."""
-        arrays = {"divergence": self.divergence, "empty": self.empty, "argmax_differs": self.argmax_differs}
-        narrow = {
-            name: values.astype(np.float32) for name, values in arrays.items() if name != "argmax_differs"
-        }
+        arrays: dict[str, np.ndarray] = {name: getattr(self, name) for name in _VALUES}
+        narrow = {name: arrays[name].astype(np.float32) for name in ("divergence", "empty")}
         return arrays | {name: each for name, each in narrow.items() if (each == arrays[name]).all()}
 
     def save(self, path: str | os.PathLike[str]) -> Path:
@@ -427,9 +417,8 @@ class WorstCase(Plotted, Record):
         Raises:
             OutputError: If it cannot be written.
         """
-        from assay.analyses.worst_case.files import write_result
-
-        return write_result(Path(path), self)
+        record = {"document": self.to_dict(), "thresholds": self.thresholds, "notes": dict(self.notes)}
+        return write_pairs(Path(path), self.sample, self.arrays(), record)
 
     @staticmethod
     def load(
@@ -446,9 +435,38 @@ class WorstCase(Plotted, Record):
             FileFormatError: If the file is missing, truncated, tampered with or too new.
             GraphMismatchError: If model or circuit are not those of the result.
         """
-        from assay.analyses.worst_case.files import read_result
-
-        return read_result(Path(path), model, circuit)
+        if (model is None) != (circuit is None):
+            raise InputError("give both model and circuit to run pairs again, or neither")
+        with malformed(Path(path), "a worst-case result"):
+            sample, arrays, record = read_pairs(Path(path), _VALUES)
+            document, rerun = record["document"], None
+            if not isinstance(document.get("worst", []), list):
+                raise ValueError("its worst pairs are not a list")
+            if model is not None and circuit is not None:
+                for what, stored, given in (
+                    ("model", document["model"]["weight_hash"], model.weight_hash),
+                    ("circuit", document["circuit"]["hash"], circuit.hash),
+                ):
+                    if stored != given:
+                        raise GraphMismatchError(
+                            f"the result belongs to the {what} {stored}, and {given} was given; give the "
+                            f"{what} it was made with"
+                        )
+                names = model.tokenizer if model.vision is None else ClassNames(model.classes)
+                sample = replace(sample, tokenizer=names)
+                rerun = Rerun(model=model, circuit=circuit, sample=sample, divergence=document["divergence"])
+            return WorstCase(
+                divergence=arrays["divergence"].double().numpy(),
+                empty=arrays["empty"].double().numpy(),
+                argmax_differs=arrays["argmax_differs"].bool().numpy(),
+                sample=sample,
+                facts={name: document[name] for name in FACTS},
+                thresholds=tuple(record["thresholds"]),
+                notes=dict(record["notes"]),
+                rerun=rerun,
+                document=document,
+                **{name: document[name] for name in ("seconds", *FINDINGS)},
+            )
 
     def __repr__(self) -> str:
         circuit, ablation = self.facts["circuit"], self.facts["ablation"]
@@ -527,11 +545,7 @@ def _of_rows(
 
 
 def facts_of(
-    circuit: Circuit,
-    model: Model,
-    sample: PairSample,
-    divergence: Divergence,
-    thresholds: Sequence[float],
+    circuit: Circuit, model: Model, sample: PairSample, divergence: Divergence, thresholds: Sequence[float]
 ) -> dict[str, Any]:
     """What the document says of model, task and circuit, and the record behind the result."""
     named = (circuit.provenance.get(key) for key in ("published", "method"))

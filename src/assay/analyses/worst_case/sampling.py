@@ -9,6 +9,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from assay.tasks import Grammar, ImageTask, PairTask, Prompt, Task, Tokens, enco
 INPUTS = "inputs"  # of ablations that read no second input
 PROTOCOLS = ("all", "matched", "iid", "file", INPUTS)
 DONOR = "resample-donor"
+BLOCK = 2**14  # prompts that exist at a time while a sample is drawn
 N_BASELINE = 200  # prompts that ablated values are measured over
 CORRUPTED = "corrupted."  # prefix of a field that belongs to the corrupted input
 
@@ -269,16 +271,11 @@ def task_of(clean: PromptSet, corrupted: PromptSet) -> Task:
 def prompt_set(prompts: Sequence[Prompt], tokens: Tokens) -> PromptSet:
     """Prompts of a grammar as the inputs of one side."""
     encoded = encode_prompts(prompts, tokens)
-    return PromptSet(
-        tokens=encoded.ids,
-        lengths=encoded.lengths,
-        positions=encoded.positions,
-        answers=encoded.answers,
-        wrong=encoded.wrong,
-        texts=encoded.texts,
-        slots=encoded.slots,
-        fields=dict(encoded.fields),
-    )
+    alike = {
+        name: getattr(encoded, name)
+        for name in ("lengths", "positions", "answers", "wrong", "texts", "slots")
+    }
+    return PromptSet(tokens=encoded.ids, fields=dict(encoded.fields), **alike)
 
 
 # ------------------------------------------------------------------------------------------ the sample
@@ -328,11 +325,8 @@ def sample_pairs(
     check_name("protocol", protocol, PROTOCOLS)
     check_least(1, n_clean=n_clean, n_corrupted=n_corrupted)
     check_ablation(ablation, protocol)
-    if reuse_clean and (protocol != "all" or n_corrupted != n_clean):
-        raise InputError(
-            f"reuse_clean corrupts each clean prompt of protocol 'all', but protocol is {protocol!r} with "
-            f"n_clean={n_clean} and n_corrupted={n_corrupted}; choose 'all' and make the counts equal"
-        )
+    if reuse_clean:
+        _check_reuse(protocol, n_clean, n_corrupted)
     grammar, streams, facts = grammar_of(task), dict[str, str](), dict[str, Any]()
 
     def draws(name: str) -> np.random.Generator:
@@ -344,16 +338,9 @@ def sample_pairs(
     own_rows = grammar is None or protocol == "file" or crossed_rows
     n_second = n_corrupted if protocol == "all" else n_clean
     counterparts = protocol == "matched" or reuse_clean
-    population: dict[str, int | None]
+    population: dict[str, int | None] = {}
     if grammar is None or own_rows:
-        clean, second = _sides(task)
-        corrupted = clean if alike else second
-        if corrupted is None:
-            raise InputError(
-                f"the images of {task.name!r} have no counterparts, but resample ablation takes values from "
-                "them; use ablation 'resample-donor' (values of other images), zero, mean or "
-                "mean-positional, or give ImageTask(corrupted=...)"
-            )
+        clean, corrupted = _own_sides(task, alike=alike)
         facts = {"own_rows": True, "independent": independent, "paired": crossed_rows}
         counts = (len(side.distinct.first_index) for side in (clean, corrupted))
         population = dict(zip(("clean", "corrupted"), counts, strict=True))
@@ -366,22 +353,16 @@ def sample_pairs(
     elif protocol == INPUTS:
         (clean,) = (corrupted,) = _drawn(grammar, n_clean, draws("clean"), list)
     else:
-        rng, changes = draws("clean"), draws("corrupted")
+        facts, rng, changes = {"paired": reuse_clean}, draws("clean"), draws("corrupted")
         corrupt = list if ablation == DONOR else partial(grammar.corrupt, rng=changes)
         if counterparts:
             clean, corrupted = _drawn(grammar, n_clean, rng, list, corrupt)
         else:
             (clean,) = _drawn(grammar, n_clean, rng, list)
             (corrupted,) = _drawn(grammar, n_second, draws("corrupted:clean"), corrupt)
-        facts = {"paired": reuse_clean}
     if grammar is not None:
-        exist = grammar.population if alike else grammar.corrupted_population
-        population = {"clean": grammar.population, "corrupted": exist}
-    # What a fresh draw depends on is how the task draws, not which prompts it holds.
-    drawn_from = {name: value for name, value in task.config.items() if name not in ("n", "seed")}
-    described = task.describe() if own_rows else {"name": task.name, "config": drawn_from}
-    of_images = (("label", "corrupted.label"),) if isinstance(task, ImageTask) and ablation == DONOR else ()
-    heatmaps = of_images if grammar is None else grammar.heatmap_fields
+        population["clean"] = grammar.population
+        population["corrupted"] = grammar.population if alike else grammar.corrupted_population
     reference = None
     if edge_ablation(ablation).measured:
         reference = clean if grammar is None else _drawn(grammar, N_BASELINE, draws("baseline"), list)[0]
@@ -395,8 +376,8 @@ def sample_pairs(
         seed=seed,
         streams=streams,
         tokenizer=task.tokenizer if isinstance(task, PairTask) else ClassNames(task.classes),
-        task=described,
-        heatmap_fields=() if protocol == INPUTS else heatmaps,
+        task=_described(task, own_rows=own_rows),
+        heatmap_fields=() if protocol == INPUTS else _heatmap_fields(task, ablation),
         ablation=ablation,
         reference=reference,
         **facts,
@@ -407,20 +388,40 @@ def sample_pairs(
 
 def check_ablation(ablation: str, protocol: str) -> None:
     """Refuse a protocol whose second inputs an ablation has no use for, and the other way about."""
-    paired = edge_ablation(ablation).paired
-    if paired == (protocol == INPUTS) or (ablation == DONOR and protocol not in ("all", "iid")):
-        fitting = {False: repr(INPUTS), True: "'all', 'matched', 'iid' or 'file'"}[paired]
-        fitting = "'all' or 'iid'" if ablation == DONOR else fitting
-        reads = (
-            "a second, clean input"
-            if ablation == DONOR
-            else "a second input"
-            if paired
-            else "no second input"
-        )
+    fitting: tuple[str, ...] = ("all", "iid")
+    if ablation == DONOR:
+        reads = "a second, clean input"
+    elif edge_ablation(ablation).paired:
+        reads, fitting = "a second input", ("all", "matched", "iid", "file")
+    else:
+        reads, fitting = "no second input", (INPUTS,)
+    if protocol not in fitting:
+        names = " or ".join(map(repr, fitting))
+        raise InputError(f"{ablation!r} ablation reads {reads}; use protocol {names} instead of {protocol!r}")
+
+
+def _check_reuse(protocol: str, n_clean: int, n_corrupted: int) -> None:
+    if protocol != "all" or n_clean != n_corrupted:
         raise InputError(
-            f"{ablation!r} ablation reads {reads}; use protocol {fitting} instead of {protocol!r}"
+            f"reuse_clean corrupts each clean prompt of protocol 'all', but protocol is {protocol!r} with "
+            f"n_clean={n_clean} and n_corrupted={n_corrupted}; choose 'all' and make the counts equal"
         )
+
+
+def _described(task: Task, *, own_rows: bool) -> Mapping[str, Any]:
+    """A task in the record of a sample: how it draws, not which prompts it holds, where prompts are fresh."""
+    if own_rows:
+        return task.describe()
+    drawn_from = {name: value for name, value in task.config.items() if name not in ("n", "seed")}
+    return {"name": task.name, "config": drawn_from}
+
+
+def _heatmap_fields(task: Task, ablation: str) -> tuple[tuple[str, str], ...]:
+    """Pairs of fields worth a table: those that a grammar names; of images and their donors, the labels."""
+    if isinstance(task, ImageTask):
+        return (("label", "corrupted.label"),) if ablation == DONOR else ()
+    grammar = grammar_of(task)
+    return () if grammar is None else grammar.heatmap_fields
 
 
 def grammar_of(task: Task) -> Grammar | None:
@@ -460,14 +461,57 @@ def check_lengths(sample: PairSample) -> None:
 
 
 def _drawn(
-    grammar: Grammar,
-    n: int,
-    rng: np.random.Generator,
-    *made: Callable[[list[Prompt]], Sequence[Prompt]],
+    grammar: Grammar, n: int, rng: np.random.Generator, *made: Callable[[list[Prompt]], Sequence[Prompt]]
 ) -> list[PromptSet]:
-    """What each of `made` makes of n fresh prompts."""
-    prompts = grammar.draw(n, rng)
-    return [prompt_set(make(prompts), grammar.tokens) for make in made]
+    """What each of `made` makes of n fresh prompts, block by block: prompts take ten times their ids."""
+    blocks = []
+    for start in range(0, n, BLOCK):
+        prompts = grammar.draw(min(BLOCK, n - start), rng)
+        blocks.append([prompt_set(make(prompts), grammar.tokens) for make in made])
+    return [_joined(parts, grammar.tokens.pad_id) for parts in zip(*blocks, strict=True)]
+
+
+def _joined(parts: Sequence[PromptSet], pad_id: int) -> PromptSet:
+    """Prompts of several blocks as if they had been encoded together."""
+
+    def column(name: str, fill: int) -> Tensor | None:
+        tables = [getattr(part, name) for part in parts]
+        if any(table is None for table in tables):
+            return None
+        width = max(table.shape[1] for table in tables)
+        return torch.cat([functional.pad(table, (0, width - table.shape[1]), value=fill) for table in tables])
+
+    tokens, lengths = column("tokens", pad_id), torch.cat([part.lengths for part in parts])
+    assert tokens is not None
+    slots = [name for name in parts[0].slots if all(name in part.slots for part in parts)]
+    fields = dict.fromkeys(name for part in parts for name in part.fields if name != "n_tokens")
+    texts = [part.texts for part in parts if part.texts is not None]
+    return PromptSet(
+        tokens=tokens,
+        lengths=lengths,
+        positions=lengths - 1,
+        answers=column("answers", -1),
+        wrong=column("wrong", -1),
+        texts=tuple(chain.from_iterable(texts)) if len(texts) == len(parts) else None,
+        slots={name: torch.cat([part.slots[name] for part in parts]) for name in slots},
+        fields={
+            name: [value for part in parts for value in part.fields.get(name, [None] * part.n)]
+            for name in (*fields, "n_tokens")
+        },
+    )
+
+
+def _own_sides(task: Task, *, alike: bool) -> tuple[PromptSet, PromptSet]:
+    """The two sides of a task's own pairs, or its clean side twice."""
+    clean, second = _sides(task)
+    corrupted = clean if alike else second
+    if corrupted is None:
+        raise InputError(
+            f"the images of {task.name!r} have no counterparts, but resample ablation takes values from "
+            "them; use ablation 'resample-donor' (values of other images), zero, mean or "
+            "mean-positional, or give ImageTask(corrupted=...)"
+        )
+    return clean, corrupted
 
 
 def _sides(task: Task) -> tuple[PromptSet, PromptSet | None]:
