@@ -9,27 +9,22 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, Real, Shaped
 
+from assay import stats
 from assay.analyses.calibration.gate import Found, Heads, Quantity, Undetermined, gate, named
 from assay.analyses.calibration.samples import FEWEST_AT_A_THIRD, cautious_alpha, inner_metric, sample
-from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict, n_to_settle
+from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, n_to_settle
 from assay.page.text import number
-from assay.stats import (
-    coefficient_of_variation,
-    delta_interval,
-    fieller_interval,
-    ratio_of,
-    skewed_mean_interval,
-)
-from assay.stats.skewed_mean import FEWEST_FOR_MEANS
+from assay.stats.intervals import FEWEST_FOR_MEANS
 
 
 LIMIT = 0.20
 _RULE = Rule(pass_at=LIMIT, higher=False)
-_GAP = ratio_of("difference", "full")
 _ONE_ABLATION = ("It needs the circuit under at least two ablations.", "Measure another ablation.")
+_LABEL = "widest gap between two ablations"
 
 Runs = Mapping[str, Real[np.ndarray, "n ..."]]
-Row = Float64[np.ndarray, " n"]
+Run = Real[np.ndarray, " n"]
+Labels = Shaped[np.ndarray, " n"] | None
 
 
 def _widest_pair(verdict: Verdict, heads: Heads) -> str:
@@ -38,11 +33,8 @@ def _widest_pair(verdict: Verdict, heads: Heads) -> str:
         return ""
     scores = " and ".join(number(verdict.values.get(name)) for name in pair)
     found = f"Furthest apart: {named(pair)} ablation, with scores {scores}."
-    if verdict.status != "fail":
-        return found
-    return (
-        f"{found} The gap lies beyond the limit at {100 * level:.1f} %, the level of a fail among all pairs."
-    )
+    beyond = f"The gap lies beyond the limit at {100 * level:.1f} %, the level of a fail among all pairs."
+    return f"{found} {beyond}" if verdict.status == "fail" else found
 
 
 def _compare(
@@ -54,68 +46,48 @@ def _compare(
     usable = {name: values for name, values in tables.items() if np.isfinite(values).any() or not len(values)}
     lost = set(tables) - set(usable) | (set(expected) - set(tables) if len(tables) < len(expected) else set())
     found = Found(details={"metric": code, "methods": sorted(usable), "missing": sorted(lost)})
-    found.warn("method_missing", bool(lost))
-    if len(usable) < 2:
-        raise Undetermined("not_applicable", found)
+    found.warn(method_missing=bool(lost))
+    found.stop_if(len(usable) < 2, "not_applicable")
     data = sample(unit_id, y_full=y_full, **{f"y_circuit of {name}": each for name, each in usable.items()})
     found.warnings += data.warnings
     found.details |= data.counts
-    if reason := data.missing():
-        raise Undetermined(reason, found)
+    found.stop_if(data.missing())
     n, full = data.n, data.vectors[0]
     draws = {name: run.reshape(n, -1) for name, run in zip(usable, data.vectors[1:], strict=True)}
 
     def scores_of(runs: Float64[np.ndarray, "n draws"]) -> Float64[np.ndarray, " draws"]:
-        sums = np.stack([runs.sum(axis=0), np.full(runs.shape[1], full.sum())], 1)
-        return np.asarray(statistic.of_sums(sums, n))
+        return statistic.of_sums(np.stack(np.broadcast_arrays(runs.sum(axis=0), full.sum()), axis=1), n)
 
-    spreads = {name: float(scores_of(each).std(ddof=1)) for name, each in draws.items() if each.shape[1] > 1}
-    if spreads:
-        found.details["spread_of_draws"] = spreads
+    spreads = {name: float(scores_of(x).std(ddof=1)) for name, x in draws.items() if x.shape[1] > 1}
+    found.details |= {"spread_of_draws": spreads} if spreads else {}
     circuits = {name: each.mean(axis=1) for name, each in draws.items()}
     scores = {name: float(scores_of(each[:, None])[0]) for name, each in circuits.items()}
     found.values |= scores
-    if any(map(math.isnan, scores.values())):
-        raise Undetermined("zero_denominator", found)
-    mean = np.mean(list(circuits.values()), axis=0)
-    divergence = max(scores.values()) - min(scores.values())
-    found.values |= {
-        "divergence": divergence,
-        "coefficient_of_variation": coefficient_of_variation(np.array(list(scores.values()))).value,
-        "average": float(scores_of(mean[:, None])[0]),
-    }
+    found.stop_if(any(map(math.isnan, scores.values())), "zero_denominator")
+    mean, divergence = np.mean(list(circuits.values()), axis=0), max(scores.values()) - min(scores.values())
+    variation = stats.coefficient_of_variation(np.array(list(scores.values()))).value
+    found.values |= {"divergence": divergence, "coefficient_of_variation": variation}
+    found.values["average"] = float(scores_of(mean[:, None])[0])
     pairs = list(itertools.combinations(scores, 2))
     gaps = [scores[a] - scores[b] for a, b in pairs]
     differences = [statistic.scale * (circuits[a] - circuits[b]) for a, b in pairs]
     # A pass needs all pairs, each at 5 %; a fail needs one, of as many.
     alpha = cautious_alpha(n, FEWEST_FOR_MEANS)
-    narrow, strict = (
-        [_bounds(each, full, 1 - 2 * a) for each in differences] for a in (alpha, alpha / len(pairs))
-    )
-    found.warn("unstable_denominator", narrow[0].method == "fieller")
+    tails = {"pass": alpha, "fail": alpha / len(pairs)}
+    narrow, strict = ([_bounds(x, full, 1 - 2 * tail) for x in differences] for tail in tails.values())
+    plain = [_bounds(each, full, ONE_SIDED_95, stats.delta_interval).to_dict() for each in differences]
+    found.warn(unstable_denominator=narrow[0].method == "fieller")
     bounded, few = all(each.defined for each in (*narrow, *strict)), n < FEWEST_AT_A_THIRD
-    if not bounded and not lost and not few:
-        raise Undetermined("unbounded", found)
+    found.stop_if(not bounded and not lost and not few, "unbounded")
     flat = all(each.reason == "degenerate" for each in narrow)
-    found.warn("zero_variance", flat)
-    found.details |= {
-        "pair": list(pairs[int(np.abs(gaps).argmax())]),
-        "levels": {"pass": 1 - alpha, "fail": 1 - alpha / len(pairs)},
-        "pairs": {
-            f"{a} - {b}": {
-                "difference": gap,
-                "interval": _bounds(each, full, ONE_SIDED_95, delta_interval).to_dict(),
-            }
-            for (a, b), gap, each in zip(pairs, gaps, differences, strict=True)
-        },
-    }
-    interval = replace(
-        narrow[0],
-        low=max(map(_least, strict)),
-        high=max(max(abs(each.low), abs(each.high)) for each in narrow),
-        level=ONE_SIDED_95,  # what it is good for, at the level that makes it so
-        reason=None,
-    )
+    found.warn(zero_variance=flat)
+    found.details["pair"] = list(pairs[int(np.abs(gaps).argmax())])
+    found.details["levels"] = {name: 1 - tail for name, tail in tails.items()}
+    told = [{"difference": gap, "interval": its} for gap, its in zip(gaps, plain, strict=True)]
+    found.details["pairs"] = {f"{a} - {b}": each for (a, b), each in zip(pairs, told, strict=True)}
+    low, high = max(map(_least, strict)), max(max(abs(each.low), abs(each.high)) for each in narrow)
+    # What it is good for, at the level that makes it so.
+    interval = replace(narrow[0], low=low, high=high, level=ONE_SIDED_95, reason=None)
     found.interval = interval if bounded else None
     found.published, found.status = _RULE.published(divergence), _RULE.rigorous(interval)
     if lost:
@@ -130,7 +102,7 @@ def _compare(
     return found
 
 
-def _unless_near_zero(found: Found, average: Row, full: Row, level: float) -> None:
+def _unless_near_zero(found: Found, average: Run, full: Run, level: float) -> None:
     """Open a pass, unless the mean over the methods is proven to lie more than 0.20 from 0.
 
     Scores nearer 0 would agree whatever the ablation does. Where the mean is further from 0 and no pair
@@ -154,54 +126,39 @@ def _n_needed(n: int, gaps: list[float], narrow: list[Interval], strict: list[In
     One difference beyond the limit is enough to fail, so the clearest of them counts; with none beyond it,
     every pair has to pass, so the last of them does.
     """
-    failing = [
-        n_to_settle(n, gap, each, math.copysign(LIMIT, gap))
-        for gap, each in zip(gaps, strict, strict=True)
-        if abs(gap) > LIMIT
-    ]
-    if failing:
+    far = [(gap, each) for gap, each in zip(gaps, strict, strict=True) if abs(gap) > LIMIT]
+    if far:
+        failing = [n_to_settle(n, gap, each, math.copysign(LIMIT, gap)) for gap, each in far]
         return min((each for each in failing if each is not None), default=None)
     passing = [n_to_settle(n, gap, each, -LIMIT, LIMIT) for gap, each in zip(gaps, narrow, strict=True)]
     return None if None in passing else max(each for each in passing if each is not None)
 
 
 def _bounds(
-    difference: Row, full: Row, level: float, interval_of: Callable[..., Interval] = skewed_mean_interval
+    difference: Run, full: Run, level: float, of_mean: Callable[..., Interval] = stats.skewed_mean_interval
 ) -> Interval:
     """Interval of the sum of differences over the sum of the full model's values; Fieller's near 0."""
-    table = np.stack([difference, full])
-    if _GAP.unstable(table):
-        return fieller_interval(difference, full, level=level)
-    return interval_of(float(difference.sum() / full.sum()), _GAP.linearised(table), level=level)
+    gap, table = inner_metric("faithfulness"), np.stack([difference, full])
+    if gap.unstable(table):
+        return stats.fieller_interval(difference, full, level=level)
+    return of_mean(float(difference.sum() / full.sum()), gap.linearised(table), level=level)
 
 
 @gate(
-    key="ablation-invariance",
     code="M98",
-    name="Ablation invariance",
     criterion="Method Robustness",
     question="Is the score the same whether the rest is set to zero, to its mean, or to another prompt's?",
     on_pass="The score needs no caveat about the ablation.",
     on_fail="State the ablation with every number; do not call the circuit sufficient.",
     weakness="The largest of three noisy differences is biased upwards: at 10 prompts with a spread of 0.5 "
     "identical methods diverge in two thirds of cases.",
-    number=Quantity(
-        label="widest gap between two ablations",
-        value="divergence",
-        rule=_RULE,
-        published="divergence",
-        least=0.0,
-    ),
+    number=Quantity(label=_LABEL, value="divergence", published="divergence", rule=_RULE),
     reasons={"not_applicable": _ONE_ABLATION},
     sized=True,
     finding=_widest_pair,
 )
 def ablation_invariance(
-    y_full: Real[np.ndarray, " n"],
-    y_circuit: Runs,
-    *,
-    inner: str = "faithfulness",
-    unit_id: Shaped[np.ndarray, " n"] | None = None,
+    y_full: Run, y_circuit: Runs, *, inner: str = "faithfulness", unit_id: Labels = None
 ) -> Found:
     """Whether the score is the same under several ablations, within 0.20.
 
@@ -236,31 +193,24 @@ def ablation_invariance(
 
 
 @gate(
-    key="method-invariance",
     code="E1b",
-    name="Method invariance",
     criterion="E1b Method Invariance",
     question="Is the score the same whether the rest is set to zero, to its mean, or perturbed by noise?",
     on_pass="The score needs no caveat about the ablation.",
     on_fail="State the ablation with every number; often zero and mean move the model while noise does not.",
     weakness="Additive noise leaves the signal in place, so its score is an upper reference, often near 1.",
     number=Quantity(
-        label="1 less the widest gap between two ablations",
+        label=f"1 less the {_LABEL}",
         value="method_invariance",
-        rule=Rule(pass_at=1 - LIMIT),
         published="method_invariance",
-        most=1.0,
+        rule=Rule(pass_at=1 - LIMIT),
     ),
     reasons={"not_applicable": _ONE_ABLATION},
     sized=True,
     finding=_widest_pair,
 )
 def method_invariance(
-    y_full: Real[np.ndarray, " n"],
-    y_circuit: Runs,
-    *,
-    inner: str = "faithfulness",
-    unit_id: Shaped[np.ndarray, " n"] | None = None,
+    y_full: Run, y_circuit: Runs, *, inner: str = "faithfulness", unit_id: Labels = None
 ) -> Found:
     """As `ablation_invariance` with `zero`, `mean`, `noise-additive`: one less the divergence, above 0.8.
 

@@ -4,39 +4,36 @@ import itertools
 import math
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float64, Shaped
 
 from assay import stats
-from assay.analyses.calibration.correlations import FEWEST_PROMPTS, Methods, Scores, upper
-from assay.analyses.calibration.gate import (
-    Found,
-    Heads,
-    Quantity,
-    Undetermined,
-    gate,
-    method_name,
-    named,
-)
-from assay.analyses.calibration.samples import SEED, gate_stream, percentile_bounds
-from assay.core.errors import InputError, check_least, check_name
-from assay.core.verdict import Rule, Verdict
+from assay.analyses.calibration.correlations import FEWEST_PROMPTS, Methods, Scores, best_of, upper
+from assay.analyses.calibration.gate import Found, Heads, Quantity, gate, method_name, named
+from assay.analyses.calibration.samples import SEED, gate_stream
+from assay.core.errors import check_name
+from assay.core.measurement import Rule, Verdict
 from assay.page.text import number
-from assay.stats.permutation import EXACT_RANKS
+from assay.stats.significance import EXACT_RANKS
 
 
 LEARNING_COEFFICIENT = "C10"  # the method of which a low score may mean an important head
 _FEW = "the noise in the scores cannot be estimated well enough to correct for it"
 _OPEN = "The correlation is too close to its limit; scores per prompt for more {} would narrow the bounds."
-_CORRELATION: dict[str, Any] = {"fewest": FEWEST_PROMPTS, "least": -1.0, "most": 1.0}
-_ICC = Quantity(label="agreement of standardised scores (ICC)", rule=Rule(pass_at=0.7), **_CORRELATION)
-_RHO = Quantity(label="mean rank correlation of raters", rule=Rule(pass_at=0.0), **_CORRELATION)
-_KAPPA = Quantity(label="agreement on the best heads (κ)", rule=Rule(pass_at=0.4), **_CORRELATION)
-_W = Quantity(
-    label="concordance of raters (W)", value="w", published="w", rule=Rule(pass_at=0.5), least=0.0, most=1.0
+_correlation = partial(Quantity, fewest=FEWEST_PROMPTS)
+_METHODS = _correlation(
+    label="mean rank correlation of methods",
+    value="mean_rho",
+    published="mean_rho_zero_filled",
+    rule=Rule(pass_at=0.5),
 )
+_ICC = _correlation(label="agreement of standardised scores (ICC)", rule=Rule(pass_at=0.7))
+_RHO = _correlation(label="mean rank correlation of raters", rule=Rule(pass_at=0.0))
+_KAPPA = _correlation(label="agreement on the best heads (κ)", rule=Rule(pass_at=0.4))
+_W = Quantity(label="concordance of raters (W)", value="w", published="w", rule=Rule(pass_at=0.5))
 
 
 def _least_alike(verdict: Verdict, heads: Heads) -> str:
@@ -54,42 +51,26 @@ def _alike(verdict: Verdict, heads: Heads) -> Iterator[dict[str, Any]]:
     n = verdict.details.get("n_heads_common", 0)
     for pair, p in verdict.details.get("p_values", {}).items():
         rho = verdict.details["pairs"][pair]
-        yield {
-            "name": f"{pair} order the heads alike",
-            "test_key": f"C12/{pair}",
-            "p": p,
-            "p_kind": "exact" if n <= EXACT_RANKS else "permutation",
-            "passed": verdict.status == "pass" and rho > 0,
-            "value": rho,
-            "baseline": 0.0,
-            "n": n,
-        }
+        claim = {"name": f"{pair} order the heads alike", "passed": verdict.status == "pass" and rho > 0}
+        test = {"test_key": f"C12/{pair}", "p": p, "p_kind": "exact" if n <= EXACT_RANKS else "permutation"}
+        yield {**claim, **test, "value": rho, "baseline": 0.0, "n": n}
 
 
 @gate(
-    key="convergent-validity",
     code="C12",
-    name="Convergent validity",
     criterion="C5 Convergent validity",
     question="Do different methods order the heads alike?",
     on_pass="head ranking is a property of the model rather than of one method",
     on_fail="the circuit is method-dependent; name the dissenting method before interpreting",
     weakness="filling missing heads with zero makes ties; the many near-zero heads dominate the correlation",
     source="mechanistic-validity framework; Shrout and Fleiss (1979), doi:10.1037/0033-2909.86.2.420",
-    number=Quantity(
-        label="mean rank correlation of methods",
-        value="mean_rho",
-        published="mean_rho_zero_filled",
-        rule=Rule(pass_at=0.5),
-        **_CORRELATION,
-    ),
+    number=_METHODS,
     parts={"icc": _ICC},
     few=_FEW,
     reasons={
-        "not_applicable": ("It needs two methods that score the same five heads.", "Measure other scores."),
+        "not_applicable": ("It needs two methods that score the same five heads.", "Measure other scores.")
     },
     when_open=_OPEN.format("methods"),
-    compares="methods",
     finding=_least_alike,
     tests=_alike,
 )
@@ -136,60 +117,46 @@ def convergent_validity(
     """
     check_name("use", use, ("signed", "abs"))
     check_name("llc_direction", llc_direction, ("raw", "specialised"))
-    check_least(1, n_boot=n_boot, n_perm=n_perm)
-    turned = LEARNING_COEFFICIENT if llc_direction == "specialised" else None
     found, size = Found(thresholds={"icc_good": 0.7}), np.abs if use == "abs" else np.asarray
-    methods = Methods.of(
-        found, scores, lambda name, x: -size(x) if name == turned else size(x), members, unit_id
-    )
+    turned = LEARNING_COEFFICIENT if llc_direction == "specialised" else None
+
+    def orient(name: str, x: Any) -> Any:
+        return -size(x) if name == turned else size(x)
+
+    methods = Methods.of(found, scores, orient, members, unit_id)
     found.details["constant_methods"] = [name for name in scores if name not in methods.names]
     if LEARNING_COEFFICIENT in scores and not turned:
         found.details["note"] = "C10 enters as it is; with llc_direction='specialised' low scores rank first"
     x, n_heads = methods.scores, methods.scores.shape[1]
-    if len(methods.names) < 2 or n_heads < 5:
-        raise Undetermined("not_applicable", found)
-    rng = gate_stream("C12", task, seed=seed)
+    found.stop_if(len(methods.names) < 2 or n_heads < 5, "not_applicable")
+    rng, found.n = gate_stream("C12", task, seed=seed), methods.n_units
     rho = upper(stats.spearman_matrix(x))
-    found.n = methods.n_units
     found.interval, reliabilities = methods.bounds(stats.spearman_matrix, rng, n_boot, ranked=True)
-    each_two = itertools.combinations(x, 2)
-    tests = [stats.spearman_test(a, b, rng=rng, n_permutations=n_perm) for a, b in each_two]
+    each_two = list(itertools.combinations(range(len(x)), 2))
+    p_values = [stats.spearman_test(x[a], x[b], rng=rng, n_permutations=n_perm).p_value for a, b in each_two]
     z = (x - x.mean(axis=1, keepdims=True)) / x.std(axis=1, ddof=1, keepdims=True)
-    icc = stats.intraclass_correlation(z.T)
-    icc_rng = gate_stream("C12", f"{task}/icc", seed=seed)
+    icc, icc_rng = stats.intraclass_correlation(z.T), gate_stream("C12", f"{task}/icc", seed=seed)
     of_r, _ = methods.bounds(stats.pearson_matrix, icc_rng, n_boot, ranked=False)
     # Of standardised scores ICC(2,1) is r / (1 - (1 - r) / n) of their mean correlation r.
     low, high = (r / (1 - (1 - r) / n_heads) for r in (of_r.low, of_r.high))
-    agreement = Found(
-        values={"value": icc.agreement.value}, interval=replace(of_r, low=low, high=high), n=found.n
-    )
-    found.parts = {"icc": _ICC.judge(agreement)}
-    k = methods.size(k, members)
+    of_icc = replace(of_r, low=low, high=high)
+    by_icc = Found(values={"value": icc.agreement.value}, interval=of_icc, n=found.n)
+    found.parts = {"icc": _ICC.judge(by_icc)}
     rho_top, jaccard = {}, {}
-    if k:
-        best, wide = (_best(x, min(each, n_heads)) for each in (k, 2 * k))
-        for a, b in itertools.combinations(range(len(x)), 2):
-            name = f"{methods.names[a]}/{methods.names[b]}"
+    if k := methods.size(k, members):
+        best, wide = (best_of(x, min(each, n_heads)) for each in (k, 2 * k))
+        for (a, b), name in zip(each_two, map("/".join, methods.pairs), strict=True):
             rho_top[name] = float(stats.spearman_matrix(x[[a, b]][:, wide[a] | wide[b]])[0, 1])
             jaccard[name] = float((best[a] & best[b]).sum() / (best[a] | best[b]).sum())
     told = methods.told(rho, reliabilities)
-    found.values = {
-        "mean_rho": float(rho.mean()),
-        "mean_rho_zero_filled": _mean(upper(stats.spearman_matrix(methods.filled))),
-        "rho_top": _mean(rho_top.values()),
-        "icc_2_1": icc.agreement.value,
-        "icc_2_k": icc.agreement_mean.value,
-        "mean_disattenuated": _mean(told["disattenuated"].values()),
-        "mean_jaccard": _mean(jaccard.values()),
-    }
-    found.details |= {
-        "rho_top": rho_top,
-        "jaccard": jaccard,
-        **told,
-        "p_values": methods.by_pair([each.p_value for each in tests]),
-        "lowest_pair": list(methods.pairs[int(np.argmin(rho))]),
-        "n_heads_common": n_heads,
-    }
+    zero_filled = upper(stats.spearman_matrix(methods.filled))
+    found.values = {"mean_rho": float(rho.mean()), "mean_rho_zero_filled": _mean(zero_filled)}
+    found.values |= {"icc_2_1": icc.agreement.value, "icc_2_k": icc.agreement_mean.value}
+    found.values |= {"rho_top": _mean(rho_top.values()), "mean_jaccard": _mean(jaccard.values())}
+    found.values["mean_disattenuated"] = _mean(told["disattenuated"].values())
+    found.details |= {"rho_top": rho_top, "jaccard": jaccard, **told, "n_heads_common": n_heads}
+    found.details["p_values"] = methods.by_pair(p_values)
+    found.details["lowest_pair"] = list(methods.pairs[rho.argmin()])
     return found
 
 
@@ -199,30 +166,15 @@ def _mean(values: Collection[float] | Float64[np.ndarray, " _"]) -> float | None
     return math.fsum(defined) / len(defined) if defined else None
 
 
-def _best(scores: Float64[np.ndarray, "*rows m n"], k: int) -> Bool[np.ndarray, "*rows m n"]:
-    """The k best heads of each method, ties to the lower index, as `top_members` takes them."""
-    chosen = np.zeros(scores.shape, dtype=np.bool_)
-    order = np.argsort(-scores, axis=-1, kind="stable")
-    np.put_along_axis(chosen, order[..., :k], True, axis=-1)
-    return chosen
-
-
 def _concordant(verdict: Verdict, heads: Heads) -> Iterator[dict[str, Any]]:
     """Raters agree more than by chance: W against permutations."""
-    yield {
-        "name": "raters agree more than by chance",
-        "test_key": "F59/w",
-        "p": verdict.values.get("p_permutation"),
-        "p_kind": "permutation",
-        "passed": verdict.status == "pass",
-        "value": verdict.values.get("w"),
-        "baseline": verdict.values.get("chance"),
-        "n": verdict.details.get("n_heads"),
-    }
+    values, n = verdict.values, verdict.details.get("n_heads")
+    test = {"test_key": "F59/w", "p": values.get("p_permutation"), "p_kind": "permutation"}
+    numbers = {"value": values.get("w"), "baseline": values.get("chance"), "n": n}
+    yield {"name": "raters agree more than by chance", "passed": verdict.status == "pass", **test, **numbers}
 
 
 @gate(
-    key="inter-rater",
     code="F59",
     name="Inter-rater agreement",
     criterion="M1 Reliability",
@@ -235,11 +187,10 @@ def _concordant(verdict: Verdict, heads: Heads) -> Iterator[dict[str, Any]]:
     parts={"kendalls_w": _W, "mean_spearman": _RHO, "mean_kappa": _KAPPA},
     few=_FEW,
     reasons={
-        "not_applicable": ("It needs two raters whose scores differ between heads.", "Measure other scores."),
+        "not_applicable": ("It needs two raters whose scores differ between heads.", "Measure other scores.")
     },
     parts_share_reasons=False,
     when_open=_OPEN.format("raters"),
-    compares="raters",
     finding=_least_alike,
     tests=_concordant,
 )
@@ -277,74 +228,44 @@ def inter_rater(
         20 (`too_few`) and where a rater's reliability is below 0.5 (`unreliable_scores`). Without a circuit
         of 1 to H - 1 heads kappa is undefined, and with it the published rule.
     """
-    check_least(1, n_boot=n_boot, n_perm=n_perm)
-    if unknown := set(signed) - set(scores):
-        raise InputError(f"signed names {sorted(unknown)}, but the raters are {sorted(scores)}")
+    for name in signed:
+        check_name("signed rater", name, scores)
     found = Found(thresholds={"w": 0.5, "kappa": 0.4})
-    raters = Methods.of(
-        found, scores, lambda name, values: values if name in signed else np.abs(values), members, unit_id
-    )
+
+    def orient(name: str, x: Any) -> Any:
+        return x if name in signed else np.abs(x)
+
+    raters = Methods.of(found, scores, orient, members, unit_id)
     found.details["constant_raters"] = [name for name in scores if name not in raters.names]
     m, n_heads = raters.scores.shape
-    if m < 2:
-        raise Undetermined("not_applicable", found)
-    rng = gate_stream("F59", task, seed=seed)
+    found.stop_if(m < 2, "not_applicable")
+    rng, limit = gate_stream("F59", task, seed=seed), (m - 2) / (2 * (m - 1))
     concordance = stats.kendall_w(raters.scores, rng=rng, n_permutations=n_perm)
     interval, reliabilities = raters.bounds(stats.spearman_matrix, rng, n_boot, ranked=True)
-    rho, limit = concordance.mean_spearman, (m - 2) / (2 * (m - 1))
-    at = {"pass": limit, "fail": limit}
+    rho, chi_square, at = concordance.mean_spearman, concordance.chi_square, {"pass": limit, "fail": limit}
     by_rho = _RHO.judge(Found(values={"value": rho}, interval=interval, n=raters.n_units, thresholds=at))
-    found.status, found.reason, found.n_needed = by_rho.status, by_rho.reason, by_rho.n_needed
     low, high = ((1 + (m - 1) * end) / m for end in (interval.low, interval.high))
     found.interval = replace(interval, low=low, high=high)
-    found.values = {
-        "w": concordance.w.value,
-        "chi_square": concordance.chi_square.statistic,
-        "p_chi_square": concordance.chi_square.p_value,
-        "p_permutation": concordance.permutation.p_value,
-        "chance": 1 / m,
-    }
+    found.status, found.reason, found.n_needed = by_rho.status, by_rho.reason, by_rho.n_needed
+    found.values = {"w": concordance.w.value, "chance": 1 / m}
+    found.values["p_permutation"] = concordance.permutation.p_value
+    found.values |= {"chi_square": chi_square.statistic, "p_chi_square": chi_square.p_value}
     by_w = _W.judge(replace(found, thresholds={}, details={}, warnings=()))
-    by_kappa, kappa_pairs = _kappa(raters, raters.size(k, members), n_boot, task, seed)
+    k, of_kappa, kappa_pairs = raters.size(k, members), Found(values={"value": None}, n=raters.n_units), {}
+    if k is None or k in (0, n_heads):
+        of_kappa = of_kappa.undefined("not_applicable" if k is None else "one_category")
+    else:
+        pairs, of_kappa.interval = raters.kappa(k, n_boot, gate_stream("F59", f"{task}/kappa", seed=seed))
+        of_kappa.values["value"], kappa_pairs = float(pairs.mean()), raters.by_pair(pairs)
+    by_kappa = _KAPPA.judge(of_kappa)
     found.parts = {"kendalls_w": by_w, "mean_spearman": by_rho, "mean_kappa": by_kappa}
     words = (by_w.published, by_kappa.published)
-    found.published = {0: "fail", 1: "moderate", 2: "pass"}[words.count("pass")]
-    if "inconclusive" in words:
-        found.published = "inconclusive"
+    passed = ("fail", "moderate", "pass")[words.count("pass")]
+    found.published = "inconclusive" if "inconclusive" in words else passed
     found.values = {**found.values, "mean_rho": rho, "mean_kappa": by_kappa.values["value"]}
     found.thresholds = {**found.thresholds, "mean_rho": limit}
-    found.warn("kappa_undefined", by_kappa.reason is not None)
-    pairs = upper(concordance.spearman)
-    found.details |= {
-        **raters.told(pairs, reliabilities),
-        "kappa_pairs": kappa_pairs,
-        "worst_pair": list(raters.pairs[int(np.argmin(pairs))]),
-        "n_raters": m,
-        "n_heads": n_heads,
-    }
+    found.warn(kappa_undefined=by_kappa.reason is not None)
+    by_pair = upper(concordance.spearman)
+    found.details |= {**raters.told(by_pair, reliabilities), "kappa_pairs": kappa_pairs}
+    found.details |= {"worst_pair": list(raters.pairs[by_pair.argmin()]), "n_raters": m, "n_heads": n_heads}
     return found
-
-
-def _kappa(raters: Methods, k: int | None, n_boot: int, task: str, seed: int) -> tuple[Verdict, Scores]:
-    """Mean kappa of the top-k sets, judged, and that of each pair."""
-    x, n = raters.scores, raters.scores.shape[1]
-    if k is None or k in (0, n):
-        reason = "not_applicable" if k is None else "one_category"
-        return _KAPPA.judge(Found(values={"value": None}).undefined(reason)), {}
-    rng = gate_stream("F59", f"{task}/kappa", seed=seed)
-    pairs = upper(stats.kappa_matrix(_best(x, k)))
-    value = float(pairs.mean())
-    if raters.n_units is not None:
-        interval, _ = raters.bounds(
-            lambda scores: stats.kappa_matrix(_best(scores, k)), ranked=False, n_boot=n_boot, rng=rng
-        )
-    else:
-        draws = rng.integers(0, n, (n_boot, n))
-        anew = upper(stats.kappa_matrix(_best(x[:, draws].swapaxes(0, 1), k))).mean(axis=-1)
-        # A resample without any chosen head has no kappa: those pairs are left out of its mean.
-        kept = upper(stats.kappa_matrix(_best(x, k)[:, draws].swapaxes(0, 1)))
-        count, total = np.isfinite(kept).sum(axis=-1), np.nansum(kept, axis=-1)
-        kept = np.divide(total, count, out=np.full(n_boot, np.nan), where=count > 0)
-        interval = stats.outermost(percentile_bounds(value, anew), percentile_bounds(value, kept))
-    judged = _KAPPA.judge(Found(values={"value": value}, interval=interval, n=raters.n_units))
-    return judged, raters.by_pair(pairs)

@@ -1,30 +1,21 @@
 """`calibrate_all`: the sixteen gates on one shared table of measurements."""
 
 import time
-import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from jaxtyping import Shaped
-
-from assay.analyses.calibration.columns import JUDGES, Columns, usable_fields
+from assay.analyses.calibration.columns import Columns
 from assay.analyses.calibration.gate import GATES, find_gate
-from assay.analyses.calibration.samples import SEED
-from assay.circuits import Circuit
-from assay.core.errors import InputError, ShapeError, check_least, check_name, unknown_name
+from assay.core.errors import unknown_name
+from assay.core.measurement import FEW_PROMPTS, FEWEST_PROMPTS, SAME_PROMPTS, Verdict
 from assay.core.record import Plotted, Record, record_id, same
-from assay.core.verdict import FEW_PROMPTS, FEWEST_PROMPTS, SAME_PROMPTS, Verdict
 from assay.discovery.heads import MeasurementTable
-from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.discovery.heads.table import AnyCircuit
 from assay.models import Model
-from assay.objectives import Loss, Objective
 from assay.tasks import PairTask, is_task_file
-from assay.tasks.examples import different_examples, found_on
-from assay.tasks.load import draw_task, load_task
+from assay.tasks.load import load_task
 
 
 if TYPE_CHECKING:
@@ -35,11 +26,9 @@ SCHEMA = "assay-calibration/1"
 USUAL_PROMPTS = 100  # most gates decide with so many; the published default is 40
 _WORDS = ("criterion", "question", "on_pass", "on_fail", "generalises_over", "weakness", "source", "counts")
 _LAST = "multiple-comparisons"  # pools what the others found
-OF_OTHER_TASKS = frozenset({"discriminant-validity", "derived-metrics"})  # gates that look at `against`
 OF_NO_PROMPTS = frozenset({"nomological-validity"})  # judges the description of a circuit
 
 Progress = Callable[[str, int, int], None]
-Against = Sequence[tuple[PairTask, AnyCircuit]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,7 +45,7 @@ class CalibrationReport(Plotted, Record, Mapping[str, Verdict]):
         seconds: Gate key -> time of its statistics, and `table`: time of the runs.
     """
 
-    drawn_by = "assay.analyses.calibration.plots:plot_calibration"
+    drawn_by = "assay.analyses.calibration.page:plot_calibration"
     record_kind = "calibration"
     record_schema = SCHEMA
     record_layout = {
@@ -134,21 +123,8 @@ def calibrate_all(
     model: Model,
     task: PairTask | str | Path,
     *,
-    pool: PairTask | None = None,
-    against: Against = (),
-    published: AnyCircuit | None = None,
-    gates: Collection[str] | str | None = None,
-    groups: str | Shaped[np.ndarray, " P"] | None = None,
-    unit_id: Shaped[np.ndarray, " P"] | None = None,
-    signs: Mapping[tuple[int, int], int] | None = None,
-    profile: str = "all",
-    random_sets: int = 0,
-    objective: str | Objective | Loss | None = None,
-    ablation: str | None = None,
-    folder: str | Path | None = None,
-    batch_size: int | None = None,
-    seed: int = SEED,
     progress: Progress | None = None,
+    **options: Any,
 ) -> CalibrationReport:
     """Whether the measurements of a circuit can be trusted: all sixteen calibrations.
 
@@ -165,8 +141,8 @@ def calibrate_all(
         published: A head list to compare the circuit's heads with, for C14.
         gates: Keys or codes of some gates only; default: all, those of other packages among them, which get
             the columns that their `needs` name.
-        groups: Field of the task, or a label per prompt of the task, to compare prompts by in C13 and S3;
-            default: the field `template`, `type` or `category`, else thirds of length.
+        groups: Field of the task to compare prompts by in C13 and S3; default: the field `template`, `type`
+            or `category`, else thirds of length.
         unit_id: Label per prompt of the task; prompts of one label count as one observation.
         signs: Head -> -1 for heads declared to oppose the task (M3b).
         profile: Heads whose effects C16 correlates between halves of the prompts: `all`, or those of the
@@ -180,6 +156,7 @@ def calibrate_all(
         batch_size: Prompts per pass.
         seed: Root of donors, noise and resampling.
         progress: Told of the gates as they are done.
+        **options: The others.
 
     Returns:
         The sixteen verdicts (`report["C11"]`, `report.verdicts`), the table, `to_dict()` for files and pages.
@@ -202,88 +179,10 @@ def calibrate_all(
     References:
         The mechanistic-validity framework's calibrations; each gate names its own sources.
     """
-    settings = {
-        name: value
-        for name, value in locals().items()
-        if name not in ("circuit", "model", "task", "progress")
-    }
     model.check_text("calibrate_all")
     if isinstance(task, str | Path):
         task = load_task(task, model, n=None if is_task_file(task) else USUAL_PROMPTS)
-    return run(prepare(circuit, model, task, **settings), progress)
-
-
-def prepare(
-    circuit: AnyCircuit,
-    model: Model,
-    task: PairTask,
-    *,
-    pool: PairTask | None = None,
-    against: Against = (),
-    published: AnyCircuit | None = None,
-    gates: Collection[str] | str | None = None,
-    groups: str | Shaped[np.ndarray, " P"] | None = None,
-    unit_id: Shaped[np.ndarray, " P"] | None = None,
-    signs: Mapping[tuple[int, int], int] | None = None,
-    profile: str = "all",
-    random_sets: int = 0,
-    folder: str | Path | None = None,
-    same_prompts: Collection[str] = (),
-    **settings: Any,
-) -> Columns:
-    """What `run` takes, checked and not yet run, with its `record`; arguments as in `calibrate_all`.
-
-    `same_prompts` are keys of gates whose verdicts are marked, as circuits were found on their prompts; those
-    of circuits whose record names the prompts are added.
-    """
-    gates = [gates] if isinstance(gates, str) else gates
-    asked = set(GATES) if gates is None else {find_gate(name).key for name in gates}
-    check_least(0, random_sets=random_sets)
-    check_name("profile", profile, ("all", "circuit"))
-    for name, value in (("groups", groups), ("unit_id", unit_id)):
-        if value is not None and not isinstance(value, str) and np.shape(value) != (task.n,):
-            raise ShapeError(
-                f"{name} has shape {np.shape(value)}; one label per prompt, ({task.n},), is needed"
-            )
-    for prompts, what in ((task, "task"), (pool, "pool")):
-        if isinstance(groups, str) and prompts is not None and groups not in prompts.fields:
-            usable = ", ".join(usable_fields(prompts)) or "there are none"
-            raise InputError(
-                f"groups is {groups!r}, which is not a field of {what} {prompts.name!r}; fields with few "
-                f"enough values to group by: {usable}"
-            )
-    if any(other.data_hash == task.data_hash for other, _ in against):
-        raise InputError(
-            f"against= holds the prompts of task {task.name!r} itself, but C17 compares different tasks"
-        )
-    more = further_prompts(task, seed=int(settings.get("seed", SEED))) if pool is None else pool
-    paired = INTERVENTIONS[MeasurementTable(model, task, circuit, **settings).ablation].paired
-    whole, (task, rows) = task, different_examples(task, paired=paired)
-    if more is not None:
-        more, _ = different_examples(more, paired=paired, besides=(whole,))
-    if groups is not None and not isinstance(groups, str):
-        groups = np.asarray(groups)[rows]
-    table = _table(model, task, circuit, folder, more=more, **settings)
-    foreign = sorted({*(signs or {})} - {*table.heads})
-    if foreign:
-        raise InputError(f"signs has {foreign}, which are not heads of the circuit; its heads: {table.heads}")
-    tables = tuple(
-        _table(model, different_examples(other, paired=paired)[0], its, folder, **settings)
-        for other, its in against
-    )
-    found_on = gates_on_same_prompts(table.circuit, whole, [(each.task, each.circuit) for each in tables])
-    return Columns(
-        table=table,
-        gates=tuple(key for key in dict.fromkeys((*JUDGES, *GATES)) if key in asked),
-        against=tables,
-        same_prompts=found_on.union(same_prompts) & asked,
-        published=None if published is None else MeasurementTable(model, task, published).members,
-        groups=groups,
-        unit_id=None if unit_id is None else np.asarray(unit_id)[rows],
-        signs=dict(signs or {}),
-        profile=profile,
-        random_sets=random_sets,
-    )
+    return run(Columns(circuit=circuit, model=model, task=task, **options), progress)
 
 
 def run(columns: Columns, progress: Progress | None = None) -> CalibrationReport:
@@ -291,63 +190,23 @@ def run(columns: Columns, progress: Progress | None = None) -> CalibrationReport
     verdicts: dict[str, Verdict] = {}
     seconds: dict[str, float] = {}
     told = progress or (lambda *step: None)
-    for place, key in enumerate(sorted(columns.gates, key=lambda key: key == _LAST)):
-        told("calibrate", place, len(columns.gates))
+    for place, key in enumerate(sorted(columns.keys, key=lambda key: key == _LAST)):
+        told("calibrate", place, len(columns.keys))
         began, filled = time.perf_counter(), columns.filling
         verdict = columns.judge(key, verdicts)
         verdicts[key] = replace(verdict, table_hash=columns.table.hash)
         seconds[key] = time.perf_counter() - began - (columns.filling - filled)
-    told("calibrate", len(columns.gates), len(columns.gates))
-    few = set() if columns.table.P >= FEWEST_PROMPTS else {*columns.gates} - OF_NO_PROMPTS
+    told("calibrate", len(columns.keys), len(columns.keys))
+    few = set() if columns.table.P >= FEWEST_PROMPTS else {*columns.keys} - OF_NO_PROMPTS
     for why, keys in ((SAME_PROMPTS, columns.same_prompts), (FEW_PROMPTS, few)):
         verdicts |= {key: verdicts[key].without_confidence(why) for key in keys}
     return CalibrationReport(
-        verdicts={key: GATES[key].worded(verdicts[key]) for key in columns.gates},
+        verdicts={key: GATES[key].worded(verdicts[key]) for key in columns.keys},
         table=columns.table,
         facts=_facts(columns, verdicts.get("bootstrap-stability")),
         missing=columns.missing,
         seconds={**seconds, "table": columns.filling},
     )
-
-
-def gates_on_same_prompts(circuit: AnyCircuit, task: PairTask, against: Against = ()) -> frozenset[str]:
-    """Keys of the gates that judge a circuit on prompts that its record says it was discovered on.
-
-    Args:
-        circuit: What is judged.
-        task: All prompts that it could be measured on.
-        against: Other tasks with their circuits, which two of the gates look at.
-    """
-    if _found_on(circuit, task):
-        return frozenset(GATES)
-    return OF_OTHER_TASKS if any(_found_on(its, other) for other, its in against) else frozenset()
-
-
-def _found_on(circuit: AnyCircuit, task: PairTask) -> bool:
-    return isinstance(circuit, Circuit) and found_on(circuit.provenance, task)
-
-
-def further_prompts(task: PairTask, *, seed: int) -> PairTask | None:
-    """Prompts from the grammar of a task that make, with its own, three samples of its size and 120.
-
-    None for a task that no grammar made.
-    """
-    if task.grammar is None:
-        return None
-    n = max(3 * task.n, 120) - task.n
-    number = zlib.crc32(f"calibration-pool/{seed}/{task.data_hash}".encode())
-    drawn = draw_task(task.grammar, n, seed=number, options=task.config.get("options"))
-    return replace(drawn, objective=task.objective, ablation=task.ablation)
-
-
-def _table(
-    model: Model, task: PairTask, circuit: AnyCircuit, folder: str | Path | None, **settings: Any
-) -> MeasurementTable:
-    """A table in a folder of its own, named by its hash, within a folder of tables."""
-    table = MeasurementTable(model, task, circuit, **settings)
-    if folder is None:
-        return table
-    return MeasurementTable(model, task, circuit, folder=Path(folder) / table.hash, **settings)
 
 
 def _facts(columns: Columns, stability: Verdict | None) -> dict[str, Any]:
@@ -379,8 +238,8 @@ def _facts(columns: Columns, stability: Verdict | None) -> dict[str, Any]:
         "score": None
         if score is None
         else {"value": score, **{end: bounds.get(end) for end in ("low", "high", "level")}},
-        "against": [other.task.name for other in columns.against],
-        "groups": columns.grouped_by,
+        "against": [other.task.name for other in columns.tables],
+        "groups": columns.groups,
         "seed": table.seed,
         "provenance": columns.record,
     }

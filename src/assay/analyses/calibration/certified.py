@@ -6,21 +6,20 @@ prompts, so that a count of those which pass a test of their own is not binomial
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import scipy
 from jaxtyping import Bool, Float64, Int, Real, Shaped
 
-from assay.analyses.calibration.gate import Found, Heads, Quantity, Undetermined, gate, head_name, named
+from assay.analyses.calibration.gate import Found, Heads, Quantity, gate, head_name, named
 from assay.analyses.calibration.samples import ALPHA, HALF, SEED, by_p, finite_heads, gate_stream, majorities
-from assay.core.errors import InputError, ShapeError, check_least
-from assay.core.verdict import Verdict
+from assay.core.errors import InputError, ShapeError
+from assay.core.measurement import Verdict
 from assay.stats import benjamini_hochberg, mean_above, mean_tests, partial_conjunction
-from assay.stats._checks import varies
-from assay.stats.permutation import EXACT_SIGNS
-from assay.stats.skewed_mean import FEWEST_FOR_MEANS
+from assay.stats.estimate import varies
+from assay.stats.intervals import FEWEST_FOR_MEANS
+from assay.stats.significance import EXACT_SIGNS
 
 
 CERTIFIED, CONTINGENT = 0.95, 0.50  # published pass rates
@@ -32,32 +31,22 @@ def _contributing(verdict: Verdict, heads: Heads) -> Iterator[dict[str, Any]]:
     for at, p in enumerate(found.get("p", ())):
         # A sign-flip p is at least 2^-n: 0 marks a head with the same effect on every prompt, not tested.
         if p is not None and p > 0:
-            yield {
-                "name": f"{head_name(at, heads)} contributes",
-                "test_key": f"M3b/{at}",
-                "p": float(p),
-                "p_kind": "exact" if n <= EXACT_SIGNS else "permutation",
-                "passed": str(found["labels"][at]) == "certified",
-                "value": float(found["mean_effects"][at]),
-                "baseline": 0.0,
-                "n": n,
-            }
+            claim = {"name": f"{head_name(at, heads)} contributes", "test_key": f"M3b/{at}", "p": float(p)}
+            kind, label = "exact" if n <= EXACT_SIGNS else "permutation", str(found["labels"][at])
+            numbers = {"value": float(found["mean_effects"][at]), "baseline": 0.0, "n": n}
+            yield {**claim, **numbers, "p_kind": kind, "passed": label == "certified"}
 
 
 def _uncertified(verdict: Verdict, heads: Heads) -> str:
-    labels = verdict.details.get("labels", ())
-    groups = {
-        label: [head_name(at, heads) for at, each in enumerate(labels) if each == label]
-        for label in ("contingent", "unstable")
-    }
-    told = "; ".join(f"{label} {named(names)}" for label, names in groups.items() if names)
-    return f"Not certified: {told}." if told else ""
+    labels, told = verdict.details.get("labels", ()), []
+    for label in ("contingent", "unstable"):
+        names = [head_name(at, heads) for at, each in enumerate(labels) if each == label]
+        told += [f"{label} {named(names)}"] if names else []
+    return f"Not certified: {'; '.join(told)}." if told else ""
 
 
 @gate(
-    key="certified-stability",
     code="M3b",
-    name="Certified stability",
     criterion="Head-level stability",
     question="Do the heads of the circuit contribute, whichever prompts are looked at?",
     on_pass="At least half of the members contribute individually.",
@@ -72,8 +61,6 @@ def _uncertified(verdict: Verdict, heads: Heads) -> str:
         published="published_share_certified",
         rule=HALF,
         fewest=FEWEST_FOR_MEANS,
-        least=0.0,
-        most=1.0,
     ),
     few="the test of a mean does not hold for skewed effects",
     reasons={"not_applicable": ("The circuit has no heads.", "Give a circuit with at least one head.")},
@@ -129,7 +116,6 @@ def certified_stability(
         Benjamini and Heller (2008), doi:10.1111/j.1541-0420.2007.00984.x; Fisher (1935); Benjamini and
         Hochberg (1995).
     """
-    check_least(1, n_draws=n_draws)
     if not 0 < fraction <= 1:
         raise InputError(f"fraction is {fraction}; expected a share of the prompts above 0 and at most 1")
     least = 0.0 if smallest is None else smallest
@@ -143,53 +129,35 @@ def certified_stability(
         raise ShapeError(f"signs are {direction}; expected 1 or -1 for each of {k} heads")
     found = data.found("M3b.certified_stability", fewest=None, n_heads=k)
     found.thresholds = {"smallest": least}
-    found.warn("head_not_finite", not finite.all())
-    if reason := data.missing(5) if k else "not_applicable":
-        raise Undetermined(reason, found)
-    found.warn("smallest_is_zero", smallest is None)
+    found.warn(head_not_finite=not finite.all())
+    found.stop_if(data.missing(5) if k else "not_applicable")
+    found.warn(smallest_is_zero=smallest is None)
     rng = gate_stream("M3b", task, seed=seed)
     if subsamples is None:
         size = max(1, math.floor(fraction * n + 1e-9))  # 0.8 * 35 is a little less than 28
         subsamples = rng.permuted(np.broadcast_to(np.arange(n), (n_draws, n)), axis=1)[:, :size]
     elif subsamples.ndim != 2 or not subsamples.size or subsamples.min() < 0 or subsamples.max() >= n:
-        raise ShapeError(
-            f"subsamples has shape {subsamples.shape}; rows of indices from 0 to {n - 1} are needed"
-        )
-    rates = (x[subsamples].mean(axis=1) > 0).mean(axis=0)
-    rates[~finite] = 0.0
+        shape = subsamples.shape
+        raise ShapeError(f"subsamples has shape {shape}; rows of indices from 0 to {n - 1} are needed")
+    rates = np.where(finite, (x[subsamples].mean(axis=1) > 0).mean(axis=0), 0.0)
     published = _labels(rates >= CERTIFIED, rates >= CONTINGENT)
     signed = x * direction
-    means = signed.mean(axis=0)
-    tests = mean_tests(signed, rng=rng)
-    p = np.array([each.sign_flip.p_value for each in tests])
+    means, tests = signed.mean(axis=0), mean_tests(signed, rng=rng)
     constant = np.array([not varies(column) and bool(column.any()) for column in signed.T])
-    found.warn("zero_variance", bool(constant.any()))
-    p[constant & (means > 0)] = 0.0
+    found.warn(zero_variance=bool(constant.any()))
+    p = np.where(constant & (means > 0), 0.0, [each.sign_flip.p_value for each in tests])
     p[~finite] = np.nan
     adjusted = benjamini_hochberg(p)
     certified = (adjusted <= ALPHA) & (means > 0) & finite
-    labels = _labels(certified, (means > 0) & finite)
-    halves = prove_halves(signed, finite, least)
-    found.details |= {
-        "pass_rates": rates,
-        "published_labels": published,
-        "mean_effects": means * direction,
-        "labels": labels,
-        "p": p,
-        "adjusted_p": adjusted,
-        "t_p": [each.t.p_value for each in tests],
-        "n_to_certify": _to_certify(signed, labels == "contingent"),
-        "p_positive": halves.positive,
-        "p_negligible": halves.negligible,
-        "negligible": halves.negligible <= ALPHA,
-    }
-    found.values = {
-        "share_positive": float(((means > 0) & (halves.negligible > ALPHA) & finite).mean()),
-        "share_certified": float(certified.mean()),
-        "published_share_certified": float((published == "certified").mean()),
-        "p_half_positive": halves.p_pass,
-        "p_most_negligible": halves.p_fail,
-    }
+    labels, halves = _labels(certified, (means > 0) & finite), prove_halves(signed, finite, least)
+    positive = (means > 0) & ~halves.details["negligible"] & finite
+    found.details |= {"pass_rates": rates, "published_labels": published, "mean_effects": means * direction}
+    found.details |= {"labels": labels, "p": p, "adjusted_p": adjusted}
+    found.details["t_p"] = [each.t.p_value for each in tests]
+    found.details |= {"n_to_certify": _to_certify(signed, labels == "contingent"), **halves.details}
+    found.values = {"share_positive": float(positive.mean()), "share_certified": float(certified.mean())}
+    found.values["published_share_certified"] = float((published == "certified").mean())
+    found.values |= halves.values
     found.status = halves.status
     found.n_needed = halves.n_needed if halves.status == "inconclusive" else None
     return found
@@ -200,60 +168,37 @@ def _labels(certified: Bool[np.ndarray, " k"], contingent: Bool[np.ndarray, " k"
     return np.where(certified, "certified", np.where(contingent, "contingent", "unstable"))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProvenHalves:
+def prove_halves(x: Float64[np.ndarray, "n k"], finite: Bool[np.ndarray, " k"], least: float) -> Found:
     """Whether half of the heads are positive, or more than half negligible.
-
-    Attributes:
-        positive: `[k]` p of "the effect is at most 0"; 1 where the head is negligible.
-        negligible: `[k]` p of "the effect is at least the smallest".
-        p_pass, p_fail: Of "fewer than half are positive", and "at most half are negligible".
-        n_needed: See `certified_stability`.
-    """
-
-    positive: Float64[np.ndarray, " k"]
-    negligible: Float64[np.ndarray, " k"]
-    p_pass: float
-    p_fail: float
-    n_needed: int | None
-
-    @property
-    def status(self) -> str:
-        """Status of the gate."""
-        return by_p(self.p_pass, self.p_fail)
-
-
-def prove_halves(x: Float64[np.ndarray, "n k"], finite: Bool[np.ndarray, " k"], least: float) -> ProvenHalves:
-    """The verdict of `certified_stability` without its labels.
 
     Args:
         x: Effects in the declared direction.
         finite: Heads that have one; the others are neither positive nor negligible.
         least: Mean effect below which a head is negligible.
+
+    Returns:
+        The status of `certified_stability`, `n_needed`, and p of each head: of "the effect is at most 0"
+        (1 where it is negligible), and of "the effect is at least the smallest".
     """
     n, k = x.shape
     half, most = majorities(k)
-    negligible = np.where(finite, mean_above(-x, -least), 1.0)
-    positive = np.where(finite & (negligible > ALPHA), mean_above(x), 1.0)
+    p_negligible = np.where(finite, mean_above(-x, -least), 1.0)
+    negligible = p_negligible <= ALPHA
+    p_positive = np.where(finite & ~negligible, mean_above(x), 1.0)
     error = np.array([column.std(ddof=1) if varies(column) else 0.0 for column in x.T])
-    distances = x.mean(axis=0), least - x.mean(axis=0)
-    needed = []
-    # Negligible wins over positive.
-    excluded = (negligible <= ALPHA, np.zeros(k, dtype=np.bool_))
-    for distance, number, left_out in zip(distances, (half, most), excluded, strict=True):
+    mean, needed = x.mean(axis=0), []
+    for distance, number, usable in ((mean, half, finite & ~negligible), (least - mean, most, finite)):
         # A constant head is settled at every n.
         ratios = np.where(distance > 0, np.inf, -np.inf)
         np.divide(distance, error, out=ratios, where=finite & (error > 0))
-        ratios[~finite | left_out] = -np.inf
-        found = _n_to_prove(ratios, number, n)
-        needed += [] if found is None else [found]
-    return ProvenHalves(
-        positive=positive,
-        negligible=negligible,
-        p_pass=partial_conjunction(positive, half),
-        p_fail=partial_conjunction(negligible, most),
-        n_needed=min(needed, default=None),
+        needed.append(_n_to_prove(np.where(usable, ratios, -np.inf), number, n))
+    p_pass, p_fail = partial_conjunction(p_positive, half), partial_conjunction(p_negligible, most)
+    found = Found(
+        values={"p_half_positive": p_pass, "p_most_negligible": p_fail}, status=by_p(p_pass, p_fail)
     )
+    found.n_needed = min((each for each in needed if each is not None), default=None)
+    found.details = {"p_positive": p_positive, "p_negligible": p_negligible, "negligible": negligible}
+    return found
 
 
 def _n_to_prove(ratios: Float64[np.ndarray, " k"], least: int, n: int) -> int | None:

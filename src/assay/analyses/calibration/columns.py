@@ -1,78 +1,144 @@
 """Which columns of a measurement table each gate takes, measured as they are asked for."""
 
 import time
+import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Float64, Shaped
 
-from assay.analyses.calibration.gate import GATES, Gate, find_gate
+from assay.analyses.calibration.gate import GATES, find_gate
 from assay.analyses.calibration.invariance import choose_groups, group_labels
 from assay.analyses.calibration.multiplicity import pooled_results
+from assay.analyses.calibration.samples import SEED
 from assay.analyses.calibration.sensitivity import ratio_estimate
-from assay.core.errors import InputError
+from assay.circuits import Circuit
+from assay.core.errors import InputError, ShapeError, check_least, check_name
+from assay.core.measurement import Verdict
 from assay.core.random import stream
 from assay.core.record import library_version, record_id
-from assay.core.verdict import Verdict
 from assay.discovery.heads import MeasurementTable
 from assay.discovery.heads.effects import SMALLEST
 from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.discovery.heads.membership import predict_from_weights, weight_features
 from assay.discovery.heads.scores import ranking
+from assay.discovery.heads.table import AnyCircuit
+from assay.models import Model
+from assay.objectives import Loss, Objective
 from assay.stats import Estimate
 from assay.tasks import PairTask
+from assay.tasks.examples import different_examples, found_on
+from assay.tasks.load import draw_task
 
 
+Against = Sequence[tuple[PairTask, AnyCircuit]]
 Others = Mapping[str, Verdict]  # verdicts of the same run so far, which some gates forward
 
 
 @dataclass(kw_only=True, eq=False)
 class Columns:
-    """Hands each gate its columns of the tables.
+    """What the gates are told of a circuit: the options of `calibrate_all`, checked, and columns of tables.
+
+    Nothing is run before a gate asks for it.
 
     Attributes:
+        circuit, model, ..., seed: As in `calibrate_all`; once checked, `gates` has keys in the order of
+            their verdicts, `against` tables, `published` `[H]` flags, and labels those of different prompts.
+        same_prompts: Keys of gates judged on prompts that a circuit was found on, beside those of circuits
+            whose record names the prompts.
+        measured: Columns of all prompts that were measured elsewhere; no pool is then drawn.
         table: Of the circuit under judgement.
-        gates: Keys of those to be judged.
-        against: Of other circuits on other tasks.
-        published: `[H]` heads of a published list.
-        groups: Field, or label per prompt of the task, to group prompts by; None: the usual fields.
-        unit_id: `[P]` which prompts belong together.
-        signs: -1 for heads that oppose the task.
-        profile: Heads whose effects C16 correlates between halves: `all`, or those of the `circuit`.
-        random_sets: Random sets of heads for C36.
-        same_prompts: Keys of gates judged on prompts that a circuit was found on.
         missing: Filled as columns turn out not to exist: column -> why.
         filling: Seconds spent on runs.
     """
 
-    table: MeasurementTable
-    gates: tuple[str, ...] = ()
-    against: tuple[MeasurementTable, ...] = ()
-    published: Bool[np.ndarray, " H"] | None = None
-    groups: str | Shaped[np.ndarray, " P"] | None = None
+    circuit: AnyCircuit
+    model: Model
+    task: PairTask
+    pool: PairTask | None = None
+    against: Against = ()
+    published: AnyCircuit | None = None
+    gates: Collection[str] | str | None = None
+    groups: str | None = None
     unit_id: Shaped[np.ndarray, " P"] | None = None
     signs: Mapping[tuple[int, int], int] = field(default_factory=dict)
     profile: str = "all"
     random_sets: int = 0
-    same_prompts: frozenset[str] = frozenset()
-    missing: dict[str, str] = field(default_factory=dict)
-    filling: float = 0.0
+    objective: str | Objective | Loss | None = None
+    ablation: str | None = None
+    folder: str | Path | None = None
+    batch_size: int | None = None
+    seed: int = SEED
+    same_prompts: Collection[str] = ()
+    measured: Mapping[str, np.ndarray] | None = None
+
+    def __post_init__(self) -> None:
+        asked = [self.gates] if isinstance(self.gates, str) else self.gates
+        known = tuple(dict.fromkeys((*JUDGES, *GATES)))
+        keys = set(known) if asked is None else {find_gate(name).key for name in asked}
+        self.keys = tuple(key for key in known if key in keys)
+        self.missing: dict[str, str] = {}
+        self.filling = 0.0
+        self._check()
+        settings = {name: getattr(self, name) for name in ("objective", "ablation", "batch_size", "seed")}
+        ablation = MeasurementTable(self.model, self.task, self.circuit, **settings).ablation
+        paired = INTERVENTIONS[ablation].paired
+        task, rows = different_examples(self.task, paired=paired)
+        more = self.pool
+        if more is None and self.measured is None:
+            more = further_prompts(self.task, seed=self.seed)
+        if more is not None:
+            more, _ = different_examples(more, paired=paired, besides=(self.task,))
+        measured = None if self.measured is None else {key: each[rows] for key, each in self.measured.items()}
+        self.table = self._table(task, self.circuit, more=more, measured=measured, **settings)
+        self.tables = tuple(
+            self._table(different_examples(other, paired=paired)[0], its, **settings)
+            for other, its in self.against
+        )
+        if foreign := sorted({*self.signs} - {*self.table.heads}):
+            heads = self.table.heads
+            raise InputError(f"signs has {foreign}, which are not heads of the circuit; its heads: {heads}")
+        others = [(each.task, each.circuit) for each in self.tables]
+        found = gates_on_same_prompts(self.table.circuit, self.task, others)
+        self.same_prompts = found.union(self.same_prompts).intersection(keys)
+        self.listed = None
+        if self.published is not None:
+            self.listed = MeasurementTable(self.model, task, self.published).members
+        self.unit_id = None if self.unit_id is None else np.asarray(self.unit_id)[rows]
+
+    def _check(self) -> None:
+        """Refuse settings and labels that do not fit the prompts."""
+        check_least(0, random_sets=self.random_sets)
+        check_name("profile", self.profile, ("all", "circuit"))
+        n, labels = self.task.n, self.unit_id
+        if labels is not None and np.shape(labels) != (n,):
+            raise ShapeError(f"unit_id has shape {np.shape(labels)}; one label per prompt, ({n},), is needed")
+        for prompts, what in ((self.task, "task"), (self.pool, "pool")):
+            if self.groups is not None and prompts is not None:
+                check_name(f"field of {what} {prompts.name!r}", self.groups, prompts.fields)
+
+    def _table(self, task: PairTask, circuit: AnyCircuit, **settings: Any) -> MeasurementTable:
+        """A table in a folder of its own, named by its hash, within a folder of tables."""
+        table = MeasurementTable(self.model, task, circuit, **settings)
+        if self.folder is None:
+            return table
+        return MeasurementTable(self.model, task, circuit, folder=Path(self.folder) / table.hash, **settings)
 
     # ---- gates ----------------------------------------------------------------------------------
 
     def judge(self, key: str, others: Others) -> Verdict:
-        """The verdict of one gate."""
-        return JUDGES[key](self, others) if key in JUDGES else self._by_needs(GATES[key])
-
-    def _by_needs(self, gate: Gate) -> Verdict:
-        """The verdict of a gate of another package, on the columns that its `needs` name, in their order.
+        """The verdict of one gate; of one of another package, on the columns that its `needs` name.
 
         Beside the columns of the table there are `members` and, for the runs of the circuit under the table's
         own ablation, `y_keep`.
         """
+        if key in JUDGES:
+            return JUDGES[key](self, others)
+        gate = GATES[key]
         named = {"members": lambda: self.table.members, "y_keep": lambda: self.run(self.kept)}
         columns = [named[name]() if name in named else self.find(name) for name in gate.needs]
         # `missing` says why.
@@ -81,16 +147,10 @@ class Columns:
     def ask(self, code: str, *arrays: Any, **options: Any) -> Verdict:
         """The verdict of a gate on arrays; of what is common to all, it is told what it has an option for."""
         gate, table = find_gate(code), self.table
-        common = {
-            "unit_id": self.unit_id,
-            "circuit_size": table.k,
-            "n_heads": table.H,
-            "task": table.task.name,
-            "seed": table.seed,
-        }
-        return gate(
-            *arrays, **{name: each for name, each in common.items() if name in gate.options} | options
-        )
+        common = {"unit_id": self.unit_id, "task": table.task.name, "seed": table.seed}
+        common |= {"circuit_size": table.k, "n_heads": table.H}
+        known = {name: each for name, each in common.items() if name in gate.options}
+        return gate(*arrays, **(known | options))
 
     # ---- columns --------------------------------------------------------------------------------
 
@@ -153,19 +213,11 @@ class Columns:
         """What prompts of some tasks can be grouped by."""
         if self.groups is None:
             return group_labels(*tasks)
-        if not isinstance(self.groups, str):
-            return {"template": np.asarray(self.groups)}
         return {"template": np.array([str(value) for each in tasks for value in each.fields[self.groups]])}
-
-    @property
-    def grouped_by(self) -> str | None:
-        """The field asked for, `given` for labels, None for the usual ones."""
-        return self.groups if self.groups is None or isinstance(self.groups, str) else "given"
 
     @cached_property
     def record(self) -> dict[str, Any]:
         """What the verdicts are a function of."""
-        labels = {"groups": self.groups, "unit_id": self.unit_id}
         table, described = self.table, self.table.head_circuit
         prompts = [table.task, *([] if table.more is None else [table.more])]
         return {
@@ -177,17 +229,15 @@ class Columns:
                 record_id("fields", {key: each.tolist() for key, each in self.labels([one]).items()})
                 for one in prompts
             ],
-            "gates": list(self.gates),
-            "against": [other.record for other in self.against],
-            "published": None if self.published is None else np.flatnonzero(self.published).tolist(),
+            "gates": list(self.keys),
+            "against": [other.record for other in self.tables],
+            "published": None if self.listed is None else np.flatnonzero(self.listed).tolist(),
             "profile": self.profile,
             "random_sets": self.random_sets,
             "signs": [[*head, sign] for head, sign in sorted(self.signs.items())],
             **({"same_prompts": sorted(self.same_prompts)} if self.same_prompts else {}),
-            **{
-                name: value if value is None or isinstance(value, str) else [str(label) for label in value]
-                for name, value in labels.items()
-            },
+            "groups": self.groups,
+            "unit_id": None if self.unit_id is None else [str(label) for label in self.unit_id],
         }
 
 
@@ -217,12 +267,42 @@ def usable_fields(task: PairTask) -> list[str]:
     return [name for name, found in counts.items() if len(found) <= 12 and (found >= 3).sum() > 1]
 
 
+def gates_on_same_prompts(circuit: AnyCircuit, task: PairTask, against: Against = ()) -> frozenset[str]:
+    """Keys of the gates that judge a circuit on prompts that its record says it was discovered on.
+
+    Args:
+        circuit: What is judged.
+        task: All prompts that it could be measured on.
+        against: Other tasks with their circuits, which two of the gates look at.
+    """
+    own, *others = (
+        isinstance(its, Circuit) and found_on(its.provenance, prompts)
+        for prompts, its in ((task, circuit), *against)
+    )
+    if own:
+        return frozenset(GATES)
+    return frozenset({"discriminant-validity", "derived-metrics"} if any(others) else ())
+
+
+def further_prompts(task: PairTask, *, seed: int) -> PairTask | None:
+    """Prompts from the grammar of a task that make, with its own, three samples of its size and 120.
+
+    None for a task that no grammar made.
+    """
+    if task.grammar is None:
+        return None
+    n = max(3 * task.n, 120) - task.n
+    number = zlib.crc32(f"calibration-pool/{seed}/{task.data_hash}".encode())
+    drawn = draw_task(task.grammar, n, seed=number, options=task.config.get("options"))
+    return replace(drawn, objective=task.objective, ablation=task.ablation)
+
+
 # ---- gate by gate -----------------------------------------------------------------------------------
 
 
 def _c11(c: Columns, others: Others) -> Verdict:
     kept = c.ask("C11", c.get("y_full"), c.run(c.kept))
-    if "derived-metrics" not in c.gates:
+    if "derived-metrics" not in c.keys:
         return kept
     # C14 reads the circuit's absence anyway, so completeness is judged at no cost.
     dropped = c.ask("C11", c.get("y_full"), c.run(f"y_drop/{c.table.ablation}"), inner="completeness")
@@ -237,8 +317,7 @@ def _c12(c: Columns, others: Others) -> Verdict:
 
 
 def _c13(c: Columns, others: Others) -> Verdict:
-    # Labels that were given are of the task's own prompts: the pool has none.
-    more = None if c.grouped_by == "given" else c.table.more
+    more = c.table.more
     prefix, tasks = ("", [c.table.task]) if more is None else ("pool/", [c.table.task, more])
     lengths = np.concatenate([each.lengths.numpy() for each in tasks]).astype(np.float64)
     grouping = choose_groups(c.labels(tasks), lengths if c.groups is None else None)
@@ -252,7 +331,7 @@ def _c13(c: Columns, others: Others) -> Verdict:
     about = (
         {"fields": usable_fields(c.table.task)}
         if grouping is None
-        else {"groups_from": c.grouped_by or grouping.source}
+        else {"groups_from": c.groups or grouping.source}
     )
     return replace(verdict, details={**verdict.details, **about})
 
@@ -283,7 +362,7 @@ def _c14(c: Columns, others: Others) -> Verdict:
         llc=c.get("llc"),
         attribution=None if attribution is None else np.abs(_means(attribution)),
         predicted=_predicted(c),
-        published_members=c.published,
+        published_members=c.listed,
         spectral_norm=c.get("spectral_norm"),
         sv_entropy=c.get("sv_entropy"),
         composition={key: c.get(f"composition/{key}") for key in "qkv"} if edges else None,
@@ -301,9 +380,9 @@ def _c14(c: Columns, others: Others) -> Verdict:
 
 def _predicted(c: Columns) -> Bool[np.ndarray, " H"] | None:
     """A head set predicted from weights by a rule learnt from the circuits of two or more other tasks."""
-    circuits = {f"other-{place}": other.members for place, other in enumerate(c.against)}
+    circuits = {f"other-{place}": other.members for place, other in enumerate(c.tables)}
     circuits["own"] = c.table.members
-    if len(c.against) < 2 or any(not 0 < members.sum() < c.table.H for members in circuits.values()):
+    if len(c.tables) < 2 or any(not 0 < members.sum() < c.table.H for members in circuits.values()):
         return None
     found = predict_from_weights(weight_features(c.table.model), circuits)["own"]
     return None if found.reason else found.predicted
@@ -325,7 +404,7 @@ def _c16(c: Columns, others: Others) -> Verdict:
 def _c17(c: Columns, others: Others) -> Verdict:
     own = c.table.task.name
     tables = {own: c.table}
-    for other in c.against:
+    for other in c.tables:
         name = other.task.name
         while name in tables:
             name += "'"

@@ -11,11 +11,11 @@ import scipy
 from jaxtyping import Bool, Float64
 
 from assay import stats
-from assay.analyses.calibration.gate import Found, Undetermined
+from assay.analyses.calibration.gate import Found
 from assay.analyses.calibration.samples import halves, mirrored, percentile_bounds, sample
 from assay.core.errors import InputError, ShapeError
-from assay.core.verdict import ONE_SIDED_95, Interval, undefined_interval
-from assay.stats._checks import varies
+from assay.core.measurement import ONE_SIDED_95, Interval, undefined_interval
+from assay.stats.estimate import varies
 
 
 FEWEST_PROMPTS = 20  # below which the noise in the prompts is not known well enough to be allowed for
@@ -27,7 +27,7 @@ Matrix = Callable[[Float64[np.ndarray, "rows m n"]], Float64[np.ndarray, "rows m
 Orient = Callable[[str, Float64[np.ndarray, "*rows n"]], Float64[np.ndarray, "*rows n"]]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Methods:
     """Methods that tell heads apart, on the heads that all of them score.
 
@@ -56,41 +56,32 @@ class Methods:
             ShapeError: If their numbers of heads or prompts differ, or that of the flags of members does.
         """
         arrays = {name: np.asarray(score, dtype=np.float64) for name, score in scores.items()}
-        if len(arrays) < 2:
-            raise Undetermined("not_applicable", found)
+        found.stop_if(len(arrays) < 2, "not_applicable")
         shapes = [array.shape for array in arrays.values()] + ([] if members is None else [members.shape])
         if any(len(shape) not in (1, 2) for shape in shapes) or len({shape[-1] for shape in shapes}) > 1:
             told = ", ".join(f"{name} {array.shape}" for name, array in arrays.items())
             raise ShapeError(f"scores have shapes {told}; expected [H] or [prompts, H], H as of the circuit")
         means = {name: np.where(np.isfinite(array), array, np.nan) for name, array in arrays.items()}
-        scored = {name: np.isfinite(array).any(axis=0) for name, array in arrays.items() if array.ndim == 2}
-        tables, n_dropped = {}, 0
-        if scored:
-            kept = sample(unit_id, **{name: arrays[name][:, where] for name, where in scored.items()})
-            if not kept.n:
-                raise Undetermined("no_valid_prompt", found)
-            for (name, where), vector in zip(scored.items(), kept.vectors, strict=True):
-                tables[name] = np.full((kept.n, arrays[name].shape[1]), np.nan)
-                tables[name][:, where] = vector
-                means[name] = tables[name].mean(axis=0)
-            n_dropped = kept.n_dropped
+        tables, dropped = {name: array for name, array in arrays.items() if array.ndim == 2}, 0
+        if tables:
+            scored = {name: np.isfinite(table).any(axis=0) for name, table in tables.items()}
+            kept = sample(unit_id, **{name: np.where(scored[name], x, 0.0) for name, x in tables.items()})
+            found.stop_if(not kept.n, "no_valid_prompt")
+            vectors, dropped = zip(scored.items(), kept.vectors, strict=True), kept.n_dropped
+            tables = {name: np.where(where, vector, np.nan) for (name, where), vector in vectors}
+            means |= {name: table.mean(axis=0) for name, table in tables.items()}
         every = np.stack(list(means.values()))
         heads = np.isfinite(every).all(axis=0)
         rows = {name: orient(name, mean[heads]) for name, mean in means.items()}
         names = tuple(name for name, row in rows.items() if not heads.any() or varies(row))
         every = np.nan_to_num(every[:, np.isfinite(every).any(axis=0)])
-        found.warn("constant_method", len(names) < len(rows))
-        found.warn("missing_heads", not heads.all())
-        found.warn("prompts_dropped", n_dropped > 0)
-        found.details["n_dropped"] = n_dropped
-        return cls(
-            names=names,
-            scores=np.array([rows[name] for name in names]).reshape(len(names), int(heads.sum())),
-            tables={name: table[:, heads] for name, table in tables.items() if name in names},
-            orient=orient,
-            heads=heads,
-            filled=np.stack([orient(name, row) for name, row in zip(means, every, strict=True)]),
-        )
+        found.warn(constant_method=len(names) < len(rows), missing_heads=not heads.all())
+        found.warn(prompts_dropped=dropped > 0)
+        found.details["n_dropped"] = dropped
+        left = np.array([rows[name] for name in names]).reshape(len(names), int(heads.sum()))
+        tables = {name: table[:, heads] for name, table in tables.items() if name in names}
+        filled = np.stack([orient(name, row) for name, row in zip(means, every, strict=True)])
+        return cls(names, left, tables, orient, heads, filled)
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -114,13 +105,9 @@ class Methods:
         """
         known = [[reliabilities.get(name, math.nan) for name in pair] for pair in self.pairs]
         scale = [math.sqrt(a * b) if a > 0 and b > 0 else math.nan for a, b in known]
-        return {
-            "pairs": self.by_pair(rho),
-            "disattenuated": self.by_pair(rho / scale),
-            "resampled": "heads" if self.n_units is None else "prompts",
-            "n": self.scores.shape[1] if self.n_units is None else self.n_units,
-            "reliabilities": reliabilities,
-        }
+        told = {"pairs": self.by_pair(rho), "disattenuated": self.by_pair(rho / scale)}
+        over = ("heads", self.scores.shape[1]) if self.n_units is None else ("prompts", self.n_units)
+        return {**told, "reliabilities": reliabilities, "resampled": over[0], "n": over[1]}
 
     def size(self, k: int | None, members: Bool[np.ndarray, " H"] | None) -> int | None:
         """Size of the circuit, said or counted among the heads left; None if neither is given."""
@@ -158,7 +145,6 @@ class Methods:
         reliabilities, m = np.where(sampled, np.nan, 1.0), len(sampled)
         if n < FEWEST_PROMPTS:
             return undefined_interval(ONE_SIDED_95, "percentile", "too_few"), reliabilities
-        rows, columns = np.triu_indices(m, k=1)
         correlations = upper(matrix(self._averaged(np.full((1, n), 1 / n))))[0]
         first, second = (self._averaged(weights) for weights in halves(n, 50, rng))
         across = matrix(np.concatenate([first, second], axis=1))[:, :m, m:].mean(axis=0)
@@ -166,23 +152,36 @@ class Methods:
         reliabilities = np.divide(2 * half, 1 + half, out=np.full(m, np.nan), where=half > -1)
         if not (reliabilities >= RELIABLE).all():
             return undefined_interval(ONE_SIDED_95, "percentile", "unreliable_scores"), reliabilities
-        crossed = (across + across.T)[rows, columns] / 2 / np.sqrt(half[rows] * half[columns])
+        crossed = upper((across + across.T) / 2) / np.sqrt(upper(np.outer(half, half)))
         shared = max(0.0, float(correlations.mean() - crossed.mean()))
         replicates = upper(matrix(self._averaged(stats.draw_counts(n, n_boot, rng) / n)))
-        corrected = 1 / (reliabilities[rows] * reliabilities[columns])
         ends = []
-        for weight in (np.ones(len(rows)), corrected):
+        for weight in (1.0, 1 / upper(np.outer(reliabilities, reliabilities))):
             point = float((weight * correlations).mean())
             percentiles = percentile_bounds(point, (weight * replicates).mean(axis=-1))
             # Resampling noise adds as much of it again, so the bounds are mirrored at the point.
-            ends.append(
-                replace(stats.outermost(percentiles, mirrored(point, percentiles)), reason=percentiles.reason)
-            )
+            outer = stats.outermost(percentiles, mirrored(point, percentiles))
+            ends.append(replace(outer, reason=percentiles.reason))
         interval = stats.outermost(replace(ends[0], low=ends[0].low - shared), ends[1])
         if interval.defined:
             low, high = max(interval.low, -1.0), min(interval.high, 1.0)
             interval = replace(interval, low=low, high=high, reason=ends[0].reason)
         return interval, reliabilities
+
+    def kappa(self, k: int, n_boot: int, rng: Rng) -> tuple[Float64[np.ndarray, " pairs"], Interval]:
+        """Kappa of the top-k sets of each pair, and bounds of its mean."""
+        x, n = self.scores, self.scores.shape[1]
+        pairs = upper(stats.kappa_matrix(best_of(x, k)))
+        if self.n_units is not None:
+            of_best = self.bounds(lambda y: stats.kappa_matrix(best_of(y, k)), rng, n_boot, ranked=False)
+            return pairs, of_best[0]
+        draws, value = rng.integers(0, n, (n_boot, n)), float(pairs.mean())
+        anew = upper(stats.kappa_matrix(best_of(x[:, draws].swapaxes(0, 1), k))).mean(axis=-1)
+        # A resample without any chosen head has no kappa: those pairs are left out of its mean.
+        kept = upper(stats.kappa_matrix(best_of(x, k)[:, draws].swapaxes(0, 1)))
+        count, total = np.isfinite(kept).sum(axis=-1), np.nansum(kept, axis=-1)
+        kept = np.divide(total, count, out=np.full(n_boot, np.nan), where=count > 0)
+        return pairs, stats.outermost(percentile_bounds(value, anew), percentile_bounds(value, kept))
 
     def _averaged(self, weights: Float64[np.ndarray, "rows n_units"]) -> Float64[np.ndarray, "rows m n"]:
         """Scores from weighted means over the units; those without a score per prompt as they are."""
@@ -191,6 +190,14 @@ class Methods:
             if name in self.tables:
                 averaged[:, place] = self.orient(name, weights @ self.tables[name])
         return averaged
+
+
+def best_of(scores: Float64[np.ndarray, "*rows m n"], k: int) -> Bool[np.ndarray, "*rows m n"]:
+    """The k best heads of each method, ties to the lower index, as `top_members` takes them."""
+    chosen = np.zeros(scores.shape, dtype=np.bool_)
+    order = np.argsort(-scores, axis=-1, kind="stable")
+    np.put_along_axis(chosen, order[..., :k], True, axis=-1)
+    return chosen
 
 
 def upper(matrix: Float64[np.ndarray, "*batch m m"]) -> Float64[np.ndarray, "*batch pairs"]:

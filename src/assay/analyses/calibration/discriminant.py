@@ -13,10 +13,10 @@ from jaxtyping import Bool, Float64, Shaped
 from assay import stats
 from assay.analyses.calibration.gate import Found, Heads, Quantity, Undetermined, gate, named
 from assay.analyses.calibration.samples import SEED, cautious_alpha, gate_stream, sample
-from assay.core.errors import InputError, ShapeError, check_least, unknown_name
-from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
+from assay.core.errors import InputError, check_name
+from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
 from assay.page.blocks import Cell, Table, heat_map
-from assay.page.text import Text, number
+from assay.page.text import number
 
 
 TIMES = 3.0  # an own effect of so many times the mean effect on other tasks passes
@@ -36,10 +36,9 @@ def _finding(verdict: Verdict, heads: Heads) -> str:
         return ""
     told = f"The heads matter {number(ratio)} times as much for {own} as for the others; a pass requires 3."
     others = [name for name, part in verdict.sub_results.items() if part.status == "fail" and name != own]
-    if not others:
-        return told
     either = " either" if verdict.status == "fail" else ""
-    return f"{told} Not specific{either}: the circuit{'s' * (len(others) > 1)} of {named(others)}."
+    also = f" Not specific{either}: the circuit{'s' * (len(others) > 1)} of {named(others)}."
+    return told + also if others else told
 
 
 def _heat(details: Mapping[str, Any]) -> Table | None:
@@ -50,29 +49,24 @@ def _heat(details: Mapping[str, Any]) -> Table | None:
     names = [str(task) for task in details["tasks"]][:12]
     shares = np.abs(matrix) / (float(np.nanmax(np.abs(matrix))) or 1.0)
 
-    def cell(row: int, column: int) -> Cell:
-        value, apart, deep = matrix[row, column], z[row, column], shares[row, column] > 0.7
-        beside = f"; {number(apart, 1)} standard deviations from as many random heads" * math.isfinite(apart)
-        return Cell(
-            text=number(value),
-            ink=round(6 + 74 * shares[row, column]),
-            style=("minus" if value < 0 else "plus") + " deep" * bool(deep) + " found" * (row == column),
-            title=f"circuit of {names[row]}, effect on {names[column]}: {number(value)}{beside}",
-        )
+    def cell(i: int, j: int) -> Cell:
+        value, share = number(matrix[i, j]), shares[i, j]
+        apart = f"; {number(z[i, j], 1)} standard deviations from as many random heads"
+        style = ("minus" if matrix[i, j] < 0 else "plus") + " deep" * bool(share > 0.7) + " found" * (i == j)
+        known = apart if math.isfinite(z[i, j]) else ""
+        title = f"circuit of {names[i]}, effect on {names[j]}: {value}{known}"
+        return Cell(text=value, ink=round(6 + 74 * share), style=style, title=title)
 
-    rows: list[list[Cell | Text]] = [
-        [name, *(cell(row, column) for column in range(len(names)))] for row, name in enumerate(names)
-    ]
+    places = range(len(names))
+    rows: list[list[Any]] = [[names[i], *(cell(i, j) for j in places)] for i in places]
     title, corner = "Mean effect of each circuit on each task", "circuit \\ task"
-    table = heat_map(title, corner=corner, names=names, rows=rows, style="effects")
     note = "Outlined: a circuit on its own task, which should be far larger than the rest of its row."
+    table = heat_map(title, corner=corner, names=names, rows=rows, style="effects")
     return replace(table, note=note, left=len(matrix) - len(names))
 
 
 @gate(
-    key="discriminant-validity",
     code="C17",
-    name="Discriminant validity",
     criterion="M3 Baseline separation",
     question="Do the heads of a circuit matter more for their own task than for others?",
     on_pass="the heads matter for their task more than for others",
@@ -127,96 +121,70 @@ def discriminant_validity(
         `not_applicable` below two tasks with a circuit, or where `own` has none.
 
     Raises:
-        InputError: If `own` is missing, or the tasks of `effects` and `circuits` differ.
+        InputError: If `own` is missing.
+        KeyError: If a task has no circuit, or no gaps.
         UnknownNameError: If `own` is not one of the tasks.
     """
-    check_least(1, n_boot=n_boot)
-    for what, given in (("circuits", circuits), ("gaps", effects if gaps is None else gaps)):
-        if not set(effects) <= set(given):
-            raise InputError(
-                f"effects is of {sorted(effects)}, {what} of {sorted(given)}; give the same tasks"
-            )
-    for what, told in (("task of unit_id", unit_id or ()), ("own task", () if own is None else (own,))):
-        for name in set(told) - set(effects):
-            raise unknown_name(what, name, effects)
-    skipped = [name for name in effects if not circuits[name].any()]
-    names = [name for name in effects if name not in skipped]
-    if own is None and len(names) > 1:
+    for name in unit_id or ():
+        check_name("task of unit_id", name, effects)
+    names = [name for name in effects if circuits[name].any()]
+    skipped = [name for name in effects if name not in names]
+    if own is not None:
+        check_name("own task", own, effects)
+    elif len(names) > 1:
         raise InputError(f"own= is missing; name the task whose circuit is judged, one of {sorted(effects)}")
     tables = {name: np.asarray(effects[name], dtype=np.float64) for name in names}
-    shapes = {name: (table.shape, circuits[name].shape) for name, table in tables.items()}
-    if len({shape[1:] for each in shapes.values() for shape in (each[0], (0, *each[1]))}) > 1:
-        raise ShapeError(f"effects, circuits have shapes {shapes}; expected [prompts, H] and [H], the same H")
-    scored = [np.isfinite(table).any(axis=0) for table in tables.values() if len(table)]
-    heads = np.all(scored, axis=0) if scored else np.True_
-    kept, members = {}, {}
+    heads = np.all([np.isfinite(each).any(axis=0) | (not len(each)) for each in tables.values()], axis=0)
+    flags = np.array([circuits[name][heads] for name in names])
+    kept = []
     for name, table in tables.items():
-        members[name] = circuits[name] & heads
-        usable = table[:, np.broadcast_to(heads, table.shape[1:])]
         gap = np.ones(len(table)) if gaps is None else gaps[name]
-        kept[name] = sample((unit_id or {}).get(name), effects=usable, gaps=gap)
-    found = Found(
-        thresholds={"ratio": TIMES},
-        details={"own": own, "skipped": skipped, "n_prompts": {name: each.n for name, each in kept.items()}},
-    )
-    found.warn("empty_circuit", bool(skipped))
-    found.warn("missing_heads", not heads.all())
-    found.warn("prompts_dropped", any(each.n_dropped for each in kept.values()))
-    sizes = [each.n for each in kept.values()]
+        kept.append(sample((unit_id or {}).get(name), effects=table[:, heads], gaps=gap))
+    sizes = [each.n for each in kept]
+    about = {"own": own, "skipped": skipped, "n_prompts": dict(zip(names, sizes, strict=True))}
+    found = Found(thresholds={"ratio": TIMES}, details=about)
+    found.warn(empty_circuit=bool(skipped), missing_heads=not heads.all())
+    found.warn(prompts_dropped=any(each.n_dropped for each in kept))
     if len(names) < 2 or own not in names:
         raise Undetermined("not_applicable", found)
-    if min(sizes) < 3:
-        raise Undetermined("too_few" if all(sizes) else "no_valid_prompt", found)
-    if not all(abs(each.vectors[1].mean()) >= _TINY for each in kept.values()):
-        raise Undetermined("zero_denominator", found)
-    if not all(flags.any() for flags in members.values()):
-        raise Undetermined("missing_heads", found)
-    flags = np.stack([each[np.broadcast_to(heads, each.shape)] for each in members.values()])
+    found.stop_if(min(sizes) < 3, "too_few" if all(sizes) else "no_valid_prompt")
+    found.stop_if(not all(abs(each.vectors[1].mean()) >= _TINY for each in kept), "zero_denominator")
+    found.stop_if(not flags.any(axis=1).all(), "missing_heads")
     # The stream is not by name: relabelled tasks keep their draws.
     rng, drawn = gate_stream("C17", seed=seed), []
-    for each in kept.values():
+    for each in kept:
         counts = np.concatenate([np.ones((1, each.n)), stats.draw_counts(each.n, n_boot, rng)])
         drawn.append(stats.resampled_ratios(_means(each.vectors[0], flags), each.vectors[1], counts))
     values, errors = (np.stack(parts, axis=2) for parts in zip(*drawn, strict=True))
-    matrix = values[0]
-    overlap, shared, left = _shared(flags, names)
-    concerned = {name for pair in shared for name in pair}
-    sums = [(_means(each.vectors[0], left).sum(axis=0), each.vectors[1].sum()) for each in kept.values()]
-    alone = np.stack([effect / gap for effect, gap in sums], axis=1)
-    found.warn("identical_circuits", bool((overlap[np.triu_indices(len(names), k=1)] == 1).any()))
-    found.warn("shared_heads", bool(shared))
-    parts = {}
+    both, k = flags.astype(np.float64) @ flags.T, flags.sum(axis=1)[:, None]
+    overlap, left = both / (k + k.T - both), flags.copy()
+    # Of circuits that share many heads, an effect on each other is not surprising.
+    shared = [pair for pair in itertools.combinations(range(len(names)), 2) if overlap[pair] > 0.3]
+    for a, b in shared:
+        left[[a, b]] &= ~(flags[a] & flags[b])
+    without = [_means(each.vectors[0], left).sum(axis=0) / each.vectors[1].sum() for each in kept]
+    same, alone = overlap[np.triu_indices(len(names), k=1)] == 1, np.stack(without, axis=1)
+    found.warn(identical_circuits=same.any(), shared_heads=bool(shared))
     for i, name in enumerate(names):
-        part = _specific(values, errors, sizes, i)
-        without = name in concerned and left[i].any()
-        part.values["ratio_without_shared"] = _ratio(alone, i) if without else None
-        part.warn("shared_heads", name in concerned)
-        parts[name] = _VALUE.judge(part)
+        part, sharing = _specific(values, errors, sizes, i), any(i in pair for pair in shared)
+        part.values["ratio_without_shared"] = _ratio(alone, i) if sharing and left[i].any() else None
+        part.warn(shared_heads=sharing)
+        found.parts = {**found.parts, name: _VALUE.judge(part)}
     # Exact mean and spread of the mean effect on a task of as many random heads as each circuit has.
-    k, n_heads = flags.sum(axis=1)[:, None], flags.shape[1]
-    single = [each.vectors[0].sum(axis=0) / each.vectors[1].sum() for each in kept.values()]
+    matrix, n_heads = values[0], flags.shape[1]
+    single = [each.vectors[0].sum(axis=0) / each.vectors[1].sum() for each in kept]
     mean = np.tile([effect.mean() for effect in single], (len(names), 1))
     sd = np.sqrt([effect.var() for effect in single] / k * (n_heads - k) / max(n_heads - 1, 1))
     z = np.divide(matrix - mean, sd, out=np.full(matrix.shape, np.nan), where=sd > 0)
     np.fill_diagonal(z, np.nan)
-    found.details |= {
-        "tasks": tuple(names),
-        "matrix": matrix,
-        "random_mean": mean,
-        "random_sd": sd,
-        "z": z,
-        "jaccard": overlap,
-        "shared_heads": [list(pair) for pair in shared],
-    }
-    judged, measured = parts[own], z[np.isfinite(z)]
-    published = float(np.mean([part.values["ratio_published"] for part in parts.values()]))
-    found.values = {
-        **{name: judged.values[name] for name in ("value", "ratio", "own_effect", "off_mean")},
-        "mean_ratio_published": published,
-        "share_off_diagonal_like_random": float((np.abs(measured) < 2).mean()) if len(measured) else None,
-    }
-    found.parts, found.interval = parts, judged.interval
-    found.published = Rule(pass_at=TIMES).published(published)
+    found.details |= {"tasks": tuple(names), "matrix": matrix, "random_mean": mean, "random_sd": sd, "z": z}
+    found.details |= {"jaccard": overlap, "shared_heads": [[names[a], names[b]] for a, b in shared]}
+    judged, like_random = found.parts[own], np.abs(z[np.isfinite(z)]) < 2
+    published = float(np.mean([part.values["ratio_published"] for part in found.parts.values()]))
+    found.values = {name: judged.values[name] for name in ("value", "ratio", "own_effect", "off_mean")}
+    found.values["mean_ratio_published"] = published
+    found.values["share_off_diagonal_like_random"] = float(like_random.mean()) if len(like_random) else None
+    found.interval, found.published = judged.interval, Rule(pass_at=TIMES).published(published)
     found.status, found.reason, found.n_needed = judged.status, judged.reason, judged.n_needed
     return found
 
@@ -237,34 +205,23 @@ def _ratio(matrix: Float64[np.ndarray, "T T"], i: int) -> float:
 
 def _specific(values: Matrix, errors: Matrix, sizes: list[int], i: int) -> Found:
     """Whether E - 3 |m| of one circuit is above 0: both E - 3 m and E + 3 m."""
-    matrix, n, n_tasks = values[0], min(sizes), len(sizes)
-    effect, others = float(matrix[i, i]), np.delete(matrix[i], i)
-    off = float((matrix[i].sum() - effect) / (n_tasks - 1))
+    x, error, n, n_tasks = values[:, i], errors[:, i], min(sizes), len(sizes)
+    row = x[0]
+    effect, others = float(row[i]), np.delete(row, i)
+    off, ratio = float((row.sum() - effect) / (n_tasks - 1)), _ratio(values[0], i)
     published = effect / (abs(off) + _TINY)
-    combinations = np.full((2, n_tasks), TIMES / (n_tasks - 1)) * np.array([[-1.0], [1.0]])
-    combinations[:, i] = 1.0
-    point, alpha = min(float(matrix[i] @ each) for each in combinations), cautious_alpha(n, 40)
-    lows, highs = (
-        [_bounds(values[:, i], errors[:, i], sizes, each, level) for each in combinations]
-        for level in (1 - 2 * alpha, 1 - alpha)
-    )
+    weights = np.full((2, n_tasks), TIMES / (n_tasks - 1)) * np.array([[-1.0], [1.0]])
+    weights[:, i] = 1.0
+    point, alpha = min(float(row @ each) for each in weights), cautious_alpha(n, 40)
+    lows, highs = ([_bounds(x, error, sizes, w, at) for w in weights] for at in (1 - 2 * alpha, 1 - alpha))
     low, high = min(each.low for each in lows), min(each.high for each in highs)
-    found = Found(
-        values={
-            "value": point,
-            "ratio": _ratio(matrix, i),
-            "own_effect": effect,
-            "off_mean": off,
-            "ratio_published": published,
-            "ratio_mean_abs": effect / float(np.abs(others).mean()) if others.any() else None,
-        },
-        interval=Interval(low=low, high=high, level=ONE_SIDED_95, method="bootstrap-t"),
-        n=n,
-        published=Rule(pass_at=TIMES).published(published),
-        reason="no_own_effect" if effect <= 0 else None,
-        thresholds={"ratio": TIMES},
-    )
-    found.warn("ratio_capped", abs(found.values["ratio"] or 0.0) == CAP)
+    found = Found(n=n, published=Rule(pass_at=TIMES).published(published), thresholds={"ratio": TIMES})
+    found.interval = Interval(low=low, high=high, level=ONE_SIDED_95, method="bootstrap-t")
+    found.reason = "no_own_effect" if effect <= 0 else None
+    found.values = {"value": point, "ratio": ratio, "own_effect": effect, "off_mean": off}
+    mean_abs = effect / float(np.abs(others).mean()) if others.any() else None
+    found.values |= {"ratio_published": published, "ratio_mean_abs": mean_abs}
+    found.warn(ratio_capped=abs(ratio) == CAP)
     defined = all(each.defined for each in (*lows, *highs))
     if all(each.reason == "degenerate" for each in lows):
         # Nothing varies between prompts: the limit itself does not pass, as in the published rule.
@@ -281,8 +238,7 @@ def _specific(values: Matrix, errors: Matrix, sizes: list[int], i: int) -> Found
 def _bounds(values: Row, errors: Row, sizes: list[int], weights: Any, level: float) -> Interval:
     """The outermost of Student's and bootstrap-t ends of a weighted sum over tasks."""
     point, parts = float(values[0] @ weights), (weights * errors[0]) ** 2
-    error = math.sqrt(parts.sum())
-    spread = np.sqrt(errors[1:] ** 2 @ weights**2)
+    error, spread = math.sqrt(parts.sum()), np.sqrt(errors[1:] ** 2 @ weights**2)
     found = stats.studentized_interval(point, error, values[1:] @ weights, spread, level=level)
     if error == 0:
         return found
@@ -291,16 +247,3 @@ def _bounds(values: Row, errors: Row, sizes: list[int], weights: Any, level: flo
     reach = float(scipy.stats.t.ppf((1 + level) / 2, freedom)) * error
     student = Interval(low=point - reach, high=point + reach, level=level, method="student")
     return stats.outermost(found, student)
-
-
-def _shared(flags: Flags, names: list[str]) -> tuple[np.ndarray, list[tuple[str, str]], Flags]:
-    """Jaccard of each pair, pairs that share many heads, circuits without the heads shared by such pairs."""
-    both = flags.astype(np.float64) @ flags.T
-    sizes = flags.sum(axis=1)
-    overlap = both / (sizes[:, None] + sizes[None] - both)
-    left, pairs = flags.copy(), []
-    for a, b in itertools.combinations(range(len(flags)), 2):
-        if overlap[a, b] > 0.3:  # an effect on each other is not surprising then
-            pairs.append((names[a], names[b]))
-            left[[a, b]] &= ~(flags[a] & flags[b])
-    return overlap, pairs, left

@@ -9,14 +9,14 @@ import numpy as np
 import scipy
 from jaxtyping import Bool, Float64, Shaped
 
-from assay.analyses.calibration.gate import Found, Heads, Quantity, Undetermined, gate
+from assay.analyses.calibration.gate import Found, Heads, Quantity, gate
 from assay.analyses.calibration.samples import SEED, cautious_alpha, gate_stream, halves, sample, scored_heads
-from assay.core.errors import InputError, ShapeError, check_least
-from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
+from assay.core.errors import InputError, ShapeError
+from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
 from assay.discovery.heads.weights import EffectiveRank, effective_rank
 from assay.stats import auroc, draw_counts
-from assay.stats._checks import EQUAL
-from assay.stats.skewed_mean import FEWEST_FOR_MEANS, mean_above
+from assay.stats.estimate import EQUAL
+from assay.stats.intervals import FEWEST_FOR_MEANS, mean_above
 
 
 NO_EFFECT = 1e-8  # mean magnitude below which the other heads give no scale
@@ -27,13 +27,7 @@ Sizes = Float64[np.ndarray, " n"]
 Flags = Bool[np.ndarray, " n"]
 Rng = np.random.Generator
 
-_RATIO = Quantity(
-    label="attribution inside over outside the circuit",
-    rule=Rule(pass_at=2.0),
-    fewest=FEWEST,
-    ratio=True,
-    least=0.0,
-)
+_RATIO = Quantity(label="attribution inside over outside the circuit", rule=Rule(pass_at=2.0), fewest=FEWEST)
 
 
 def moments(values: Float64[np.ndarray, "P H"]) -> dict[str, Float64[np.ndarray, " H"]]:
@@ -58,13 +52,8 @@ def moments(values: Float64[np.ndarray, "P H"]) -> dict[str, Float64[np.ndarray,
     standard = deviation / np.where(flat, 1.0, spread)
     skewness = (standard**3).sum(axis=0) * n / ((n - 1) * (n - 2)) if n > 2 else np.zeros(len(mean))
     kurtosis = (standard**4).mean(axis=0) - 3 if n > 3 else np.zeros(len(mean))
-    return {
-        "mean": mean,
-        "variance": variance,
-        "skewness": np.where(flat, 0.0, skewness),
-        "kurtosis": np.where(flat, 0.0, kurtosis),
-        "sparsity": (np.abs(values) < 0.01).mean(axis=0),
-    }
+    found = {"mean": mean, "variance": variance, "sparsity": (np.abs(values) < 0.01).mean(axis=0)}
+    return found | {"skewness": np.where(flat, 0.0, skewness), "kurtosis": np.where(flat, 0.0, kurtosis)}
 
 
 def _ratio(size: Sizes, inside: Flags, outside: Flags) -> float | None:
@@ -74,22 +63,14 @@ def _ratio(size: Sizes, inside: Flags, outside: Flags) -> float | None:
 
 
 def _area(verdict: Verdict, heads: Heads) -> Iterator[dict[str, Any]]:
-    yield {
-        "name": "members rank above the other heads in direct effect",
-        "test_key": "S1/auroc",
-        "p": verdict.values.get("auroc_p"),
-        "p_kind": "permutation",
-        "passed": verdict.status == "pass",
-        "value": verdict.values.get("auroc"),
-        "baseline": 0.5,
-        "n": verdict.details.get("n"),
-    }
+    values, claim = verdict.values, "members rank above the other heads in direct effect"
+    test = {"test_key": "S1/auroc", "p": values.get("auroc_p"), "p_kind": "permutation"}
+    numbers = {"value": values.get("auroc"), "baseline": 0.5, "n": verdict.details.get("n")}
+    yield {"name": claim, "passed": verdict.status == "pass", **test, **numbers}
 
 
 @gate(
-    key="distributional-characterization",
     code="S1",
-    name="Distributional characterization",
     criterion="S1 Distributional Characterization",
     question="Do the circuit's heads stand out in direct effect?",
     on_pass="members stand out in direct effect",
@@ -136,59 +117,44 @@ def distributional_characterization(
     Notes:
         The lower bound exists, and may pass, where the others' effect cannot be distinguished from 0.
     """
-    check_least(1, n_boot=n_boot, n_perm=n_perm)
-    table = np.asarray(attributions, dtype=np.float64)
-    if table.ndim != 2 or table.shape[1] != len(members):
-        raise ShapeError(f"attributions has shape {table.shape}; [prompts, {len(members)} heads] is needed")
+    table, k = np.asarray(attributions, dtype=np.float64), len(members)
+    if table.ndim != 2 or table.shape[1] != k:
+        raise ShapeError(f"attributions has shape {table.shape}; [prompts, {k} heads] is needed")
     if outputs is not None and (outputs.ndim != 3 or outputs.shape[:2] != table.shape):
-        raise ShapeError(
-            f"outputs has shape {outputs.shape}; [{table.shape[0]}, {table.shape[1]}, d_head] is needed"
-        )
-    if n_heads is not None and (n_heads < 1 or len(members) % n_heads):
-        raise InputError(f"n_heads is {n_heads}; expected heads per layer, of {len(members)} in total")
-    heads = scored_heads(table) if len(table) else np.ones(len(members), dtype=np.bool_)
-    kept = sample(unit_id, table=table[:, heads])
-    inside = members[heads]
+        raise ShapeError(f"outputs has shape {outputs.shape}; [{len(table)}, {k}, d_head] is needed")
+    if n_heads is not None and (n_heads < 1 or k % n_heads):
+        raise InputError(f"n_heads is {n_heads}; expected heads per layer, of {k} in total")
+    heads = scored_heads(table) if len(table) else np.ones(k, dtype=np.bool_)
+    kept, inside = sample(unit_id, table=table[:, heads]), members[heads]
     found = Found(n=kept.n)
-    found.warn("missing_heads", not heads.all())
+    found.warn(missing_heads=not heads.all())
     found.warnings += kept.warnings
-    if not kept.n:
-        raise Undetermined("no_valid_prompt", found)
-    if inside.all() or not inside.any():
-        raise Undetermined("no_others" if inside.any() else "no_members", found)
-    if reason := kept.missing():
-        raise Undetermined(reason, found)
+    found.stop_if(not kept.n, "no_valid_prompt")
+    found.stop_if(inside.all() or not inside.any(), "no_others" if inside.any() else "no_members")
+    found.stop_if(kept.missing())
     units, used = kept.vectors[0], table[kept.used][:, heads]
-    size = np.abs(units.mean(axis=0))
-    rng = gate_stream("S1", task, seed=seed)
+    size, rng = np.abs(units.mean(axis=0)), gate_stream("S1", task, seed=seed)
     means = draw_counts(kept.n, n_boot, rng) @ units / kept.n
     layer = np.flatnonzero(heads) // (n_heads or len(heads))
     near = np.isin(layer, layer[inside]) & (n_heads is not None)
-    area = auroc(size, inside).value
-    found.values = {
-        "value": _ratio(size, inside, ~inside),
-        "ratio_mean_of_abs": _ratio(np.abs(used).mean(axis=0), inside, ~inside),
-        "ratio_layer_matched": _ratio(size, inside, near & ~inside),
-        "circuit_mean_variance": float(used[:, inside].var(axis=0, ddof=1).mean()),
-        "others_mean_variance": float(used[:, ~inside].var(axis=0, ddof=1).mean()),
-        "auroc": area,
-        "auroc_p": _permuted(size, inside, rng, n_perm),
-    }
-    low, high = np.quantile(means, [0.025, 0.975], axis=0)
-    spread = {**moments(used), "mean_low": low, "mean_high": high}
+    spread = moments(used)
+    found.values = {"value": _ratio(size, inside, ~inside), "auroc": auroc(size, inside).value}
+    found.values["ratio_mean_of_abs"] = _ratio(np.abs(used).mean(axis=0), inside, ~inside)
+    found.values["ratio_layer_matched"] = _ratio(size, inside, near & ~inside)
+    for name, side in (("circuit", inside), ("others", ~inside)):
+        found.values[f"{name}_mean_variance"] = float(spread["variance"][side].mean())
+    found.values["auroc_p"] = _permuted(size, inside, rng, n_perm)
+    spread |= dict(zip(("mean_low", "mean_high"), np.quantile(means, [0.025, 0.975], axis=0), strict=True))
     if outputs is not None:
-        matrices = outputs[kept.used][:, heads].swapaxes(0, 1)
-        spread["effective_rank"] = effective_rank(
-            np.linalg.svd(matrices, compute_uv=False), EffectiveRank.SINGULAR_VALUES
-        )
-    per_head = {name: np.full(len(heads), np.nan) for name in spread}
+        singular = np.linalg.svd(outputs[kept.used][:, heads].swapaxes(0, 1), compute_uv=False)
+        spread["effective_rank"] = effective_rank(singular, EffectiveRank.SINGULAR_VALUES)
+    per_head = {name: np.full(k, np.nan) for name in spread}
     for name, column in spread.items():
         per_head[name][heads] = column
     found.details = {"n": kept.n, "n_dropped": kept.n_dropped, "per_head": per_head}
-    if found.values["value"] is None:
-        raise Undetermined("zero_denominator", found)
+    found.stop_if(found.values["value"] is None, "zero_denominator")
     found.interval = _bounds(units, inside, rng)
-    found.warn("zero_variance", found.interval.reason == "degenerate")
+    found.warn(zero_variance=found.interval.reason == "degenerate")
     return found
 
 
@@ -228,11 +194,9 @@ def _bounds(units: Float64[np.ndarray, "P n"], inside: Flags, rng: Rng) -> Inter
     high = _last(lambda t: not proven(-1.0, t), most)
     first, second = halves(n, 50, rng) @ units
     crossed = (np.sign(first) * second + np.sign(second) * first).mean(axis=0) / 2
-    kept = [
-        float(np.clip(crossed[side].mean() / column.mean(), 1 / MOST, 1.0))
-        for side, column in ((inside, above), (~inside, below))
-    ]
-    return Interval(low=low * kept[0], high=high / kept[1], level=ONE_SIDED_95, method="hall")
+    kept = (crossed[inside].mean() / above.mean(), crossed[~inside].mean() / below.mean())
+    less, more = (float(np.clip(share, 1 / MOST, 1.0)) for share in kept)
+    return Interval(low=low * less, high=high / more, level=ONE_SIDED_95, method="hall")
 
 
 def _last(holds: Callable[[float], bool], most: float) -> float:

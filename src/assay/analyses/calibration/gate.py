@@ -15,15 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from assay.core.errors import InputError, unknown_name
+from assay.core.errors import InputError, check_least, unknown_name
+from assay.core.measurement import Interval, Rule, Verdict
 from assay.core.record import BRIEF, Record
 from assay.core.registry import Registry
-from assay.core.verdict import Interval, Rule, Verdict
 from assay.page.text import listed
 
 
 _MODERATE = "Between the limit of a fail and the limit of a pass: use the number with care."
 _SIZES = ("circuit_size", "n_heads")
+_COUNTS = ("n_boot", "n_perm", "n_draws", "n_halves")  # options of gates, at least 1
 _WORST_FIRST = ("fail", "inconclusive", "moderate", "pass", "none")
 
 Heads = Sequence[Sequence[int]]  # (layer, head) of the circuit's heads, in the order of their columns
@@ -65,10 +66,20 @@ class Found:
     details: dict[str, Any] = field(default_factory=dict)
     parts: Mapping[str, Verdict] = field(default_factory=dict)
 
-    def warn(self, code: str, applies: bool | np.bool_ = True) -> None:
-        """Add a code where it applies, once."""
-        if applies and code not in self.warnings:
-            self.warnings += (code,)
+    def warn(self, **codes: bool | np.bool_) -> None:
+        """Add the codes that apply, once."""
+        self.warnings += tuple(
+            code for code, applies in codes.items() if applies and code not in self.warnings
+        )
+
+    def stop_if(self, applies: bool | np.bool_ | str | None, reason: str = "") -> None:
+        """Stop where these data do not say.
+
+        Raises:
+            Undetermined: With the reason, where it applies; a reason may also come alone.
+        """
+        if applies:
+            raise Undetermined(reason or str(applies), self)
 
     def open(self, reason: str | None, n_needed: int | None = None) -> None:
         """Leave it without a verdict with confidence."""
@@ -119,9 +130,7 @@ class Judged(Record):
         sentence: What the decision means.
         because: Why there is no verdict.
         remedy: What would give one.
-        least, most: Ends of what the number can be; None without.
         unit: Distance from the first limit that counts as one.
-        ratio: Whether a logarithmic axis suits the number.
         part: Sub-result that the number belongs to, if it is not the verdict's own.
     """
 
@@ -136,10 +145,7 @@ class Judged(Record):
     sentence: str = field(default="", metadata=BRIEF)
     because: str = field(default="", metadata=BRIEF)
     remedy: str = field(default="", metadata=BRIEF)
-    least: float | None = None
-    most: float | None = None
     unit: float = 1.0
-    ratio: bool = False
     part: str = field(default="", metadata=BRIEF)
 
     @property
@@ -150,15 +156,6 @@ class Judged(Record):
         if self.reason == "not_applicable":
             return "not applicable"
         return "undefined" if self.value is None and self.reason else "inconclusive"
-
-    @property
-    def limits(self) -> tuple[float, ...]:
-        """Thresholds, that of a pass first; empty without a rule."""
-        return self.rule.limits if self.rule else ()
-
-    def side(self, value: float | None) -> str:
-        """Where a number lies by the rule; empty without either."""
-        return "" if value is None or self.rule is None else self.rule.side(value)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -173,8 +170,6 @@ class Quantity:
         published: Entry that the published rule judges; None where it judges something on another scale.
         published_rule: Default: `rule`.
         fewest: Examples below which a verdict is `too_few`; also those that are needed where bounds say so.
-        least, most: Ends of what the number can be; None without.
-        ratio: Whether the number is a ratio, better seen on a logarithmic axis.
         unit: Distance from a limit of 0 that is worth speaking of; None: the limit itself is the unit.
         qualified_by: Entry of `Verdict.details` that completes the label, e.g. a field that groups prompts.
     """
@@ -185,9 +180,6 @@ class Quantity:
     published: str | None = "value"
     published_rule: Rule | None = None
     fewest: int | None = None
-    least: float | None = None
-    most: float | None = None
-    ratio: bool = False
     unit: float | None = None
     qualified_by: str = ""
 
@@ -232,6 +224,7 @@ class Quantity:
 
         @functools.wraps(function)
         def judge(*arrays: Any, **options: Any) -> Verdict:
+            check_least(1, **{name: count for name, count in options.items() if name in _COUNTS})
             try:
                 found = function(*arrays, **options)
             except Undetermined as why:
@@ -256,10 +249,7 @@ class Quantity:
             status=verdict.status,
             published=verdict.published,
             reason=verdict.reason,
-            least=self.least,
-            most=self.most,
             unit=self.unit or abs((rule.pass_at if rule else 0.0) or 1.0),
-            ratio=self.ratio,
         )
 
     def _rule(self, thresholds: Mapping[str, float | None]) -> Rule | None:
@@ -313,10 +303,9 @@ class Gate:
         parts_share_reasons: Whether `reasons` speak of its parts, too.
         when_open: What settles an open verdict when the number of prompts that would is not known.
         counts: What more of would settle it when the number is known.
-        compares: What it compares in pairs, e.g. `methods`.
         sized: Whether it takes `circuit_size` and `n_heads` (of the model), and warns of an empty circuit and
             of one that holds every head.
-        finding: Where a verdict that is no pass points: a sentence on the pair, the part or the heads that
+        finding: Where a verdict that does not pass points: a sentence on the pair, the part or the heads that
             stand out, or nothing.
         tests: Fields of a `PooledResult` for M93: each p-value of a verdict, NaN where undefined, with the
             claim that it speaks for.
@@ -341,18 +330,18 @@ class Gate:
     few: str = ""
     reasons: Mapping[str, Explanation] = field(default_factory=dict)
     parts_share_reasons: bool = True
-    when_open: str = "More prompts narrow the interval."
+    when_open: str = "Measure more prompts."
     counts: str = "prompts"
-    compares: str = ""
     sized: bool = False
     finding: Callable[[Verdict, Heads], str] | None = None
     tests: Callable[[Verdict, Heads], Iterable[dict[str, Any]]] | None = None
     figure: Callable[[Mapping[str, Any]], Any] | None = None
 
     def __call__(self, *arrays: Any, **options: Any) -> Verdict:
-        size = {name: options.pop(name, None) for name in _SIZES if self.sized}
+        size, n_heads = (options.pop(name, None) if self.sized else None for name in _SIZES)
         verdict = self._number.judges(self.function)(*arrays, **options)
-        odd = circuit_flags(**size) if size else ()
+        flags = {"empty_circuit": size == 0, "trivial_circuit": bool(size) and size == n_heads}
+        odd = tuple(code for code, applies in flags.items() if applies)
         return self.worded(replace(verdict, warnings=(*odd, *verdict.warnings)))
 
     @property
@@ -375,7 +364,10 @@ class Gate:
         because, remedy = explained(verdict.reason, self._reasons)
         if judged.state == "inconclusive" and not verdict.reason:
             remedy = self.when_open
-        meaning = self._meaning(judged.state, verdict.details)
+        on_pass, on_fail = sentence(self.on_pass), sentence(self.on_fail)
+        meaning = {"pass": on_pass, "fail": on_fail, "moderate": _MODERATE}.get(
+            judged.state, f"If it passed: {on_pass} If it failed: {on_fail}"
+        )
         judged = replace(judged, sentence=meaning, because=because, remedy=remedy)
         return replace(verdict, judged=judged.to_dict(), sub_results=parts)
 
@@ -392,15 +384,6 @@ class Gate:
             verdict, judged=replace(number.of(verdict), because=because).to_dict(), sub_results=inner
         )
 
-    def _meaning(self, state: str, details: Mapping[str, Any]) -> str:
-        on_pass, on_fail = sentence(self.on_pass), sentence(self.on_fail)
-        meaning = {"pass": on_pass, "fail": on_fail, "moderate": _MODERATE}.get(
-            state, f"If it passed: {on_pass} If it failed: {on_fail}"
-        )
-        pairs = details.get("pairs") if self.compares else None
-        names = dict.fromkeys(method_name(name) for pair in pairs or () for name in str(pair).split("/"))
-        return f"{meaning} The {self.compares}: {named([*names])}." if names else meaning
-
     @property
     def options(self) -> frozenset[str]:
         """Names of what its function may be told beside its arrays."""
@@ -409,33 +392,25 @@ class Gate:
         return frozenset(own.union(_SIZES if self.sized else ()))
 
 
-def circuit_flags(circuit_size: int | None, n_heads: int | None) -> tuple[str, ...]:
-    """`empty_circuit` and `trivial_circuit` (every head), where the sizes are known."""
-    if circuit_size is None:
-        return ()
-    if circuit_size < 0 or (n_heads is not None and circuit_size > n_heads):
-        raise InputError(f"circuit_size is {circuit_size} of n_heads {n_heads}; expected 0 to n_heads")
-    return (
-        ("empty_circuit",) if circuit_size == 0 else ("trivial_circuit",) if circuit_size == n_heads else ()
-    )
-
-
 GATES: Registry[Gate] = Registry("gate", holds=Gate)
 
 
 def gate(
-    *, key: str, code: str, **facts: Any
+    *, code: str, key: str = "", **facts: Any
 ) -> Callable[[Callable[..., Found | Verdict]], Callable[..., Verdict]]:
     """Register the function below as a gate, and make it give verdicts.
 
-    It needs its positional arguments unless `facts` (fields of `Gate`) say more.
+    Its key is the name of the function with hyphens, its name the same with spaces, and it needs the
+    function's positional arguments, unless `key` or `facts` (fields of `Gate`) say otherwise.
     """
 
     def register(function: Callable[..., Found | Verdict]) -> Callable[..., Verdict]:
         parameters = inspect.signature(function).parameters.values()
         arrays = tuple(each.name for each in parameters if each.kind is each.POSITIONAL_OR_KEYWORD)
-        made = Gate(key=key, code=code, function=function, **{"needs": arrays, **facts})
-        GATES.add(key, made)
+        named = key or function.__name__.replace("_", "-")
+        usual = {"needs": arrays, "name": named.replace("-", " ").capitalize()}
+        made = Gate(key=named, code=code, function=function, **{**usual, **facts})
+        GATES.add(named, made)
 
         @functools.wraps(function)
         def judge(*arrays: Any, **options: Any) -> Verdict:
@@ -482,26 +457,23 @@ REASONS: Mapping[str, Explanation] = {
     "missing_heads": ("No head of one circuit is scored on every task.", "Measure the missing heads."),
     "no_own_effect": ("The heads do not help on their own task.", "Check the circuit there first."),
     "method_missing": (
-        "One of the compared ablations gave no usable run, and the others alone are not enough.",
-        "Add prompts that allow it; donors need two prompts of the same number of tokens.",
+        "Too few of the ablations gave a usable run.",
+        "Add prompts of the same length for donors.",
     ),
     "stricter_level": ("A pair exceeds the limit at 5 %, but not at its share of the 5 % of all pairs.", ""),
     "one_category": ("The set of best heads is empty or holds all.", "Give a circuit of some heads."),
     "identical_samples": ("The samples hold the same prompts.", "Draw them with different seeds."),
     "too_few_samples": ("Fewer than two samples gave a score.", "Give prompts for at least two samples."),
-    "pool_too_small": ("The pool is no larger than a sample.", "Measure a pool three times as large."),
-    "order_means_nothing": (
-        "Neighbours in the list of prompts are unrelated.",
-        "Name natural pairs, if any.",
-    ),
+    "pool_too_small": ("The pool is not larger than a sample.", "Measure a pool three times as large."),
+    "order_means_nothing": ("Neighbours in the list of prompts are unrelated.", "Name natural pairs."),
     "unreliable_scores": (
-        "The order of heads by one method differs between halves of the prompts: it is mostly noise.",
-        "Measure more prompts, or leave that method out.",
+        "The order of heads by one method is mostly noise.",
+        "Measure more, or leave it out.",
     ),
     "composes_less": ("The edges compose less than other pairs of heads, and a pass needs more.", ""),
     "near_zero": (
-        "The mean score may lie within 0.20 of 0, where scores agree whatever the ablation.",
-        "Choose a circuit that keeps more of the behaviour, or measure more prompts.",
+        "The mean score may lie within 0.20 of 0, where all agree.",
+        "Take a circuit that keeps more.",
     ),
     "same_set": ("The baseline selects the same heads as the circuit.", "Compare with another baseline."),
     "too_few_heads": ("A fail needs 5 heads inside and outside, a pass 15.", "Give a circuit with so many."),
@@ -583,8 +555,8 @@ def method_name(name: object) -> str:
 
 
 def claim_name(name: object) -> str:
-    """A claim with the names of the methods that it compares; the code of its gate stays."""
-    return _PAIR.sub(lambda found: " and ".join(map(method_name, found[0].split("/"))), str(name))
+    """A method, or a claim with the methods that it compares, by name; the code of its gate stays."""
+    return _PAIR.sub(lambda found: " and ".join(map(method_name, found[0].split("/"))), method_name(name))
 
 
 def head_name(at: int, heads: Sequence[Sequence[int]]) -> str:

@@ -2,26 +2,25 @@
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float64, Int64, Real, Shaped
+from jaxtyping import Float64, Real, Shaped
 
 from assay.analyses.calibration.gate import Found, Heads, Quantity, Undetermined, gate, named
 from assay.analyses.calibration.samples import SEED, gate_stream, inner_metric, sample, summed
-from assay.core.errors import check_least, check_name
-from assay.core.verdict import ONE_SIDED_95, Rule, Verdict
+from assay.core.errors import check_name
+from assay.core.measurement import ONE_SIDED_95, Rule, Verdict
 from assay.page.text import number
-from assay.stats import RatioOfSums, group_differences
-from assay.stats._checks import varies
-from assay.stats.anova import FEWEST_PER_GROUP
+from assay.stats import group_differences
+from assay.stats.estimate import varies
+from assay.stats.significance import FEWEST_PER_GROUP
 from assay.tasks import PairTask
 
 
 Labels = Shaped[np.ndarray, " n"]
 Row = Float64[np.ndarray, " _"]
-Rng = np.random.Generator
 
 # Fields that prompts are grouped by unless told otherwise, in this order; `KEY_id` stands in for KEY.
 GROUP_FIELDS = ("template", "type", "category", "class", "domain", "corruption")
@@ -32,14 +31,11 @@ SHARE_BETWEEN_GROUPS = Quantity(
     rule=Rule(pass_at=0.06, higher=False),  # of the population's eta squared
     published="eta_squared",
     published_rule=Rule(pass_at=0.01, fail_at=0.06, higher=False),
-    least=0.0,
-    most=1.0,
     qualified_by="groups_from",
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Grouping:
+class Grouping(NamedTuple):
     """Groups of prompts and where they come from.
 
     Attributes:
@@ -47,18 +43,18 @@ class Grouping:
         source: Metadata key, or `length` for thirds of token length.
     """
 
-    labels: Shaped[np.ndarray, " n"]
+    labels: Labels
     source: str
 
 
-def group_labels(*tasks: PairTask) -> dict[str, Shaped[np.ndarray, " n"]]:
+def group_labels(*tasks: PairTask) -> dict[str, Labels]:
     """Labels of the prompts of some tasks, by those of `GROUP_FIELDS` that all of the tasks have."""
-    names = {key: key if key in tasks[0].fields else f"{key}_id" for key in GROUP_FIELDS}
-    return {
-        key: np.array([str(value) for each in tasks for value in each.fields[name]])
-        for key, name in names.items()
-        if all(name in each.fields for each in tasks)
-    }
+    found = {}
+    for key in GROUP_FIELDS:
+        name = key if key in tasks[0].fields else f"{key}_id"
+        if all(name in each.fields for each in tasks):
+            found[key] = np.array([str(value) for each in tasks for value in each.fields[name]])
+    return found
 
 
 def choose_groups(metadata: Mapping[str, Labels], lengths: Any = None) -> Grouping | None:
@@ -71,33 +67,23 @@ def choose_groups(metadata: Mapping[str, Labels], lengths: Any = None) -> Groupi
     Returns:
         None where nothing has two groups of at least three prompts.
     """
-    for key in GROUP_FIELDS:
-        if key in metadata and _enough(metadata[key]):
-            return Grouping(labels=metadata[key], source=key)
+    groupings = [Grouping(metadata[key], key) for key in GROUP_FIELDS if key in metadata]
     if lengths is not None and len(lengths) >= 9:
-        cuts = np.quantile(lengths, (1 / 3, 2 / 3))
-        thirds = np.array(("short", "medium", "long"))[np.searchsorted(cuts, lengths, side="left")]
-        if _enough(thirds):
-            return Grouping(labels=thirds, source="length")
+        cuts = np.searchsorted(np.quantile(lengths, (1 / 3, 2 / 3)), lengths, side="left")
+        groupings.append(Grouping(np.array(("short", "medium", "long"))[cuts], "length"))
+    for each in groupings:
+        if (np.unique(each.labels, return_counts=True)[1] >= FEWEST_PER_GROUP).sum() > 1:
+            return each
     return None
-
-
-def _enough(labels: Shaped[np.ndarray, " n"]) -> bool:
-    return int((np.unique(labels, return_counts=True)[1] >= FEWEST_PER_GROUP).sum()) > 1
 
 
 def group_test(verdict: Verdict, heads: Heads = ()) -> Iterator[dict[str, Any]]:
     """Welch's test of C13, claimed where the gate fails: that is what a fail says."""
-    yield {
-        "name": "the score differs between groups of prompts",
-        "test_key": "C13/welch",
-        "p": verdict.values.get("welch_p"),
-        "p_kind": "F",
-        "passed": verdict.status == "fail",
-        "value": verdict.values.get("eta_squared"),
-        "baseline": verdict.values.get("expected_eta_squared"),
-        "n": verdict.details.get("n_prompts"),
-    }
+    values = verdict.values
+    claim = {"name": "the score differs between groups of prompts", "passed": verdict.status == "fail"}
+    numbers = {"value": values.get("eta_squared"), "baseline": values.get("expected_eta_squared")}
+    test = {"test_key": "C13/welch", "p": values.get("welch_p"), "p_kind": "F"}
+    yield {**claim, **test, **numbers, "n": verdict.details.get("n_prompts")}
 
 
 def _furthest(verdict: Verdict, heads: Heads) -> str:
@@ -106,15 +92,12 @@ def _furthest(verdict: Verdict, heads: Heads) -> str:
     if not pair:
         fields = verdict.details.get("fields")
         return f"Fields that repeat often enough to group by: {named(fields)}." if fields else ""
-    return (
-        f"Furthest apart: {named(pair)}, with scores {' and '.join(number(groups[name]) for name in pair)}."
-    )
+    scores = " and ".join(number(groups[name]) for name in pair)
+    return f"Furthest apart: {named(pair)}, with scores {scores}."
 
 
 @gate(
-    key="measurement-invariance",
     code="C13",
-    name="Measurement invariance",
     criterion="M2 Invariance",
     question="Does the score depend on the group of prompts that it is taken on?",
     on_pass="One number describes all groups of prompts.",
@@ -179,15 +162,13 @@ def measurement_invariance(
     References:
         Welch (1951); Steiger (2004), doi:10.1037/1082-989X.9.2.164; Brown and Forsythe (1974).
     """
-    check_least(1, n_boot=n_boot)
-    statistic = inner_metric(inner)
+    statistic, data = inner_metric(inner), sample(None, y_circuit=y_circuit, y_full=y_full)
     dependents: dict[str, Callable[[Any], Any]] = {
         "influence": statistic.linearised,
         "ratio": lambda table: statistic.of_sums(table.T, 1),
         "clean_logit_diff": lambda table: table[1],
     }
     check_name("dependent variable", dependent, dependents)
-    data = sample(None, y_circuit=y_circuit, y_full=y_full)
     found = data.found("C13.measurement_invariance", dependent=dependent)
     found.thresholds = {"published_pass": 0.01, "published_fail": 0.06}
     labelled = {} if groups is None else {"template": data.label(groups, "groups")}
@@ -195,128 +176,88 @@ def measurement_invariance(
     if grouping is None:
         raise Undetermined("not_applicable", found)
     found.details["groups_from"] = "given" if grouping.source == "template" else grouping.source
-    units = None if unit_id is None else data.label(unit_id, "unit_id")
-    cells = _Cells.of(statistic, data.table, grouping.labels, units)
-    value = float(statistic.of_sums(cells.table.sum(axis=1), cells.table.shape[1]))
-    if math.isnan(value):
-        raise Undetermined("zero_denominator", found)
-    found.warn("unstable_denominator", statistic.unstable(cells.table))
-    x = np.asarray(dependents[dependent](cells.table))
-    parts = [x[np.isfinite(x) & (cells.group == at)] for at in range(len(cells.names))]
+    table, (names, group) = data.table, np.unique(grouping.labels, return_inverse=True)
+    unit = np.arange(len(group))
+    if unit_id is not None:  # sums over the prompts of one unit in one group are what is independent
+        unit = np.unique(data.label(unit_id, "unit_id"), return_inverse=True)[1]
+        cells, cell = np.unique(unit * len(names) + group, return_inverse=True)
+        table, (unit, group) = summed(table.T, cell).T, np.divmod(cells, len(names))
+    crossed = len(unit) > len(np.unique(unit))
+    value = float(statistic.of_sums(table.sum(axis=1), table.shape[1]))
+    found.stop_if(math.isnan(value), "zero_denominator")
+    found.warn(unstable_denominator=statistic.unstable(table))
+    x = np.asarray(dependents[dependent](table))
+    parts = [x[np.isfinite(x) & (group == at)] for at in range(len(names))]
     compared = group_differences(parts)
     # At 94 % the two ends are 95 % bounds of skewed scores, too.
     bounds = group_differences(parts, level=0.94).eta_squared.interval
     if compared.eta_squared.reason is not None or bounds is None:
         raise Undetermined("not_applicable", found)
-    found.warn("zero_variance", not any(varies(x[cells.group == at]) for at in compared.used))
+    varied = any(varies(x[group == at]) for at in compared.used)
+    found.warn(zero_variance=not varied, units_cross_groups=crossed)
     found.interval, found.n = replace(bounds, level=ONE_SIDED_95), len(x)
     rng = gate_stream("C13", task, seed=seed)
-    if cells.crossed:
-        found.warn("units_cross_groups")
-        low, high = cells.eta_bounds(x, rng, n_boot)
+
+    def drawn() -> Float64[np.ndarray, "n_boot n"]:
+        """How often each cell is drawn where whole units are."""
+        n_units = int(unit.max()) + 1
+        return rng.multinomial(n_units, np.full(n_units, 1 / n_units), size=n_boot)[:, unit].astype(float)
+
+    if crossed:
+        low, high = _eta_bounds(x, np.eye(len(names))[group], drawn())
         low, high = min(found.interval.low, low), max(found.interval.high, high)
         found.interval = replace(found.interval, low=low, high=high, method=f"{bounds.method}+bootstrap")
-    scores = np.array([cells.score(at) for at in compared.used])
-    found.details |= {
-        "groups": {str(cells.names[at]): score for at, score in zip(compared.used, scores, strict=True)},
-        "sizes": list(compared.sizes),
-        "comparison": compared.to_dict(),
-        "largest_difference": cells.furthest(compared.used, scores, rng, n_boot),
-    }
-    found.values = {
-        "eta_squared": compared.eta_squared.value,
-        "omega_squared": compared.omega_squared.value,
-        "epsilon_squared": compared.epsilon_squared.value,
-        "expected_eta_squared": compared.expected_eta_squared,
-        "welch_f": compared.welch.statistic,
-        "welch_p": compared.welch.p_value,
-        "brown_forsythe_p": compared.brown_forsythe.p_value,
-        "kruskal_wallis_p": compared.kruskal_wallis.p_value,
-        "range": float(np.ptp(scores)),
-        inner: value,
-    }
+    used, tables = zip(*((str(names[at]), table[:, group == at]) for at in compared.used), strict=True)
+    scores = np.array([statistic.of_sums(each.sum(axis=1), each.shape[1]) for each in tables])
+    largest: dict[str, Any] = {"reason": "zero_denominator"}
+    if np.isfinite(scores).all():
+        # Units are drawn together where they lie in several groups, otherwise each group draws its own.
+        together, replicates = drawn() if crossed else np.empty(0), np.empty((n_boot, len(scores)))
+        for place, (at, each) in enumerate(zip(compared.used, tables, strict=True)):
+            n = each.shape[1]
+            counts = together[:, group == at] if crossed else rng.multinomial(n, np.full(n, 1 / n), n_boot)
+            replicates[:, place] = statistic.of_sums(counts @ each.T, n)
+        largest = _furthest_apart(used, scores, replicates)
+    found.details |= {"groups": dict(zip(used, scores, strict=True)), "sizes": list(compared.sizes)}
+    found.details |= {"comparison": compared.to_dict(), "largest_difference": largest}
+    for name in ("eta_squared", "omega_squared", "epsilon_squared"):
+        found.values[name] = getattr(compared, name).value
+    for name in ("welch", "brown_forsythe", "kruskal_wallis"):
+        found.values[f"{name}_p"] = getattr(compared, name).p_value
+    found.values |= {"expected_eta_squared": compared.expected_eta_squared, inner: value}
+    found.values |= {"welch_f": compared.welch.statistic, "range": float(np.ptp(scores))}
     if sum(compared.sizes) < FEWEST:
         found.open("too_few", FEWEST)
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Cells:
-    """Sums of the runs over the prompts of one unit in one group: what is taken for independent."""
+def _furthest_apart(names: Sequence[str], scores: Row, drawn: Any) -> dict[str, Any]:
+    """The two groups furthest apart, with a margin that holds for all pairs of groups at once.
 
-    statistic: RatioOfSums
-    table: Float64[np.ndarray, "2 n"]
-    group: Int64[np.ndarray, " n"]
-    unit: Int64[np.ndarray, " n"]
-    names: Shaped[np.ndarray, " G"]
-    crossed: bool = False
+    The margin is the 95 % quantile over resamples of the largest change of any difference.
+    """
+    one, other = np.triu_indices(len(scores), k=1)
+    change = np.abs((drawn - scores)[:, one] - (drawn - scores)[:, other]).max(axis=1)
+    change = change[np.isfinite(change)]
+    margin = float(np.quantile(change, 0.95)) if len(change) else math.nan
+    gaps = np.abs(scores[one] - scores[other])
+    worst = int(gaps.argmax())
+    gap, pair = float(gaps[worst]), [names[one[worst]], names[other[worst]]]
+    ends = {"low": max(gap - margin, 0.0), "high": gap + margin, "level": 0.95, "margin": margin}
+    return {"pair": pair, "difference": gap, **ends}
 
-    @classmethod
-    def of(cls, statistic: RatioOfSums, table: Any, labels: Any, unit_id: Any) -> "_Cells":
-        names, group = np.unique(labels, return_inverse=True)
-        if unit_id is None:
-            units = np.arange(len(group))
-            return cls(statistic=statistic, table=table, group=group, unit=units, names=names)
-        unit = np.unique(unit_id, return_inverse=True)[1]
-        pairs, cell = np.unique(unit * len(names) + group, return_inverse=True)
-        units, group = np.divmod(pairs, len(names))
-        sums, crossed = summed(table.T, cell).T, len(pairs) > len(np.unique(units))
-        return cls(statistic=statistic, table=sums, group=group, unit=units, names=names, crossed=crossed)
 
-    def score(self, group: int, counts: Any = None) -> Any:
-        """Ratio of sums in one group, of the sample or of each draw of its cells."""
-        part = self.table[:, self.group == group]
-        sums = part.sum(axis=1) if counts is None else counts @ part.T
-        return self.statistic.of_sums(sums, part.shape[1])
-
-    def drawn(self, rng: np.random.Generator, n_boot: int) -> Int64[np.ndarray, "n_boot n"]:
-        """How often each cell is drawn where whole units are."""
-        n_units = int(self.unit.max()) + 1
-        return rng.multinomial(n_units, np.full(n_units, 1 / n_units), size=n_boot)[:, self.unit]
-
-    def furthest(self, used: Sequence[int], scores: Row, rng: Rng, n_boot: int) -> dict[str, Any]:
-        """The two groups furthest apart, with a margin that holds for all pairs of groups at once.
-
-        The margin is the 95 % quantile over resamples of the largest change of any difference. Units are
-        drawn together where they lie in several groups, otherwise each group draws its own.
-        """
-        if not np.isfinite(scores).all():
-            return {"reason": "zero_denominator"}
-        together = self.drawn(rng, n_boot) if self.crossed else None
-        drawn = np.empty((n_boot, len(scores)))
-        for at, group in enumerate(used):
-            own = self.group == group
-            alone = np.full(own.sum(), 1 / own.sum())
-            counts = rng.multinomial(own.sum(), alone, size=n_boot) if together is None else together[:, own]
-            drawn[:, at] = self.score(group, counts)
-        one, other = np.triu_indices(len(scores), k=1)
-        change = np.abs((drawn - scores)[:, one] - (drawn - scores)[:, other]).max(axis=1)
-        change = change[np.isfinite(change)]
-        margin = float(np.quantile(change, 0.95)) if len(change) else math.nan
-        gaps = np.abs(scores[one] - scores[other])
-        worst = int(gaps.argmax())
-        return {
-            "pair": [str(self.names[used[side[worst]]]) for side in (one, other)],
-            "difference": float(gaps[worst]),
-            "low": max(float(gaps[worst]) - margin, 0.0),
-            "high": float(gaps[worst]) + margin,
-            "level": 0.95,
-            "margin": margin,
-        }
-
-    def eta_bounds(self, x: Row, rng: Rng, n_boot: int) -> tuple[float, float]:
-        """5 % and 95 % quantiles of eta squared over resamples of units, less its bias."""
-        weights = self.drawn(rng, n_boot).astype(float)
-        member = np.eye(len(self.names))[self.group]
-        size, sums = weights @ member, weights @ (member * x[:, None])
-        total, n = weights @ x, weights.sum(axis=1)
-        means = np.divide(sums, size, out=np.zeros_like(sums), where=size > 0)
-        between = (size * (means - (total / n)[:, None]) ** 2).sum(axis=1)
-        whole = (weights * (x[None] - (total / n)[:, None]) ** 2).sum(axis=1)
-        within = (whole - between) / np.maximum(n - size.shape[1], 1)
-        # Chance adds (G - 1) times the variance within to the sum of squares between, once when the sample
-        # was drawn and once when it was resampled.
-        chance = 2 * (size.shape[1] - 1) * within
-        shares = np.divide(between - chance, whole, out=np.zeros(n_boot), where=whole > 0)
-        low, high = np.quantile(np.maximum(shares, 0.0), (0.05, 0.95))
-        return float(low), float(high)
+def _eta_bounds(x: Row, member: Float64[np.ndarray, "n G"], weights: Float64[np.ndarray, "n_boot n"]) -> Any:
+    """5 % and 95 % quantiles of eta squared over resamples of units, less its bias."""
+    size, sums = weights @ member, weights @ (member * x[:, None])
+    n, total = weights.sum(axis=1), weights @ x
+    means = np.divide(sums, size, out=np.zeros_like(sums), where=size > 0)
+    between = (size * (means - (total / n)[:, None]) ** 2).sum(axis=1)
+    whole = (weights * (x[None] - (total / n)[:, None]) ** 2).sum(axis=1)
+    within = (whole - between) / np.maximum(n - size.shape[1], 1)
+    # Chance adds (G - 1) times the variance within to the sum of squares between, once when the sample was
+    # drawn and once when it was resampled.
+    chance = 2 * (size.shape[1] - 1) * within
+    shares = np.divide(between - chance, whole, out=np.zeros(len(weights)), where=whole > 0)
+    low, high = np.quantile(np.maximum(shares, 0.0), (0.05, 0.95))
+    return float(low), float(high)

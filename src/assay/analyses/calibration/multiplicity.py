@@ -8,18 +8,11 @@ import numpy as np
 import scipy
 from jaxtyping import Bool
 
+from assay import stats
 from assay.analyses.calibration.gate import Found, Heads, Quantity, claim_name, find_gate, gate, named
 from assay.analyses.calibration.samples import ALPHA
 from assay.core.errors import InputError, check_name
-from assay.core.verdict import JUDGED, Rule, Verdict
-from assay.stats import (
-    benjamini_hochberg,
-    benjamini_yekutieli,
-    bonferroni,
-    e_benjamini_hochberg,
-    holm,
-    true_discoveries,
-)
+from assay.core.measurement import JUDGED, Rule, Verdict
 
 
 _RULE = Rule(pass_at=0.5, open_ended=True)
@@ -29,8 +22,6 @@ _SHARE = Quantity(
     value="share_proven",
     rule=_RULE,
     published="published_value",
-    least=0.0,
-    most=1.0,
 )
 
 
@@ -157,72 +148,51 @@ def published_p_value(result: PooledResult) -> float | None:
     if difference == 0:
         return 1.0
     width = result.ci[1] - result.ci[0] if result.ci is not None else 0.0
-    error = (
-        width / 3.92
-        if width > 0
-        else max(abs(result.value), abs(result.baseline), 1e-8) / math.sqrt(result.n)
-    )
+    size = max(abs(result.value), abs(result.baseline), 1e-8)
+    error = width / 3.92 if width > 0 else size / math.sqrt(result.n)
     return 0.0 if error < 1e-15 else float(2 * scipy.special.ndtr(-difference / error))
 
 
 def _judge(pool: Sequence[PooledResult]) -> Found:
     """Both verdicts on one pool of results."""
-    stand_ins = [published_p_value(each) for each in pool]
-    known = np.array([each for each in stand_ins if each is not None])
-    nominal = int((known < ALPHA).sum())
-    surviving = int((benjamini_hochberg(known) <= ALPHA).sum()) if len(known) else 0
-    share = surviving / nominal if nominal else 0.0
+    known = np.array([q for each in pool if (q := published_p_value(each)) is not None])
     counted: dict[str, float | None] = {"published_m": float(len(known)), "published_value": None}
     if len(known):
-        counted |= {
-            "published_nominal": float(nominal),
-            "published_bh": float(surviving),
-            "published_bonferroni": float((bonferroni(known) <= ALPHA).sum()),
-            "published_value": share,
-        }
+        nominal = float((known < ALPHA).sum())
+        surviving = float((stats.benjamini_hochberg(known) <= ALPHA).sum())
+        counted |= {"published_nominal": nominal, "published_bh": surviving}
+        counted["published_bonferroni"] = float((stats.bonferroni(known) <= ALPHA).sum())
+        counted["published_value"] = surviving / nominal if nominal else 0.0
     first: dict[object, PooledResult] = {}  # report of each test
     with_p = [each for each in pool if each.tested_p is not None]
     for each in with_p:
         first.setdefault((each.task, each.test_key) if each.test_key else id(each), each)
     tested = list(first.values())
     p = np.array([each.tested_p for each in tested], dtype=np.float64)
-    found = Found(
-        thresholds={"alpha": ALPHA},
-        values={**counted, "m": float(len(p))},
-        details={"without_p": len(pool) - len(with_p), "duplicates": len(with_p) - len(tested)},
-        published=_RULE.published(share) if len(known) else "inconclusive",
-    )
+    share = counted["published_value"]
+    found = Found(thresholds={"alpha": ALPHA}, values={**counted, "m": float(len(p))})
+    found.details = {"without_p": len(pool) - len(with_p), "duplicates": len(with_p) - len(tested)}
+    found.published = "inconclusive" if share is None else _RULE.published(share)
     if not len(p) or (p == 1).all():
         return found.undefined("not_applicable")
-    adjusted = {
-        "bh": benjamini_hochberg(p),
-        "by": benjamini_yekutieli(p),
-        "holm": holm(p),
-        "bonferroni": bonferroni(p),
-        "e_bh": e_benjamini_hochberg(np.array([math.nan if each.e is None else each.e for each in tested])),
-    }
+    e_values = np.array([math.nan if each.e is None else each.e for each in tested])
+    adjusted = {"bh": stats.benjamini_hochberg(p), "by": stats.benjamini_yekutieli(p)}
+    adjusted |= {"holm": stats.holm(p), "bonferroni": stats.bonferroni(p)}
+    adjusted["e_bh"] = stats.e_benjamini_hochberg(e_values)
     claimed: Bool[np.ndarray, " m"] = np.array([bool(each.passed) for each in tested]) & (p < ALPHA)
     survivors = claimed & (adjusted["bh"] <= ALPHA)
     n_claimed, n_survivors = float(claimed.sum()), float(survivors.sum())
-    proven = true_discoveries(p, claimed, alpha=ALPHA) / n_claimed if n_claimed else None
-    found.values = {
-        "value": n_survivors / n_claimed if n_claimed else None,
-        "share_proven": proven,
-        "m": float(len(p)),
-        "n_nominal": float((p < ALPHA).sum()),
-        "n_claimed": n_claimed,
-        "n_survivors": n_survivors,
-        **{f"n_{name}": float((q <= ALPHA).sum()) for name, q in adjusted.items()},
-        **counted,
-    }
-    found.details |= {
-        "results": [
-            {"name": each.name, "task": each.task, "p": float(p[i]), "claimed": bool(claimed[i])}
-            | {name: float(q[i]) for name, q in adjusted.items()}
-            for i, each in enumerate(tested)
-        ],
-        "lost": [each.name for each, lost in zip(tested, claimed & ~survivors, strict=True) if lost],
-    }
+    proven = stats.true_discoveries(p, claimed, alpha=ALPHA) / n_claimed if n_claimed else None
+    value = n_survivors / n_claimed if n_claimed else None
+    found.values = {"value": value, "share_proven": proven, "m": float(len(p)), "n_survivors": n_survivors}
+    found.values |= {"n_nominal": float((p < ALPHA).sum()), "n_claimed": n_claimed, **counted}
+    found.values |= {f"n_{name}": float((q <= ALPHA).sum()) for name, q in adjusted.items()}
+    found.details["lost"] = [tested[i].name for i in np.flatnonzero(claimed & ~survivors)]
+    found.details["results"] = [
+        {"name": each.name, "task": each.task, "p": float(p[i]), "claimed": bool(claimed[i])}
+        | {name: float(q[i]) for name, q in adjusted.items()}
+        for i, each in enumerate(tested)
+    ]
     if proven is None:
         return found.undefined("not_applicable")
     found.status = "pass"
@@ -237,9 +207,7 @@ def _lost(verdict: Verdict, heads: Heads) -> str:
 
 
 @gate(
-    key="multiple-comparisons",
     code="M93",
-    name="Multiple comparisons",
     criterion="M5 Statistical Rigor",
     question="Do the claims survive that so many results were looked at?",
     on_pass="more than half of the claims are true, allowing for their number",

@@ -1,60 +1,38 @@
 """Calibrations as a page that knows no gate: both verdicts of each, its number as a picture, what to do."""
 
+import html
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from assay.analyses.calibration import plots
 from assay.analyses.calibration.battery import SCHEMA
-from assay.analyses.calibration.columns import JUDGES
 from assay.analyses.calibration.gate import GATES, REASONS, Judged, claim_name, head_name, sentence, warning
-from assay.analyses.calibration.plots import KINDS, judged_of
+from assay.core.errors import InputError
+from assay.core.measurement import JUDGED, Verdict
 from assay.core.record import MACHINE
-from assay.core.verdict import JUDGED, Verdict
-from assay.page.blocks import (
-    PAGES,
-    Block,
-    Cell,
-    Column,
-    Details,
-    Facts,
-    Figure,
-    Interactive,
-    Note,
-    Page,
-    PageForm,
-    Row,
-    Section,
-    Table,
-    columns,
-    folded_record,
-)
-from assay.page.text import (
-    NARROW,
-    Span,
-    Text,
-    bold,
-    code,
-    estimate,
-    interval,
-    italic,
-    listed,
-    model_text,
-    number,
-    p_value,
-    percent,
-    plural,
-    quiet,
-    subject_of,
-    task_text,
-)
+from assay.page import blocks, text
+from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of, clipped
 
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from assay.analyses.calibration.battery import CalibrationReport
 
 Record = Mapping[str, Any]
 RECOMMENDED, RECOMMENDED_GROUPS = 100, 300  # prompts
+SCALE = "fails \N{LEFTWARDS ARROW} limit \N{RIGHTWARDS ARROW} passes"  # heading of the strips
 LISTED_PARTS, LISTED_ROWS = 24, 30
 FAR_TOO_MANY = 100_000
 OPEN_STATES = ("not applicable", "undefined", "inconclusive")
+COLOURS = {"pass": SUPPORTS, "moderate": INK, "fail": OPPOSES}
+_DASH = "\N{EN DASH}"
+KINDS = {
+    **{name: blocks.STATUSES[name] for name in ("pass", "fail", "moderate", "inconclusive")},
+    "not applicable": (_DASH, "not applicable"),
+    "undefined": (_DASH, "undefined"),
+    "none": blocks.STATUSES["none"],
+}
 _VERBS = {
     "pass": ("passes", "pass"),
     "moderate": ("lies in between", "lie in between"),
@@ -66,10 +44,9 @@ _VERBS = {
 }
 
 
-def calibration_page(document: Record) -> Page:
+def calibration_page(document: Record) -> blocks.Page:
     """Everything that is shown of calibrations."""
-    gates = ordered(document)
-    return Page(
+    return blocks.Page(
         kind="calibrations",
         title=title(document),
         subject=_subject(document),
@@ -77,33 +54,26 @@ def calibration_page(document: Record) -> Page:
         caveats=caveats(document),
         lede=(
             "Each check tests whether a number about the circuit can be trusted. ",
-            italic("With confidence"),
+            text.italic("With confidence"),
             ": the verdict holds for every value that these prompts leave possible; otherwise it is "
             "inconclusive. It is wrong at most one time in twenty for values per prompt that are normal, t "
             "(5) or exponential, also at the limit. ",
-            italic("Published rule"),
+            text.italic("Published rule"),
             ": the framework’s limit applied to the point estimate. There is no overall score: a failed "
             "check forbids the use that it guards, and other checks do not compensate for it.",
         ),
-        sections=[
-            Section(title="All checks at a glance", blocks=[_glance(gates)]),
-            Section(title="The checks one by one", blocks=[_checks(gates, document)]),
-        ],
+        sections=[blocks.Section(title="The checks", blocks=list(_checks(document)))],
         facts=list(_facts(document)),
         records=list(_records(document)),
         style="calibration",
     )
 
 
-def ordered(document: Record) -> list[Record]:
-    """The gates in the order of the framework, those of other packages last."""
-    places = {GATES[key].code: place for place, key in enumerate(JUDGES)}
-    return sorted(document["gates"], key=lambda gate: places.get(str(gate["code"]), len(places)))
-
-
 def title(document: Record) -> str:
     """What the page is about."""
-    return "What can be trusted of the measurements on a circuit of {} for {}".format(*subject_of(document))
+    return "What can be trusted of the measurements on a circuit of {} for {}".format(
+        *text.subject_of(document)
+    )
 
 
 def overview(document: Record) -> str:
@@ -117,32 +87,33 @@ def overview(document: Record) -> str:
             name += f" ({first[0].lower()}{first[1:]})"
         states.get(judged.state, states["none"]).append(name)
         published.get(judged.published, []).append(str(gate["code"]))
-    rules, rest = _verdicts(published), len(document["gates"]) - sum(map(len, published.values()))
-    others = f"; {'the others decide' if rest > 1 else 'the other one decides'} nothing" if rest else ""
-    said = f"By the published rules, which take numbers at face value, {rules}{others}."
-    return f"With confidence, {_verdicts(states)}. {said if rules else 'The published rules decide nothing.'}"
+    rules = _verdicts(published) or "nothing is decided"
+    return (
+        f"With confidence, {_verdicts(states)}. By the published rules, which take numbers at face value, "
+        f"{rules}."
+    )
 
 
 def _verdicts(checks: Mapping[str, Sequence[str]]) -> str:
     """Checks by what they say: `C11 and S1 pass; C12 fails`."""
     return "; ".join(
-        f"{listed(names)} {_VERBS[state][len(names) > 1]}" for state, names in checks.items() if names
+        f"{text.listed(names)} {_VERBS[state][len(names) > 1]}" for state, names in checks.items() if names
     )
 
 
 def _subject(document: Record) -> str:
     """What is judged: the circuit, the ablation, the score where it was judged, and the prompts."""
     table, circuit, score = document["table"], document["circuit"], document.get("score")
-    edges = "" if circuit.get("n_edges") is None else f", {plural(circuit['n_edges'], 'edge')}"
-    what = f"The circuit is {number(circuit['k'])} of {number(circuit['n_heads'])} heads{edges}"
+    edges = "" if circuit.get("n_edges") is None else f", {text.plural(circuit['n_edges'], 'edge')}"
+    what = f"The circuit is {text.number(circuit['k'])} of {text.number(circuit['n_heads'])} heads{edges}"
     what += f", the rest under {table['ablation']} ablation."
     if score is not None:
-        value, between = estimate(score["value"], score["low"], score["high"])
-        level = f" ({percent(score['level'])} interval)" if between else ""
+        value, between = text.estimate(score["value"], score["low"], score["high"])
+        level = f" ({text.percent(score['level'])} interval)" if between else ""
         what += f" The score, faithfulness (share of the model’s margin): {value} {between}{level}."
-    where = f"Measured on {plural(table['n_prompts'], 'prompt')} of {document['task']['name']}"
+    where = f"Measured on {text.plural(table['n_prompts'], 'prompt')} of {document['task']['name']}"
     pool = table.get("n_pool") or 0
-    more = f", and on a pool of {number(pool)} to estimate the variation over prompts"
+    more = f", and on a pool of {text.number(pool)} to estimate the variation over prompts"
     return f"{what} {where}{more if pool > table['n_prompts'] else ''}."
 
 
@@ -160,79 +131,75 @@ def caveats(document: Record) -> list[str]:
             "or constancy pass."
         )
     if same := (document.get("provenance") or {}).get("same_prompts"):
-        checks = "One check is" if len(same) == 1 else f"{number(len(same))} checks are"
+        checks = "One check is" if len(same) == 1 else f"{text.number(len(same))} checks are"
         notes.append(f"{checks} based on prompts that the circuit was found on. {REASONS['same_prompts'][1]}")
-    notes += [f"{text}." for text in document["task"].get("notes", ())]
+    notes += [f"{each}." for each in document["task"].get("notes", ())]
     if (n := document["table"]["n_prompts"]) < RECOMMENDED:
         notes.append(
-            f"The table is based on {plural(n, 'prompt')}. {RECOMMENDED} or more are recommended, and "
+            f"The table is based on {text.plural(n, 'prompt')}. {RECOMMENDED} or more are recommended, and "
             f"{RECOMMENDED_GROUPS} for the comparison of groups: with fewer, many checks stay open."
         )
     return notes
 
 
-def _glance(gates: Sequence[Record]) -> Figure:
-    return Figure(
-        draw=lambda: plots.plot_gates(gates),
-        label="All checks around their limits; the numbers are in the rows below.",
-        caption="Every check on its own scale, oriented so that its limit is the line in the middle and "
-        "passing is to the right; distances are in units of the limit and compressed to fit. Bars are "
-        f"90{NARROW}% intervals: one that crosses the line leaves the check open. Blue passes, vermilion "
-        "fails, black lies between, grey is open.",
-        name="gates",
-    )
-
-
 # ---- one check --------------------------------------------------------------------------------------
 
 
-def _checks(gates: Sequence[Record], document: Record) -> Interactive:
-    """All gates; in a terminal a row each: both verdicts, the number and where it would pass."""
-    checks, rows, steps = [], [], []
+def _checks(document: Record) -> Iterator[blocks.Block]:
+    """A row for each gate, what to do about it, and all that it computed behind a click."""
+    gates, rows = document["gates"], []
     for gate in gates:
-        check, advised = _check(gate, document)
-        checks.append(check)
-        words = [" ".join(check["status"]), " ".join(check["published"]), check["value"]]
-        passes = "; ".join(filter(None, (check["judged"].label, check["passes"])))
-        rows.append([gate["code"], gate["name"], *words, passes])
-        steps += [Note(text=f"{gate['code']}: {' '.join(advised)}")] if advised else []
-    names = columns("", "check", "with confidence", "published", "number", "of what")
-    values = {"checks": checks, "legend": plots.legend()}
-    return Interactive(
-        template="checks.html", values=values, blocks=[Table(columns=names, rows=rows), *steps]
+        judged, code = judged_of(gate["verdict"]), str(gate["code"])
+        name = blocks.Cell(text=f"{code} {gate['name']}", below=gate["question"])
+        rows.append(_row(name, judged, "; ".join(filter(None, (judged.label, passes_words(judged))))))
+    names = blocks.columns("check", "with confidence", "published", "number", SCALE, "of what")
+    caption = (
+        "Every number on its own scale, with its limit in the middle and passing to the right; distances are "
+        f"in units of the limit and compressed to fit. Bars are 90{text.NARROW}% intervals: one that crosses "
+        "the limit leaves the check open. An open circle has no interval. A diamond is the number of the "
+        "published rule, if it is another."
+    )
+    yield blocks.Table(columns=names, rows=rows, caption=caption, style="gate-parts")
+    for gate in gates:
+        if steps := advice(gate, document):
+            yield blocks.Note(text=(text.bold(f"{gate['code']}:"), " ", " ".join(steps)), style="note")
+    for gate in gates:
+        anchor = "".join(each for each in str(gate["code"]) if each.isascii() and each.isalnum())
+        summary, about = f"{gate['code']} {gate['name']}", list(_about(gate, document))
+        yield blocks.Details(summary=summary, blocks=about, name=anchor, style="gate")
+
+
+def _row(name: blocks.Cell | text.Text, judged: Judged, last: blocks.Cell | text.Text) -> blocks.Row:
+    """Both verdicts on a number, the number and its picture."""
+    mark, word = KINDS[judged.published] if judged.published in JUDGED else (_DASH, "says nothing")
+    status = blocks.Cell(status=judged.state, mark=KINDS.get(judged.state, KINDS["none"])[0])
+    published = (text.Span(mark, "sign"), " ", word)
+    return blocks.Row(
+        cells=[name, status, published, number_words(judged), blocks.Cell(drawing=strip(judged)), last]
     )
 
 
-def _check(gate: Record, document: Record) -> tuple[dict[str, Any], list[str]]:
-    """What the template shows of one gate, and what to do about it."""
+def _about(gate: Record, document: Record) -> Iterator[blocks.Block]:
+    """What a verdict means and what it rests on."""
     verdict, judged = gate["verdict"], judged_of(gate["verdict"])
-    undefined, parts, steps = judged.value is None, _parts(verdict), advice(gate, document)
-    lacking, beyond = ("".join(steps[:1]), steps[1:]) if undefined else ("", steps)
-    over = gate.get("generalises_over")
     # Scores without prompts leave only the heads to resample.
-    over = "heads like these" if verdict.get("details", {}).get("resampled") == "heads" else over
-    notes = [
-        Note(text=judged.sentence),
-        Note(text=f"The verdict with confidence generalises over {over}." if over else "", style="quiet"),
-        Note(text=(bold("Next."), " ", " ".join(beyond)) if beyond else ""),
-        Note(text=_disagreement(judged, sentence(gate.get("weakness", ""))), style="quiet"),
-        *(Note(text=warning(each), style="warning") for each in verdict.get("warnings", ())),
-    ]
-    check = {
-        "key": "".join(each for each in str(gate["code"]) if each.isascii() and each.isalnum()) or "gate",
-        "gate": gate,
-        "judged": judged,
-        "status": KINDS.get(judged.state, KINDS["none"]),
-        "published": plots.published_words(judged),
-        "value": "" if undefined else plots.number_words(judged),
-        "passes": plots.passes_words(judged),
-        "drawing": plots.strip(judged),
-        "lacking": lacking,
-        "words": [note for note in notes if note.text],
-        "summary": f"{plural(len(parts[0].rows), 'part')}, all numbers" if parts else "All numbers",
-        "more": [*parts, *_numbers(gate, document), Note(text=_sources(gate, judged), style="quiet note")],
+    heads_alone = verdict.get("details", {}).get("resampled") == "heads"
+    over = "heads like these" if heads_alone else gate.get("generalises_over", "prompts like these")
+    yield blocks.Note(text=judged.sentence, style="note")
+    yield blocks.Note(text=f"The verdict with confidence generalises over {over}.", style="quiet note")
+    for each in verdict.get("warnings", ()):
+        yield blocks.Note(text=warning(each), style="warning")
+    yield from _parts(verdict)
+    yield from _numbers(gate, document)
+    own = None if judged.part else judged.interval
+    sources = {
+        "Interval": f"{text.percent(own.level)}, method {own.method}" if own else "",
+        "Weakness of the published form": sentence(gate.get("weakness", "")).rstrip("."),
+        "Criterion": gate.get("criterion"),
+        "Source": gate.get("source"),
     }
-    return check, steps
+    told = " ".join(f"{name}: {words}." for name, words in sources.items() if words)
+    yield blocks.Note(text=told, style="quiet note")
 
 
 def advice(gate: Record, document: Record) -> list[str]:
@@ -241,7 +208,7 @@ def advice(gate: Record, document: Record) -> list[str]:
     steps: list[str] = [judged.because] if judged.state in (*OPEN_STATES, "fail") else []
     if judged.state in OPEN_STATES:
         steps.append(_needed(gate, document["table"]["n_prompts"]) or judged.remedy)
-    known = next((each for each in GATES.values() if each.code == gate["code"]), None)
+    known = next((each for each in GATES.values() if each.key == gate["key"]), None)
     if judged.state != "pass" and known is not None and known.finding is not None:
         steps.append(known.finding(Verdict.from_dict(verdict), document["circuit"].get("heads") or ()))
     return [each for each in steps if each]
@@ -259,36 +226,15 @@ def _needed(gate: Record, n_prompts: int) -> str:
     if needed > FAR_TOO_MANY:
         return "The number lies on its limit: no feasible number of prompts would settle it."
     unit = 10 ** max(0, len(str(needed)) - 2)  # two digits, upwards: such forecasts know no more
-    about = f"About {number(math.ceil(needed / unit) * unit)} {gate.get('counts', 'prompts')} would settle it"
-    return f"{about} (here: {number(have)}), if the spread stays the same."
-
-
-def _disagreement(judged: Judged, weakness: str) -> str:
-    """What the published rule says where that is something else, of which number, and its weakness."""
-    by = judged.published_value
-    if judged.published not in JUDGED or judged.published == judged.state:
-        return ""
-    other = "" if by is None or judged.side(by) == judged.side(judged.value) else f" of {number(by)}"
-    return f"The published rule says {judged.published}{other}. {weakness}".strip()
-
-
-def _sources(gate: Record, judged: Judged) -> str:
-    """How the interval came about, what the published form lacks, and where it is from."""
-    own = None if judged.part else judged.interval
-    parts = {
-        "Interval": f"{percent(own.level)}, method {own.method}" if own else "",
-        "Weakness of the published form": sentence(gate.get("weakness", "")).rstrip("."),
-        "Criterion": gate.get("criterion"),
-        "Source": gate.get("source"),
-    }
-    return " ".join(f"{name}: {words}." for name, words in parts.items() if words)
+    about = f"About {text.number(math.ceil(needed / unit) * unit)} {gate.get('counts', 'prompts')}"
+    return f"{about} would settle it (here: {text.number(have)}), if the spread stays the same."
 
 
 # ---- the numbers behind a check ---------------------------------------------------------------------
 
 
-def _parts(verdict: Record) -> list[Table]:
-    """The parts of a gate as rows: number, picture, both verdicts, a word on why there is none."""
+def _parts(verdict: Record) -> list[blocks.Table]:
+    """The parts of a gate as rows: both verdicts, number, picture, its limits, why there is no verdict."""
     every = list((verdict.get("sub_results") or {}).values())
     absent = [judged_of(each).label for each in every if each.get("reason") == "not_applicable"]
     shown = [each for each in every if each.get("reason") != "not_applicable"]
@@ -297,47 +243,40 @@ def _parts(verdict: Record) -> list[Table]:
         for part in shown[:LISTED_PARTS]
         for each in (part, *(part.get("sub_results") or {}).values())
     ]
-    names = columns("part", "number", "against its limit", "with confidence", "published", "remark")
+    names = blocks.columns("part", "with confidence", "published", "number", SCALE, "remark")
     note = f"Not measured here: {'; '.join(absent)}." if absent else ""
     left = max(0, len(shown) - LISTED_PARTS)
-    return [Table(columns=names, rows=rows, left=left, note=note, style="gate-parts")] if rows else []
+    return [blocks.Table(columns=names, rows=rows, left=left, note=note, style="gate-parts")] if rows else []
 
 
-def _part(verdict: Record) -> Row:
+def _part(verdict: Record) -> blocks.Row:
     judged = judged_of(verdict)
-    mark, word = plots.published_words(judged)
-    value, drawing = "" if judged.value is None else plots.number_words(judged), plots.strip(judged)
     because = "" if judged.reason == "degenerate" else judged.because
-    remarks = [because, *map(warning, verdict.get("warnings", ()))]
-    return Row(
-        cells=[
-            judged.label,
-            value,
-            Cell(drawing=drawing) if drawing else Span(plots.passes_words(judged) if value else "", "quiet"),
-            Cell(status=judged.state, mark=KINDS.get(judged.state, KINDS["none"])[0]),
-            (Span(mark, "sign"), " ", word),
-            Cell(text=" ".join(filter(None, remarks)), style="quiet"),
-        ]
-    )
+    told = (sentence(passes_words(judged)), because, *map(warning, verdict.get("warnings", ())))
+    return _row(judged.label, judged, blocks.Cell(text=" ".join(filter(None, told)), style="quiet"))
 
 
-def _numbers(gate: Record, document: Record) -> Iterator[Block]:
+def _numbers(gate: Record, document: Record) -> Iterator[blocks.Block]:
     """Everything that a gate computed: its own picture, what it lists, then single numbers and limits."""
     verdict = gate["verdict"]
     details = verdict.get("details") or {}
-    known = next((each for each in GATES.values() if each.code == gate["code"]), None)
+    known = next((each for each in GATES.values() if each.key == gate["key"]), None)
     if known is not None and known.figure is not None and (block := known.figure(details)) is not None:
         yield block
     yield from _tables(details, document)
-    facts = [(_plain(name), _shown(name, value)) for name, value in (verdict.get("values") or {}).items()]
+    facts = [
+        (name.replace("_", " "), _shown(name, value)) for name, value in (verdict.get("values") or {}).items()
+    ]
     limits = (verdict.get("thresholds") or {}).items()
-    facts += [(f"limit: {_plain(name)}", _shown(name, each)) for name, each in limits if each is not None]
+    facts += [
+        (f"limit: {name.replace('_', ' ')}", _shown(name, each)) for name, each in limits if each is not None
+    ]
     if facts:
-        yield Note(text="Numbers and limits", style="heading")
-        yield Facts(facts=facts)
+        yield blocks.Note(text="Numbers and limits", style="heading")
+        yield blocks.Facts(facts=facts)
 
 
-def _tables(details: Record, document: Record) -> Iterator[Table]:
+def _tables(details: Record, document: Record) -> Iterator[blocks.Table]:
     """A table of each set of records, and of all that is listed by the same names, or at the same places."""
     entries, beside = dict(details), dict[tuple[str, ...], dict[str, Any]]()
     for value in details.values():  # {statistic: [one per head]}
@@ -345,24 +284,19 @@ def _tables(details: Record, document: Record) -> Iterator[Table]:
             entries |= value
     columns_of_heads = entries.pop("columns", ())
     for name, value in entries.items():
-        if not isinstance(value, list | Mapping) or len(value) < 2 or _is_interval(value):
+        if isinstance(value, list):
+            value = dict(zip(_places(len(value), columns_of_heads, document), value, strict=True))
+        if not isinstance(value, Mapping) or len(value) < 2 or _is_interval(value):
             continue
-        cells = list(value.values() if isinstance(value, Mapping) else value)
+        cells = list(value.values())
         if all(isinstance(each, Mapping) and not _is_interval(each) for each in cells):
-            records = (
-                [{"": key, **each} for key, each in value.items()] if isinstance(value, Mapping) else cells
-            )
-            first, *others = [key for key, each in records[0].items() if _fits(each)]
-            names = [str(each[first]) for each in records]
-            yield _table(first, names, {key: [each.get(key) for each in records] for key in others})
+            columns = [key for key, each in cells[0].items() if _fits(each)]
+            yield _table(tuple(value), {key: [each.get(key) for each in cells] for key in columns})
         elif all(map(_fits, cells)):
-            names = (
-                list(value) if isinstance(value, Mapping) else _places(len(cells), columns_of_heads, document)
-            )
-            beside.setdefault(tuple(names), {})[name] = cells
+            beside.setdefault(tuple(value), {})[name] = cells
     for shared, found in beside.items():
         if not all(isinstance(each, str) for cells in found.values() for each in cells):
-            yield _table("", shared, found)
+            yield _table(shared, found)
 
 
 def _places(n: int, columns_of_heads: Sequence[int], document: Record) -> list[str]:
@@ -377,17 +311,15 @@ def _places(n: int, columns_of_heads: Sequence[int], document: Record) -> list[s
     return [str(at + 1) for at in range(n)]
 
 
-def _table(corner: str, names: Sequence[str], cells: Mapping[str, Sequence[Any]]) -> Table:
+def _table(names: Sequence[str], cells: Mapping[str, Sequence[Any]]) -> blocks.Table:
     """A column of names and one for each entry, cut to a bounded number of rows."""
-    return Table(
-        columns=[Column(name=_plain(corner)), *(Column(name=_plain(key), numeric=True) for key in cells)],
-        rows=[
-            [claim_name(name), *(_shown(key, values[at]) for key, values in cells.items())]
-            for at, name in enumerate(names[:LISTED_ROWS])
-        ],
-        left=max(0, len(names) - LISTED_ROWS),
-        style="gate-table",
-    )
+    rows = [
+        [claim_name(name), *(_shown(key, values[at]) for key, values in cells.items())]
+        for at, name in enumerate(names[:LISTED_ROWS])
+    ]
+    columns = blocks.columns("") + blocks.columns(*(key.replace("_", " ") for key in cells), numeric=True)
+    left = max(0, len(names) - LISTED_ROWS)
+    return blocks.Table(columns=columns, rows=rows, left=left, style="gate-table")
 
 
 def _fits(value: Any) -> bool:
@@ -398,68 +330,194 @@ def _is_interval(value: Any) -> bool:
     return isinstance(value, Mapping) and {"low", "high"} <= set(value)
 
 
-def _plain(name: str) -> str:
-    return {"bh": "Benjamini-Hochberg", "by": "Benjamini-Yekutieli", "m": "tested", "w": "W"}.get(
-        name, name.replace("_", " ")
-    )
-
-
 def _shown(name: str, value: Any) -> str:
     """A number in the form of its column: p-values to their own digits, whole numbers whole."""
     if isinstance(value, Mapping):
-        return interval(value["low"], value["high"])
+        return text.interval(value["low"], value["high"])
     if isinstance(value, bool):
         return "yes" if value else "no"
     if value is None or isinstance(value, str):
-        return value or ""
+        return claim_name(value or "")
     if name == "p" or name.endswith(("_p", "p_values")):
-        return p_value(value)
-    return number(int(value)) if math.isfinite(value) and value == int(value) else number(float(value), 3)
+        return text.p_value(value)
+    whole = math.isfinite(value) and value == int(value)
+    return text.number(int(value)) if whole else text.number(float(value), 3)
 
 
 # ---- identity ---------------------------------------------------------------------------------------
 
 
-def _facts(document: Record) -> Iterator[tuple[str, Text]]:
+def _facts(document: Record) -> Iterator[tuple[str, text.Text]]:
     circuit, task, table = document["circuit"], document["task"], document["table"]
     machine = table.get(MACHINE, {})  # apart in a store
     passes, filled = table.get("passes", machine.get("passes")), table.get("columns", machine.get("columns"))
-    edges = "" if circuit.get("n_edges") is None else f", {number(circuit['n_edges'])} edges"
+    edges = "" if circuit.get("n_edges") is None else f", {text.number(circuit['n_edges'])} edges"
     seed = (task.get("config") or {}).get("seed")
-    pool = f"pool of {number(table['n_pool'])}" if table.get("n_pool") else ""
-    took = "" if document.get("seconds") is None else f"{number(float(document['seconds']), 1)} s"
-    facts: dict[str, Text] = {
-        "result": code(document["id"]),
-        "circuit": (
-            f"{circuit.get('name') or ''} ",
-            quiet(f"{circuit['k']} heads{edges}"),
-            " ",
-            code(circuit["hash"]),
-        ),
-        "model": model_text(document["model"]),
-        "task": task_text(task, "" if seed is None else f"drawn with seed {seed}"),
-        "prompts": (number(table["n_prompts"]), " ", quiet(pool)),
-        "resampling": f"seed {document['seed']}",
-        "table": (
-            f"{number(len(filled or ()))} columns ",
-            quiet(f"{number(round((passes or {}).get('forward', 0)))} passes to fill it"),
-            " ",
-            code(table["hash"]),
-        ),
-        "against": ", ".join(document.get("against") or ()),
-        "took": took,
-    }
-    yield from ((name, text) for name, text in facts.items() if text)
+    drawn = "" if seed is None else f"drawn with seed {seed}"
+    pool = f"pool of {text.number(table['n_pool'])}" if table.get("n_pool") else ""
+    forward = f"{text.number(round((passes or {}).get('forward', 0)))} passes to fill it"
+    yield from text.identity(document, f"{circuit['k']} heads{edges}", drawn)
+    yield "prompts", (text.number(table["n_prompts"]), " ", text.quiet(pool))
+    yield "resampling", f"seed {document['seed']}"
+    columns = f"{text.number(len(filled or ()))} columns "
+    yield "table", (columns, text.quiet(forward), " ", text.code(table["hash"]))
+    if against := ", ".join(document.get("against") or ()):
+        yield "against", against
+    if document.get("seconds") is not None:
+        yield "took", f"{text.number(float(document['seconds']), 1)} s"
 
 
-def _records(document: Record) -> Iterator[Block]:
+def _records(document: Record) -> Iterator[blocks.Block]:
     if missing := document.get("missing"):
-        names = f"{plural(len(missing), 'column')} could not be measured"
-        yield Details(summary=names, blocks=[Facts(facts=list(missing.items()))])
-    yield folded_record("Provenance", document.get("provenance") or {})
+        names = f"{text.plural(len(missing), 'column')} could not be measured"
+        yield blocks.Details(summary=names, blocks=[blocks.Facts(facts=list(missing.items()))])
+    yield blocks.folded_record("Provenance", document.get("provenance") or {})
 
 
-PAGES.add(
+# ---- words of a number --------------------------------------------------------------------------------
+
+
+def judged_of(record: Mapping[str, Any]) -> Judged:
+    """What a gate, or a part of one, decided about its number.
+
+    Raises:
+        InputError: For a document without it, as earlier versions wrote.
+    """
+    if "judged" not in record:
+        raise InputError("these calibrations do not name what was judged; run `assay calibrate` again")
+    return Judged.from_dict(record["judged"])
+
+
+def number_words(judged: Judged) -> str:
+    """The number with its interval, where that has a width; empty where it is undefined."""
+    interval = judged.interval
+    if judged.value is None or interval is None or interval.high <= interval.low:
+        return "" if judged.value is None else text.number(judged.value)
+    return " ".join(text.estimate(judged.value, interval.low, interval.high))
+
+
+def passes_words(judged: Judged) -> str:
+    """Where the number passes and fails; empty without limits."""
+    if judged.rule is None:
+        return ""
+    side, other = ("above", "below") if judged.rule.higher else ("below", "above")
+    first, *more = (f"{limit:g}".replace("-", text.MINUS) for limit in judged.rule.limits)
+    words = f"passes {side} {first}" if judged.rule.strict else f"passes at {first} or {side}"
+    return f"{words}, fails {other} {more[0]}" if more else words
+
+
+# ---- pictures -----------------------------------------------------------------------------------------
+
+
+def relative(judged: Judged, value: float | None) -> float | None:
+    """Where a number is if the limit of a pass is 0 and passing is to the right; in (-1, 1).
+
+    The distance is counted in units of the limit itself (of 0.1 where that is 0) and bent, x / (1 + |x|), so
+    that every number has a place: half way to the edge lies one unit.
+    """
+    if value is None or judged.rule is None:
+        return None
+    distance = (value - judged.rule.pass_at) / judged.unit * (1 if judged.rule.higher else -1)
+    return distance / (1 + abs(distance))
+
+
+def strip(judged: Judged) -> str:
+    """A number around its limit, on the scale of `relative`; empty without either."""
+    at = relative(judged, judged.value)
+    if at is None or judged.rule is None:
+        return ""
+
+    def place(at: float) -> float:
+        return round(130 * (1 + at), 1)
+
+    interval, by = judged.interval, relative(judged, judged.published_value)
+    fails = relative(judged, judged.rule.fails_beyond)
+    parts = [
+        '<rect class="pass" x="130" y="2" width="130" height="20"/>',
+        f'<rect class="fail" x="0" y="2" width="{0 if fails is None else place(fails)}" height="20"/>',
+        '<line class="axis" x1="0" x2="260" y1="12" y2="12"/>',
+        '<line class="threshold" x1="130" x2="130" y1="0" y2="24"/>',
+    ]
+    if interval is not None:
+        low, high = (place(relative(judged, end) or 0.0) for end in (interval.low, interval.high))
+        parts.append(f'<line class="range" x1="{low}" x2="{high}" y1="12" y2="12"/>')
+    if by is not None and by != at:
+        x = place(by)
+        parts.append(f'<path class="published" d="M{x - 5.5} 12L{x} 6.5L{x + 5.5} 12L{x} 17.5Z"/>')
+    style = ' class="alone"' if interval is None else ""
+    parts.append(f'<circle{style} cx="{place(at)}" cy="12" r="4.2"/>')
+    state = KINDS.get(judged.state, KINDS["none"])[1]
+    words = f"{judged.label}: {number_words(judged)}; {passes_words(judged)}; {state} with confidence"
+    spoken = f'role="img" aria-label="{html.escape(words)}"'
+    return f'<svg class="gate-strip" viewBox="-6 0 272 24" {spoken}>{"".join(parts)}</svg>'
+
+
+def plot_gates(gates: Sequence[Mapping[str, Any]], ax: "Axes | None" = None) -> "Axes":
+    """Draw a line per gate: the interval around its limit, the published number, the verdict with confidence.
+
+    Args:
+        gates: As documents hold them: `code`, `name` and `verdict`.
+        ax: Where; default: axes of their own.
+    """
+    ax = axes_of(ax, 9.2, 0.9 + 0.3 * len(gates))
+    ax.set_facecolor("none")
+    ax.axvspan(0, 1.02, color=SUPPORTS, alpha=0.06, linewidth=0)
+    ax.axvspan(-1.02, 0, color=OPPOSES, alpha=0.05, linewidth=0)
+    ax.plot([0, 0], [-0.6, len(gates) - 0.4], color=MUTED, linewidth=1, linestyle=(0, (3, 2)))
+    for at, gate in enumerate(gates):
+        _draw_line(ax, at, judged_of(gate["verdict"]))
+    for x, words, side in (
+        (-0.98, "\N{LEFTWARDS ARROW} fails", "left"),
+        (0, "limit", "center"),
+        (0.98, "passes \N{RIGHTWARDS ARROW}", "right"),
+    ):
+        ax.text(x, -0.95, words, va="center", ha=side, color=MUTED, fontsize=8.5)
+    names = [f"{clipped(str(gate['name']), 36)}  {clipped(str(gate['code']), 8)}" for gate in gates]
+    ax.set_yticks(range(len(gates)), names, parse_math=False)
+    ax.tick_params(axis="y", length=0, colors=INK)
+    ax.set_ylim(len(gates) - 0.4, -1.4)
+    ax.set_xlim(-1.02, 1.5)
+    ax.set_xticks([])
+    ax.set_xlabel(
+        "distance from the limit in units of the limit, drawn shorter the further it is", loc="left"
+    )
+    ax.xaxis.set_label_position("top")
+    ax.spines[:].set_visible(False)
+    for marker, size, width, face, label in (
+        ("o", 6, 3, INK, "number with interval"),
+        ("o", 6, 0, PAPER, "without"),
+        ("D", 8, 0, "none", "number of the published rule"),
+    ):
+        ax.plot([], [], color=INK, marker=marker, ms=size, lw=width, mfc=face, label=label)
+    look = {"frameon": False, "fontsize": 8.5, "labelcolor": MUTED}
+    ax.legend(loc="upper left", bbox_to_anchor=(0, 0), ncols=3, **look)
+    return ax
+
+
+def _draw_line(ax: "Axes", at: int, judged: Judged) -> None:
+    state = judged.state if judged.state in KINDS else "none"
+    colour, interval, value = COLOURS.get(state, MUTED), judged.interval, relative(judged, judged.value)
+    ends = [] if interval is None else [relative(judged, each) for each in (interval.low, interval.high)]
+    bounded = [end for end in ends if end is not None]
+    if bounded:
+        ax.plot(bounded, [at, at], color=colour, linewidth=3, solid_capstyle="butt")
+    if value is None:
+        ax.text(-0.98, at, KINDS[state][1], va="center", color=MUTED, fontsize=8, style="italic")
+    else:
+        ax.plot([-1.02, 1.02], [at, at], color=RULE, linewidth=0.6, zorder=0)
+        ax.plot(value, at, "o", color=colour, ms=6, mfc=colour if bounded else PAPER, mew=1.6)
+    if (by := relative(judged, judged.published_value)) is not None:
+        published = COLOURS.get(judged.published, MUTED)
+        ax.plot(by, at, "D", color=published, ms=8.5, mfc="none", mew=1, zorder=4)
+    ax.text(1.06, at, KINDS[state][1], va="center", color=colour, fontsize=8.5, clip_on=False)
+
+
+def plot_calibration(report: "CalibrationReport", ax: "Axes | None" = None) -> "Axes":
+    """Draw the gates of a calibration around the limit of a pass."""
+    return plot_gates(report.to_dict()["gates"], ax)
+
+
+blocks.PAGES.add(
     "calibration",
-    PageForm(noun="calibration", schema=SCHEMA, again="`assay calibrate`", make=calibration_page),
+    blocks.PageForm(noun="calibration", schema=SCHEMA, again="`assay calibrate`", make=calibration_page),
 )

@@ -8,19 +8,10 @@ from jaxtyping import Bool, Float64, Real, Shaped
 
 from assay import stats
 from assay.analyses.calibration.gate import Found, Heads, Quantity, Undetermined, gate, head_name, named
-from assay.analyses.calibration.resampling import SMALLEST_POOL, scores_of, with_relative_error
-from assay.analyses.calibration.samples import (
-    ALPHA,
-    SEED,
-    conjunction,
-    finite_heads,
-    gate_stream,
-    inner_metric,
-    sample,
-)
-from assay.core.errors import check_least
-from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
-from assay.stats._checks import varies
+from assay.analyses.calibration.resampling import SMALLEST_POOL, Score
+from assay.analyses.calibration.samples import ALPHA, SEED, conjunction, finite_heads, gate_stream, sample
+from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
+from assay.stats.estimate import varies
 
 
 SMALLEST_FOR_ALPHA = 20  # prompts below which no bound of alpha holds for exponential effects
@@ -32,14 +23,12 @@ _RETEST = Quantity(
     rule=Rule(pass_at=0.2, higher=False),
     published=None,
     fewest=SMALLEST_POOL,
-    least=0.0,
 )
 _HALVES = Quantity(
     label="split halves: reliability of the profile of heads",
     value="icc",
     published="split_half",
     rule=_RELIABLE,
-    most=1.0,
 )
 _HALVES_PUBLISHED = replace(_HALVES, label="split halves as published", value="split_half")
 _ITEMS = Quantity(
@@ -48,21 +37,24 @@ _ITEMS = Quantity(
     published="alpha",
     rule=_RELIABLE,
     fewest=SMALLEST_FOR_ALPHA,
-    most=1.0,
 )
+
+Run = Real[np.ndarray, " n"]
+Effects = Real[np.ndarray, "n H"]
+Labels = Shaped[np.ndarray, " n"] | None
 
 
 @_RETEST.judges
 def retest(
-    y_full: Real[np.ndarray, " n"],
-    y_circuit: Real[np.ndarray, " n"],
+    y_full: Run,
+    y_circuit: Run,
     *,
-    sample_id: Shaped[np.ndarray, " n"] | None = None,
-    prompt_hash: Shaped[np.ndarray, " n"] | None = None,
+    sample_id: Labels = None,
+    prompt_hash: Labels = None,
     n_samples: int = 3,
     inner: str = "faithfulness",
-    unit_id: Shaped[np.ndarray, " n"] | None = None,
-    strata: Shaped[np.ndarray, " n"] | None = None,
+    unit_id: Labels = None,
+    strata: Labels = None,
     level: float = ONE_SIDED_95,
     task: str = "",
     seed: int = SEED,
@@ -92,40 +84,36 @@ def retest(
         out (`sample_missing`). A score within three standard errors of 0 is flagged (`score_near_zero`): no
         error relative to it is small.
     """
-    statistic = inner_metric(inner)
     data = sample(unit_id, y_circuit=y_circuit, y_full=y_full)
     found, table = data.found("C16.test_retest"), data.table
+    score = Score(inner, table, found)
     if sample_id is None:
-        n_given, block = n_samples, np.empty(data.n, dtype=np.int64)
         order = data.shuffled(gate_stream("C16.test_retest", task, seed=seed), strata)
+        block, n_given = np.empty(data.n, dtype=np.int64), n_samples
         block[order] = np.arange(data.n) * n_samples // data.n
     else:
-        n_given = len(np.unique(sample_id))
-        block, whole = data.unit_labels(sample_id, "sample_id")
-        found.warn("overlapping_samples", not whole)
+        (block, whole), n_given = data.unit_labels(sample_id, "sample_id"), len(np.unique(sample_id))
+        found.warn(overlapping_samples=not whole)
     blocks = [np.flatnonzero(block == each) for each in np.unique(block)]
-    found.warn("sample_missing", len(blocks) < n_given)
-    if not varies(statistic.linearised(table)) and not any(varies(row) for row in table):
-        raise Undetermined("zero_variance", found)
+    found.warn(sample_missing=len(blocks) < n_given)
+    varied = varies(score.statistic.linearised(table)) or any(varies(row) for row in table)
+    found.stop_if(not varied, "zero_variance")
     held: list[Any] = [sorted(map(tuple, table[:, rows].T.tolist())) for rows in blocks]
     if prompt_hash is not None:
         hashes = data.label(prompt_hash, "prompt_hash")
         held = [set(hashes[np.isin(data.unit, rows)].tolist()) for rows in blocks]
-    if len(held) > 1 and all(each == held[0] for each in held):
-        raise Undetermined("identical_samples", found)
-    if prompt_hash is not None:
-        found.warn("overlapping_samples", sum(map(len, held)) > len(set().union(*held)))
-    scores = found.details["scores"] = scores_of(statistic, table, blocks)
-    found.warn("unstable_denominator", statistic.unstable(table))
-    if len(scores) < 2:
-        raise Undetermined("too_few_samples", found)
+        repeated = sum(map(len, held)) > len(set().union(*held))
+    found.stop_if(len(held) > 1 and all(each == held[0] for each in held), "identical_samples")
+    found.warn(overlapping_samples=prompt_hash is not None and repeated)
+    scores = found.details["scores"] = score.of(blocks)
+    found.warn(unstable_denominator=score.statistic.unstable(table))
+    found.stop_if(len(scores) < 2, "too_few_samples")
     spread = stats.coefficient_of_variation(scores)
-    if spread.reason:
-        raise Undetermined(spread.reason, found)
+    found.stop_if(spread.reason)
     value = min(max(1 - spread.value, 0.0), 1.0)
     found.values = {"test_retest": value, "mean": float(scores.mean())}
     rng = gate_stream("C16.test_retest.bounds", task, seed=seed)
-    with_relative_error(found, statistic, table, data.n / len(blocks), rng, level)
+    score.relative_error(data.n / len(blocks), rng, level)
     found.published = Rule(pass_at=0.8).published(value)
     return found
 
@@ -134,7 +122,7 @@ def retest(
 def split_half(
     effects: Real[np.ndarray, "n H"],
     *,
-    unit_id: Shaped[np.ndarray, " n"] | None = None,
+    unit_id: Labels = None,
     n_halves: int = 200,
     level: float = ONE_SIDED_95,
     task: str = "",
@@ -160,7 +148,6 @@ def split_half(
     References:
         Spearman (1910); Brown (1910); Shrout and Fleiss (1979), doi:10.1037/0033-2909.86.2.420.
     """
-    check_least(1, n_halves=n_halves)
     x, _, found = _items(effects, unit_id, "C16.split_half", "n_heads", fewest=6)
     profile = stats.intraclass_correlation(x.T, level=level).consistency_mean
     n, half = len(x), len(x) // 2
@@ -169,10 +156,9 @@ def split_half(
     np.put_along_axis(first, rng.permuted(places, axis=1)[:, :half], 1.0, axis=1)
     means = np.stack([first @ x / half, (1 - first) @ x / (n - half)], axis=1)
     r = stats.pearson_matrix(means)[:, 0, 1]
-    if not (x.max(axis=0) > x.min(axis=0)).any() or (np.isnan(r).any() and not profile.reason):
-        raise Undetermined("zero_variance", found)
-    if profile.reason:
-        raise Undetermined(profile.reason, found)
+    found.stop_if(not (x.max(axis=0) > x.min(axis=0)).any(), "zero_variance")
+    found.stop_if(profile.reason)
+    found.stop_if(np.isnan(r).any(), "zero_variance")
     # Two halves that agree exactly have infinite z; one such among many must not decide the mean.
     mean_r = float(np.tanh(np.arctanh(np.clip(r, -1 + 1e-15, 1 - 1e-15)).mean()))
     found.values = {"split_half": stats.spearman_brown(mean_r).value, "mean_r": mean_r, "icc": profile.value}
@@ -186,18 +172,12 @@ def _items(effects: Any, unit_id: Any, metric: str, counted: str, fewest: int) -
     x = np.ascontiguousarray(data.vectors[0][:, finite])
     dropped = () if finite.all() else ("head_dropped",)
     found = data.found(metric, *dropped, fewest=fewest, **{counted: x.shape[1]})
-    if x.shape[1] < 2:
-        raise Undetermined("too_few", found)
+    found.stop_if(x.shape[1] < 2, "too_few")
     return x, np.flatnonzero(finite), found
 
 
 @_HALVES_PUBLISHED.judges
-def split_half_published(
-    y_full: Real[np.ndarray, " n"],
-    y_circuit: Real[np.ndarray, " n"],
-    *,
-    pair_id: Shaped[np.ndarray, " n"] | None = None,
-) -> Found:
+def split_half_published(y_full: Run, y_circuit: Run, *, pair_id: Labels = None) -> Found:
     """C16.split_half_published: ratios at odd positions of the list against those at even positions.
 
     Pearson's r of y_circuit / y_full, stepped up, published pass above 0.7. Prompts that stand next to each
@@ -224,18 +204,15 @@ def split_half_published(
         labels = data.label(pair_id, "pair_id")
         groups = [np.flatnonzero(labels == each) for each in np.unique(labels)]
         places = np.array([rows for rows in groups if len(rows) == 2], dtype=np.int64).reshape(-1, 2)
-        found.warn("unpaired_prompts", len(places) < len(groups))
+        found.warn(unpaired_prompts=len(places) < len(groups))
     found.details["n_pairs"] = len(places)
-    if len(places) < 3:
-        raise Undetermined("too_few", found)
+    found.stop_if(len(places) < 3, "too_few")
     first, second = ratios[places].T
-    if not (varies(first) and varies(second)):
-        raise Undetermined("zero_variance", found)
+    found.stop_if(not (varies(first) and varies(second)), "zero_variance")
     r = float(stats.pearson_matrix(np.stack([first, second]))[0, 1])
     found.values = {"split_half": stats.spearman_brown(r).value, "r": r}
     found.published = _RELIABLE.published(stats.spearman_brown(r).value)
-    if pair_id is None:
-        raise Undetermined("order_means_nothing", found)
+    found.stop_if(pair_id is None, "order_means_nothing")
     bounds = stats.fisher_z_interval(r, len(places), level=ONE_SIDED_95)
     low, high = (stats.spearman_brown(end).value for end in (bounds.low, bounds.high))
     raise Undetermined("normal_only", found, interval=replace(bounds, low=low, high=high))
@@ -243,12 +220,7 @@ def split_half_published(
 
 @_ITEMS.judges
 def cronbach_items(
-    effects: Real[np.ndarray, "n k"],
-    *,
-    unit_id: Shaped[np.ndarray, " n"] | None = None,
-    level: float = ONE_SIDED_95,
-    task: str = "",
-    seed: int = SEED,
+    effects: Effects, *, unit_id: Labels = None, level: float = ONE_SIDED_95, task: str = "", seed: int = SEED
 ) -> Found:
     """C16.cronbach_alpha: whether the heads of a circuit act as one instrument.
 
@@ -273,16 +245,11 @@ def cronbach_items(
     """
     x, columns, found = _items(effects, unit_id, "C16.cronbach_alpha", "n_items", fewest=3)
     items = stats.cronbach_alpha(x, level=level)
-    if items.alpha.reason:
-        raise Undetermined(items.alpha.reason, found)
-    found.details |= {
-        "item_rest": items.item_rest,
-        "columns": columns,
-        "erratic": columns[items.item_rest < 0.2],
-        "signs": items.signs,
-        "standardised": items.standardised.value,
-        "feldt": items.alpha.interval.to_dict() if items.alpha.interval else None,
-    }
+    found.stop_if(items.alpha.reason)
+    feldt = items.alpha.interval.to_dict() if items.alpha.interval else None
+    found.details |= {"item_rest": items.item_rest, "columns": columns, "signs": items.signs}
+    found.details |= {"erratic": columns[items.item_rest < 0.2], "feldt": feldt}
+    found.details["standardised"] = items.standardised.value
     aligned = Found(values={"alpha": items.sign_aligned.value}, n=len(x), reason=items.sign_aligned.reason)
     found.values["alpha"] = items.alpha.value
     for each, table in ((found, x), (aligned, x * items.signs)):
@@ -306,25 +273,22 @@ def _alpha_bounds(items: Float64[np.ndarray, "n k"], rng: np.random.Generator, l
 def _finding(verdict: Verdict, heads: Heads) -> str:
     """The parts that fail or are open, and the heads that do not move with the others."""
     words = {"test_retest": "test-retest", "split_half": "split halves", "cronbach_alpha": "consistency"}
-    failing, open_parts = (
-        [words[name] for name in words if verdict.sub_results[name].status == status]
-        for status in ("fail", "inconclusive")
-    )
+    states = {name: verdict.sub_results[name].status for name in words}
+    failing = [words[name] for name, status in states.items() if status == "fail"]
+    undecided = [words[name] for name, status in states.items() if status == "inconclusive"]
     # Alone at 5 %; the suite fails only where a part does at its share of that.
     few = ", though not with enough confidence for one of several tests"
     told = [f"Failing: {named(failing)}{'' if verdict.status == 'fail' else few}."] if failing else []
-    told += [f"Open: {named(open_parts)}."] if open_parts else []
+    told += [f"Open: {named(undecided)}."] if undecided else []
     alpha = verdict.sub_results["cronbach_alpha"]
-    erratic = alpha.details.get("erratic", ())
-    if len(erratic) and alpha.status in ("fail", "inconclusive") and alpha.interval:
-        told.append(f"Not moving with the others: {named([head_name(int(at), heads) for at in erratic])}.")
+    erratic = [head_name(int(at), heads) for at in alpha.details.get("erratic", ())]
+    if erratic and alpha.status in ("fail", "inconclusive") and alpha.interval:
+        told.append(f"Not moving with the others: {named(erratic)}.")
     return " ".join(told)
 
 
 @gate(
-    key="reliability-suite",
     code="C16",
-    name="Reliability suite",
     criterion="M1 Reliability",
     question="Do fresh prompts, halves of the prompts and the heads among themselves agree?",
     on_pass="The score is repeatable, the profile of head effects reproducible, the heads one instrument.",
@@ -355,7 +319,7 @@ def reliability_suite(
     prompt_hash: Shaped[np.ndarray, " m"] | None = None,
     pair_id: Shaped[np.ndarray, " m"] | None = None,
     unit_id: Shaped[np.ndarray, " m"] | None = None,
-    effect_units: Shaped[np.ndarray, " n"] | None = None,
+    effect_units: Labels = None,
     strata: Shaped[np.ndarray, " m"] | None = None,
     inner: str = "faithfulness",
     n_heads: int | None = None,
@@ -401,21 +365,17 @@ def reliability_suite(
     status = "fail" if failing else conjunction([part.status for part in parts.values()])
     if status == "fail" and not failing:
         status = "inconclusive"  # one part fails at its own 5 %, none at a third of it
-    undecided = [name for name, part in parts.items() if part.status == "inconclusive"]
+    undecided = {name: part for name, part in parts.items() if part.status == "inconclusive"}
     parts["split_half_published"] = split_half_published(y_full, y_circuit, pair_id=pair_id)
     published = [parts[name].published for name in ("test_retest", "split_half_published", "cronbach_alpha")]
     numbers = zip(parts, ("test_retest", "split_half", "alpha", "split_half"), strict=True)
-    found = Found(
-        values={part: parts[part].values.get(number) for part, number in numbers},
-        status=status,
-        published=conjunction(published),
-        parts=parts,
-        details={"open": undecided},
-    )
-    found.warn("empty_circuit", not members.any())
-    found.warn("trivial_circuit", 0 < members.sum() == (effects.shape[1] if n_heads is None else n_heads))
+    found = Found(status=status, published=conjunction(published), parts=parts)
+    found.values = {part: parts[part].values.get(number) for part, number in numbers}
+    found.details["open"] = list(undecided)
+    trivial = 0 < members.sum() == (effects.shape[1] if n_heads is None else n_heads)
+    found.warn(empty_circuit=not members.any(), trivial_circuit=trivial)
     if status == "inconclusive":
-        needs = [parts[name].n_needed or 0 for name in undecided]
-        reasons = [parts[name].reason for name in undecided if parts[name].reason]
-        found.open(reasons[0] if reasons else None, max(needs, default=0) or None)
+        needs = [part.n_needed or 0 for part in undecided.values()]
+        reason = next((part.reason for part in undecided.values() if part.reason), None)
+        found.open(reason, max(needs, default=0) or None)
     return found

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float64, Int, Real, Shaped
@@ -12,8 +12,7 @@ from assay import stats
 from assay.analyses.calibration.gate import Found, Quantity, Undetermined, gate
 from assay.analyses.calibration.samples import SEED, gate_stream, inner_metric, sample
 from assay.core.errors import InputError, ShapeError, check_least
-from assay.core.verdict import ONE_SIDED_95, Interval, Rule, undefined_interval
-from assay.stats.intervals import N_RESAMPLES
+from assay.core.measurement import ONE_SIDED_95, Interval, Rule, undefined_interval
 
 
 SEEDS = (42, 123, 456, 789, 1337)
@@ -33,14 +32,11 @@ _ERROR = Quantity(
     rule=Rule(pass_at=0.1, higher=False, strict=False),  # on the unit scale
     published="sigma",
     fewest=SMALLEST,
-    least=0.0,
 )
 
 
 @gate(
-    key="bootstrap-stability",
     code="C11",
-    name="Bootstrap stability",
     criterion="M1 Reliability",
     question="Does the score hinge on which prompts were drawn?",
     on_pass=_AGAIN,
@@ -87,56 +83,43 @@ def bootstrap_stability(
     References:
         Efron (1987), doi:10.1080/01621459.1987.10478410; Bonett (2006), doi:10.1016/j.csda.2004.10.003.
     """
-    check_least(1, n_boot=n_boot)
-    statistic = inner_metric(inner)
     data = sample(unit_id, y_circuit=y_circuit, y_full=y_full)
-    found = data.found(f"C11.bootstrap_{inner}")
-    table, n = data.table, data.n
-    value = float(statistic.of_sums(table.sum(axis=1), n))
-    if math.isnan(value):
-        raise Undetermined("zero_denominator", found)
+    found, table, n = data.found(f"C11.bootstrap_{inner}"), data.table, data.n
+    score = Score(inner, table, found)
+    statistic, value = score.statistic, score.value
+    found.stop_if(math.isnan(value), "zero_denominator")
     rng = gate_stream("C11", task, seed=seed)
     rows = rng.integers(0, n, (n_boot, n)) if draws is None else draws
     if not rows.size or rows.shape[1:] != (n,) or rows.min() < 0 or rows.max() >= n:
         raise ShapeError(f"draws has shape {rows.shape}; rows of {n} indices from 0 to {n - 1} are needed")
-    n_boot = len(rows)
-    sigma = stats.bootstrap_spread(table, statistic.of_sums, rng=rng, draws=rows, n_resamples=n_boot).value
-    percentile = stats.bootstrap_interval(
-        table, statistic.of_sums, rng=rng, draws=rows, n_resamples=n_boot, method="percentile"
-    )
+    again: Any = {"rng": rng, "draws": rows, "n_resamples": len(rows)}
+    sigma = stats.bootstrap_spread(table, statistic.of_sums, **again).value
+    percentile = stats.bootstrap_interval(table, statistic.of_sums, method="percentile", **again)
     unstable = statistic.unstable(table)
-    found.warn("unstable_denominator", unstable)
+    found.warn(unstable_denominator=unstable)
     if unstable:
         interval = statistic.interval(table, method="fieller")
     else:
-        n_bca = N_RESAMPLES if draws is None else len(draws)
-        interval = stats.bootstrap_interval(table, statistic.of_sums, rng=rng, draws=draws, n_resamples=n_bca)
+        more = {} if draws is None else again
+        interval = stats.bootstrap_interval(table, statistic.of_sums, **({"rng": rng} | more))
     if interval.reason == "unbounded":
         raise Undetermined("unbounded", found, values={"sigma": sigma, inner: value})
     errors = stats.absolute_errors(*statistic.pair(table), rng=gate_stream("C11.bounds", task, seed=seed))
-    error = float(errors.value[0])
-    found.warn("zero_variance", error == 0)
-    found.warn("score_near_zero", near_zero(statistic, table))
-    relative = sigma / abs(value) if value else math.nan
+    error, relative = float(errors.value[0]), sigma / abs(value) if value else math.nan
+    found.warn(zero_variance=error == 0, score_near_zero=score.near_zero())
     if value:
         readings = ((0.03, "very stable"), (0.10, "acceptable"), (0.20, "unstable"))
         found.details["reading"] = _reading(relative, readings, "unreliable")
-    found.details |= {
-        "percentile": percentile.to_dict(),
-        "interval": interval.to_dict(),
-        "n_for_half_width": {
-            f"{width:g}": math.ceil(n * (1.96 * error / width) ** 2) for width in (0.05, 0.1)
-        },
-    }
+    needed = {f"{width:g}": math.ceil(n * (1.96 * error / width) ** 2) for width in (0.05, 0.1)}
+    bounds = {"percentile": percentile.to_dict(), "interval": interval.to_dict()}
+    found.details |= {**bounds, "n_for_half_width": needed}
     found.values = {"sigma": sigma, "standard_error": error, inner: value, "relative": relative}
     found.interval = _outermost(errors, ONE_SIDED_95, SMALLEST)
     return found
 
 
 @gate(
-    key="seed-variance",
     code="C30",
-    name="Seed variance",
     criterion="M1 Reliability",
     question="Does the score depend on the seed that drew the prompts?",
     on_pass=_AGAIN,
@@ -149,7 +132,6 @@ def bootstrap_stability(
         published="coefficient_of_variation",
         rule=_SEEDS,
         fewest=SMALLEST_POOL,
-        least=0.0,
     ),
     few=_TAIL,
     counts="prompts in the pool",
@@ -195,31 +177,25 @@ def seed_variance(
     check_least(1, n_prompts=n_prompts)
     if not len(seeds):
         raise InputError("seeds is empty; give at least one seed, each draws one sample")
-    statistic = inner_metric(inner)
     other = {} if y_other is None else {"y_other": y_other}
     data = sample(unit_id, y_circuit=y_circuit, y_full=y_full, **other)
     found = data.found("C30.seed_variance", seeds=list(seeds))
-    size, table = max(1, round(data.n * n_prompts / data.n_prompts)), data.table[:2]
+    size, score = max(1, round(data.n * n_prompts / data.n_prompts)), Score(inner, data.table[:2], found)
     if subsets is None and size <= data.n:
         subsets = [data.shuffled(gate_stream("C30", task, seed=root), strata)[:size] for root in seeds]
-    scores = scores_of(statistic, table, subsets or ())
-    spread = stats.coefficient_of_variation(scores) if len(scores) else None
-    variation = spread.value if spread else math.nan
-    found.values["coefficient_of_variation"] = variation
-    found.values["mean"] = float(scores.mean()) if spread else math.nan
-    found.details["scores"] = scores
-    found.warn("unstable_denominator", statistic.unstable(table))
-    if data.n_prompts <= n_prompts:
-        raise Undetermined("pool_too_small", found)
-    if spread and spread.reason:
-        raise Undetermined(spread.reason, found)
+    scores = found.details["scores"] = score.of(subsets or ())
+    spread = stats.coefficient_of_variation(scores) if len(scores) else stats.Estimate(value=math.nan)
+    variation, mean = spread.value, float(scores.mean()) if len(scores) else math.nan
+    found.values = {"coefficient_of_variation": variation, "mean": mean}
+    found.warn(unstable_denominator=score.statistic.unstable(score.table))
+    found.stop_if(data.n_prompts <= n_prompts, "pool_too_small")
+    found.stop_if(spread.reason)
     readings = ((0.05, "excellent"), (0.10, "acceptable"))
     found.details["reading"] = _reading(variation, readings, _SEEDS.published(variation))
     if y_other is not None and subsets:
-        rival = scores_of(statistic, data.table[[2, 1]], subsets)
+        rival = score._replace(table=data.table[[2, 1]]).of(subsets)
         found.details["sign_consistency"] = float(max(np.mean(scores > rival), np.mean(scores < rival)))
-    rng = gate_stream("C30.bounds", task, seed=seed)
-    return with_relative_error(found, statistic, table, size, rng)
+    return score.relative_error(size, gate_stream("C30.bounds", task, seed=seed))
 
 
 def _reading(value: float, readings: Sequence[tuple[float, str]], otherwise: str) -> str:
@@ -227,44 +203,54 @@ def _reading(value: float, readings: Sequence[tuple[float, str]], otherwise: str
     return next((word for limit, word in readings if value < limit), otherwise)
 
 
-# ---- what test-retest shares: errors relative to a score, scores of parts of the prompts ----------------
+class Score(NamedTuple):
+    """A ratio of sums over runs of the circuit and of the full model, and what is found of it."""
 
+    inner: str
+    table: Table
+    found: Found
 
-def near_zero(statistic: stats.RatioOfSums, table: Table) -> bool:
-    """Whether a score lies within three standard errors of 0.
+    @property
+    def statistic(self) -> stats.RatioOfSums:
+        """The ratio, of sums of both runs."""
+        return inner_metric(self.inner)
 
-    An error of it in its own unit may then be small, and one relative to it large, while neither says more
-    than that the score may be 0.
-    """
-    n = table.shape[1]
-    value = float(statistic.of_sums(table.sum(axis=1), n))
-    return n > 1 and abs(value) < 3 * float(statistic.linearised(table).std(ddof=1)) / math.sqrt(n)
+    @property
+    def value(self) -> float:
+        """The ratio; NaN where it is undefined."""
+        return float(self.statistic.of_sums(self.table.sum(axis=1), self.table.shape[1]))
 
+    def of(self, subsets: Sequence[Any]) -> Scores:
+        """The score on each subset of units, those without one left out."""
+        sums = [(self.table[:, rows].sum(axis=1), len(rows)) for rows in subsets if len(rows)]
+        scores = np.array([self.statistic.of_sums(*each) for each in sums], dtype=np.float64)
+        return scores[np.isfinite(scores)]
 
-def with_relative_error(
-    found: Found,
-    statistic: stats.RatioOfSums,
-    table: Table,
-    n_at: float | int,
-    rng: Rng,
-    level: float = ONE_SIDED_95,
-) -> Found:
-    """What was found, with the standard error of a ratio at a sample of `n_at` units over its absolute value.
+    def near_zero(self) -> bool:
+        """Whether the score lies within three standard errors of 0.
 
-    Warns of `score_near_zero`, a score that may be 0, and of `zero_variance`.
+        An error of it in its own unit may then be small, and one relative to it large, while neither says
+        more than that the score may be 0.
+        """
+        n, linear = self.table.shape[1], self.statistic.linearised(self.table)
+        return n > 1 and abs(self.value) < 3 * float(linear.std(ddof=1)) / math.sqrt(n)
 
-    Raises:
-        Undetermined: Where the ratio is undefined (`zero_denominator`) or below 1e-8 (`zero_mean`).
-    """
-    found.warn("score_near_zero", near_zero(statistic, table))
-    value = float(statistic.of_sums(table.sum(axis=1), table.shape[1]))
-    if not abs(value) >= 1e-8:  # else it is not a scale to compare its error with
-        raise Undetermined("zero_denominator" if math.isnan(value) else "zero_mean", found)
-    errors = stats.relative_errors(*statistic.pair(table), n_at=n_at, rng=rng)
-    found.values["relative_standard_error"] = float(errors.value[0])
-    found.warn("zero_variance", errors.value[0] == 0)
-    found.interval = _outermost(errors, level, SMALLEST_POOL)
-    return found
+    def relative_error(self, n_at: float | int, rng: Rng, level: float = ONE_SIDED_95) -> Found:
+        """What was found, with the standard error at a sample of `n_at` units over the absolute score.
+
+        Warns of `score_near_zero`, a score that may be 0, and of `zero_variance`.
+
+        Raises:
+            Undetermined: Where the ratio is undefined (`zero_denominator`) or below 1e-8 (`zero_mean`).
+        """
+        self.found.warn(score_near_zero=self.near_zero())
+        self.found.stop_if(math.isnan(self.value), "zero_denominator")
+        self.found.stop_if(abs(self.value) < 1e-8, "zero_mean")  # not a scale to compare its error with
+        errors = stats.relative_errors(*self.statistic.pair(self.table), n_at=n_at, rng=rng)
+        self.found.values["relative_standard_error"] = float(errors.value[0])
+        self.found.warn(zero_variance=errors.value[0] == 0)
+        self.found.interval = _outermost(errors, level, SMALLEST_POOL)
+        return self.found
 
 
 def _outermost(errors: stats.RelativeErrors, level: float, fewest: int) -> Interval:
@@ -281,10 +267,3 @@ def _outermost(errors: stats.RelativeErrors, level: float, fewest: int) -> Inter
     low = float(errors.bounds(level)[0, 0])
     high = float(errors.bounds(1 - (1 - level) * min(0.5, errors.n / 250))[1, 0])
     return Interval(low=low, high=high, level=level, method="outermost")
-
-
-def scores_of(statistic: stats.RatioOfSums, table: Table, subsets: Sequence[Any]) -> Scores:
-    """The score on each subset of units, those without one left out."""
-    sums = [(table[:, rows].sum(axis=1), len(rows)) for rows in subsets if len(rows)]
-    scores = np.array([statistic.of_sums(*each) for each in sums], dtype=np.float64)
-    return scores[np.isfinite(scores)]

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float64, Int64, Real, Shaped
 
 from assay.analyses.calibration.gate import Found, Undetermined
 from assay.core.errors import ShapeError, check_name
-from assay.core.verdict import ONE_SIDED_95, Interval, Rule, undefined_interval
+from assay.core.measurement import ONE_SIDED_95, Interval, Rule, undefined_interval
 from assay.stats import RatioOfSums, ratio_of
 
 
@@ -24,16 +24,13 @@ _UNDEFINED_SHARE = 0.01  # replicates that may be undefined before their percent
 HALF = Rule(pass_at=0.5, strict=False)  # of the heads
 _EQUAL = 1e-12  # relative spread below which replicates differ by rounding only
 
-_INNER = {
-    "faithfulness": ratio_of("circuit", "full"),
-    "completeness": ratio_of("circuit", "full", offset=1.0, scale=-1.0),
-}
-
 
 def inner_metric(name: str) -> RatioOfSums:
     """Of sums (circuit, full): `faithfulness` of kept circuits, `completeness` of dropped ones."""
-    check_name("inner metric", name, _INNER)
-    return _INNER[name]
+    check_name("inner metric", name, ("faithfulness", "completeness"))
+    if name == "faithfulness":
+        return ratio_of("circuit", "full")
+    return ratio_of("circuit", "full", offset=1.0, scale=-1.0)
 
 
 @dataclass(frozen=True, kw_only=True)

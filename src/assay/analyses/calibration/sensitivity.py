@@ -1,56 +1,25 @@
 """C14, derived sensitivity metrics: do scores tell a circuit's heads from the rest?"""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float64, Shaped
+from jaxtyping import Float64
 
 from assay import stats
-from assay.analyses.calibration.gate import Found, Quantity, Undetermined, gate, named
+from assay.analyses.calibration.gate import Found, Undetermined, gate, named
 from assay.analyses.calibration.invariance import SHARE_BETWEEN_GROUPS, group_test
 from assay.analyses.calibration.samples import ALPHA, SEED, conjunction, gate_stream, inner_metric, sample
-from assay.analyses.calibration.separation import AREA, D_PRIME, Side, area, distance
-from assay.core.errors import InputError, ShapeError, check_least
-from assay.core.verdict import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
-from assay.discovery.heads.membership import set_overlap
-from assay.discovery.heads.weights import edge_test, member_ratio
+from assay.analyses.calibration.sensitivity_rows import FEWEST_FOR_RATIOS, ROWS, Flags, Given, Scores
+from assay.core.errors import InputError
+from assay.core.measurement import ONE_SIDED_95, Verdict, undefined_interval
 from assay.page.text import number
 
 
 N_BOOT = 999
-FEWEST_FOR_RATIOS = 20  # prompts
-
-Scores = Float64[np.ndarray, " H"]
-Flags = Bool[np.ndarray, " H"]
-_share = partial(Quantity, least=0.0, most=1.0)
-_P = Rule(pass_at=ALPHA, higher=False, open_ended=True)
-_HALF, _RATIO = Rule(pass_at=0.5, strict=False), Rule(pass_at=0.8, strict=False)
-_ROWS = {
-    "sparsity": _share(label="share of heads in the circuit"),
-    "node_overlap_jaccard": _share(label="overlap with the published heads", rule=_HALF),
-    "spectral_norm_ratio": Quantity(label="spectral norm, members over others"),
-    "sv_entropy_ratio": Quantity(label="entropy of singular values, members over others"),
-    "d_prime": Quantity(label="d′ of the scores", rule=D_PRIME),
-    "llc_d_prime": Quantity(label="d′ of the learning coefficient, sign reversed", rule=D_PRIME),
-    "hit_rate": _share(label="members found by the prediction", rule=Rule(pass_at=0.9)),
-    "false_alarm_rate": _share(label="other heads that it names", rule=Rule(pass_at=0.2, higher=False)),
-    "partial_eta_sq": replace(SHARE_BETWEEN_GROUPS, label="spread between groups (C13)", qualified_by=""),
-    "pc_ratio_circuit_mean": Quantity(label="pc_ratio, mean of members"),
-    "pc_ratio_noncircuit_mean": Quantity(label="pc_ratio, mean of the others"),
-    "pc_ratio_d_prime": Quantity(label="pc_ratio, d′"),
-    "ov_composition_pval": _share(label="OV composition on the edges, p", rule=_P),
-    "q_composition_pval": _share(label="query composition on the edges, p", rule=_P),
-    "k_composition_pval": _share(label="key composition on the edges, p", rule=_P),
-    "attribution_auroc": _share(label="probability that a member ranks above another head", rule=AREA),
-    "faithfulness": Quantity(label="faithfulness", rule=_RATIO),
-    "completeness": Quantity(label="completeness", rule=_RATIO),
-    "minimality_mean_importance": Quantity(label="mean loss without one of the heads"),
-    "logit_diff_recovery": Quantity(label="margin recovered by scrubbing", rule=Rule(pass_at=0.5)),
-}
+_GROUPS = replace(SHARE_BETWEEN_GROUPS, label="spread between groups (C13)", qualified_by="")
 _DECISIVE = {"d_prime": "d′", "hit_rate": "hits", "false_alarm_rate": "false alarms"}
 
 
@@ -69,19 +38,14 @@ def _tests(verdict: Verdict, heads: Any) -> Iterator[dict[str, Any]]:
     """Head edges compose more than other pairs; and the test of C13 where it is forwarded."""
     for channel in ("ov", "q", "k"):
         if row := verdict.sub_results.get(f"{channel}_composition_pval"):
-            yield {
-                "name": f"head edges compose more than other pairs ({channel})",
-                "test_key": f"C14/{channel}",
-                "p": row.values.get("value"),
-                "p_kind": "t",
-                "passed": row.status == "pass",
-            }
+            claim = f"head edges compose more than other pairs ({channel})"
+            test = {"test_key": f"C14/{channel}", "p": row.values.get("value"), "p_kind": "t"}
+            yield {"name": claim, "passed": row.status == "pass", **test}
     if "partial_eta_sq" in verdict.sub_results:
         yield from group_test(verdict.sub_results["partial_eta_sq"])
 
 
 @gate(
-    key="derived-metrics",
     code="C14",
     name="Derived sensitivity metrics",
     criterion="M4 Sensitivity",
@@ -92,14 +56,11 @@ def _tests(verdict: Verdict, heads: Any) -> Iterator[dict[str, Any]]:
     weakness="heads of negative effect lower d'; the published one divides a difference of summed effects by "
     "spreads per head, and its false alarms are a false-discovery rate",
     source="mechanistic-validity framework; Green and Swets (1966)",
-    number=Quantity(label="d′ of the scores", value="d_prime", published="d_prime", rule=D_PRIME),
-    parts=_ROWS,
+    number=replace(ROWS["d_prime"], value="d_prime", published="d_prime"),
+    parts={**ROWS, "partial_eta_sq": _GROUPS},
     decisive=tuple(_DECISIVE),
     reasons={
-        "not_applicable": (
-            "It needs a score of every head, inside and outside.",
-            "Measure all heads.",
-        ),
+        "not_applicable": ("It needs a score of every head, inside and outside.", "Measure all heads."),
         "stricter_level": ("A part fails at 5 %, but none at its share of the 5 % of the whole.", ""),
         "too_few": (
             "With only one head inside or outside the circuit, the spread on that side cannot be estimated.",
@@ -176,175 +137,45 @@ def derived_metrics(
         five heads on a side they are `inconclusive`; below fifteen they can fail and not pass
         (`too_few_heads`).
     """
-    check_least(1, n_boot=n_boot)
-    columns = (scores, llc, attribution, predicted, published_members, spectral_norm, sv_entropy, pc_ratio)
-    if any(column is not None and column.shape != members.shape for column in columns):
-        shapes = [None if column is None else column.shape for column in columns]
-        raise ShapeError(f"columns have shapes {shapes}; one entry per head, {members.shape}, is needed")
     if composition and n_heads is None:
         raise InputError("composition needs n_heads, the number of heads per layer, to read head_edges")
-    missing = "no_members" if not members.any() else "no_others" if members.all() else None
-    tables, published = composition or {}, published_size if published_members is None else published_members
-
-    def split(column: Scores) -> tuple[Side, Side]:
-        usable = np.isfinite(column)
-        return column[members & usable], column[~members & usable]
-
-    def separation(column: Scores, row: str, level: float = ONE_SIDED_95) -> Found:
-        inside, outside = split(column)
-        if missing or not len(inside) + len(outside):
-            raise Undetermined(missing or "no_valid_prompt")
-        rng = gate_stream("C14", f"{task}/{row}", seed=seed)
-        return distance(inside, outside, rng, n_boot, level, forms=row == "d_prime")
-
-    def ratio(column: Scores, notable: float = math.inf) -> Found:
-        value = member_ratio(column, members)
-        found = _reported(value, missing or "zero_denominator")
-        found.details |= {"notable": True} if value > notable else {}
-        return found
-
-    def pc_distance(column: Scores) -> Found:
-        inside, outside = split(column)
-        found = stats.d_prime(outside, inside)
-        empty = "no_members" if not len(inside) else "no_others" if not len(outside) else None
-        return _reported(found.value, empty or found.reason or "undefined")
-
-    composed = partial(_composed, head_edges=tuple(head_edges), n_heads=n_heads or 0, seed=seed)
-    forwarded = partial(_forwarded, n_prompts=n_prompts)
-    auroc_rng = gate_stream("C14", f"{task}/attribution_auroc", seed=seed)
-    table: dict[str, tuple[Any, Callable[..., Found | Verdict]]] = {
-        "sparsity": (members, lambda flags: _mean(flags, "too_few")),
-        "node_overlap_jaccard": (published, partial(_overlap, members)),
-        "spectral_norm_ratio": (spectral_norm, partial(ratio, notable=1.5)),
-        "sv_entropy_ratio": (sv_entropy, ratio),
-        "d_prime": (scores, partial(separation, row="d_prime")),
-        "llc_d_prime": (llc, lambda column: separation(-column, "llc_d_prime")),
-        "hit_rate": (predicted, partial(_rate, members, missing, "precision")),
-        "false_alarm_rate": (predicted, partial(_rate, ~members, missing, "")),
-        "partial_eta_sq": (partial_eta_sq, lambda verdict: verdict),
-        "pc_ratio_circuit_mean": (pc_ratio, lambda column: _mean(split(column)[0], "no_members")),
-        "pc_ratio_noncircuit_mean": (pc_ratio, lambda column: _mean(split(column)[1], "no_others")),
-        "pc_ratio_d_prime": (pc_ratio, pc_distance),
-        "ov_composition_pval": (tables.get("v"), composed),
-        "q_composition_pval": (tables.get("q"), composed),
-        "k_composition_pval": (tables.get("k"), composed),
-        "attribution_auroc": (attribution, lambda column: area(*split(column), auroc_rng, n_boot)),
-        "faithfulness": (faithfulness, forwarded),
-        "completeness": (completeness, forwarded),
-        "minimality_mean_importance": (minimality, _importance),
-        "logit_diff_recovery": (logit_diff_recovery, forwarded),
-    }
-    parts = {name: _judged(name, *row) for name, row in table.items()}
+    given: dict[str, Any] = {**locals(), **(composition or {}), "level": ONE_SIDED_95}
+    given["published"] = published_size if published_members is None else published_members
+    parts = {name: _judge_row(name, given) for name in ROWS}
     deciding = {name: parts[name] for name in _DECISIVE if name == "d_prime" or predicted is not None}
-    strict = [parts["d_prime"]]
-    if predicted is not None:
-        # A conjunction fails where one part does, so its three parts share the 5 % of a false fail.
-        level = 1 - 2 * ALPHA / 3
-        strict = [_judged(name, table[name][0], partial(table[name][1], level=level)) for name in _DECISIVE]
-    found = Found(
-        values={name: part.values["value"] for name, part in deciding.items()},
-        thresholds={name: part.thresholds.get("pass") for name, part in deciding.items()},
-        interval=parts["d_prime"].interval,
-        status=conjunction([part.status for part in deciding.values()]),
-        published=conjunction([part.published for part in deciding.values()]),
-        parts=parts,
-    )
+    strict = deciding
+    if predicted is not None:  # a conjunction fails where one of three parts does: they share the 5 %
+        level = {"level": 1 - 2 * ALPHA / 3}
+        strict = {name: _judge_row(name, given | level) for name in deciding}
+    found = Found(parts=parts, interval=parts["d_prime"].interval)
+    found.values = {name: part.values["value"] for name, part in deciding.items()}
+    found.thresholds = {name: part.thresholds.get("pass") for name, part in deciding.items()}
+    found.status = conjunction([part.status for part in deciding.values()])
+    found.published = conjunction([part.published for part in deciding.values()])
     scored = [each for each in (scores, llc, attribution) if each is not None]
-    found.warn("missing_heads", not all(np.isfinite(each).all() for each in scored))
+    found.warn(missing_heads=not all(np.isfinite(each).all() for each in scored))
     reason = next((part.reason for part in deciding.values() if part.reason), None)
     if found.interval is None:
         raise Undetermined(reason or "undefined", found, published="inconclusive")
-    if found.status == "fail" and "fail" not in [part.status for part in strict]:
+    if found.status == "fail" and "fail" not in [part.status for part in strict.values()]:
         found.open("stricter_level")
     elif found.status == "inconclusive":
         found.open(reason)
     return found
 
 
-def _judged(name: str, given: Any, function: Callable[..., Found | Verdict]) -> Verdict:
+def _judge_row(name: str, given: Given) -> Verdict:
     """The verdict of a row; `not_applicable` without its input."""
+    row = ROWS[name]
     try:
-        if given is None:
+        if given.get(row.column) is None:
             raise Undetermined("not_applicable")
-        found = function(given)
-        return found if isinstance(found, Verdict) else _ROWS[name].judge(found)
+        found = row.find(given[row.column], given)
+        return found if isinstance(found, Verdict) else row.judge(found)
     except Undetermined as why:
-        return Verdict(
-            status="inconclusive",
-            published="inconclusive",
-            values={"value": None},
-            reason=why.found.reason,
-            warnings=why.found.warnings,
-        )
-
-
-def _reported(value: float | None, reason: str, **more: Any) -> Found:
-    """A number without a threshold."""
-    if value is None or math.isnan(value):
-        raise Undetermined(reason)
-    return Found(values={"value": float(value), **more})
-
-
-def _mean(column: Shaped[np.ndarray, " _"], reason: str) -> Found:
-    return _reported(column.mean() if len(column) else None, reason)
-
-
-def _importance(losses: Float64[np.ndarray, " k"]) -> Found:
-    known = losses[np.isfinite(losses)]
-    found = _mean(known, "no_members")
-    essential = float((known > 0.05).sum())  # of faithfulness
-    found.values |= {"n_essential": essential, "min": float(known.min()), "max": float(known.max())}
-    return found
-
-
-def _composed(table: Any, head_edges: tuple[Sequence[int], ...], n_heads: int, seed: int) -> Found:
-    """Welch's p of a difference in either direction; a pass with confidence needs edges that compose more."""
-    test = edge_test(table, head_edges, n_heads=n_heads, seed=seed)
-    if test.reason:
-        raise Undetermined(test.reason)
-    clear, less = test.permutation_p < ALPHA, test.statistic < 0
-    return Found(
-        values={"value": test.p_value, "statistic": test.statistic},
-        status="pass" if clear and not less else "inconclusive",
-        published="pass" if test.p_value < ALPHA else "fail",
-        reason="composes_less" if clear and less else None,
-        details=test.to_dict(),
-    )
-
-
-def _forwarded(estimate: stats.Estimate, n_prompts: int) -> Found:
-    """An estimate made elsewhere, for the threshold here."""
-    if not estimate.defined:
-        raise Undetermined(estimate.reason or "undefined")
-    interval = estimate.interval or undefined_interval(ONE_SIDED_95, "none", "no_interval")
-    needed = FEWEST_FOR_RATIOS if n_prompts and interval.reason == "too_few" else None
-    return Found(values={"value": estimate.value}, interval=interval, n=n_prompts or None, n_needed=needed)
-
-
-def _overlap(members: Flags, other: Flags | int) -> Found:
-    """Jaccard of the members and a published list, or the ratio of their sizes."""
-    if isinstance(other, int):
-        least, most = sorted((int(members.sum()), other))
-        value, found = least / most if most else math.nan, Found(warnings=("proxy",))
-    else:
-        value, found = set_overlap(members, other).jaccard, Found()
-    if not members.any() or math.isnan(value):
-        raise Undetermined("no_members", found)
-    exact = Interval(low=value, high=value, level=ONE_SIDED_95, method="exact")
-    return replace(found, values={"value": value}, interval=exact)
-
-
-def _rate(
-    over: Flags, missing: str | None, precision: str, predicted: Flags, level: float = ONE_SIDED_95
-) -> Found:
-    """Share of some heads that a predicted set names, with exact bounds."""
-    count, n = int((predicted & over).sum()), int(over.sum())
-    if missing == "no_members" or not n:
-        raise Undetermined(missing or "no_others")
-    found = Found(values={"value": count / n}, interval=stats.clopper_pearson(count, n, level=level))
-    if precision:
-        found.values[precision] = count / int(predicted.sum()) if predicted.any() else None
-    return found
+        word, found = "inconclusive", why.found
+        none = Verdict(status=word, published=word, values={"value": None}, reason=found.reason)
+        return replace(none, warnings=found.warnings)
 
 
 def ratio_estimate(

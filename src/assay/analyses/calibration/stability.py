@@ -14,11 +14,11 @@ import scipy
 from jaxtyping import Float64, Int, Int64, Real, Shaped
 
 from assay import stats
-from assay.analyses.calibration.gate import Found, Heads, Quantity, Undetermined, gate, head_name
+from assay.analyses.calibration.gate import Found, Heads, Quantity, gate, head_name
 from assay.analyses.calibration.samples import ALPHA, HALF, SEED, by_p, finite_heads, gate_stream, majorities
 from assay.core.errors import InputError, check_least
-from assay.core.verdict import Verdict
-from assay.stats._checks import EQUAL, varies
+from assay.core.measurement import Verdict
+from assay.stats.estimate import EQUAL, varies
 from assay.stats.relative_error import N_RESAMPLES
 
 
@@ -30,10 +30,9 @@ _SHARE = Quantity(
     published="share_passing",
     rule=HALF,
     fewest=FEWEST_FOR_ERRORS,
-    least=0.0,
-    most=1.0,
 )
-_GROUPS = Quantity(label="heads that differ between groups", value="n_unstable", least=0.0)
+_DIFFERENCE = replace(_SHARE, label="the same of effects on right less wrong answer")
+_GROUPS = Quantity(label="heads that differ between groups", value="n_unstable")
 
 Table = Float64[np.ndarray, "n k"]
 Column = Float64[np.ndarray, " k"]
@@ -44,22 +43,17 @@ def _tests(verdict: Verdict, heads: Heads) -> Iterator[dict[str, Any]]:
     part = verdict.sub_results.get("groups")
     if part is None or "p" not in part.details:
         return
+    unstable = part.details["unstable"]
     for kind, row in zip(("mean", "spread"), part.details["p"], strict=True):
         for at, (column, p) in enumerate(zip(verdict.details["columns"], row, strict=True)):
-            yield {
-                "name": f"the {kind} of {head_name(int(column), heads)} differs between groups",
-                "test_key": f"S3/{kind}/{int(column)}",
-                "p": p,
-                "p_kind": "F",
-                # None, not False: the published code has no such test, so its rule does not count one.
-                "passed": True if at in part.details["unstable"] else None,
-            }
+            claim = f"the {kind} of {head_name(int(column), heads)} differs between groups"
+            test = {"test_key": f"S3/{kind}/{int(column)}", "p": p, "p_kind": "F"}
+            # None, not False: the published code has no such test, so its rule does not count one.
+            yield {"name": claim, **test, "passed": True if at in unstable else None}
 
 
 @gate(
-    key="distributional-stability",
     code="S3",
-    name="Distributional stability",
     criterion="S3 Distributional Stability",
     question="Are the heads' mean attributions known well enough, and the same in all groups of prompts?",
     on_pass="The mean attributions of at least half of the heads are known well enough and, where groups are "
@@ -68,10 +62,7 @@ def _tests(verdict: Verdict, heads: Heads) -> Iterator[dict[str, Any]]:
     weakness="Random parts measure the size of the sample only: with 40 prompts 3 % of perfectly stable "
     "heads pass, with 400 it is 83 %.",
     number=_SHARE,
-    parts={
-        "difference": replace(_SHARE, label="the same of effects on right less wrong answer"),
-        "groups": _GROUPS,
-    },
+    parts={"difference": _DIFFERENCE, "groups": _GROUPS},
     few="no bounds of a relative error hold for skewed attributions",
     parts_share_reasons=False,
     tests=_tests,
@@ -125,8 +116,7 @@ def distributional_stability(
     dropped = () if finite.all() else ("head_dropped",)
     found = data.found("S3.distributional_stability", *dropped, fewest=3 * n_subsets)
     found.thresholds = {"relative_error": STABLE_CV}
-    if not finite.any():
-        raise Undetermined("no_heads", found)
+    found.stop_if(not finite.any(), "no_heads")
     x = data.vectors[0][:, finite]
     rng = gate_stream("S3", task, seed=seed)
     if subsets is None:
@@ -139,40 +129,28 @@ def distributional_stability(
     if groups is not None:
         labels, whole = data.unit_labels(groups, "groups")
         part = _GROUPS.judges(_by_group)(x, labels, whole)
-        found.warn("units_cross_groups", not whole)
+        found.warn(units_cross_groups=not whole)
         found.parts |= {"groups": part}
         if part.reason not in ("units_cross_groups", "not_applicable"):
             differing[part.details["unstable"]] = True
-            by_group = np.nan_to_num(part.details["p"], nan=1.0).min(axis=0)
-            p_unstable = np.minimum(p_unstable, by_group)
+            p_unstable = np.minimum(p_unstable, np.nan_to_num(part.details["p"], nan=1.0).min(axis=0))
         p_unstable = np.minimum(1.0, 3 * p_unstable)  # Bonferroni over three tests
-    stable = (error < STABLE_CV) & ~differing & (p_unstable > ALPHA)
-    p_stable = np.where(differing | (p_unstable <= ALPHA), 1.0, p_stable)
+    excluded = differing | (p_unstable <= ALPHA)
+    stable, p_stable = (error < STABLE_CV) & ~excluded, np.where(excluded, 1.0, p_stable)
     half, most = majorities(x.shape[1])
     p_pass, p_fail = stats.partial_conjunction(p_stable, half), stats.partial_conjunction(p_unstable, most)
-    found.values = {
-        "share_passing": float(passing.mean()),
-        "share_stable": float(stable.mean()),
-        "mean_cv_mean": _mean(spreads[0]),
-        "mean_cv_variance": _mean(spreads[1]),
-        "p_half_stable": p_pass,
-        "p_most_unstable": p_fail,
-    }
-    found.details |= {
-        "columns": np.flatnonzero(finite),
-        "cv_mean": spreads[0],
-        "cv_variance": spreads[1],
-        "cv_skewness": spreads[2],
-        "passing": passing,
-        "relative_error_mean": error,
-        "relative_error_variance": found.parts["variance"].details["relative_error"],
-        "p_stable": p_stable,
-        "p_unstable": p_unstable,
-        "stable": stable,
-    }
+    found.values = {"share_passing": float(passing.mean()), "share_stable": float(stable.mean())}
+    for name, column in zip(("mean", "variance"), spreads[:2], strict=True):
+        known = column[~np.isnan(column)]
+        found.values[f"mean_cv_{name}"] = float(known.mean()) if len(known) else math.nan
+    found.values |= {"p_half_stable": p_pass, "p_most_unstable": p_fail}
+    found.details |= dict(zip(("cv_mean", "cv_variance", "cv_skewness"), spreads, strict=True))
+    found.details |= {"columns": np.flatnonzero(finite), "passing": passing, "relative_error_mean": error}
+    found.details["relative_error_variance"] = found.parts["variance"].details["relative_error"]
+    found.details |= {"p_stable": p_stable, "p_unstable": p_unstable, "stable": stable}
     found.status = by_p(p_pass, p_fail)
     if not any(varies(column) for column in x.T):
-        found.warn("zero_variance")
+        found.warn(zero_variance=True)
         found.open("zero_variance")
     return found
 
@@ -219,19 +197,11 @@ def judge_variances(x: Table, rng: np.random.Generator) -> Verdict:
     p = (1 + (kurtosis[1:] <= limit).sum(axis=0)) / (1 + N_RESAMPLES)
     p[~varied] = 1.0
     p_fail = stats.partial_conjunction(p, majorities(k)[1])
-    found = Found(
-        values={"share_stable": float((error < STABLE_CV).mean()), "p_most_unstable": p_fail},
-        thresholds={"relative_error": STABLE_CV},
-        status=by_p(1.0, p_fail),
-        published="none",
-        reason=None if p_fail <= ALPHA else "no_upper_bound",
-        details={"metric": "S3.variance", "relative_error": error, "p_unstable": p},
-    )
+    found = Found(status=by_p(1.0, p_fail), published="none", thresholds={"relative_error": STABLE_CV})
+    found.values = {"share_stable": float((error < STABLE_CV).mean()), "p_most_unstable": p_fail}
+    found.details = {"metric": "S3.variance", "relative_error": error, "p_unstable": p}
+    found.reason = None if p_fail <= ALPHA else "no_upper_bound"
     return _SHARE.judge(found)
-
-
-def _mean(values: Column) -> float:
-    return float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
 
 
 def _subset_spreads(x: Table, subsets: Sequence[Any]) -> Float64[np.ndarray, "3 k"]:
@@ -256,12 +226,10 @@ def _subset_spreads(x: Table, subsets: Sequence[Any]) -> Float64[np.ndarray, "3 
 def _by_group(x: Table, labels: Int64[np.ndarray, " n"], whole: bool) -> Found:
     """Heads whose mean or spread differs between groups."""
     found = Found(details={"metric": "S3.groups"}, published="none")
-    if not whole:  # tests of independent groups do not hold for one image in many groups
-        raise Undetermined("units_cross_groups", found)
+    found.stop_if(not whole, "units_cross_groups")  # no independent groups with one image in several
     rows = [np.flatnonzero(labels == each) for each in np.unique(labels)]
     tests = [stats.group_differences([column[each] for each in rows]) for column in x.T]
-    if len(tests[0].used) < 2:
-        raise Undetermined("not_applicable", found)
+    found.stop_if(len(tests[0].used) < 2, "not_applicable")
     means = [each.classic.p_value if each.welch.reason else each.welch.p_value for each in tests]
     p = np.array([means, [each.brown_forsythe.p_value for each in tests]])
     adjusted = stats.benjamini_hochberg(p)

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,9 @@ from assay import stats
 from assay.analyses.calibration.gate import Found, Quantity, Undetermined, gate
 from assay.analyses.calibration.samples import ALPHA, SEED, gate_stream, sample
 from assay.circuits import HeadCircuit
-from assay.core.errors import InputError, check_least
-from assay.core.verdict import ONE_SIDED_95, Rule, Verdict
-from assay.stats.skewed_mean import FEWEST_FOR_MEANS
+from assay.core.errors import InputError
+from assay.core.measurement import ONE_SIDED_95, Rule, Verdict
+from assay.stats.intervals import FEWEST_FOR_MEANS
 
 
 _DENSITY = Quantity(label="layer against number of heads, rank correlation", value="rho")
@@ -28,22 +29,15 @@ _SUBSTANTIAL = replace(_GAIN, label="the same gain against 0.1", rule=Rule(pass_
 
 def _roles(verdict: Verdict, heads: Any) -> Iterator[dict[str, Any]]:
     """Mean layers of the roles rise with pathway depth."""
-    yield {
-        "name": "roles lie in the order of their pathways",
-        "test_key": "C23/roles",
-        "p": verdict.values.get("role_level_p"),
-        "p_kind": "exact" if verdict.details.get("exact") else "permutation",
-        "passed": verdict.status == "pass",
-        "value": verdict.values.get("role_level_rho"),
-        "baseline": 0.0,
-        "n": len(verdict.details.get("roles", ())),
-    }
+    values, kind = verdict.values, "exact" if verdict.details.get("exact") else "permutation"
+    claim = {"name": "roles lie in the order of their pathways", "passed": verdict.status == "pass"}
+    test = {"test_key": "C23/roles", "p": values.get("role_level_p"), "p_kind": kind}
+    numbers = {"value": values.get("role_level_rho"), "baseline": 0.0}
+    yield {**claim, **test, **numbers, "n": len(verdict.details.get("roles", ()))}
 
 
 @gate(
-    key="nomological-validity",
     code="C23",
-    name="Nomological validity",
     criterion="C5 Convergent validity",
     question="Does the order of roles along the pathways follow their depth in the model?",
     on_pass="functional order follows depth",
@@ -57,12 +51,10 @@ def _roles(verdict: Verdict, heads: Any) -> Iterator[dict[str, Any]]:
         value="role_level_p",
         rule=Rule(pass_at=ALPHA, fail_at=1 - ALPHA, higher=False, open_ended=True),
         published=None,
-        least=0.0,
-        most=1.0,
     ),
     parts={"layer_density_correlation": _DENSITY},
     reasons={
-        "not_applicable": ("The circuit’s heads have no roles.", "Give one with roles, bands and pathways."),
+        "not_applicable": ("The circuit’s heads have no roles.", "Give a circuit with roles and pathways."),
         "too_few": ("With so few roles, even the best order is too likely.", "Give four roles or more."),
     },
     when_open="Neither order is established, and there are no more roles.",
@@ -93,50 +85,29 @@ def nomological_validity(
     Raises:
         InputError: For a role without a band.
     """
-    check_least(1, n_perm=n_perm)
     layers = np.array([layer for layer, _ in circuit.heads], dtype=np.int64)
     counts = np.bincount(layers, minlength=circuit.n_layers)
-    density_rho, density_p = _association(np.arange(circuit.n_layers), counts)
-    density = Found(
-        values={"rho": density_rho, "p": density_p},
-        status="none",
-        published="none",
-        reason=None if density_rho is not None else "zero_variance",
-        details={"counts": counts},
-    )
-    found = Found(
-        thresholds={"rho": 0.0, "p": ALPHA}, parts={"layer_density_correlation": _DENSITY.judge(density)}
-    )
-    if not circuit.roles or circuit.k < 3:
-        raise Undetermined("too_few" if circuit.roles else "not_applicable", found)
+    rho, p = _association(np.arange(circuit.n_layers), counts)
+    density = Found(values={"rho": rho, "p": p}, status="none", published="none", details={"counts": counts})
+    density.reason = None if rho is not None else "zero_variance"
+    parts = {"layer_density_correlation": _DENSITY.judge(density)}
+    found = Found(thresholds={"rho": 0.0, "p": ALPHA}, parts=parts)
+    found.stop_if(not circuit.roles or circuit.k < 3, "too_few" if circuit.roles else "not_applicable")
     ordinals = np.array(circuit.ordinals)
-    rho, p = _association(layers, ordinals)
     bands = [layers[ordinals == each] for each in np.unique(ordinals)]
     disjoint = all(low.max() < high.min() for low, high in itertools.pairwise(bands))
-    found.warn("circular_bands", len(bands) > 1 and disjoint)
+    found.warn(circular_bands=len(bands) > 1 and disjoint)
     names = [name for name, role in circuit.roles.items() if role.heads]
-    mean_layers = np.array([circuit.mean_layers[name] for name in names])
-    depths = np.array([float(circuit.depths[name]) for name in names])
     rng = gate_stream("C23", task, seed=seed)
-    up, down = (
-        stats.spearman_test(sign * mean_layers, depths, rng=rng, alternative="greater", n_permutations=n_perm)
-        for sign in (1, -1)
-    )
-    found.details = {
-        "roles": [
-            {"role": name, "mean_layer": float(layer), "depth": int(depth)}
-            for name, layer, depth in zip(names, mean_layers, depths, strict=True)
-        ],
-        "exact": up.exact,
-        "n_layers": circuit.n_layers,
-    }
-    tested = {
-        "role_level_rho": up.rho,
-        "role_level_p": up.p_value,
-        "role_level_p_opposite": down.p_value,
-        "smallest_p": up.smallest_p,
-    }
-    known = {name: None if math.isnan(value) else value for name, value in tested.items()}
+    layer_of, depth_of = ([float(of[name]) for name in names] for of in (circuit.mean_layers, circuit.depths))
+    placed = zip(names, layer_of, depth_of, strict=True)
+    roles = [{"role": name, "mean_layer": layer, "depth": int(depth)} for name, layer, depth in placed]
+    test = partial(stats.spearman_test, rng=rng, n_permutations=n_perm, alternative="greater")
+    up, down = (test(sign * np.array(layer_of), np.array(depth_of)) for sign in (1, -1))
+    found.details = {"roles": roles, "exact": up.exact, "n_layers": circuit.n_layers}
+    rho, p = _association(layers, ordinals)
+    tested = {"role_level_rho": up.rho, "role_level_p": up.p_value, "role_level_p_opposite": down.p_value}
+    known = {k: None if math.isnan(x) else x for k, x in {**tested, "smallest_p": up.smallest_p}.items()}
     found.values = {"role_depth_rho": rho, "role_depth_p": p, **known}
     if rho is None or p is None:
         raise Undetermined("zero_variance", found)
@@ -158,24 +129,16 @@ def _association(x: Any, y: Any) -> tuple[float | None, float | None]:
 
 def _random_sets(verdict: Verdict, heads: Any) -> Iterator[dict[str, Any]]:
     """The circuit is more faithful than the random sets of each kind (Monte Carlo)."""
+    about = {"passed": verdict.status == "pass", "p_kind": "permutation", "n": verdict.details.get("n")}
+    about["value"] = verdict.values.get("faithfulness")
     for name, other in verdict.details.get("others", {}).items():
         if "p" in other:
-            yield {
-                "name": f"the circuit is more faithful than {name}",
-                "test_key": f"C36/{name}",
-                "p": other["p"],
-                "p_kind": "permutation",
-                "passed": verdict.status == "pass",
-                "value": verdict.values.get("faithfulness"),
-                "baseline": other["mean"],
-                "n": verdict.details.get("n"),
-            }
+            claim = {"name": f"the circuit is more faithful than {name}", "test_key": f"C36/{name}"}
+            yield {**claim, **about, "p": other["p"], "baseline": other["mean"]}
 
 
 @gate(
-    key="incremental-validity",
     code="C36",
-    name="Incremental validity",
     criterion="C5 Convergent validity",
     question="Is the circuit more faithful than as many heads picked by a simple rule?",
     on_pass="discovery adds something over picking active heads",
@@ -230,10 +193,8 @@ def incremental_validity(
     full, keep, base = kept.vectors[:3]
     if members is not None and (not members.any() or members.all()):
         raise Undetermined("no_others" if members.any() else "no_members", found)
-    if kept.n < 3:
-        raise Undetermined("too_few" if kept.n else "no_valid_prompt", found)
-    if abs(full.mean()) < 1e-8:  # nothing is a share of it
-        raise Undetermined("zero_denominator", found)
+    found.stop_if(kept.missing())
+    found.stop_if(abs(full.mean()) < 1e-8, "zero_denominator")  # nothing is a share of it
     statistic = stats.RatioOfSums(numerator={"keep": 1.0, "base": -1.0}, denominator={"full": 1.0})
     table = np.stack([keep, base, full])
     delta, linear = float(statistic.of_sums(table.sum(axis=1), kept.n)), statistic.linearised(table)
@@ -243,33 +204,22 @@ def incremental_validity(
     unstable = statistic.unstable(table)
     if unstable:
         fieller = stats.fieller_interval(keep - base, full, level=ONE_SIDED_95)
-        interval = replace(
-            stats.outermost(interval, fieller), method="fieller-hall" if fieller.defined else "fieller"
-        )
-    if flat:
-        interval = replace(interval, low=delta, high=delta, reason="degenerate")
+        method = "fieller-hall" if fieller.defined else "fieller"
+        interval = replace(stats.outermost(interval, fieller), method=method)
+    found.interval = replace(interval, low=delta, high=delta, reason="degenerate") if flat else interval
     faithful, base_faithful = float(keep.sum() / full.sum()), float(base.sum() / full.sum())
-    found.interval = interval
-    found.values = {
-        "value": delta,
-        "standard_error": float(linear.std(ddof=1) / math.sqrt(kept.n)),
-        "faithfulness": faithful,
-        "baseline_faithfulness": base_faithful,
-        "delta_abs": abs(1 - base_faithful) - abs(1 - faithful),
-    }
+    found.values = {"value": delta, "standard_error": float(linear.std(ddof=1) / math.sqrt(kept.n))}
+    found.values |= {"faithfulness": faithful, "baseline_faithfulness": base_faithful}
+    found.values["delta_abs"] = abs(1 - base_faithful) - abs(1 - faithful)
     same = np.array_equal(keep, base)
     if members is not None and baseline_members is not None:
         common = float((members & baseline_members).sum())
         found.values |= {"overlap": common, "jaccard": common / float((members | baseline_members).sum())}
         same = bool((members == baseline_members).all())
-    found.warn("unstable_denominator", unstable)
-    found.warn("zero_variance", flat and not same)
+    found.warn(unstable_denominator=unstable, zero_variance=flat and not same)
     vectors = zip(others or {}, kept.vectors[3:], strict=True)
-    found.details = {
-        "n": kept.n,
-        "n_dropped": kept.n_dropped,
-        "others": {name: _against(faithful, vector, full) for name, vector in vectors},
-    }
+    against = {name: _against(faithful, vector, full) for name, vector in vectors}
+    found.details = {"n": kept.n, "n_dropped": kept.n_dropped, "others": against}
     if same:
         found.open("same_set")
         found.published = "inconclusive"
@@ -283,14 +233,11 @@ def incremental_validity(
 def _against(faithful: float, y: Any, full: Float64[np.ndarray, " n"]) -> dict[str, float]:
     """The circuit's faithfulness against another set, or against many random ones."""
     found = np.asarray(y.sum(axis=0) / full.sum())
-    if found.ndim == 0:
-        return {"faithfulness": float(found), "delta": faithful - float(found)}
     if not found.size:
         raise InputError("a further baseline holds 0 random sets; give at least one column")
-    return {
-        "mean": float(found.mean()),
-        "sd": float(found.std()),
-        "delta": faithful - float(found.mean()),
-        "p": float((1 + np.count_nonzero(found >= faithful)) / (1 + found.size)),
-        "n_sets": float(found.size),
-    }
+    mean = float(found.mean())
+    if found.ndim == 0:
+        return {"faithfulness": mean, "delta": faithful - mean}
+    p = float((1 + np.count_nonzero(found >= faithful)) / (1 + found.size))
+    numbers = {"mean": mean, "sd": float(found.std()), "delta": faithful - mean}
+    return {**numbers, "p": p, "n_sets": float(found.size)}
