@@ -19,7 +19,7 @@ from jaxtyping import Float32, Float64, Int64, UInt8
 
 from assay.circuits import write_atomically
 from assay.core.errors import AssayError, FileFormatError, InputError, check_name
-from assay.core.record import BRIEF, HIDDEN, Record, named, record_id
+from assay.core.record import BRIEF, HIDDEN, Record, record_id
 from assay.core.untrusted import load_npz, read_object
 from assay.execution import run_model
 from assay.models import Model, load_model
@@ -159,7 +159,7 @@ class Zoo(Record):
     classes: tuple[str, ...] | None = None
     data: Mapping[str, Any] = field(default_factory=dict)
     selection: Mapping[str, Any] | None = None
-    entries: tuple[ZooEntry, ...] = field(default=(), metadata=named("models"))
+    entries: tuple[ZooEntry, ...] = field(default=(), metadata={"key": "models"})
 
     def __repr__(self) -> str:
         return f"Zoo({self.name!r}, {len(self.keys)} models, id_domain={self.id_domain!r})"
@@ -317,7 +317,7 @@ class Zoo(Record):
             rows.append(hits[0])
             accuracies.append(self.entry(key).id_accuracy if id_images is None else float(hits[1].mean()))
             if progress is not None:
-                progress("predict", number, len(self.keys))
+                progress(f"predict {images.domain}".rstrip(), number, len(self.keys))
         return Correctness(
             correct=np.stack(rows).astype(np.uint8),
             id_accuracy=np.array(accuracies, dtype=np.float64),

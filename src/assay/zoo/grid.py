@@ -17,7 +17,7 @@ from jaxtyping import UInt8
 from torch.nn.functional import affine_grid, grid_sample
 
 from assay.core.errors import InputError, check_name
-from assay.core.record import Record, named, plain
+from assay.core.record import Record, plain
 from assay.core.untrusted import malformed, read_object
 from assay.zoo.archive import Zoo
 from assay.zoo.models import initial_module, stated_size
@@ -230,7 +230,7 @@ class Grid(Record):
     """
 
     name: str = "zoo"
-    initialisations: Mapping[str, Initialisation] = field(metadata=named("inits"))
+    initialisations: Mapping[str, Initialisation] = field(metadata={"key": "inits"})
     axes: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     configurations: Sequence[Mapping[str, Any]] = ({},)

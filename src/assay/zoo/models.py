@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from assay.core.errors import InputError, OutputError, UnsupportedModelError, check_name
 from assay.core.random import stream
 from assay.models import load_model
-from assay.models.checkpoints import without_progress_bars
+from assay.models.loading import without_progress_bars
 from assay.models.timm_models import timm_create_model
 from assay.tasks import EvalTransform
 from assay.tasks.image_transform import RESAMPLE
@@ -106,7 +106,7 @@ def _scratch(architecture: object, classes: Sequence[str], image_size: tuple[int
 def _new_head(module: nn.Module, n_classes: int) -> nn.Module:
     """The module with random heads of `n_classes` outputs; it was loaded for this call and is changed."""
     if _of_timm(module):
-        module.reset_classifier(n_classes)  # type: ignore[operator]
+        module.reset_classifier(n_classes)  # type: ignore[operator]  # of timm, unknown to nn.Module
         return module
     config: Any = module.config
     for name in head_names(module):
@@ -118,7 +118,7 @@ def _new_head(module: nn.Module, n_classes: int) -> nn.Module:
         nn.init.zeros_(new.bias)
         setattr(module, name, new)
     config.num_labels = n_classes
-    module.num_labels = n_classes  # type: ignore[assignment]
+    module.num_labels = n_classes  # type: ignore[assignment]  # a number, no submodule
     return module
 
 

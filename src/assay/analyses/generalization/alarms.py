@@ -1,4 +1,4 @@
-"""When an alarm goes off: at a threshold that corresponds to a performance, or at a rate that is kept.
+"""How a score goes with performance, and when it raises an alarm: at a threshold, or at a rate that is kept.
 
 A batch of n images has a positive shift by sampling alone. What is unusual is therefore learnt from batches
 of the same size that are known to be in distribution. The conformal and the sequential rule need nothing but
@@ -8,27 +8,154 @@ other order.
 
 import bisect
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import scipy
-from jaxtyping import Float64, Real
+from jaxtyping import Float, Float64, Real
 
-from assay.analyses.generalization.evaluation import Values, paired
-from assay.core.errors import InputError, check_name
+from assay.analyses.generalization.dependency import dependency_depth_bias
+from assay.analyses.generalization.shift import check_comparable
+from assay.circuits import EdgeScores
+from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError, check_name
 from assay.core.random import stream
 from assay.core.record import Record
-from assay.stats import clopper_pearson
+from assay.stats import clopper_pearson, kendall_tau, pearson, spearman
 
 
+Values = Sequence[float] | Real[np.ndarray, " n"]
+
+CORRELATIONS = ("r2", "srcc", "krcc")
 RULES = ("threshold", "conformal", "sequential")
 CIRCUIT, OUTPUTS = "circuit shift", "output shift"  # the statistics of a batch
 POWERS = (1.0, 0.5, 0.25)  # of the bets: 1 does not bet, 0.25 puts most on small p-values
 JUMP = 0.01  # share of the capital dealt out anew before each bet
 # Performance thresholds of the alarm curve: 0.50, 0.51, ..., 0.95.
 DELTAS = tuple(round(0.5 + 0.01 * step, 2) for step in range(46))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskCorrelation(Record):
+    """How a metric goes with performance on one task.
+
+    Attributes:
+        r2: Squared Pearson correlation: the R2 of a straight line, in sample; in [0, 1].
+        srcc: Spearman's rank correlation, in [-1, 1].
+        krcc: Kendall's tau-b, in [-1, 1].
+        n: Models or domains.
+    """
+
+    r2: float
+    srcc: float
+    krcc: float
+    n: int
+
+
+def correlate(metric: Values, performance: Values) -> TaskCorrelation:
+    """The three correlations of a metric with true performance.
+
+    Args:
+        metric: One number per model (before deployment) or domain (after), finite.
+        performance: Accuracy or macro-F1 of each, in the same order.
+
+    Returns:
+        Signed correlations; those of a shift score are expected to be negative. All NaN, with a
+        `DegenerateDataWarning`, for fewer than 3 pairs or where one side is constant.
+
+    Raises:
+        InputError: For lists of different lengths.
+        NonFiniteError: For NaN or infinite numbers.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, Tables 1 and 3.
+
+    Example:
+        >>> correlate([0.1, 0.4, 0.9], [0.5, 0.6, 0.9]).srcc
+        1.0
+    """
+    x, y = paired(metric, performance)
+    if len(x) < 3 or not np.ptp(x) or not np.ptp(y):
+        reason = "one side is constant" if len(x) >= 3 else f"got {len(x)} pair(s); expected at least 3"
+        text = f"correlation with performance is undefined: {reason}"
+        warnings.warn(text, DegenerateDataWarning, stacklevel=2)
+        return TaskCorrelation(r2=math.nan, srcc=math.nan, krcc=math.nan, n=len(x))
+    return TaskCorrelation(r2=pearson(x, y) ** 2, srcc=spearman(x, y), krcc=kendall_tau(x, y), n=len(x))
+
+
+def summarize_correlations(
+    tasks: Mapping[str, Sequence[TaskCorrelation]], *, absolute: bool = True
+) -> dict[str, float]:
+    """Mean and standard error of the correlations of a metric over all tasks of all datasets.
+
+    Args:
+        tasks: Dataset -> correlation on each of its tasks; at least one each.
+        absolute: Take magnitudes per task first, as the published tables do; False keeps signs.
+
+    Returns:
+        `"DATASET r2"`, `"DATASET srcc"` and `"DATASET krcc"`, means over the tasks of a dataset; `average`,
+        the mean of these cells; `sem`, their population standard deviation over the root of their number.
+        NaN where a task of theirs is NaN.
+
+    Raises:
+        InputError: For no dataset or one without tasks.
+
+    Notes:
+        The cells of one dataset rest on the same data: the standard error describes spread, not confidence.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, Table 1.
+    """
+    if not tasks or not all(tasks.values()):
+        raise InputError("every dataset needs at least one task")
+    cells: dict[str, float] = {}
+    for name, several in tasks.items():
+        values = np.array([[getattr(each, key) for key in CORRELATIONS] for each in several])
+        means = (np.abs(values) if absolute else values).mean(0)
+        cells |= {f"{name} {key}": mean for key, mean in zip(CORRELATIONS, means.tolist(), strict=True)}
+    every = np.array([*cells.values()])
+    return {"average": float(every.mean()), "sem": float(every.std() / math.sqrt(len(every))), **cells}
+
+
+def ratio_ablation(
+    scores: Sequence[EdgeScores], performance: Values, *, targets: str = "output"
+) -> dict[float, TaskCorrelation]:
+    """How the choice of ratio tau changes what the dependency depth bias predicts.
+
+    Args:
+        scores: Circuit of each model of a zoo on the target data, found in one way.
+        performance: True performance of each model.
+        targets: As in `dependency_depth_bias`.
+
+    Returns:
+        Ratio (0.1, 0.2, ..., 0.5) -> correlation of the bias with performance.
+
+    Raises:
+        GraphMismatchError, InputError: For circuits that cannot be compared, or not one performance each.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, Tables 2, 12 and 13.
+    """
+    for each in scores:
+        check_comparable(scores[0], each, same_model=False)
+
+    def biases(ratio: float) -> list[float]:
+        return [dependency_depth_bias(each, targets=targets, ratio=ratio) for each in scores]
+
+    return {ratio: correlate(biases(ratio), performance) for ratio in (0.1, 0.2, 0.3, 0.4, 0.5)}
+
+
+def paired(x: Values, y: Values) -> tuple[Float[np.ndarray, " n"], Float[np.ndarray, " n"]]:
+    """Scores and performance as arrays of one length, finite, at least one of each."""
+    a, b = np.asarray(x, dtype=np.float64), np.asarray(y, dtype=np.float64)
+    if a.ndim != 1 or a.shape != b.shape or not len(a):
+        raise InputError(f"scores have shape {a.shape}, performance {b.shape}; give one of each, [n]")
+    for name, array in (("score", a), ("performance", b)):
+        for place in np.flatnonzero(~np.isfinite(array)):
+            raise NonFiniteError(f"{name} {place} is {array[place]}; leave it out of both")
+    return a, b
 
 
 # --------------------------------------------------------------------------------------------- thresholds
@@ -104,12 +231,9 @@ def calibrate_threshold(
     check_name("method of a threshold", method, ("isotonic", "nearest"))
     names = list(scores_by_domain)
     if odd := sorted({*names} ^ {*performance_by_domain}):
-        raise InputError(
-            f"every domain needs a score and a performance; one is missing for: {', '.join(odd)}"
-        )
-    scores, performance = paired(
-        [scores_by_domain[name] for name in names], [performance_by_domain[name] for name in names]
-    )
+        raise InputError(f"a score or a performance is missing for: {', '.join(odd)}")
+    rates = [performance_by_domain[name] for name in names]
+    scores, performance = paired([*scores_by_domain.values()], rates)
     nearest = int(np.abs(performance - target).argmin())
     value, reached = scores[nearest], performance[nearest]
     if method == "isotonic":
@@ -355,10 +479,8 @@ class AlarmRules:
         if self.threshold is None and self.asked == "threshold":
             raise InputError("the rule is 'threshold', but the threshold is missing; give one")
         if self.threshold and not (self.threshold.higher_is_shift and math.isfinite(self.threshold.value)):
-            raise InputError(
-                f"the threshold {self.threshold.value:g} is not a circuit shift, or of a score that falls "
-                "with shift, such as confidence; calibrate one on circuit shifts"
-            )
+            text = f"the threshold {self.threshold.value:g} is not a circuit shift"
+            raise InputError(f"{text}, or of a score that falls with shift, such as confidence")
 
     @property
     def rule(self) -> str | None:
@@ -392,27 +514,24 @@ class AlarmRules:
             return "No alarm is set: give a threshold, or calibrate on batches in distribution."
         m = len(known.shifts) if known else 0
         if self.rule == "sequential":
-            rate = f"any false alarm, over all batches together, is at most {alpha:g}"
-            return f"The probability of {rate}, if watched batches are exchangeable with the {m} known ones."
+            text = f"The probability of any false alarm, over all batches together, is at most {alpha:g}"
+            return f"{text}, if watched batches are exchangeable with the {m} known ones."
         if known is None:
             return "The rate of false alarms is unknown: no batches in distribution were measured."
         if self.rule == "threshold" and self.threshold is not None:
             raised = sum(map(self.threshold.alarm, known.shifts))
             ends = clopper_pearson(raised, m)
-            return (
-                f"{raised} of {m} batches of {known.n} images in distribution exceed the threshold: "
-                f"{raised / m:.2g} false alarms per batch, 95 % interval {ends.low:.2g} to {ends.high:.2g}."
-            )
+            text = f"{raised} of {m} batches of {known.n} images in distribution exceed the threshold"
+            rate = f"{raised / m:.2g} false alarms per batch"
+            return f"{text}: {rate}, 95 % interval {ends.low:.2g} to {ends.high:.2g}."
         bound = sum(rate_bound(m, level, 1 - 0.05 / len(tests)) for _, level in tests.values())
-        text = (
-            f"A batch of {known.n} images raises a false alarm with probability at most {alpha:g}, if it "
-            f"is exchangeable with the {m} known batches; for these known batches as they are, the rate "
-            f"is below {min(bound, 1):.2g} with 95 % confidence."
-        )
-        if len(tests) > 1:
-            return text
-        needed = f"{batches_for(alpha / 2)} known batches and known images of their own"
-        return f"{text} Only the circuit's shift is tested: the outputs need {needed}."
+        text = f"A batch of {known.n} images raises a false alarm with probability at most {alpha:g}, if it "
+        text += f"is exchangeable with the {m} known batches; for these known batches as they are, the rate "
+        text += f"is below {min(bound, 1):.2g} with 95 % confidence."
+        if len(tests) == 1:
+            needed = f"{batches_for(alpha / 2)} known batches and known images of their own"
+            text += f" Only the circuit's shift is tested: the outputs need {needed}."
+        return text
 
     def calibrated(self, calibration: Calibration) -> "AlarmRules":
         """The rules once known batches were measured."""
@@ -437,22 +556,18 @@ class AlarmRules:
         """
         values = {CIRCUIT: shift, OUTPUTS: output_shift}
         p_values = {name: conformal_p_value(known, values[name]) for name, (known, _) in self.tests.items()}
-        e_value = math.exp(min(self.sequential.log_capital, 700.0))
-        found: tuple[Any, ...]
+        e_value: float | None = math.exp(min(self.sequential.log_capital, 700.0))
+        decision: tuple[Any, ...] = ("", None, None, None)
         if self.rule == "sequential":
-            found = ("e-value", e_value, 1 / self.alpha, self.sequential.alarm(self.alpha))
+            decision = ("e-value", e_value, 1 / self.alpha, self.sequential.alarm(self.alpha))
         elif self.rule == "threshold" and self.threshold is not None:
-            found = (CIRCUIT, shift, self.threshold.value, self.threshold.alarm(shift))
+            decision = (CIRCUIT, shift, self.threshold.value, self.threshold.alarm(shift))
         elif p_values:
             name = min(p_values, key=lambda each: p_values[each])
-            found = (name, values[name], self.limits[name], values[name] > self.limits[name])
-        elif self.rule is None:
-            found = ("", None, None, None)
-        else:
+            decision = (name, values[name], self.limits[name], values[name] > self.limits[name])
+        elif self.rule is not None:
             raise InputError("the conformal rule needs known batches; call calibrate() first")
-        return {
-            **dict(zip(("decided_by", "value", "limit", "alarm"), found, strict=True)),
-            "p_value": p_values.get(CIRCUIT),
-            "output_p_value": p_values.get(OUTPUTS),
-            "e_value": e_value if self.calibration is not None or self.rule == "sequential" else None,
-        }
+        found = dict(zip(("decided_by", "value", "limit", "alarm"), decision, strict=True))
+        found |= {"p_value": p_values.get(CIRCUIT), "output_p_value": p_values.get(OUTPUTS)}
+        watched = self.calibration is not None or self.rule == "sequential"
+        return found | {"e_value": e_value if watched else None}

@@ -6,17 +6,25 @@ each of them, and a row of ones gives the number itself. Functions of logits tak
 
 import math
 import warnings
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
 import torch
-from jaxtyping import Bool, Float64, Int, Int64, Real
+from jaxtyping import Bool, Float, Float64, Int, Int64, Real
 from scipy.special import log_softmax, logsumexp
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector
 
-from assay.analyses.generalization.sharpness import sharpness as sharpness
-from assay.core.errors import DegenerateDataWarning, InconsistentRunError, InputError, check_name
+from assay.core.errors import (
+    DegenerateDataWarning,
+    InconsistentRunError,
+    InputError,
+    NonFiniteError,
+    check_name,
+)
+from assay.models import Model
 
 
 MEASURES = ("accuracy", "macro-f1")
@@ -24,6 +32,7 @@ PROBIT_MARGIN = 1e-6  # keeps the probit of accuracies 0 and 1 finite
 FIRST, LAST, FEWEST = 11, 100, 20  # eigenvalues that alpha-ReQ fits, and how many it needs
 
 Values = Float64[np.ndarray, " n"]
+NewValues = Float64[np.ndarray, " m"]
 Classes = Int64[np.ndarray, " n"]
 Draws = Float64[np.ndarray, " draws"]
 Weights = Float64[np.ndarray, "draws n"]
@@ -31,6 +40,8 @@ NewWeights = Float64[np.ndarray, "draws m"]
 Table = Real[Tensor | np.ndarray, "n c"]
 NewTable = Real[Tensor | np.ndarray, "m c"]
 Labels = Int[Tensor | np.ndarray, " n"]
+Parameters = Float[Tensor, " n"]  # of a model, all in one row
+Loss = Callable[[Tensor], Tensor]  # of the parameters
 
 
 # ------------------------------------------------------------------------------------- of resamples
@@ -79,11 +90,7 @@ def performance_of(
 
 
 def passing(
-    known: Values,
-    correct: Bool[np.ndarray, " n"],
-    scores: Float64[np.ndarray, " m"],
-    v: Weights,
-    w: NewWeights,
+    known: Values, correct: Bool[np.ndarray, " n"], scores: NewValues, v: Weights, w: NewWeights
 ) -> Draws:
     """`atc` from scores: the share that reaches the score above which as many known images lie as are right.
 
@@ -106,19 +113,16 @@ def passing(
 def _table(values: Table, name: str) -> Float64[np.ndarray, "n c"]:
     """Numbers with a row per example, finite."""
     table: np.ndarray = torch.as_tensor(values).detach().cpu().double().numpy()
-    bad = np.flatnonzero(~np.isfinite(table).all(1))
-    if len(bad) or not table.size:
-        where = f"of example {bad[0]} hold NaN or infinity" if len(bad) else f"have shape {table.shape}"
-        raise InputError(f"{name} {where}; expected finite numbers, a row per example")
+    for row in np.flatnonzero(~np.isfinite(table).all(1)):
+        raise InputError(f"{name} of example {row} hold NaN or infinity; expected finite numbers")
     return table
 
 
 def label_array(labels: Labels, n_classes: int) -> Classes:
     """Labels between 0 and the number of classes; others are refused."""
     truth: np.ndarray = torch.as_tensor(labels).cpu().long().numpy()
-    outside = np.flatnonzero((truth < 0) | (truth >= n_classes))
-    if len(outside):
-        text = f"label {truth[outside[0]]} of example {outside[0]} is outside the {n_classes} classes"
+    for row in np.flatnonzero((truth < 0) | (truth >= n_classes)):
+        text = f"label {truth[row]} of example {row} is outside the {n_classes} classes"
         raise InputError(f"{text}; the class lists of model and data must agree")
     return truth
 
@@ -191,8 +195,7 @@ def energy(logits: Table, *, log: bool = True) -> float:
     energies = -logsumexp(_table(logits, "logits"), axis=1)
     (value,) = spread_of_energies(energies, once(len(energies)), log=log)
     if math.isnan(value):
-        reason = "the logarithm of the energy is undefined: there is one example"
-        warnings.warn(reason, DegenerateDataWarning, stacklevel=2)
+        warnings.warn("MDE is undefined: there is one example", DegenerateDataWarning, stacklevel=2)
     return float(value)
 
 
@@ -268,15 +271,12 @@ def spectral_decay(sizes: Float64[np.ndarray, " k"], shape: tuple[int, ...]) -> 
     """`alpha_req` of features of a shape whose centred singular values are known, descending."""
     usable = sizes[sizes > max(shape) * np.finfo(np.float64).eps * sizes[0]] ** 2
     if len(usable) < FEWEST:
-        raise InputError(
-            f"features of shape {shape} have {len(usable)} non-zero eigenvalues; alpha-ReQ fits the "
-            f"{FIRST}th to the {LAST}th and needs {FEWEST}. Give more examples"
-        )
+        text = f"features of shape {shape} have {len(usable)} non-zero eigenvalues"
+        raise InputError(f"{text}; alpha-ReQ needs {FEWEST}. Give more examples")
     index = np.arange(FIRST, min(LAST, len(usable)) + 1, dtype=np.float64)
-    x, y = np.log(index), np.log(usable[FIRST - 1 : LAST])
-    weights = 1 / index / (1 / index).sum()
-    x_off, y_off = x - weights @ x, y - weights @ y
-    return -float((weights * x_off) @ y_off / ((weights * x_off) @ x_off))
+    x, y, weights = np.log(index), np.log(usable[FIRST - 1 : LAST]), 1 / index / (1 / index).sum()
+    x, y = x - weights @ x, y - weights @ y
+    return -float((weights * x) @ y / ((weights * x) @ x))
 
 
 # --------------------------------------------------------------------------- estimates of accuracy
@@ -488,3 +488,139 @@ def matched(id_labels: Labels, logits: NewTable) -> Matching:
         if not better.any():
             return Matching(gain=-float(solution.fun), of_examples=-prices[:m], of_classes=-prices[m:])
         used[better, best[better]] = True
+
+
+# ---------------------------------------------------------------------------------------- sharpness
+
+
+def sharpness(
+    model: nn.Module | Model,
+    batches: Iterable[tuple[Tensor, Tensor | None]],
+    *,
+    normalize_logits: bool = True,
+    **search: Any,
+) -> float:
+    """How much the loss can rise when every weight moves a little: worst case in an l-infinity ball.
+
+    Args:
+        model: A classifier in evaluation mode: images in, logits (or an output with `logits`) out.
+        batches: In-distribution validation data, (images, labels) at a time. The worst direction is one for
+            the whole batch, so values compare only between equal batch sizes; published with 256 images.
+        normalize_logits: Centre the logits of an example and scale them to length 1, so that their scale does
+            not count.
+        search: `rho`, `iterations` and `adaptive` of `worst_case_rise`.
+
+    Returns:
+        Mean over batches of the rise of the cross-entropy, nats, >= 0; expected to fall with performance.
+
+    Raises:
+        InputError: For a model in training mode, no batch, labels outside the model's classes, or a radius or
+            number of steps below or at 0.
+        NonFiniteError: If the loss is not finite.
+
+    Notes:
+        Costs `iterations` forward and backward passes, and 1 + `iterations` forward passes, per batch, and
+        the memory of about nine copies of the weights. The model's own weights are never written to.
+
+    References:
+        Andriushchenko et al. (2023), arXiv:2302.07011; auto-PGD: Croce and Hein (2020), arXiv:2003.01690.
+    """
+    module = model if isinstance(model, nn.Module) else model.module
+    if any(part.training for part in module.modules()):
+        raise InputError("the model, or a part of it, is in training mode; call model.eval() first")
+    weights = dict(module.named_parameters())
+    start = parameters_to_vector(weights.values()).detach()
+    rises = []
+    for images, labels in batches:
+        assert labels is not None, "sharpness needs labels"
+        seen, truth = images.to(start), labels.to(start.device).long()
+
+        def loss(moved: Tensor, images: Tensor = seen, labels: Tensor = truth) -> Tensor:
+            parts = moved.split([each.numel() for each in weights.values()])
+            shaped = {name: part.view_as(weights[name]) for name, part in zip(weights, parts, strict=True)}
+            output = torch.func.functional_call(module, shaped, (images,))
+            logits: Tensor = output if isinstance(output, Tensor) else output.logits
+            if not 0 <= int(labels.min()) <= int(labels.max()) < logits.shape[-1]:
+                raise InputError(f"a label is outside the {logits.shape[-1]} classes of the model")
+            if normalize_logits:
+                logits = logits - logits.mean(1, keepdim=True)
+                logits = logits / logits.norm(dim=1, keepdim=True).clamp_min(1e-10)
+            return nn.functional.cross_entropy(logits, labels)
+
+        rises.append(worst_case_rise(loss, start, **search))
+    if not rises:
+        raise InputError("sharpness needs at least one batch of (images, labels)")
+    return float(np.mean(rises))
+
+
+def worst_case_rise(
+    loss: Loss, start: Parameters, *, rho: float = 0.001, iterations: int = 20, adaptive: bool = True
+) -> float:
+    """Largest rise of a loss found by auto-PGD when each weight moves by at most rho (times its magnitude).
+
+    Args:
+        loss: From weights to a scalar.
+        start: Weights where the search starts; not changed.
+        rho: Radius, > 0.
+        iterations: Gradient steps, >= 1.
+        adaptive: Scale radius and steps by the magnitude of each weight.
+
+    Returns:
+        loss at the worst weights - loss at the start, >= 0.
+
+    Raises:
+        InputError: For a radius or number of steps out of range.
+        NonFiniteError: If the loss is not finite.
+
+    References:
+        Croce and Hein (2020), arXiv:2003.01690, algorithm 1, with the momentum of 0.25 on the last position.
+    """
+    if not rho > 0 or iterations < 1:
+        text = f"rho is {rho} and iterations {iterations}"
+        raise InputError(f"{text}; give a radius above 0 and at least 1 step")
+    scale = start.abs() if adaptive else torch.ones_like(start)
+    previous = delta = at = best = torch.zeros_like(start)
+    step, improved, last = 2 * rho, 0, 0
+    first = worst = _value(loss, start)
+    checkpoints = auto_pgd_checkpoints(iterations)
+    for iteration in range(iterations):
+        moved = (start + at).requires_grad_()
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(loss(moved), moved)
+        target = (delta + step * scale * gradient.sign()).clamp(-rho * scale, rho * scale)
+        at = 0.75 * target + 0.25 * previous
+        previous, delta = delta, at
+        value = _value(loss, start + delta)
+        if value > worst:
+            worst, best, improved = value, delta, improved + 1
+        # The other published condition, no progress at an unchanged step, is a case of this one.
+        if iteration in checkpoints:
+            if improved < 0.75 * (iteration - last):
+                step, at = step / 2, best
+            improved, last = 0, iteration
+    return worst - first
+
+
+def auto_pgd_checkpoints(iterations: int) -> tuple[int, ...]:
+    """Iterations after which auto-PGD may halve its step: ceil(p_j iterations) below `iterations`.
+
+    p_0 = 0, p_1 = 0.22, p_{j+1} = p_j + max(p_j - p_{j-1} - 0.03, 0.06).
+
+    Example:
+        >>> auto_pgd_checkpoints(20)
+        (5, 9, 12, 15, 16, 18, 19)
+    """
+    checkpoints: list[int] = []
+    before, now = 0.0, 0.22
+    while math.ceil(now * iterations) < iterations:
+        checkpoints.append(math.ceil(now * iterations))
+        before, now = now, now + max(now - before - 0.03, 0.06)
+    return tuple(dict.fromkeys(checkpoints))
+
+
+def _value(loss: Loss, weights: Parameters) -> float:
+    with torch.no_grad():
+        value = float(loss(weights))
+    if not math.isfinite(value):
+        raise NonFiniteError(f"the loss is {value}; check the weights and the images for NaN")
+    return value

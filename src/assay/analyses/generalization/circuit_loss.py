@@ -1,27 +1,35 @@
-"""The depth bias as a training loss: scores with a gradient, the loss on them, fine-tuning with it."""
+"""The depth bias as a training loss, and along a training run: both its sides at every checkpoint."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import cycle
 from pathlib import Path
-from typing import Any, NamedTuple, final
+from typing import TYPE_CHECKING, Any, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from assay.analyses.generalization.dependency import FLOOR, DepthRule
+from assay.analyses.generalization.dependency import FLOOR, DepthRule, resampled_depth_bias
 from assay.core.errors import InputError, check_name
-from assay.core.record import Record
+from assay.core.record import Plotted, Record, same
+from assay.discovery.edges import output_scores
 from assay.graph import Graph
 from assay.models import Block, Model, Trace, load_model
 from assay.tasks import EvalTransform, ImageTask
 from assay.zoo import LossTerm, Recipe, Term, TrainingRun, train
+from assay.zoo.scoring import score_of
 
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
 
 SECOND_ORDER = "eap_ig_detach_actdiff"
 VARIANTS = ("eap_ig_detach_g", SECOND_ORDER)
 LOSSES = ("log", "ratio")
+RESAMPLES = 200  # behind the intervals of a depth bias along a run
 # The published settings (batch 32, lr 1e-4, weight decay 5e-7, no clipping); published runs last 40 epochs.
 DEFAULT_RECIPE = Recipe(
     lr=1e-4, batch_size=32, weight_decay=5e-7, warmup=0, optimiser="adamw", clip=None, head_dropout=0.0
@@ -31,22 +39,9 @@ DEFAULT_RECIPE = Recipe(
 # ------------------------------------------------------------------------------------------------- scores
 
 
-class LiveScores(NamedTuple):
-    """Scores of the edges into the logits, with the graph of their computation.
-
-    Attributes:
-        values: Signed score of each source, in the order of `graph.sources`, `[n_sources]`.
-        gradient: What the outputs were multiplied with, at the positions the classifier reads (one, unless it
-            pools), without its graph.
-    """
-
-    values: Float[Tensor, " n_sources"]
-    gradient: Float[Tensor, "batch read d_model"]
-
-
 def live_scores(
     model: Model, images: Float[Tensor, "batch 3 h w"], *, variant: str = VARIANTS[0], steps: int = 4
-) -> LiveScores:
+) -> tuple[Float[Tensor, " n_sources"], Float[Tensor, "batch read d_model"]]:
     """Scores of the edges from every source to the logits on one batch, differentiable in the weights.
 
     score(u) = sum over images and positions of <r_u - o_u, g>: o_u is what node u adds to the stream, r_u its
@@ -61,8 +56,10 @@ def live_scores(
         steps: m, 2 or more.
 
     Returns:
-        Scores in the unit nats / n_classes; their scale is that of the public code, not that of `discover`,
-        and cancels in the depth bias.
+        Signed score of each source, in the order of `graph.sources`, in the unit nats / n_classes; their
+        scale is that of the public code, not that of `discover`, and cancels in the depth bias. And g, what
+        the outputs were multiplied with, at the positions the classifier reads (one, unless it pools),
+        without its graph.
 
     Raises:
         InputError: If the model reads no images or is in training mode, or the batch holds one image.
@@ -98,7 +95,7 @@ def live_scores(
             projected = torch.einsum("npm,hdm->nphd", gradient, weight)
             replaced = projected if second else projected.detach()
             scores += [(heads.detach().mean(0) * replaced - heads * projected).sum((0, 1, 3)), along(mlp)]
-    return LiveScores(torch.cat(scores), gradient.detach())
+    return torch.cat(scores), gradient.detach()
 
 
 def _divergence_gradient(
@@ -137,23 +134,9 @@ def _out_weight(block: Block) -> Float[Tensor, "n_heads d_head d_model"]:
 # --------------------------------------------------------------------------------------------------- loss
 
 
-class DepthLoss(NamedTuple):
-    """The circuit loss on one batch, and the two sums it is made of.
-
-    Attributes:
-        value: The loss, one number; 0 where both sums are 0, so that there is no ratio.
-        deep: Num: sum of |score| over the deep sources.
-        shallow: Den: sum of |score| over the shallow sources.
-    """
-
-    value: Float[Tensor, ""]
-    deep: Float[Tensor, ""]
-    shallow: Float[Tensor, ""]
-
-
 def depth_loss(
     graph: Graph, scores: Float[Tensor, " n_sources"], sides: tuple[slice, slice], *, loss: str = "log"
-) -> DepthLoss:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Loss that falls when the scores into the logits move from shallow to deep sources.
 
     `log`: -log(max(deep / (shallow + eps), eps)); `ratio`: shallow / (deep + eps); eps = 1e-12.
@@ -163,6 +146,10 @@ def depth_loss(
         scores: Scores of the edges into the logits, as `live_scores` gives them.
         sides: Shallow and deep layers, see `DepthRule.layers`.
         loss: `log` or `ratio`.
+
+    Returns:
+        The loss, one number, 0 where both sums are 0, so that there is no ratio; Num, the sum of |score| over
+        the deep sources; Den, that over the shallow sources.
     """
     layers = graph.source_layer.to(scores.device)
     shallow, deep = (scores[(layers >= side.start) & (layers < side.stop)].abs().sum() for side in sides)
@@ -172,7 +159,7 @@ def depth_loss(
         value = -torch.log((deep / (shallow + FLOOR)).clamp_min(FLOOR))
     else:
         value = shallow / (deep + FLOOR)
-    return DepthLoss(value, deep, shallow)
+    return value, deep, shallow
 
 
 @final
@@ -214,10 +201,8 @@ class CircuitLoss(Record, LossTerm):
         check_name("circuit loss", self.loss, LOSSES)
         DepthRule(ratio=self.ratio, sets=self.sets)
         if not (0 <= self.weight < math.inf and self.steps >= 2):
-            raise InputError(
-                f"weight (lambda) of the circuit loss is {self.weight} and steps (m) {self.steps}; give a "
-                "weight of 0 or more, and 2 steps or more: the points k/m with 0 < k < m are evaluated"
-            )
+            text = f"weight (lambda) of the circuit loss is {self.weight} and steps (m) {self.steps}"
+            raise InputError(f"{text}; give a weight of 0 or more, and 2 steps or more")
 
     @property
     def rule(self) -> DepthRule:
@@ -238,7 +223,7 @@ class CircuitLoss(Record, LossTerm):
 
         def term(images: Float[Tensor, "batch 3 h w"]) -> Term:
             with torch.set_grad_enabled(self.weight > 0):
-                scores = live_scores(model, images, variant=self.variant, steps=self.steps).values
+                scores = live_scores(model, images, variant=self.variant, steps=self.steps)[0]
                 value, deep, shallow = depth_loss(model.graph, scores, sides, loss=self.loss)
             readings = {"deep": float(deep.detach()), "shallow": float(shallow.detach())}
             return Term(self.weight * value, readings)
@@ -294,13 +279,142 @@ def finetune(
     """
     circuit = circuit or CircuitLoss()
     if circuit.weight and recipe.mode == "linear" and circuit.variant != SECOND_ORDER:
-        raise InputError(
-            f"mode 'linear' trains the head alone, but the variant {circuit.variant} keeps the head "
-            f"constant, so the circuit loss would have no effect; use mode 'full', or {SECOND_ORDER}"
-        )
+        text = f"mode 'linear' trains the head alone, which the variant {circuit.variant} keeps constant"
+        raise InputError(f"{text}; use mode 'full', or {SECOND_ORDER}")
     start = model if isinstance(model, Model) else load_model(model, device=None)
     rule = options.get("transform") or EvalTransform.for_model(start)
     start.bind(validation_set.with_transform(rule))  # classes and size, before hours of training
     steps = [*range(0, recipe.steps, recipe.validate_every), recipe.steps]
     options = {"checkpoints": steps, **options, "loss_term": circuit if circuit.weight else None}
     return train(start.module, train_set, validation_set, recipe, folder, **(options | {"transform": rule}))
+
+
+# ------------------------------------------------------------------------------------------ along a run
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dynamics(Plotted, Record):
+    """Readings along a training run.
+
+    Attributes:
+        readings: Of each checkpoint, by step, ascending: `step`; `deep` (Num) and `shallow` (Den), the sums
+            of |score| of the edges from these blocks into the logits, nats; `depth_bias`,
+            log(deep / shallow), NaN where both are 0, and `low` and `high`, its 95 % interval over images;
+            `scores`, accuracy on each watched set.
+        facts: What they are a function of: weights of the checkpoints, images, watched sets, sets of blocks,
+            estimator.
+    """
+
+    drawn_by = "assay.analyses.generalization.circuit_loss:plot_course"
+    record_schema = "assay-dynamics/1"
+    record_layout = same("**facts", "readings")
+
+    readings: tuple[Mapping[str, Any], ...]
+    facts: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        return f"Dynamics({len(self.readings)} checkpoints)"
+
+    def to_frame(self) -> "pd.DataFrame":
+        """One row per checkpoint: step, deep, shallow, depth_bias, low, high, and each score by its name."""
+        import pandas as pd
+
+        rows = [{**row, **row["scores"]} for row in self.readings]
+        return pd.DataFrame(rows).drop(columns="scores").astype(float).astype({"step": int})
+
+
+def training_dynamics(
+    run: str | Path | Mapping[int, str | Path | Model],
+    images: ImageTask,
+    *,
+    rule: DepthRule | None = None,
+    watch: Mapping[str, ImageTask] | None = None,
+    transform: EvalTransform | None = None,
+    device: str | None = None,
+) -> Dynamics:
+    """Depth bias, both its sides, and scores at every checkpoint of a training run.
+
+    Args:
+        run: Folder of a run with `checkpoints/STEP/` directories, as `assay.zoo.train` and `finetune` write
+            it; or step to model or model directory.
+        images: Images that the circuits are measured on, 2 or more, of the training distribution or of
+            another; no labels are needed. They should be none of those trained on.
+        rule: Which blocks are compared. Default: 0.3 of them on each side.
+        watch: Labelled sets, e.g. out of distribution, whose accuracy is reported beside; by name.
+        transform: Normalisation of the images. Default: each model's own.
+        device: Where to run. Default: the CPU.
+
+    Returns:
+        A reading per checkpoint. `depth_bias` is `dependency_depth_bias(..., targets="output")` of EAP-IG
+        scores (KL objective, mean ablation, midpoint rule): not the training estimate, so that a loss which
+        only fools its own estimate shows.
+
+    Raises:
+        InputError: If there is no checkpoint, a watched set has no labels, or there is one image.
+        FileFormatError: If a checkpoint cannot be read.
+
+    Notes:
+        Cost per checkpoint: about 7 forward passes over the images, one over each watched set.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192: on PACS a model that generalises goes from 2.6 to 4.1, one that
+        does not stays near -0.9.
+    """
+    rule, watch = rule or DepthRule(), watch or {}
+    places = run if isinstance(run, Mapping) else checkpoints_of(run)
+    if not places or images.n < 2:  # circuits are compared with the mean of the images
+        text = f"got {len(places)} checkpoints and {images.n} images"
+        raise InputError(f"{text}; give 1, and 2 images, or more")
+    readings, weights = [], {}
+    for step, place in sorted(places.items()):
+        model = place if isinstance(place, Model) else load_model(place, device=device)
+        weights[step] = model.weight_hash
+        reads = transform or EvalTransform.for_model(model)
+        scores = output_scores(model, images.with_transform(reads), per_example=False, resamples=RESAMPLES)
+        sides = rule.layers(model.n_layers)
+        _, deep, shallow = depth_loss(scores.graph, scores.values.double(), sides)
+        bias = resampled_depth_bias(scores, **vars(rule))
+        numbers = {"deep": float(deep), "shallow": float(shallow), "depth_bias": bias.value}
+        ends = {"low": bias.interval().low, "high": bias.interval().high}
+        seen = {n: score_of(model.module, each, reads, device=device)[0] for n, each in watch.items()}
+        readings.append({"step": step, **numbers, **ends, "scores": seen})
+    blocks = [[side.start - 1, side.stop - 2] for side in sides]
+    watched = {name: {"n": each.n, "hash": each.source_hash[:16]} for name, each in watch.items()}
+    facts = {"checkpoints": weights, "watched": watched, "estimator": dict(scores.provenance)}
+    facts |= {"images": {"name": images.name, "domain": images.domain, "n": images.n}}
+    facts |= dict(zip(("shallow_blocks", "deep_blocks"), blocks, strict=True))
+    return Dynamics(readings=tuple(readings), facts=facts)
+
+
+def checkpoints_of(run: str | Path) -> dict[int, Path]:
+    """Step to checkpoint of the folder of a training run, the selected step among them.
+
+    Raises:
+        InputError: If there is no checkpoint.
+    """
+    folder = Path(run) / "checkpoints"
+    folders = {int(each.name): each for each in folder.glob("*") if each.name.isdigit()}
+    if not folders:
+        raise InputError(f"{folder} has no checkpoint; train with checkpoints=, or give step to directory")
+    if (finished := TrainingRun.read(run)) is not None:
+        folders.setdefault(finished.best_step, Path(run))
+    return folders
+
+
+def plot_course(dynamics: Dynamics, ax: "Axes | None" = None) -> "Axes":
+    """Draw the depth bias along a run with its 95 % interval over images, and the scores beside it."""
+    from assay.page.draw import INK, MUTED, OPPOSES, SUPPORTS, axes_of
+
+    ax, frame = axes_of(ax, 5.2, 3.2), dynamics.to_frame()
+    ax.axhline(0, color=MUTED, linewidth=0.7)
+    ax.fill_between(frame["step"], frame["low"], frame["high"], color=INK, alpha=0.15, linewidth=0)
+    ax.plot(frame["step"], frame["depth_bias"], color=INK, marker="o", markersize=3.5, linewidth=1.2)
+    ax.set(xlabel=f"training steps (circuits of {dynamics.facts['images']['n']} images)")
+    ax.set_ylabel("depth bias, log(deep / shallow)")
+    beside, names = axes_of(ax.twinx(), 0.0, 0.0), [*frame.columns[6:]]
+    for name, colour in zip(names, cycle((SUPPORTS, OPPOSES, MUTED, INK)), strict=False):
+        beside.plot(frame["step"], frame[name], "s--", color=colour, markersize=3.5, label=name)
+    if names:
+        beside.legend(frameon=False, fontsize=7.5)
+    beside.set(ylim=(0, 1), ylabel="score (dashed)")
+    return ax

@@ -33,11 +33,6 @@ CONSTANT = 1e-12  # spread below which an entry does not vary, relative to the l
 # ------------------------------------------------------------------------------------------------- layers
 
 
-def layer_names(n_layers: int) -> list[str]:
-    """Names of the rows and columns of a dependency matrix."""
-    return ["input", *(f"block {layer}" for layer in range(n_layers)), "logits"]
-
-
 def edge_rows(scores: EdgeScores | OutputScores) -> Rows:
     """Signed scores as one row: of all edges, row-major over `graph.valid`, or of those into the logits."""
     values = scores.values.detach().double().cpu()
@@ -141,9 +136,8 @@ class DepthRule:
         """
         reference = self.sets == "reference"
         if n_blocks < 2 or (reference and n_blocks != 12):
-            raise InputError(
-                f"a model of {n_blocks} blocks does not fit: two sides need 2, and sets='reference' 12"
-            )
+            needs = "two sides need 2, and sets='reference' 12"
+            raise InputError(f"a model of {n_blocks} blocks does not fit: {needs}")
         size = max(1, math.floor(self.ratio * n_blocks + 1e-9))  # 0.3 * 10 must be 3
         last = size + (reference and math.isclose(self.ratio, 0.3))
         return slice(0 if self.include_input else 1, last + 1), slice(n_blocks + 1 - size, n_blocks + 1)
@@ -161,12 +155,7 @@ def depth_biases(matrices: Matrices, targets: str, rule: DepthRule) -> Float64[n
 
 
 def dependency_depth_bias(
-    scores: EdgeScores | OutputScores | Float[Tensor, "n n"],
-    *,
-    targets: str = "output",
-    ratio: float = 0.3,
-    include_input: bool = False,
-    sets: str = "symmetric",
+    scores: EdgeScores | OutputScores | Float[Tensor, "n n"], *, targets: str = "output", **rule: Any
 ) -> float:
     """How much more a circuit draws on deep layers than on shallow ones (DDB).
 
@@ -178,9 +167,7 @@ def dependency_depth_bias(
             them (`"block"` layers).
         targets: `"output"`: edges into the logits only (the best on average); `"deep"`: into the deep
             layers and the logits; `"global"`: into every layer.
-        ratio: Fraction tau of the blocks on each side, in (0, 0.5].
-        include_input: Count the input as a shallow source.
-        sets: Which layers are shallow and deep, see `DepthRule`.
+        rule: `ratio`, `include_input` and `sets` of `DepthRule`: which layers are shallow and deep.
 
     Returns:
         Natural logarithm of a ratio; any sign. Higher: more reliance on deep features, which predicts better
@@ -206,20 +193,16 @@ def dependency_depth_bias(
         >>> round(dependency_depth_bias(EdgeScores(build_graph(2, 1), values)), 6)
         0.693147
     """
-    rule = DepthRule(ratio=ratio, include_input=include_input, sets=sets)
     if isinstance(scores, Tensor):
         matrix = scores.detach().double().cpu().numpy()[None]
     else:
         matrix = _matrices(scores, targets)
     if matrix.ndim != 3 or len({*matrix.shape[1:]}) > 1 or not ((matrix >= 0) & (matrix < math.inf)).all():
         raise InputError("expected a square dependency matrix of finite sums of magnitudes, at least 0")
-    (value,) = depth_biases(matrix, targets, rule)
+    (value,) = depth_biases(matrix, targets, DepthRule(**rule))
     if math.isnan(value):
-        warnings.warn(
-            "depth bias is undefined: all scores of edges from deep or shallow layers into the targets are 0",
-            DegenerateDataWarning,
-            stacklevel=2,
-        )
+        reason = "all scores of edges from deep or shallow layers into the targets are 0"
+        warnings.warn(f"depth bias is undefined: {reason}", DegenerateDataWarning, stacklevel=2)
     return float(value)
 
 
@@ -288,9 +271,6 @@ class Motif(Plotted):
         """The loadings or the weights, as `kind` says."""
         return self.loadings if self.kind == "loadings" else self.weights
 
-    def __repr__(self) -> str:
-        return f"Motif({self.n} models, canonical correlation {self.correlation:.3g})"
-
     def to_frame(self) -> "pd.DataFrame":
         """One row per pair of layers: source, target (places), loading, weight, used."""
         import pandas as pd
@@ -350,20 +330,17 @@ def motif(
     x = np.array([np.asarray(each, dtype=np.float64).ravel() for each in matrices])
     y = np.asarray(performance, dtype=np.float64)
     if len(x) < 3 or y.shape != (len(x),) or not (np.isfinite(np.c_[x, y]).all() and ridge >= 0):
-        raise InputError(
-            f"got {len(x)} dependency matrices, performances of shape {y.shape}, ridge {ridge}; a motif "
-            "needs 3 matrices or more, a performance of each, all finite, and a ridge of 0 or more"
-        )
+        text = f"got {len(x)} dependency matrices, performances of shape {y.shape}, ridge {ridge}"
+        needs = "3 matrices or more, a performance of each, all finite, and a ridge of 0 or more"
+        raise InputError(f"{text}; a motif needs {needs}")
     spread = x.std(0)
     used = spread > CONSTANT * np.abs(x).max()
     if not used.any() or np.ptp(y) <= CONSTANT * np.abs(y).max():
         raise InputError("all dependency matrices, or all performances, are equal, so nothing correlates")
     z, target = (x[:, used] - x[:, used].mean(0)) / spread[used], (y - y.mean()) / y.std()
     n, width = z.shape
-    if ridge:
-        a = np.linalg.solve(z.T @ z / n + ridge * np.eye(width), z.T @ target / n)
-    else:
-        a = np.linalg.pinv(z) @ target
+    penalised = z.T @ z / n + ridge * np.eye(width)
+    a = np.linalg.solve(penalised, z.T @ target / n) if ridge else np.linalg.pinv(z) @ target
     variate = z @ a
     length = float(np.linalg.norm(variate))
     if length <= CONSTANT * math.sqrt(n):

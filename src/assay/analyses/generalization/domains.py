@@ -1,8 +1,9 @@
 """One model over labelled domains: how far its circuit moves, how well it does, and what goes with that."""
 
 import json
+import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,32 +11,36 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from assay.analyses.generalization import baselines, inspection
+from assay.analyses.generalization import alarms, inspection
 from assay.analyses.generalization import shift as shifts
-from assay.analyses.generalization.alarms import DELTAS, Threshold, alarm_curve, calibrate_threshold
-from assay.analyses.generalization.evaluation import correlate
-from assay.analyses.generalization.inspection import Inspection, image_task
-from assay.analyses.generalization.metrics import reading_direction, readings
+from assay.analyses.generalization.alarms import DELTAS, Threshold, correlate
+from assay.analyses.generalization.baselines import performance_of
+from assay.analyses.generalization.inspection import METRICS, Inspection, inspect_model
 from assay.circuits import EdgeScores, write_atomically
 from assay.core.errors import DegenerateDataWarning, check_name
 from assay.core.random import stream
 from assay.core.record import BRIEF, Record, library_version, plain, record_id
 from assay.core.untrusted import read_object
 from assay.models import Model
-from assay.stats import spearman
 from assay.tasks import CORRUPTIONS, ImageTask, corrupt
+from assay.zoo.archive import Progress
 
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Progress = Callable[[str, int, int], None]
 READ = ("average-confidence", "negative-entropy", "atc", "doc", "cot")  # of every batch that is watched
 FURTHER = ("energy", "rankme", "alpha-req")  # of every domain, too
 MOST_LABELLED = 1000  # images that baselines learn from
 WINDOWS = 4  # batches kept for the domains before baselines learn from more than one
-DRAWS = 1000  # resamples of the domains
-LEAST_GROUPS = 5  # domains, parts of one counted once, below which a resample of them says nothing
+
+
+def name_and_direction(key: str) -> tuple[str, float]:
+    """What a table calls a distance or a reading; 1 where it rises with performance, -1 falls, 0 unknown."""
+    if key in shifts.DISTANCES:
+        return f"shift ({key})", -1.0
+    facts = {each.name.lower(): (each.name, float(each.direction)) for each in METRICS.values()}
+    return facts.get(key, (key, 1.0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,24 +49,18 @@ class Domain(Record):
 
     Attributes:
         domain: Its name.
-        group: The domain that it is a part of; its own name where it is whole.
         n: Images that shifts and baselines were measured on.
         n_labelled: Images that performance was measured on.
-        performance: Accuracy or macro-F1 on all labelled images, in [0, 1].
-        accuracy: On all labelled images, in [0, 1].
-        macro_f1: Mean F1 of the classes that occur, in [0, 1].
+        performance: Accuracy, or mean F1 of the classes that occur, on all labelled images, in [0, 1].
         shifts: Distance -> circuit shift.
         baselines: Names of metrics in lower case -> value on the images of the shift.
         absent: Baseline -> why it is undefined here.
     """
 
     domain: str
-    group: str = ""
     n: int
     n_labelled: int = 0
     performance: float
-    accuracy: float | None = None
-    macro_f1: float | None = None
     shifts: Mapping[str, float]
     baselines: Mapping[str, float] = field(default_factory=dict)
     absent: Mapping[str, str] = field(default_factory=dict, metadata=BRIEF)
@@ -93,10 +92,10 @@ def measure_domains(
     reference: EdgeScores,
     domains: Mapping[str, ImageTask],
     *,
-    labelled: ImageTask | Inspection | None = None,
+    labelled: ImageTask | None = None,
     settings: EvaluationSettings | None = None,
     cache: Path | None = None,
-    progress: Progress | None = None,
+    progress: Progress = lambda stage, done, total: None,
 ) -> tuple[Domain, ...]:
     """Circuit shift under every distance, performance and baselines on each of some labelled domains.
 
@@ -105,8 +104,8 @@ def measure_domains(
         reference: Its circuit on known data; gives the settings.
         domains: Name -> labelled images. Performance is that on all of them, circuit and baselines rest on a
             sample. Sizes should equal each other and the reference's: noise is distance, too.
-        labelled: Labelled images in distribution, or the answers on them, for `atc` and what else learns from
-            them; none of those that domains are made of.
+        labelled: Labelled images in distribution, for `atc` and what else learns from them; none of those of
+            which domains are made.
         settings: What is measured.
         cache: Folder of domains that were measured before; the same domain is not measured again.
         progress: Called with the domain, its number, and the number of domains.
@@ -118,30 +117,22 @@ def measure_domains(
         InputError: If images have no labels, or a label is outside the classes.
         FileFormatError: If a file of the cache is not a domain.
     """
-    how = settings or EvaluationSettings()
-    if isinstance(labelled, ImageTask):
-        labelled = inspection.labelled_inspection(model, image_task(model, labelled))
+    how, known = settings or EvaluationSettings(), None
+    if labelled is not None:
+        known = inspect_model(model, labelled.for_model(model), ["labels"], cache=cache)
     found: list[Domain] = []
     for name, images in domains.items():
-        if progress is not None:
-            progress(name, len(found), len(domains))
-        task = replace(image_task(model, images), domain=name)
-        record = {
-            "library": library_version(),
-            "model": model.describe(),
-            "reference": dict(reference.provenance),
-            "images": task.source_hash,
-            "transform": task.transform and task.transform.to_dict(),
-            "domain": name,
-            "labelled": labelled and labelled.provenance["task"],
-            "settings": how.to_dict(),
-        }
+        progress(name, len(found), len(domains))
+        task = replace(images.for_model(model), domain=name)
+        record: dict[str, Any] = {"library": library_version(), "model": model.describe(), "domain": name}
+        record |= {"reference": dict(reference.provenance), "settings": how.to_dict()}
+        record |= {"images": task.source_hash, "transform": task.transform and task.transform.to_dict()}
+        record["labelled"] = known and known.provenance["task"]
         path = None if cache is None else cache / f"{record_id('evaluated-domain', record)}.json"
         if path is not None and path.exists():
-            kept = read_object(path, "a measured domain; remove it to measure again")
-            found.append(Domain.from_dict(kept))
+            found.append(Domain.from_dict(read_object(path, "a measured domain; remove it to measure again")))
             continue
-        found.append(_measured(model, reference, task, how, labelled))
+        found.append(_measured(model, reference, task, how, known))
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, json.dumps(found[-1].to_dict(), allow_nan=False).encode())
@@ -151,27 +142,20 @@ def measure_domains(
 def _measured(
     model: Model, reference: EdgeScores, images: ImageTask, how: EvaluationSettings, known: Inspection | None
 ) -> Domain:
-    task = inspection.decoded_once(images)
-    seen = inspection.labelled_inspection(model, task)
+    sample = task = inspection.decoded_once(images)
+    seen = inspect_model(model, task, ["labels"])
     assert seen.labels is not None  # checked
-    rates = {
-        each: float(baselines.performance_of(seen.predictions, seen.labels, measure=each)[0])
-        for each in baselines.MEASURES
-    }
-    sample = task
+    (performance,) = performance_of(seen.predictions, seen.labels, measure=how.measure)
     if how.n is not None and how.n < task.n:
         rows = np.sort(stream(how.seed, f"domains/{task.domain}").permutation(task.n)[: how.n])
         sample = task.subset(rows).held()
-    shown = inspection.inspect_model(model, sample, ("logits", "features"))
-    values, absent = readings((*READ, *FURTHER), shown, known)
+    shown = inspect_model(model, sample, ["logits", "features"])
+    values, absent = inspection.readings((*READ, *FURTHER), shown, known)
     return Domain(
         domain=task.domain,
-        group=task.domain,
         n=sample.n,
         n_labelled=task.n,
-        performance=rates[how.measure],
-        accuracy=rates["accuracy"],
-        macro_f1=rates["macro-f1"],
+        performance=float(performance),
         shifts=shifts.circuit_shifts(reference, shifts.circuit_like(model, sample, reference)),
         baselines=values,
         absent=absent,
@@ -231,9 +215,11 @@ class DomainEvaluation(Record):
 
     def _columns(self, metric: str, domains: Sequence[Domain]) -> tuple[np.ndarray, np.ndarray]:
         """A metric, and performance, of some domains."""
-        check_name("metric of a domain", metric, self.metrics)
         scores = [each.scores[metric] for each in domains]
         return np.array(scores), np.array([each.performance for each in domains])
+
+    def _srcc(self, metric: str, domains: Sequence[Domain]) -> float:
+        return correlate(*self._columns(metric, domains)).srcc if domains else math.nan
 
     def direction(self, metric: str) -> float:
         """Above 0 where a metric is said to rise with performance, below where it falls, as shifts do.
@@ -241,8 +227,7 @@ class DomainEvaluation(Record):
         For metrics whose source says neither, the rank correlation with performance over the calibration
         domains.
         """
-        stated = -1.0 if metric in shifts.DISTANCES else float(reading_direction(metric))
-        return stated or spearman(*self._columns(metric, self.known))
+        return name_and_direction(metric)[1] or self._srcc(metric, self.known)
 
     def threshold(self, target: float, *, metric: str = "spearman", method: str = "isotonic") -> Threshold:
         """The threshold of a metric that corresponds to a performance, see `calibrate_threshold`.
@@ -252,83 +237,66 @@ class DomainEvaluation(Record):
             metric: A distance or a baseline.
             method: `isotonic` or `nearest`.
         """
-        names = [each.domain for each in self.known]
-        scores, performance = (
-            dict(zip(names, each.tolist(), strict=True)) for each in self._columns(metric, self.known)
-        )
+        check_name("metric of a domain", metric, self.metrics)
+        scores = {each.domain: each.scores[metric] for each in self.known}
+        performance = {each.domain: each.performance for each in self.known}
         higher = self.direction(metric) < 0
-        return calibrate_threshold(scores, performance, target, higher_is_shift=higher, method=method)
+        return alarms.calibrate_threshold(scores, performance, target, higher_is_shift=higher, method=method)
 
     @cached_property
-    def correlations(self) -> dict[str, dict[str, float | None]]:
-        """How each metric goes with performance over the test domains.
+    def correlations(self) -> dict[str, dict[str, Any]]:
+        """How each metric goes with performance over the test domains; NaN below 3 of them.
 
         `r2` (squared Pearson, in [0, 1]), `srcc` (Spearman) and `krcc` (Kendall's tau-b) in [-1, 1], signed;
-        `low` and `high`: 95 % of `srcc` over 1,000 resamples of whole domains, None below 5 of them;
-        `known_srcc`: the same correlation over the calibration domains, None below 3.
+        `known_srcc`: the rank correlation over the calibration domains; `agreement`: that over the test
+        domains, positive where it has the sign that the metric states; `name`: what a page calls the metric.
         """
-        names = np.array([each.group for each in self.test])
-        groups = [np.flatnonzero(names == name) for name in dict.fromkeys(names)]
-        chooser = stream(self.settings.seed, "evaluation/domains")
-        draws = chooser.integers(0, len(groups), (DRAWS, len(groups))) if len(groups) >= LEAST_GROUPS else ()
-        resamples = [np.concatenate([groups[place] for place in draw]) for draw in draws]
-        found: dict[str, dict[str, float | None]] = {}
+        found: dict[str, dict[str, Any]] = {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DegenerateDataWarning)  # NaN says the same
             for key in self.metrics if self.test else ():
-                scores, performance = self._columns(key, self.test)
-                found[key] = vars(correlate(scores, performance)).copy()
-                values = [spearman(scores[rows], performance[rows]) for rows in resamples]
-                ends = np.nanquantile(values, [0.025, 0.975]).tolist() if values else (None, None)
-                known = spearman(*self._columns(key, self.known)) if len(self.known) > 2 else None
-                found[key] |= {"low": ends[0], "high": ends[1], "known_srcc": known}
+                row = found[key] = vars(correlate(*self._columns(key, self.test))).copy()
+                row["name"], stated = name_and_direction(key)
+                row["known_srcc"] = self._srcc(key, self.known)
+                row["agreement"] = stated * row["srcc"] if stated else abs(row["srcc"])
         return found
 
     @cached_property
     def curves(self) -> dict[str, Any] | None:
         """F1 of the alarm of each metric over performance thresholds; None without domains of both kinds.
 
-        Of each metric `deltas`, `mean`, `low`, `high` (of 100 random subsets of the calibration domains, 20
-        or all), and `summary`: mean F1 over the thresholds at which an alarm is due on some test domains and
-        not on others; None if there is none. Under `always` the same for an alarm that always goes off.
+        Of each metric `deltas`, `mean` (of 100 random subsets of the calibration domains, 20 or all), and
+        `summary`: mean F1 over the thresholds at which an alarm is due on some test domains and not on
+        others; None if there is none. Under `always` the same for an alarm that always goes off.
         """
         if not self.known or not self.test:
             return None
         due = np.array([each.performance for each in self.test]) < np.array(DELTAS)[:, None]
         telling, share = due.any(1) & ~due.all(1), due.mean(1, keepdims=True)
         always = np.divide(2 * share, 1 + share, out=np.full(share.shape, np.nan), where=share > 0)
-        f1 = {
-            key: alarm_curve(
-                *self._columns(key, self.known),
-                *self._columns(key, self.test),
-                higher_is_shift=self.direction(key) < 0,
-                seed=self.settings.seed,
-            )
-            for key in self.metrics
-        }
         curves = {}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # no alarm was due in any subset: NaN
-            for key, values in {**f1, "always": always}.items():
-                low, high = np.nanquantile(values, [0.025, 0.975], axis=1)
-                mean = np.nanmean(values, axis=1)
-                curve = {"mean": mean, "low": low, "high": high, "deltas": list(DELTAS)}
-                curves[key] = curve | {"summary": float(np.nanmean(mean[telling]))}
+            for key in (*self.metrics, "always"):
+                f1 = always
+                if key != "always":
+                    known, test = (self._columns(key, each) for each in (self.known, self.test))
+                    higher = self.direction(key) < 0
+                    f1 = alarms.alarm_curve(*known, *test, higher_is_shift=higher, seed=self.settings.seed)
+                mean = np.nanmean(f1, axis=1)
+                summary = float(np.nanmean(mean[telling]))
+                curves[key] = {"mean": mean, "deltas": list(DELTAS), "summary": summary}
         return dict(plain(curves))
 
     def to_frame(self) -> "pd.DataFrame":
         """A row per domain: what it was used for, its sizes, performance, and every metric."""
         import pandas as pd
 
+        facts, rows = ("domain", "n_labelled", "n", "performance"), []
         own = () if self.own is None else (self.own,)
-        uses = {"in distribution": own, "calibration": self.known, "test": self.test}
-        facts = ("domain", "group", "n", "n_labelled", "accuracy", "macro_f1")
-        rows = [
-            {"use": use, **{name: getattr(each, name) for name in facts}, **each.scores}
-            for use, domains in uses.items()
-            for each in domains
-        ]
-        return pd.DataFrame(rows, columns=["use", *facts, *self.metrics])
+        for use, domains in (("in distribution", own), ("calibration", self.known), ("test", self.test)):
+            rows += [{"use": use, **vars(each), **each.scores} for each in domains]
+        return pd.DataFrame(rows, columns=["domain", "use", *facts[1:], *self.metrics])
 
 
 def calibrate_on_corruptions(
@@ -371,7 +339,7 @@ def calibrate_on_corruptions(
     keys = tuple(CORRUPTIONS) if corruptions is None else tuple(corruptions)
     record = reference.provenance
     settings = settings or EvaluationSettings(n=record.get("batch") or (record.get("task") or {}).get("n"))
-    task = inspection.decoded_once(image_task(model, images))
+    task = inspection.decoded_once(images.for_model(model))
     corrupted = {key: corrupt(task, key, seed=settings.seed) for key in keys}
     return DomainEvaluation(
         model=model.describe(),

@@ -16,24 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from scipy.special import softmax
-from torch import Tensor
 
 from assay.analyses.generalization import shift as shifts
 from assay.analyses.generalization.alarms import AlarmRules, Calibration, Threshold, batches_for
 from assay.analyses.generalization.domains import READ
-from assay.analyses.generalization.inspection import (
-    Inspection,
-    image_task,
-    inspect_model,
-    labelled_inspection,
-)
-from assay.analyses.generalization.metrics import readings as readings_of
+from assay.analyses.generalization.inspection import Inspection, inspect_model
+from assay.analyses.generalization.inspection import readings as readings_of
 from assay.circuits import EdgeScores
 from assay.core.errors import FileFormatError, InputError, NonFiniteError, writing
 from assay.core.random import stream
 from assay.core.record import Plotted, Record, library_version, plain, record_id, same
 from assay.core.untrusted import parse_json
-from assay.discovery.edges import EdgeMethod, discover
+from assay.discovery.edges import discover
 from assay.models import Model
 from assay.tasks import ImageTask
 from assay.tasks.examples import describe_discovery
@@ -45,14 +39,7 @@ if TYPE_CHECKING:
 MOST_BATCHES = 100  # known ones, unless more are asked for
 
 
-def discover_reference(
-    model: Model,
-    task: ImageTask,
-    method: str | EdgeMethod = "eap-ig-inputs",
-    *,
-    batch: int,
-    **options: Any,
-) -> EdgeScores:
+def discover_reference(model: Model, task: ImageTask, *, batch: int, **options: Any) -> EdgeScores:
     """The reference circuit of known images: the mean over disjoint batches of the size to be watched.
 
     Each batch is discovered alone, with its own replacement values, as a watched one is. So the reference has
@@ -62,9 +49,8 @@ def discover_reference(
         model: The model to watch.
         task: Known images, in random order; those beyond the last whole batch are left out. Of
             files one batch at a time lies in memory.
-        method: Of discovery.
         batch: Images of a batch, 2 or more: the window of the monitor.
-        options: Objective, ablation, steps, seed and batch size, as in `assay.discover`.
+        options: Method, objective, ablation, steps, seed and batch size, as in `assay.discover`.
 
     Returns:
         Their mean; the record holds `batches` and `batch`, their number and size. A single batch is what
@@ -79,7 +65,7 @@ def discover_reference(
         raise InputError(f"the reference holds {task.n} images, fewer than the {batch} of a batch; give more")
     total = torch.zeros(model.graph.valid.shape, dtype=torch.float64)
     for start in range(0, n_batches * batch, batch):
-        scores = discover(model, task.subset(range(start, start + batch)).held(), method, **options)
+        scores = discover(model, task.subset(range(start, start + batch)).held(), **options)
         total += scores.values.detach().cpu().double()
     if n_batches == 1:
         return scores
@@ -115,7 +101,6 @@ class Reading(Record):
         sources: Names of the files, where known.
         skipped: Files since the batch before that could not be read.
         page: File of the page that shows it, where there is one.
-        seconds: Discovery took so long.
     """
 
     index: int
@@ -138,7 +123,6 @@ class Reading(Record):
     sources: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     page: str = ""
-    seconds: float = 0.0
 
     @property
     def sentence(self) -> str:
@@ -148,52 +132,43 @@ class Reading(Record):
         return f"{self.decided_by} {self.value:.3g} of batch {self.index + 1}, limit {self.limit:.3g}"
 
 
-class Journal:
-    """A file of JSON lines that only grows.
+def append_line(path: Path, kind: str, content: Mapping[str, Any]) -> None:
+    """Write one line to the log of a monitor, a file of JSON lines that only grows, and force it to the disk.
 
     A line counts once it ends in a line break. What an interrupted write left after the last one is cut off
     before the next is written, so a kill costs at most the line that was being written.
 
-    Args:
-        path: The file; its folder is made when the first line is written.
+    Raises:
+        OutputError: If the file cannot be written.
     """
+    line = json.dumps({"kind": kind, **plain(content)}, allow_nan=False) + "\n"
+    with writing(f"write to {path}", "the readings so far are saved; choose a writable place"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a+b") as file:
+            if file.seek(0, os.SEEK_END):
+                file.seek(-1, os.SEEK_END)
+                if file.read() != b"\n":
+                    file.truncate(path.read_bytes().rfind(b"\n") + 1)
+            file.write(line.encode())
+            file.flush()
+            os.fsync(file.fileno())
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
-    def append(self, kind: str, content: Mapping[str, Any]) -> None:
-        """Write one line and force it to the disk.
+def read_lines(path: Path) -> list[tuple[str, dict[str, Any]]]:
+    """All complete lines of the log of a monitor as (kind, content), in order; empty where there is none.
 
-        Raises:
-            OutputError: If the file cannot be written.
-        """
-        line = json.dumps({"kind": kind, **plain(content)}, allow_nan=False) + "\n"
-        with writing(f"write to {self.path}", "the readings so far are saved; choose a writable place"):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            with self.path.open("a+b") as file:
-                if file.seek(0, os.SEEK_END):
-                    file.seek(-1, os.SEEK_END)
-                    if file.read() != b"\n":
-                        file.truncate(self.path.read_bytes().rfind(b"\n") + 1)
-                file.write(line.encode())
-                file.flush()
-                os.fsync(file.fileno())
-
-    def read(self) -> list[tuple[str, dict[str, Any]]]:
-        """All complete lines as (kind, content), in order; empty where there is no file.
-
-        Raises:
-            FileFormatError: If a complete line is no JSON object with a kind.
-        """
-        entries = []
-        lines = self.path.read_bytes().split(b"\n")[:-1] if self.path.is_file() else []
-        for number, line in enumerate(lines, start=1):
-            try:
-                content = parse_json(line)
-                entries.append((str(content.pop("kind")), content))
-            except (ValueError, KeyError, AttributeError, TypeError) as error:
-                raise FileFormatError(f"line {number} of {self.path} is not a record of a monitor") from error
-        return entries
+    Raises:
+        FileFormatError: If a complete line is not a JSON object with a kind.
+    """
+    entries = []
+    lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            content = parse_json(line)
+            entries.append((str(content.pop("kind")), content))
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise FileFormatError(f"line {number} of {path} is not a record of a monitor") from error
+    return entries
 
 
 def read_readings(path: Path) -> list[Reading]:
@@ -202,7 +177,7 @@ def read_readings(path: Path) -> list[Reading]:
     Raises:
         FileFormatError: If it is not such a log.
     """
-    return [Reading.from_dict(content) for kind, content in Journal(path).read() if kind == "reading"]
+    return [Reading.from_dict(content) for kind, content in read_lines(path) if kind == "reading"]
 
 
 def probabilities(seen: Inspection) -> np.ndarray:
@@ -293,28 +268,21 @@ class Monitor(Plotted, Record):
         self.readings: list[Reading] = []
         self.skipped: list[str] = []
         self.calibrations: dict[int, Calibration] = {}
-        self._header: dict[str, Any] = {
-            "library": library_version(),
-            "model": model.describe(),
-            "graph": model.graph.describe(),
-            "reference": plain(dict(reference.provenance)),
-            "settings": shifts.check_reference(model, reference),
-            "distance": {"key": entry.key, "summary": entry.summary, "published": entry.published},
-            "rule": rule,
-            "alpha": alpha,
-            "threshold": None if threshold is None else threshold.to_dict(),
-            "seed": seed,
-        }
+        header: dict[str, Any] = {"library": library_version(), "model": model.describe()}
+        header |= {"graph": model.graph.describe(), "reference": plain(dict(reference.provenance))}
+        header["settings"] = shifts.check_reference(model, reference)
+        header["distance"] = {name: getattr(entry, name) for name in ("key", "summary", "published")}
+        header |= {"rule": rule, "alpha": alpha, "threshold": threshold and threshold.to_dict(), "seed": seed}
+        self._header = header
         self._labelled: Inspection | None = None
         if labelled is not None:
-            self._labelled = labelled_inspection(model, image_task(model, labelled), cache=cache)
+            self._labelled = inspect_model(model, labelled.for_model(model), ["labels"], cache=cache)
         self._outputs: np.ndarray | None = None
         if outputs is not None:
-            task = image_task(model, outputs)
-            self._outputs = probabilities(inspect_model(model, task, ("logits",), cache=cache))
+            task = outputs.for_model(model)
+            self._outputs = probabilities(inspect_model(model, task, ["logits"], cache=cache))
             self._header["known_outputs"] = {"n": task.n, "hash": task.source_hash[:16]}
-        self._log = None if log is None else Journal(Path(log))
-        self._begun = False
+        self._log, self._begun = None if log is None else Path(log), False
         if self._log is not None:
             self._resume(self._log)
 
@@ -358,14 +326,14 @@ class Monitor(Plotted, Record):
         conformal = rules.asked == "conformal" or (rules.asked is None and rules.threshold is None)
         needed = max(batches_for(rules.alpha) if conformal else 1, n_batches or 0)
         if not needed <= m <= most:
-            raise InputError(
-                f"{id_images.n} images in distribution give {most} batches of {batch_size}, but {needed} are "
-                f"needed for alpha {rules.alpha:g} or asked for. Give {needed * batch_size} images or more "
-                "besides those of the reference circuit, smaller batches, or a larger alpha"
+            text = (
+                f"{id_images.n} images in distribution give {most} batches of {batch_size}, but {needed} are"
             )
+            remedy = f"Give {needed * batch_size} images or more, smaller batches, or a larger alpha"
+            raise InputError(f"{text} needed for alpha {rules.alpha:g} or asked for. {remedy}")
         order = stream(rules.seed, "monitor/calibration").permutation(id_images.n)
         found = [
-            self._measured(image_task(self.model, id_images.subset(rows.tolist())).held())[2:]
+            self._measured(id_images.subset(rows.tolist()).for_model(self.model).held())[2:]
             for rows in np.array_split(order[: m * batch_size], m)
         ]
         calibration = Calibration(
@@ -391,11 +359,11 @@ class Monitor(Plotted, Record):
 
     # ------------------------------------------------------------------------------------- observation
 
-    def observe(self, images: ImageTask | Tensor, *, sources: Sequence[str] = (), page: str = "") -> Reading:
+    def observe(self, images: ImageTask, *, sources: Sequence[str] = (), page: str = "") -> Reading:
         """The shifts of one batch, and the alarm.
 
         Args:
-            images: An image task, or normalised images `[N, 3, H, W]`; 2 or more.
+            images: 2 or more.
             sources: Names of their files, kept in the reading.
             page: File of the page that will show the reading.
 
@@ -404,17 +372,14 @@ class Monitor(Plotted, Record):
                 reference.
             ShapeError, NonFiniteError: For images that the model cannot read, or a shift that is undefined.
         """
-        task = image_task(self.model, images).held()
+        task = images.for_model(self.model).held()
         if self.calibrations and task.n not in self.calibrations:
             sizes = ", ".join(map(str, self.calibrations))
-            raise InputError(
-                f"the batch holds {task.n} images, the known batches {sizes}, but shifts by sampling alone "
-                "depend on the size; give batches of the same size"
-            )
+            text = f"the batch holds {task.n} images, the known batches {sizes}"
+            raise InputError(f"{text}, but shifts by sampling alone depend on the size; give equal sizes")
         scores, seen, shift, moved = self._measured(task)
-        rules = replace(
-            self._after(shift, len(self.readings), task.n), calibration=self.calibrations.get(task.n)
-        )
+        rules = self._after(shift, len(self.readings), task.n)
+        rules = replace(rules, calibration=self.calibrations.get(task.n))
         reading = Reading(
             index=len(self.readings),
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -430,7 +395,6 @@ class Monitor(Plotted, Record):
             sources=tuple(sources),
             skipped=tuple(self.skipped),
             page=page,
-            seconds=float(scores.details.get("seconds", 0.0)),
         )
         self._record("reading", reading)
         return reading
@@ -457,9 +421,9 @@ class Monitor(Plotted, Record):
         """Take what happened, once it is in the log, whose header comes first: a failed start leaves none."""
         if self._log is not None:
             if not self._begun:
-                self._log.append("monitor", {**self._header, "id": self.id})
+                append_line(self._log, "monitor", {**self._header, "id": self.id})
                 self._begun = True
-            self._log.append(kind, {"name": entry} if isinstance(entry, str) else entry.to_dict())
+            append_line(self._log, kind, {"name": entry} if isinstance(entry, str) else entry.to_dict())
         self._take(entry)
 
     def _take(self, entry: Calibration | Reading | str) -> None:
@@ -479,22 +443,17 @@ class Monitor(Plotted, Record):
         usual = next(iter(self.calibrations), n)
         return self.rules.after(shift, index) if n == usual else self.rules
 
-    def _resume(self, log: Journal) -> None:
+    def _resume(self, log: Path) -> None:
         """Take what the log holds."""
-        entries = log.read()
-        if not entries:
-            return
-        kind, first = entries[0]
-        if kind != "monitor" or first.get("id") != self.id:
-            names = (name for name in self._header if name != "library")
-            differs = [name for name in names if first.get(name) != plain(self._header[name])]
-            raise InputError(
-                f"the readings in {log.path} belong to another monitor (different: "
-                f"{', '.join(differs) or 'its record'}); choose another place for the readings of this one"
-            )
-        self._begun = True
-        for kind, content in entries[1:]:
-            if kind == "skipped":
+        for kind, content in read_lines(log):
+            if not self._begun:
+                if kind != "monitor" or content.get("id") != self.id:
+                    names = (name for name in self._header if name != "library")
+                    differs = [name for name in names if content.get(name) != plain(self._header[name])]
+                    text = f"another monitor (different: {', '.join(differs) or 'its record'})"
+                    raise InputError(f"the readings in {log} belong to {text}; choose another place")
+                self._begun = True
+            elif kind == "skipped":
                 self._take(content["name"])
             else:
                 self._take((Reading if kind == "reading" else Calibration).from_dict(content))

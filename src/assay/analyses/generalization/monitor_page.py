@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from assay.analyses.generalization.alarms import CIRCUIT, OUTPUTS
-from assay.analyses.generalization.dependency import layer_names
-from assay.analyses.generalization.domains import READ
-from assay.analyses.generalization.metrics import METRICS, reading_direction
-from assay.analyses.generalization.ranking_page import layer_matrix
+from assay.analyses.generalization.domains import DomainEvaluation, name_and_direction
+from assay.analyses.generalization.ranking_page import (
+    ONE_CLASS,
+    chance_of_correlations,
+    layers_figure,
+    rows_table,
+)
 from assay.core.errors import InputError
 from assay.page import text as texts
-from assay.page.blocks import PAGES, Block, Column, Figure, Page, PageForm, Section, Table, folded_record
-from assay.page.draw import INK, MUTED, OPPOSES, PAPER, SUPPORTS, axes_of, clipped, plot_matrix
+from assay.page.blocks import PAGES, Block, Figure, Page, PageForm, Section, Table, folded_record
+from assay.page.draw import INK, MUTED, OPPOSES, PAPER, SUPPORTS, axes_of, clipped
 from assay.page.text import number, plural, rounded
 
 
@@ -25,24 +28,9 @@ if TYPE_CHECKING:
     from assay.analyses.generalization.monitor import Monitor
 
 Document = Mapping[str, Any]
-NAMES = {metric.name.lower(): metric.name for metric in METRICS.values()}
-NAMES["always"] = "an alarm that is always on"
-READINGS = {METRICS[key].name.lower(): METRICS[key] for key in READ}
 LISTED, DRAWN = 500, 2_000  # readings of the table, and of the pictures; the file beside the page has all
-ONE_CLASS = 0.9  # share of the images in one class from which a model says little
 DASHED = (0, (4, 2))
 FAR = 0.05  # distance of a threshold's performance from its target that is worth a caveat
-
-
-def _table(rows: Sequence[Mapping[str, Any]], caption: str) -> Table:
-    """A column per key: numbers flush right with three digits, nothing where there is none."""
-    numeric = {key for row in rows for key, value in row.items() if isinstance(value, int | float)}
-    texts_of = [
-        [number(value, 3) if isinstance(value, int | float) else value or "" for value in row.values()]
-        for row in rows
-    ]
-    heads = [Column(name=key, numeric=key in numeric, sort=True) for key in rows[0]]
-    return Table(columns=heads, rows=texts_of, caption=caption, tall=True)
 
 
 # ----------------------------------------------------------------------------------------- a monitor
@@ -57,44 +45,48 @@ def monitor_page(document: Document) -> Page:
     Raises:
         InputError: For a monitor without a reading.
     """
-    readings, reference = document["readings"], document["reference"].get("task") or {}
+    readings = document["readings"]
     if not readings:
         raise InputError("the monitor has no reading yet; observe a batch first")
     distance, threshold = document["distance"], document["threshold"]
-    parts: dict[str, list[Block]] = {"Shift over time": [*_shifts(document), _readings(readings)]}
     worst = max(readings, key=lambda each: each["shift"])
-    if worst["layers"]:
-        matrix = layer_matrix(worst["layers"], layer_names(document["graph"]["n_layers"]))
-        caption = (
-            f"Batch {worst['index'] + 1}, with the largest shift: mean change of the ranks of the edges "
-            "between two layers, as a share of all edges. Blue: gained weight; orange: lost it."
-        )
-        figure = Figure(
-            draw=partial(plot_matrix, matrix), label="Ranks of edges", caption=caption, name="map"
-        )
-        parts["Where in the network"] = [figure]
-    return Page(
+    caption = (
+        f"Batch {worst['index'] + 1}, with the largest shift: mean change of the ranks of the edges between "
+        "two layers, as a share of all edges. Blue: gained weight; orange: lost it."
+    )
+    parts: dict[str, list[Block]] = {
+        "Shift over time": [*_shifts(document), _readings(readings)],
+        "Where in the network": [layers_figure("map", caption, worst["layers"])],
+    }
+    how = f"{distance['key']}: {distance['summary']}"
+    limit = f" Threshold: {_threshold(threshold)}." if threshold else ""
+    return _page(
+        document,
+        parts,
         kind="monitor",
-        title=f"Circuit shift of {document['model'].get('id', 'a model')} on "
-        f"{plural(len(readings), 'batch')} of images",
+        title=f"Circuit of {document['model'].get('id', 'a model')} on {plural(len(readings), 'batch')}",
         verdict=verdict(document),
         remark=document["guarantee"],
         reasons=alarm_reasons(document),
         caveats=list(caveats(document)),
-        lede=f"The shift is the distance ({distance['key']}: {distance['summary']}) between the circuit on "
-        f"a batch and the circuit on {reference.get('n', 'known')} images in distribution. "
-        "Sampling alone makes it positive, more so for smaller batches. A shift means that the "
-        "model works differently, not that it works worse: on new domains of a study of photographs and "
-        "drawings (PACS), the shift did not order accuracy.",
-        sections=[Section(title=title, blocks=blocks) for title, blocks in parts.items()],
-        facts=[
-            ("model", texts.model_text(document["model"])),
-            ("reference", f"{reference.get('n')} images of {reference.get('domain')}"),
-            ("threshold", _threshold(threshold) if threshold else "none"),
-            ("monitor", texts.code(document["id"])),
-        ],
-        records=[folded_record("The record of the reference circuit", document["reference"])],
+        lede=f"The shift is the distance ({how}) between the circuit on a batch and the reference circuit. "
+        "Sampling alone makes it positive, more so for smaller batches. A shift means that the model works "
+        "differently, not that it works worse: on new domains of a study (PACS), the shift did not order "
+        f"accuracy.{limit}",
         style="monitor",
+    )
+
+
+def _page(document: Document, parts: Mapping[str, Sequence[Block]], **shown: Any) -> Page:
+    """A page of what was measured on one model against a reference circuit."""
+    task = document["reference"].get("task") or {}
+    source = " ".join(dict.fromkeys(filter(None, (task.get("name"), task.get("domain")))))
+    facts = {"model": texts.model_text(document["model"]), "reference": f"{task.get('n')} images of {source}"}
+    return Page(
+        sections=[Section(title=title, blocks=blocks) for title, blocks in parts.items()],
+        facts=[*facts.items(), ("result", texts.code(document["id"]))],
+        records=[folded_record("The record of the reference circuit", document["reference"])],
+        **shown,
     )
 
 
@@ -116,30 +108,20 @@ def _shifts(document: Document) -> Iterator[Figure]:
 
 
 def _readings(readings: Sequence[Document]) -> Table:
-    shown = {key: each for key, each in READINGS.items() if any(key in one["baselines"] for one in readings)}
     left, alarm = max(0, len(readings) - LISTED), texts.Span(texts.bold("alarm"), "minus")
-    rows = [
-        {
-            "batch": each["index"] + 1,
-            "time (UTC)": _moment(each),
-            "origin": str(each["domain"]),
-            "images": each["n"],
-            "unreadable": len(each["skipped"]) or None,
-            "shift": each["shift"],
-            "p": each["p_value"],
-            "outputs": each["output_shift"],
-            "p (outputs)": each["output_p_value"],
-            "e-value": each["e_value"],
-            "alarm": {None: "", False: "no", True: alarm}[each["alarm"]],
-            **{metric.name: each["baselines"].get(key) for key, metric in shown.items()},
-        }
-        for each in readings[left:]
-    ]
-    return _table(
+    names = {key: name_and_direction(key)[0] for key in readings[-1]["baselines"]}
+    rows = []
+    for each in readings[left:]:
+        row = {"batch": each["index"] + 1, "time (UTC)": _moment(each), "origin": str(each["domain"])}
+        row |= {"images": each["n"], "unreadable": len(each["skipped"]) or None, "shift": each["shift"]}
+        row |= {"p": each["p_value"], "outputs": each["output_shift"], "p (outputs)": each["output_p_value"]}
+        row |= {"e-value": each["e_value"], "alarm": {None: "", False: "no", True: alarm}[each["alarm"]]}
+        rows.append(row | {name: each["baselines"].get(key) for key, name in names.items()})
+    return rows_table(
         rows,
-        f"The readings{f', without the first {left}' if left else ''}. Outputs: largest distance of "
-        "the distribution of a class's probability from that on known images. p: conformal p-values against "
-        "the known batches. e-value: evidence that batches are no longer exchangeable with the known ones. "
+        f"The readings{f', without the first {left}' if left else ''}. Outputs: largest distance of the "
+        "distribution of a class's probability from that on known images. p: conformal p-values against the "
+        "known batches. e-value: evidence that batches are no longer exchangeable with the known ones. "
         "On the right, label-free baselines; they fall as the model becomes less confident.",
     )
 
@@ -168,25 +150,19 @@ def caveats(document: Document) -> Iterator[str]:
     n_reference = record.get("batch") or (record.get("task") or {}).get("n")  # noise is that of a batch
     sizes = sorted({each["n"] for each in readings})
     if document["calibration"] is None and n_reference is not None and sizes != [n_reference]:
-        yield (
-            f"The reference circuit rests on batches of {n_reference} images, the readings on "
-            f"{', '.join(map(str, sizes))}. Smaller batches have larger shifts by sampling alone, so "
-            "thresholds from another batch size do not apply."
-        )
+        text = f"The reference circuit rests on batches of {n_reference} images, the readings on "
+        yield f"{text}{', '.join(map(str, sizes))}: smaller batches have larger shifts by sampling alone."
     reached, target = threshold.get("performance"), threshold.get("target")
     if reached is not None and target is not None and abs(reached - target) > FAR:
-        yield (
-            f"The threshold corresponds to a performance of {rounded(reached)}, that of {threshold['domain']}"
-            f": no other calibration domain is closer to the target of {rounded(target)}."
-        )
+        text = f"The threshold is that of {threshold['domain']}, performance {rounded(reached)}"
+        yield f"{text}: no calibration domain is closer to the target of {rounded(target)}."
     if one := [each for each in readings if each["top_share"] > ONE_CLASS]:
         last = f"the last batch {one[-1]['index'] + 1} ({texts.percent(one[-1]['top_share'])})"
         most = f"more than {texts.percent(ONE_CLASS)} of the images of {plural(len(one), 'batch')}"
         yield f"The model gives one class to {most}, {last}."
-    for key in ("atc", "doc"):
-        if n := sum(each["baselines"].get(key) in (0, 1) for each in readings):
-            name = READINGS[key].name
-            yield f"{name} of {plural(n, 'batch')} is 0 or 1: this estimate of accuracy is degenerate."
+    for name in ("ATC", "DoC"):
+        if n := sum(each["baselines"].get(name.lower()) in (0, 1) for each in readings):
+            yield f"{name} of {plural(n, 'batch')} is 0 or 1, which is not an estimate."
     if n := sum(len(each["skipped"]) for each in readings) + len(document["skipped"]):
         yield f"{plural(n, 'unreadable image file')} {'was' if n == 1 else 'were'} left out."
 
@@ -201,22 +177,10 @@ def alarm_reasons(document: Document) -> list[str]:
     if last is None:
         return []
     what = f"The {last['decided_by']} of batch {last['index'] + 1} is {number(last['value'], 3)}"
-    if document["rule"] == "threshold":
-        reason = f"{what}, above the threshold of {_threshold(document['threshold'])}."
-    elif document["rule"] == "conformal":
-        p_value = last["output_p_value" if last["decided_by"] == OUTPUTS else "p_value"]
-        reason = (
-            f"{what}, above the limit of {number(last['limit'], 3)} that "
-            f"{len(document['calibration']['shifts'])} known batches set (p = {number(p_value, 3)}; the "
-            f"alarm is raised at {document['alpha'] / len(document['limits']):g} or less)."
-        )
-    else:
-        reason = f"{what}: the evidence has reached {last['limit']:g}, and the sequential rule stays on."
     return [
-        reason,
-        "It may mean that the images come from another source, that they have changed (camera, light, "
-        "processing), or that batches mix classes or days otherwise than the known ones. It does not by "
-        "itself mean that predictions are wrong.",
+        f"{what}; the limit of the {document['rule']} rule is {number(last['limit'], 3)}.",
+        "The images may come from another source, may have changed (camera, light, processing), or batches "
+        "may mix classes or days otherwise than the known ones. Predictions need not be wrong.",
         "What to do: look at the images of these batches and at the layers that changed, and label some tens "
         "of images to compare the accuracy. If such images are to stay, calibrate a new monitor on them.",
     ]
@@ -224,12 +188,11 @@ def alarm_reasons(document: Document) -> list[str]:
 
 def _threshold(threshold: Document) -> str:
     """A threshold, and what it was read off."""
-    value = number(threshold["value"], 3)
-    if not threshold["domain"]:
-        return value
-    isotonic = threshold["method"] == "isotonic"
-    where = "interpolated between corrupted domains" if isotonic else f"read off {threshold['domain']}"
-    return f"{value}, {where}, where performance is {rounded(threshold['performance'])}"
+    text = number(threshold["value"], 3)
+    if threshold["domain"]:
+        text += f", where performance is {rounded(threshold['performance'])} ({threshold['method']}, nearest "
+        text += f"corrupted domain {threshold['domain']})"
+    return text
 
 
 def _moment(reading: Document) -> str:
@@ -246,65 +209,56 @@ def evaluation_page(document: Document) -> Page:
     Args:
         document: What `DomainEvaluation.to_dict` gave.
     """
-    reference, measure = document["reference"], document["settings"]["measure"]
-    task = reference.get("task") or {}
-    figure = Figure(
-        draw=partial(plot_domains, document),
-        label="Shift against performance of the domains; the numbers are in the table.",
-        caption=f"{document['distance']} shift against {measure}. Calibration domains are corrupted copies "
-        "of images in distribution.",
-        name="domains",
+    measure = document["settings"]["measure"]
+    caption = (
+        f"{document['distance']} shift against {measure}; calibration domains are corrupted known images."
     )
+    figure = Figure(draw=partial(plot_domains, document), label=caption, caption=caption, name="domains")
     parts: dict[str, list[Block]] = {"Shift and performance": [figure, _domains(document)]}
-    if by_agreement(document):
+    if _defined(document):
         parts["What goes with performance"] = [_metrics(document)]
-    return Page(
+    return _page(
+        document,
+        parts,
         kind="evaluation over domains",
         title=f"{document['model'].get('id', 'A model')} on {plural(len(document['test']), 'test domain')}",
         verdict=evaluation_verdict(document),
         caveats=list(_doubts(document)),
-        lede="Every domain has labels, so performance is known there. The page shows which number that needs "
-        "no labels goes with it. The shift is the distance of the circuit on a domain from the circuit on "
-        "images in distribution; sampling alone makes it positive.",
-        sections=[Section(title=title, blocks=blocks) for title, blocks in parts.items()],
-        facts=[
-            ("model", texts.model_text(document["model"])),
-            ("reference", f"{task.get('n')} images of {task.get('name')} {task.get('domain', '')}".rstrip()),
-            ("evaluation", texts.code(document["id"])),
-        ],
-        records=[folded_record("The record of the reference circuit", reference)],
+        lede="Performance is known on every domain. The page shows which number that needs no labels goes "
+        "with it. The shift is the distance of the circuit on a domain from that on images in distribution.",
     )
+
+
+def _defined(document: Document) -> list[Document]:
+    """Correlations with performance that are defined, the best metric first."""
+    rows = [row for row in document["correlations"].values() if row["agreement"] is not None]
+    return sorted(rows, key=lambda row: -row["agreement"])
 
 
 def evaluation_verdict(document: Document) -> str:
     """The range of performance, and what goes with it best."""
     rates = [each["performance"] for each in document["test"]]
     own, measure, leading = document["own"], document["settings"]["measure"], document["distance"]
-    text = f"Over {plural(len(rates), 'test domain')}, {measure} is {rounded(min(rates))} to "
     inside = f"; in distribution it is {rounded(own['performance'])}" if own else ""
+    text = f"Over {plural(len(rates), 'test domain')}, {measure} is {rounded(min(rates))} to "
     text += f"{rounded(max(rates))}{inside}."
-    ordered = by_agreement(document)
+    ordered = _defined(document)
     if not ordered:
         return f"{text} Correlations with {measure} are undefined for fewer than three domains."
-    best = agreement(ordered[0], document)
+    best = ordered[0]["agreement"]
     if best <= 0:
         return f"{text} No metric goes with {measure} in the direction that it states."
-    equal = [key for key in ordered if agreement(key, document) > best - 1e-9]
-    names = texts.listed([metric_name(key, document) for key in equal])
-    text += f" {names[:1].upper()}{names[1:]} {'go' if len(equal) > 1 else 'goes'} with {measure} best"
-    text += f" (rank correlation of size {number(best, 2)})"
-    if leading in ordered and leading not in equal:
-        text += f"; the {leading} shift has {number(document['correlations'][leading]['srcc'], 2)}"
-    return f"{text}."
+    names = texts.listed([row["name"] for row in ordered if row["agreement"] > best - 1e-9])
+    text += f" Best rank correlation with {measure}: {number(best, 2)} in size, by {names}"
+    return f"{text}; {leading} shift: {number(document['correlations'][leading]['srcc'], 2)}."
 
 
 def _doubts(document: Document) -> Iterator[str]:
-    test, groups = document["test"], {each["group"] for each in document["test"]}
-    if len(groups) < len(test):
-        parts = f"The test domains are parts of {plural(len(groups), 'domain')}"
-        yield f"{parts}: parts of one domain differ by sampling alone and are not independent."
-    if len(groups) < 5:
-        yield f"{plural(len(groups), 'domain')} are too few for an interval of a correlation."
+    test = document["test"]
+    if document["sources"].get("parts", 1) > 1:
+        yield "Test domains are parts of domains, which differ by sampling alone and are not independent."
+    if len(test) > 2:
+        yield chance_of_correlations(len(test), "domains")
     sizes = {each["n"] for each in test}
     if len(sizes) > 1:
         yield f"Circuits rest on {min(sizes)} to {max(sizes)} images: fewer images alone make a larger shift."
@@ -312,70 +266,37 @@ def _doubts(document: Document) -> Iterator[str]:
         yield f"{plural(len(left_out), 'domain')} with too few images left out: {', '.join(left_out)}."
     absent = [each["absent"] for each in (*test, *document["known"]) if each.get("absent")]
     for key, reason in (absent[0] if absent else {}).items():
-        yield f"{NAMES.get(key, key)} is undefined on some domain: {reason}"
+        yield f"{name_and_direction(key)[0]} is undefined on some domain: {reason}"
 
 
 def _domains(document: Document) -> Table:
-    key = document["distance"]
-    uses = {"in distribution": [document["own"]] if document["own"] else []}
-    uses |= {"test": document["test"], "calibration": document["known"]}
-    rows = [
-        {
-            "domain": each["domain"] or use,
-            "used for": use,
-            "labelled": each["n_labelled"],
-            "of circuit": each["n"],
-            "accuracy": each["accuracy"],
-            "macro-F1": each["macro_f1"],
-            f"shift ({key})": each["shifts"][key],
-            **{NAMES[name]: each["baselines"].get(name) for name in document["metrics"] if name in NAMES},
-        }
-        for use, domains in uses.items()
-        for each in domains
-    ]
-    return _table(
-        rows,
+    frame: Any = DomainEvaluation.from_dict(dict(document)).to_frame()
+    names = {"use": "used for", "n_labelled": "labelled", "n": "of circuit"}
+    names |= {"performance": document["settings"]["measure"]}
+    names |= {key: name_and_direction(key)[0] for key in document["metrics"]}
+    others = [key for key in document["test"][0]["shifts"] if key != document["distance"]]
+    return rows_table(
+        frame.drop(columns=others).rename(columns=names).to_dict("records"),
         "Every domain: images that performance rests on, and images of the circuit, which all other "
         "numbers rest on. The file of the evaluation has all six distances.",
     )
 
 
 def _metrics(document: Document) -> Table:
-    curves = document["curves"] or {}
-    rows = []
-    for key in [*by_agreement(document), *({"always"} & curves.keys())]:
-        found = document["correlations"].get(key, {})
-        row: dict[str, Any] = {"metric": metric_name(key, document)}
-        row |= {name: found.get(name.lower()) for name in ("R2", "SRCC", "KRCC")}
-        row["95 % of SRCC"] = texts.interval(found.get("low"), found.get("high"), 2)
-        row["SRCC, calibration"] = found.get("known_srcc")
-        row["F1 of an alarm"] = curves[key]["summary"] if key in curves else None
-        rows.append(row)
-    return _table(
+    curves, rows = document["curves"] or {}, []
+    keys = {row["name"]: key for key, row in document["correlations"].items()}
+    for found in _defined(document):
+        row = {"metric": found["name"], "R2": found["r2"], "SRCC": found["srcc"], "KRCC": found["krcc"]}
+        f1 = curves[keys[found["name"]]]["summary"] if curves else None
+        rows.append({**row, "SRCC, calibration": found["known_srcc"], "F1 of an alarm": f1})
+    always = f" An alarm that is always on: {number(curves['always']['summary'], 3)}." if curves else ""
+    return rows_table(
         rows,
         f"Correlations with {document['settings']['measure']} over the test domains: R2 (squared Pearson), "
-        "Spearman with 95 % over resampled domains, Kendall's tau-b; Spearman over the calibration domains. "
-        "Shifts are expected to be negative, baselines positive. F1 of an alarm that is calibrated on the "
-        "calibration domains: mean over the thresholds at which it is due on some test domains, not on all.",
+        "Spearman, Kendall's tau-b; Spearman over the calibration domains. Shifts are expected to be "
+        "negative, baselines positive. F1 of an alarm that is calibrated on the calibration domains: mean "
+        f"over the thresholds at which it is due on some test domains, not on all.{always}",
     )
-
-
-def metric_name(key: str, document: Document) -> str:
-    """What a page calls a metric."""
-    return f"shift ({key})" if key in document["test"][0]["shifts"] else NAMES.get(key, key)
-
-
-def agreement(key: str, document: Document) -> float:
-    """Rank correlation with performance, positive where it has the sign that the metric states."""
-    found = document["correlations"][key]["srcc"]
-    direction = -1 if key in document["test"][0]["shifts"] else reading_direction(key)
-    return float(direction * found if direction else abs(found))
-
-
-def by_agreement(document: Document) -> list[str]:
-    """Metrics whose correlation with performance is defined, the best first."""
-    keys = [key for key, row in document["correlations"].items() if row["srcc"] is not None]
-    return sorted(keys, key=lambda key: -agreement(key, document))
 
 
 # ------------------------------------------------------------------------------------------- pictures
@@ -394,59 +315,45 @@ def plot_monitor(monitor: "Monitor", ax: "Axes | None" = None) -> "Axes":
 
 def plot_shift(document: Document, ax: "Axes | None" = None, *, outputs: bool = False) -> "Axes":
     """Draw the shift of every batch, of the circuit or the outputs; known batches are left of the first."""
-    from matplotlib.ticker import MaxNLocator
-
     ax = axes_of(ax, 8.6, 2.9 if outputs else 3.9)
     readings, kind = document["readings"], "output_shift" if outputs else "shift"
     x = np.array([each["index"] + 1 for each in readings])
     y = np.array([each[kind] for each in readings], dtype=float)
     alarm = np.array([bool(each["alarm"]) for each in readings])
-    start, room = x[0] - 1, max(1.0, 0.05 * len(x))
     known = (document["calibration"] or {}).get(f"{kind}s") or ()
-    written: dict[str, Any] = {"color": MUTED, "fontsize": 8.5, "annotation_clip": False}
-    written["textcoords"] = "offset points"
-    if len(known):
-        places = start - room + 0.3 * room * np.resize([-1.0, 0.0, 1.0], len(known))
-        ax.plot(places, known, "o", color=MUTED, markersize=3, alpha=0.7, linewidth=0)
-        below = ("data", "axes fraction")
-        ax.annotate("known", (start - room, 0), (0, -12), below, ha="center", va="top", **written)
+    room = max(1.0, 0.05 * len(x)) if len(known) else 0.0
+    places = x[0] - 1 - room + 0.3 * room * np.resize([-1.0, 0.0, 1.0], len(known))
+    ax.plot(places, known, "o", color=MUTED, markersize=3, alpha=0.7, linewidth=0, label="known batches")
     threshold = None if outputs else (document["threshold"] or {}).get("value")
-    limit = document["limits"].get("output shift" if outputs else "circuit shift")
-    lines = (threshold, "threshold", "solid", "bottom"), (limit, "conformal limit", DASHED, "top")
-    for value, name, dash, align in lines:
+    limit = document["limits"].get(OUTPUTS if outputs else CIRCUIT)
+    for value, name, dash in ((threshold, "threshold", "solid"), (limit, "conformal limit", DASHED)):
         if value is not None:
-            ax.axhline(value, color=INK, linewidth=0.9, linestyle=dash, zorder=1)
-            ax.annotate(name, (1, value), (4, 0), ("axes fraction", "data"), va=align, **written)
+            ax.axhline(value, color=INK, linewidth=0.9, linestyle=dash, zorder=1, label=name)
     ax.plot(x, y, color=SUPPORTS, linewidth=1.2, zorder=2)
     ax.plot(x[~alarm], y[~alarm], "o", color=SUPPORTS, markersize=4.5, zorder=3)
-    ax.plot(x[alarm], y[alarm], "D", color=OPPOSES, markersize=5.5, zorder=4)
+    ax.plot(x[alarm], y[alarm], "D", color=OPPOSES, markersize=5.5, zorder=4, label="alarm")
     runs = groupby(readings, key=lambda each: clipped(str(each["domain"]), 24))
     firsts = [(name, next(group)["index"] + 1) for name, group in runs]
     for name, batch in firsts if len(firsts) <= 12 else ():  # as many as fit above the axes
-        ax.annotate(name, (batch - 0.4, 1), (0, 3), ("data", "axes fraction"), **written)
-    ax.set_xlim(start - 2 * room if len(known) else start + 0.3, start + len(x) + 0.7)
-    ticks = MaxNLocator(integer=True).tick_values(x[0], x[-1])
-    ax.set_xticks(ticks[(ticks >= x[0]) & (ticks <= x[-1])])
-    ax.set_ylim(bottom=0)
-    ax.set_xlabel("batch")
-    ax.set_ylabel("shift of the outputs" if outputs else f"circuit shift ({document['distance']['key']})")
+        ax.annotate(name, (batch - 0.4, 1), (0, 3), ("data", "axes fraction"), "offset points", fontsize=8.5)
+    ylabel = "shift of the outputs" if outputs else f"circuit shift ({document['distance']['key']})"
+    ax.set(xlim=(x[0] - 0.7 - 2 * room, x[-1] + 0.7), ylim=(0, None), xlabel="batch", ylabel=ylabel)
+    ax.set_xticks(x[:: -(-len(x) // 10)])  # none among the known batches
+    ax.legend(loc="best", frameon=False, fontsize=8.5, labelcolor=MUTED)
     return ax
 
 
 def plot_domains(document: Document, ax: "Axes | None" = None) -> "Axes":
     """Draw shift against performance over the domains of a `DomainEvaluation`."""
     ax = axes_of(ax, 5.4, 4.0)
-    for kind, name, colour, face, marker in (
-        ("known", "calibration", SUPPORTS, PAPER, "o"),
-        ("test", "test", OPPOSES, OPPOSES, "D"),
-    ):
+    drawn: dict[str, Any] = {"color": SUPPORTS, "markerfacecolor": PAPER, "marker": "o"}
+    for kind, name in (("known", "calibration"), ("test", "test")):
         x = [each["performance"] for each in document[kind]]
         y = [each["shifts"][document["distance"]] for each in document[kind]]
         if x:
-            label = f"{len(x)} {name} domains"
-            ax.plot(x, y, marker, color=colour, markerfacecolor=face, markersize=5, linewidth=0, label=label)
-    ax.set_xlabel(document["settings"]["measure"])
-    ax.set_ylabel(f"circuit shift ({document['distance']})")
+            ax.plot(x, y, markersize=5, linewidth=0, label=f"{len(x)} {name} domains", **drawn)
+        drawn = {"color": OPPOSES, "marker": "D"}
+    ax.set(xlabel=document["settings"]["measure"], ylabel=f"circuit shift ({document['distance']})")
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, frameon=False, fontsize=8.5, labelcolor=MUTED)
     return ax
 

@@ -11,40 +11,36 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy
 from jaxtyping import Float64
-from torch import nn
 
-from assay.analyses.generalization import dependency, inspection
-from assay.analyses.generalization import metrics as table
+from assay.analyses.generalization import inspection
+from assay.analyses.generalization.alarms import TaskCorrelation, correlate, summarize_correlations
 from assay.analyses.generalization.baselines import MEASURES, once, performance_of
-from assay.analyses.generalization.evaluation import TaskCorrelation, correlate
-from assay.analyses.generalization.inspection import Inspection, InspectionSettings, decoded_once
-from assay.analyses.generalization.metrics import METRICS, Metric, Numbers, Weights
+from assay.analyses.generalization.dependency import motif
+from assay.analyses.generalization.inspection import METRICS, Inspection, InspectionSettings, Numbers
 from assay.core.errors import InputError, check_name, unknown_name
+from assay.core.measurement import Interval, undefined_interval
 from assay.core.random import stream
-from assay.core.record import Plotted, Record, library_version, record_id, same
-from assay.core.verdict import Interval, undefined_interval
+from assay.core.record import Plotted, Record, library_version, plain, record_id, same
 from assay.models import Model, load_model
 from assay.stats import poisson_weights
 from assay.stats.resampled import ResampledValue
 from assay.tasks import EvalTransform, ImageTask, load_images
 from assay.zoo import Zoo
+from assay.zoo.archive import Progress
 
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Images = ImageTask | str | Path | Callable[[Model], ImageTask]
-OneModel = Model | str | Path | nn.Module | Callable[[], Model]
+Images = ImageTask | str | Path
+OneModel = Model | str | Path | Callable[[], Model]
 Inspected = tuple[str, Inspection, Inspection | None]
 Values = Float64[np.ndarray, " models"]
+
 
 LEVEL = 0.95  # coverage of the intervals
 UNDEFINED_SHARE = 0.05  # replicates that may be undefined before the interval is
 _HEAVY = ("logits", "spectrum", "centred_spectrum", "output_draws", "dependency_draws")  # of an inspection
-RESAMPLED = (
-    "Resampled are the images (Poisson bootstrap), {:,} times, the same resamples for every model; held "
-    "fixed are the models and the means that ablated edges carry."
-)
 
 
 # -------------------------------------------------------------------------------- what a metric is worth
@@ -74,10 +70,11 @@ class RankedMetric(Record):
 
     Attributes:
         metric: What it is.
-        numbers: Value of each model, NaN where undefined, then its replicates, `[1 + draws, models]`.
+        values: Of each model, NaN where undefined.
+        ranks: 1 is predicted best; None where the metric's source states no direction.
         rows: Of each model `value`; `low`, `high`, `method`, `reason` of its interval over resampled images;
-            `rank` (1 is predicted best); `chance`, the share of the resamples in which it is the best, ties
-            shared equally. Rank and chance are None where the metric's source states no direction.
+            `rank`; `chance`, the share of the resamples in which it is the best, ties shared equally, None
+            without a direction.
         regret: Of picking by it; None without labels or direction.
         correlation: With true performance; None without labels, for fewer than 3 models with a value, and
             where nothing varies.
@@ -88,26 +85,16 @@ class RankedMetric(Record):
         **same("rows", "regret", "correlation"),
     }
 
-    metric: Metric
-    numbers: Numbers
+    metric: inspection.Metric
+    values: Values
+    ranks: Values | None
     rows: Sequence[Mapping[str, Any]]
-    regret: Regret | None = None
-    correlation: TaskCorrelation | None = None
-
-    @property
-    def values(self) -> Values:
-        """The metric of each model."""
-        return np.asarray(self.numbers[0])
-
-    @property
-    def ranks(self) -> Values | None:
-        """1 is predicted best; None where the metric's source states no direction."""
-        oriented = self.metric.oriented(self.values)
-        return None if oriented is None else ranks(oriented)
+    regret: Regret | None
+    correlation: TaskCorrelation | None
 
 
 def ranked_metric(
-    metric: Metric, numbers: Numbers, n: int, reasons: Sequence[str | None], truth: Numbers | None = None
+    metric: inspection.Metric, numbers: Numbers, n: int, reasons: Sequence[str | None], truth: Numbers | None
 ) -> RankedMetric:
     """One metric over all models.
 
@@ -119,27 +106,26 @@ def ranked_metric(
         truth: True performance of the models under the same resamples; None without labels.
     """
     oriented, regret, correlation = metric.oriented(numbers), None, None
-    places: Iterable[float | None] = [None] * len(reasons)
-    chances = places
-    if oriented is not None:
-        places = ranks(oriented[0])
-        if np.isfinite(oriented[1:]).any():
-            chances = shares_of_best(oriented[1:]).mean(0)
-        if truth is not None:
-            regret = regret_of_picking(oriented, truth)
+    places = None if oriented is None else ranks(oriented[0])
+    resampled = oriented is not None and np.isfinite(oriented[1:]).any()
+    chances = shares_of_best(oriented[1:]).mean(0) if oriented is not None and resampled else None
     rows = []
-    for column, reason, rank, chance in zip(numbers.T, reasons, places, chances, strict=True):
-        found = interval_of(column, n, metric)
-        row = {"value": column[0], "low": found.low, "high": found.high, "method": found.method}
-        rows.append({**row, "reason": reason or found.reason, "rank": rank, "chance": chance})
+    for place, (column, reason) in enumerate(zip(numbers.T, reasons, strict=True)):
+        ends = interval_of(column, n, metric)
+        row = {"value": column[0], "low": ends.low, "high": ends.high, "method": ends.method}
+        row |= {"reason": reason or ends.reason, "rank": None if places is None else places[place]}
+        rows.append(row | {"chance": None if chances is None else chances[place]})
     if truth is not None:
+        regret = None if oriented is None else regret_of_picking(oriented, truth)
         x, y = np.stack([numbers[0], truth[0]])[:, np.isfinite(numbers[0])]
         if len(x) >= 3 and np.ptp(x) > 0 and np.ptp(y) > 0:
             correlation = correlate(x, y)
-    return RankedMetric(metric=metric, numbers=numbers, rows=rows, regret=regret, correlation=correlation)
+    return RankedMetric(
+        metric=metric, values=numbers[0], ranks=places, rows=rows, regret=regret, correlation=correlation
+    )
 
 
-def interval_of(numbers: Float64[np.ndarray, " rows"], n: int, metric: Metric) -> Interval:
+def interval_of(numbers: Float64[np.ndarray, " rows"], n: int, metric: inspection.Metric) -> Interval:
     """The interval of a metric of one model on n images; undefined without replicates."""
     value, draws = float(numbers[0]), numbers[1:]
     defined = np.isfinite(draws)
@@ -197,18 +183,13 @@ class Ranking(Plotted, Record):
     """Models by metrics on one target domain.
 
     Attributes:
-        models: Facts about each, in the order given: name, blocks, the class given most often.
+        names: The models, in the order given.
+        inspections: What each showed on the target, and its cost, less logits, spectra and replicates.
+        own: What the first showed on labelled images of the models' own domain; None without these.
         columns: Key of the metric -> its column, in the order of tables.
         absent: Metrics that were asked for and are not there, with the reason.
-        performance: True performance of each model with its interval and replicates; None without labels.
+        performance: True performance of each model with its interval; None without labels.
         measure: `"accuracy"` or `"macro-f1"`.
-        inspections: What each model showed on the target, and its cost, less logits, spectra and replicates.
-        target: Facts about the images: domain, number, whether labelled.
-        known: Facts about the labelled images of the models' own domain; None if there were none.
-        ratio: Share tau of the blocks on each side of the depth bias.
-        motif: Which dependencies between layers go with performance over these models: `values`, or the
-            `reason` why there are none. None where scores of all edges were not asked for.
-        dependency: Dependency matrices of the models that the leading metric ranks first and last.
         missing: Model that should be here -> why it is not, e.g. because its training is not done.
         settings: How scores were measured and images drawn.
     """
@@ -217,35 +198,79 @@ class Ranking(Plotted, Record):
     record_kind = "ranking"
     record_schema = "assay-ranking/1"
     record_layout = {
-        **same("id", "target", "known", "measure", "ratio", "level", "resampled", "models", "missing"),
+        **same("id", "target", "known", "measure", "level", "resampled", "models", "missing"),
         "performance": "performance.rows",
         "metrics": "columns.values",
         **same("absent", "motif", "dependency", "provenance"),
     }
     level = LEVEL
 
-    models: Sequence[Mapping[str, Any]]
+    names: Sequence[str]
+    inspections: Sequence[Inspection]
+    own: Inspection | None
     columns: Mapping[str, RankedMetric]
     absent: Sequence[Mapping[str, str]]
     performance: RankedMetric | None
     measure: str
-    inspections: Sequence[Inspection]
-    target: Mapping[str, Any]
-    known: Mapping[str, Any] | None
-    ratio: float
-    motif: Mapping[str, Any] | None
-    dependency: Sequence[Mapping[str, Any]] | None
     missing: Mapping[str, str]
     settings: InspectionSettings
 
     def __repr__(self) -> str:
         domain, n = self.target["domain"], self.target["n"]
-        return f"Ranking({len(self.models)} models, {len(self.columns)} metrics, {domain=}, {n=})"
+        return f"Ranking({len(self.names)} models, {len(self.columns)} metrics, {domain=}, {n=})"
 
     @property
-    def names(self) -> tuple[str, ...]:
-        """The models, in the order given."""
-        return tuple(each["name"] for each in self.models)
+    def models(self) -> list[dict[str, Any]]:
+        """Facts about each model: name, blocks, the class given most often."""
+        facts = []
+        for name, shown in zip(self.names, self.inspections, strict=True):
+            model, counts = shown.provenance.get("model") or {}, np.bincount(shown.predictions)
+            top = int(counts.argmax())
+            row = {"name": name, "id": model.get("id"), "weight_hash": model.get("weight_hash")}
+            row |= {"blocks": shown.graph.n_layers, "top_share": counts[top] / shown.n}
+            facts.append(row | {"top_class": str(top) if shown.classes is None else shown.classes[top]})
+        return facts
+
+    @property
+    def target(self) -> dict[str, Any]:
+        """Facts about the images: domain, number, whether labelled."""
+        return _facts(self.inspections[0])
+
+    @property
+    def known(self) -> dict[str, Any] | None:
+        """Facts about the labelled images of the models' own domain; None if there were none."""
+        return None if self.own is None or self.own.labels is None else _facts(self.own)
+
+    @property
+    def motif(self) -> dict[str, Any] | None:
+        """Which dependencies between layers go with performance over these models.
+
+        `values`, or the `reason` why there are none. None where scores of all edges were not asked for.
+        """
+        matrices = [each.dependency for each in self.inspections if each.dependency is not None]
+        if len(matrices) < len(self.names):
+            return None
+        try:
+            if self.performance is None:
+                raise InputError("a motif needs the performance of the models: the target has no labels")
+            if len(matrices) < 3:
+                raise InputError("a motif needs 3 models or more")
+            if len({each.graph.n_layers for each in self.inspections}) > 1:
+                raise InputError("a motif needs models of one depth")
+            made = motif(np.stack(matrices), self.performance.values)
+        except InputError as error:
+            return {"values": None, "reason": str(error)}
+        facts = {name: getattr(made, name) for name in ("used", "correlation", "n", "kind")}
+        return {"values": made.loadings, **facts, "reason": None}
+
+    @property
+    def dependency(self) -> list[dict[str, Any]] | None:
+        """Dependency matrices of the models that the leading metric ranks first and last."""
+        if any(each.dependency is None for each in self.inspections):
+            return None
+        order = next((each.ranks for each in self.columns.values() if each.ranks is not None), np.zeros(1))
+        ends = dict.fromkeys((int(np.nanargmin(order)), int(np.nanargmax(order))))
+        return [{"name": self.names[at], "values": self.inspections[at].dependency} for at in ends]
 
     def column(self, metric: str) -> RankedMetric:
         """One metric.
@@ -301,18 +326,18 @@ class Ranking(Plotted, Record):
     @property
     def provenance(self) -> dict[str, Any]:
         """How it came to be."""
-        return {
-            "library": library_version(),
-            "models": [each.provenance.get("model") for each in self.inspections],
-            **{name: getattr(self, name) for name in ("target", "known", "measure", "ratio", "level")},
-            "metrics": [*self.columns, *(each["key"] for each in self.absent)],
-            "settings": self.settings.to_dict(),
-        }
+        facts = {name: getattr(self, name) for name in ("target", "known", "measure", "level")}
+        facts |= {"metrics": [*self.columns, *(each["key"] for each in self.absent)]}
+        models = [each.provenance.get("model") for each in self.inspections]
+        return facts | {"library": library_version(), "models": models, "settings": self.settings.to_dict()}
 
     @property
     def resampled(self) -> str:
         """What the intervals are over."""
-        return RESAMPLED.format(self.settings.draws)
+        text = (
+            f"Images were resampled {self.settings.draws:,} times (Poisson bootstrap), alike for every model"
+        )
+        return f"{text}; models and the means that ablated edges carry were not."
 
 
 def rank_models(
@@ -321,12 +346,11 @@ def rank_models(
     *,
     id_data: Images | None = None,
     metrics: Sequence[str] | None = None,
-    measure: str = "accuracy",
-    ratio: float = 0.3,
     settings: InspectionSettings | None = None,
     device: str | None = None,
     cache: str | Path | None = None,
-    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    progress: Progress = lambda stage, done, total: None,
+    **options: Any,
 ) -> Ranking:
     """Rank image classifiers by what their circuits and outputs say about a target domain.
 
@@ -335,21 +359,19 @@ def rank_models(
             model, what `load_model` takes, or a function that gives one. They are loaded one at a time and
             let go of, so a zoo need not fit in memory.
         target: Images of the domain to deploy on: images, normalised for each model by its own transform;
-            what `load_images` takes, e.g. a folder or "shapes:sketch"; or a function from a model to its
-            images. Their labels, where they have any, only check the order.
+            or what `load_images` takes, e.g. a folder or "shapes:sketch". Their labels, where they have any,
+            only check the order.
         id_data: Labelled images of the domain that the models were trained for, likewise, not used in
             training. Metrics that learn from them are absent without.
         metrics: Keys of `METRICS`, in the order of the table: the first that ranks leads. Default: all but
             `"sharpness"`, ID accuracy first. Two need scores of all edges (`"ddb-deep"`, `"ddb-global"`) and
             about double the cost; they also give the motif.
-        measure: True performance and ID accuracy: `"accuracy"`, or `"macro-f1"` over the classes that occur.
-        ratio: tau of the depth bias, in (0, 0.5]. It is a share of the blocks, so models of different depth
-            may be ranked together; there is then no motif.
         settings: How scores are measured and images drawn; equal for all models.
         device: Where the models of a zoo run. Default: the CPU.
         cache: Folder in which what each model showed is kept under the hash of weights, images and settings;
             an interrupted call goes on from there.
         progress: Called with a stage, models done and models in all.
+        options: `measure` of `rank_inspections`.
 
     Returns:
         The table with intervals, ranks, chances of being the best and, with labels, regrets and correlations.
@@ -357,8 +379,8 @@ def rank_models(
         ablated edges carry.
 
     Raises:
-        InputError: For fewer than 2 models, fewer than 2 images, models or data of different classes, a ratio
-            outside (0, 0.5], or data that differ between models.
+        InputError: For fewer than 2 models, fewer than 2 images, models or data of different classes, or data
+            that differ between models.
         UnknownNameError: For an unknown metric or measure.
 
     Notes:
@@ -381,10 +403,9 @@ def rank_models(
     def show(one: OneModel) -> tuple[Inspection, Inspection | None]:
         """What a model shows; it is let go of before its numbers are computed."""
         if not isinstance(one, Model):
-            one = load_model(one) if isinstance(one, str | Path | nn.Module) else one()
-        task = read(one)
-        parts = {"logits", "features", "output-scores", "edge-scores"} & needs
-        if metrics is None and not table.affordable_transport(task.n, one.n_classes):
+            one = load_model(one) if isinstance(one, str | Path) else one()
+        task, parts = read(one), {"logits", "features", "output-scores", "edge-scores"} & needs
+        if metrics is None and task.n * one.n_classes > inspection.COT_LIMIT:
             parts -= {"logits"}
         inspect = partial(inspection.inspect_model, one, settings=settings, cache=cache)
         shown = inspect(task, parts)
@@ -396,17 +417,13 @@ def rank_models(
             yield name, *show(one)
         progress("inspect models", len(models), len(models))
 
-    return rank_inspections(
-        inspected(), metrics=metrics, measure=measure, ratio=ratio, settings=settings, missing=missing
-    )
+    return rank_inspections(inspected(), metrics, missing=missing, settings=settings, **options)
 
 
 def shared_images(images: Images) -> Callable[[Model], ImageTask]:
     """Images for many models, listed, drawn and decoded once for all that want the same pixels."""
     if isinstance(images, ImageTask) and (images.images is not None or images.transform is not None):
         return lambda model: images
-    if callable(images):
-        return images
     ready = dict[str, ImageTask]()
 
     def read(model: Model) -> ImageTask:
@@ -414,11 +431,8 @@ def shared_images(images: Images) -> Callable[[Model], ImageTask]:
         pixels = {**transform.to_dict(), **dict.fromkeys(("mean", "std", "rescale"))}
         key = json.dumps([pixels, model.classes], sort_keys=True)
         if key not in ready:
-            if isinstance(images, ImageTask):
-                found = images.for_model(model)
-            else:
-                found = load_images(images, model, hold=False)
-            ready[key] = decoded_once(found)
+            drawn = images if isinstance(images, ImageTask) else load_images(images, model, hold=False)
+            ready[key] = inspection.decoded_once(drawn.for_model(model))
         return ready[key].with_transform(transform)
 
     return read
@@ -426,10 +440,9 @@ def shared_images(images: Images) -> Callable[[Model], ImageTask]:
 
 def rank_inspections(
     inspected: Iterable[Inspected],
-    *,
     metrics: Sequence[str] | None = None,
+    *,
     measure: str = "accuracy",
-    ratio: float = 0.3,
     settings: InspectionSettings | None = None,
     missing: Mapping[str, str] | None = None,
 ) -> Ranking:
@@ -438,9 +451,8 @@ def rank_inspections(
     Args:
         inspected: Of each model its name, what it showed on the target, and what on labelled images of its
             own domain, or None.
-        metrics: As in `rank_models`, as are the other arguments.
-        measure: True performance and ID accuracy.
-        ratio: tau of the depth bias.
+        metrics: As in `rank_models`.
+        measure: True performance and ID accuracy: `"accuracy"`, or `"macro-f1"` over the classes that occur.
         settings: With which the inspections were made.
         missing: Models that should be among them.
 
@@ -449,9 +461,8 @@ def rank_inspections(
     """
     settings, keys = settings or InspectionSettings(), _chosen(metrics)
     check_name("measure", measure, MEASURES)
-    rule = dependency.DepthRule(ratio=ratio)
     names, shown = list[str](), list[tuple[Inspection, Inspection | None]]()
-    found: dict[str, list[table.Estimate]] = {key: [] for key in keys}
+    found: dict[str, list[tuple[Numbers, str | None]]] = {key: [] for key in keys}
     light: dict[str, Any] = dict.fromkeys(_HEAVY)
 
     def resampled(shown: Inspection, seed: int) -> Numbers:
@@ -460,18 +471,15 @@ def rank_inspections(
 
     for name, target, known in inspected:
         if shown:
-            _refuse_unlike((names[0], name), shown[0], (target, known))
+            _refuse_unlike((names[0], name), shown[0][0], target)
         else:
             other = int(stream(settings.seed, "rank/known-images").integers(2**62))
-            weights = Weights(
-                target=resampled(target, settings.seed),
-                known=once(0) if known is None else resampled(known, other),
-                rule=rule,
-                measure=measure,
-            )
+            own = once(0) if known is None else resampled(known, other)
+            first = resampled(target, settings.seed)
+            weights = inspection.Weights(target=first, known=own, measure=measure)
         for key in keys:
             if not METRICS[key].together:
-                found[key].append(table.estimate(METRICS[key], [(target, known)], weights))
+                found[key].append(inspection.estimate(METRICS[key], [(target, known)], weights))
         shown.append((replace(target, **light), known))
         names.append(name)
     if len(names) < 2:
@@ -481,12 +489,12 @@ def rank_inspections(
     if (labels := target.labels) is not None:
         rows = [performance_of(e.predictions, labels, weights.target, measure=measure) for e in inspections]
         truth, true = np.stack(rows, axis=1), replace(METRICS["id-accuracy"], key="performance", name=measure)
-        performance = ranked_metric(true, truth, target.n, [None] * len(names))
+        performance = ranked_metric(true, truth, target.n, [None] * len(names), None)
     columns, absent = dict[str, RankedMetric](), []
     for key, metric in ((key, METRICS[key]) for key in keys):
-        made = [table.estimate(metric, shown, weights)] if metric.together else found[key]
-        numbers = np.concatenate([each.rows for each in made], axis=1)
-        reasons = [each.reason for each in made] * (len(names) // len(made))
+        made = [inspection.estimate(metric, shown, weights)] if metric.together else found[key]
+        numbers = np.concatenate([rows for rows, _ in made], axis=1)
+        reasons = [reason for _, reason in made] * (len(names) // len(made))
         if np.isnan(numbers[0]).all():
             reason = reasons[0] or "undefined on these images"
             absent.append({"key": key, "name": metric.name, "reason": reason})
@@ -494,17 +502,13 @@ def rank_inspections(
             n = known.n if known is not None and metric.over == "known" else target.n
             columns[key] = ranked_metric(metric, numbers, n, reasons, truth)
     return Ranking(
-        models=[_model(name, each) for name, each in zip(names, inspections, strict=True)],
+        names=tuple(names),
+        inspections=inspections,
+        own=known,
         columns=columns,
         absent=absent,
         performance=performance,
         measure=measure,
-        inspections=inspections,
-        target=_facts(target),
-        known=None if known is None or known.labels is None else _facts(known),
-        ratio=ratio,
-        motif=_motif(inspections, truth),
-        dependency=_first_and_last(names, inspections, columns),
         missing=missing or {},
         settings=settings,
     )
@@ -512,38 +516,19 @@ def rank_inspections(
 
 def _chosen(metrics: Sequence[str] | None) -> Sequence[str]:
     """Keys in the order of the table: the first that ranks models leads."""
-    if metrics is not None and not metrics:
-        raise InputError("metrics is empty; name some, or remove it for all")
     for key in metrics or ():
         check_name("ranking metric", key, METRICS)
-    return table.DEFAULT_METRICS if metrics is None else tuple(dict.fromkeys(metrics))
+    return inspection.DEFAULT_METRICS if metrics is None else tuple(dict.fromkeys(metrics))
 
 
-def _refuse_unlike(
-    names: tuple[str, str], first: Sequence[Inspection | None], second: Sequence[Inspection | None]
-) -> None:
+def _refuse_unlike(names: tuple[str, str], first: Inspection, other: Inspection) -> None:
     """Numbers of models with other classes, or on other images, do not compare; their graphs may differ."""
     both = " and ".join(names)
-    for what, one, other in zip(("target", "own-domain"), first, second, strict=True):
-        if one is None or other is None:
-            continue
-        if (one.n_classes, one.classes) != (other.n_classes, other.classes):
-            raise InputError(f"{both} have different classes ({one.classes} and {other.classes})")
-        if not (np.array_equal(one.ids, other.ids) and np.array_equal(one.labels, other.labels)):  # type: ignore[arg-type]
-            raise InputError(f"{both} were given different {what} images; give both the same")
-
-
-def _model(name: str, shown: Inspection) -> dict[str, Any]:
-    model, counts = shown.provenance.get("model") or {}, np.bincount(shown.predictions)
-    top = int(counts.argmax())
-    return {
-        "name": name,
-        "id": model.get("id"),
-        "weight_hash": model.get("weight_hash"),
-        "blocks": shown.graph.n_layers,
-        "top_class": str(top) if shown.classes is None else shown.classes[top],
-        "top_share": counts[top] / shown.n,
-    }
+    if (first.n_classes, first.classes) != (other.n_classes, other.classes):
+        raise InputError(f"{both} have different classes ({first.classes} and {other.classes})")
+    same_labels = np.array_equal(np.asarray(first.labels), np.asarray(other.labels))  # or none at all
+    if not (same_labels and np.array_equal(first.ids, other.ids)):
+        raise InputError(f"{both} were given different target images; give both the same")
 
 
 def _facts(shown: Inspection) -> dict[str, Any]:
@@ -553,29 +538,62 @@ def _facts(shown: Inspection) -> dict[str, Any]:
     return facts | {"labelled": shown.labels is not None, "notes": task.get("notes", [])}
 
 
-def _motif(inspections: Sequence[Inspection], truth: Numbers | None) -> dict[str, Any] | None:
-    """Where in the network models differ that perform differently."""
-    matrices = [each.dependency for each in inspections if each.dependency is not None]
-    if len(matrices) < len(inspections):
-        return None
-    try:
-        if truth is None:
-            raise InputError("a motif needs the performance of the models: the target has no labels")
-        if len({each.graph.n_layers for each in inspections}) > 1:
-            raise InputError("a motif needs models of one depth")
-        made = dependency.motif(np.stack(matrices), truth[0])
-    except InputError as error:
-        return {"values": None, "reason": str(error)}
-    facts = {name: getattr(made, name) for name in ("used", "correlation", "n", "kind")}
-    return {"values": made.loadings, **facts, "reason": None}
+# ------------------------------------------------------------------------------------------ several targets
 
 
-def _first_and_last(
-    names: Sequence[str], inspections: Sequence[Inspection], columns: Mapping[str, RankedMetric]
-) -> list[dict[str, Any]] | None:
-    """Dependency matrices of the models that the leading metric ranks first and last."""
-    if any(each.dependency is None for each in inspections):
-        return None
-    order = next((each.ranks for each in columns.values() if each.ranks is not None), np.zeros(1))
-    ends = dict.fromkeys((int(np.nanargmin(order)), int(np.nanargmax(order))))
-    return [{"name": names[at], "values": inspections[at].dependency} for at in ends]
+def compare_rankings(rankings: Mapping[str, Sequence[Ranking]]) -> "pd.DataFrame":
+    """Put rankings of several targets together.
+
+    Args:
+        rankings: Data set -> rankings of its targets.
+
+    Returns:
+        A row per metric, and one of a blind pick, that of the least regret first: `regret`, mean expected
+        regret of picking by it; `average`, mean magnitude of its correlations in all data sets, and `sem`,
+        its standard error over data sets, as published, NaN for one; `targets` with a correlation; and the
+        signed `r2`, `srcc` and `krcc` of each data set, averaged over its targets.
+
+    Raises:
+        InputError: For no ranking.
+
+    Notes:
+        A target without labels, or on which a metric is undefined, is left out of that metric's means:
+        metrics with different `targets` do not rest on the same ones.
+
+    References:
+        Peng et al. (2026), arXiv:2604.08192, Table 1.
+    """
+    import pandas as pd
+
+    pairs = [(name, each) for name, several in rankings.items() for each in several]
+    if not pairs:
+        raise InputError("rankings are missing; give at least one")
+    rows: dict[str, dict[str, float]] = {}
+    for key in dict.fromkeys(key for _, ranking in pairs for key in ranking.columns):
+        columns = [(name, ranking.columns[key]) for name, ranking in pairs if key in ranking.columns]
+        regrets = [column.regret.expected for _, column in columns if column.regret is not None]
+        tasks: dict[str, list[TaskCorrelation]] = {}
+        for name, column in columns:
+            if column.correlation is not None:
+                tasks.setdefault(name, []).append(column.correlation)
+        rows[key] = {"regret": float(np.mean(regrets)) if regrets else math.nan}
+        rows[key] |= {"average": math.nan, "sem": math.nan, "targets": sum(map(len, tasks.values()))}
+        if tasks:
+            sizes, signed = (summarize_correlations(tasks, absolute=each) for each in (True, False))
+            sem = sizes["sem"] if len(rankings) > 1 else math.nan
+            rows[key] |= signed | {"average": sizes["average"], "sem": sem}
+    regrets_of = ([c.regret for c in ranking.columns.values() if c.regret] for _, ranking in pairs)
+    blind = [several[0].random for several in regrets_of if several]  # of a ranking, the same for each metric
+    rows["blind pick"] = {"regret": float(np.mean(blind)) if blind else math.nan}
+    table = pd.DataFrame.from_dict(rows, orient="index").rename_axis("metric").fillna({"targets": 0})
+    return table.astype({"targets": int}).sort_values("regret", kind="stable")
+
+
+def comparison_document(rankings: Mapping[str, Sequence[Ranking]]) -> dict[str, Any]:
+    """The rankings of several targets and their table, as JSON: what `assay rank` writes."""
+    ids = {name: [each.id for each in several] for name, several in rankings.items()}
+    provenance = {"library": library_version(), "rankings": ids}
+    kind, every = "ranking-comparison", [each for several in rankings.values() for each in several]
+    document: dict[str, Any] = {"kind": kind, "schema": f"assay-{kind}/1", "id": record_id(kind, provenance)}
+    document["metrics"] = compare_rankings(rankings).reset_index().to_dict("records")
+    return dict(plain(document | {"rankings": every, "provenance": provenance}))

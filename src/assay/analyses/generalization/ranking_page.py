@@ -1,4 +1,4 @@
-"""A ranking as a page and as pictures: models by metrics, what picking by each is worth, the motif."""
+"""Pages and pictures of rankings: models by metrics, what picking by each is worth, many targets."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,22 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import scipy
 
-from assay.analyses.generalization.dependency import layer_names
-from assay.analyses.generalization.evaluation import CORRELATIONS
+from assay.analyses.generalization.alarms import CORRELATIONS
+from assay.analyses.generalization.inspection import METRICS
 from assay.core.errors import InputError
-from assay.page.blocks import (
-    PAGES,
-    Block,
-    Cell,
-    Figure,
-    Note,
-    Page,
-    PageForm,
-    Section,
-    Table,
-    columns,
-    folded_record,
-)
+from assay.page.blocks import PAGES, Block, Cell, Column, Figure, Note, Page, PageForm, Section, Table
+from assay.page.blocks import columns as headings
+from assay.page.blocks import folded_record as folded
 from assay.page.draw import INK, SUPPORTS, Matrix, axes_of, plot_matrix
 from assay.page.text import Span, Text, bold, code, estimate, interval, listed, number, percent, rounded
 from assay.zoo.archive import missing_text
@@ -40,8 +30,8 @@ ONE_CLASS = 0.9  # share of the images in one class from which a model says litt
 COLLAPSED = 2.0  # RankMe below which the features lie on a line
 TALL = 24  # models of a table that is not scrolled
 LABELLED = 40  # models named on an axis; more are drawn without names
+BLIND = "blind pick"
 MEASURES = {"accuracy": "accuracy", "macro-f1": "macro-F1"}
-HEADS = ("R²", "rank corr.", "Kendall")  # of the correlations
 
 
 # ----------------------------------------------------------------------------------------- what it says
@@ -76,17 +66,16 @@ def verdict(document: Document) -> str:
         return "None of the metrics orders these models."
     lead = next((each for each in ranking if each["key"] == "id-accuracy"), ranking[0])
     places, known, measure = picked(lead), document["known"], MEASURES[document["measure"]]
-    row, text = lead["rows"][places[0]], f"{lead['name']} picks {_names(document, places)}"
+    row, names = lead["rows"][places[0]], _names(document, places)
+    text = f"{lead['name']} picks {names}"
     if lead["key"] == "id-accuracy":
-        text = (
-            f"On {number(known['n'])} labelled images of {known['domain'] or known['name']}, "
-            f"{_names(document, places)} {'has' if len(places) == 1 else 'have'} the highest {measure}, "
-            f"{estimate(row['value'], row['low'], row['high'])[0]}"
-        )
+        source = f"{number(known['n'])} labelled images of {known['domain'] or known['name']}"
+        value, _ = estimate(row["value"], row["low"], row["high"])
+        text = f"On {source}, {names} {'has' if len(places) == 1 else 'have'} the highest {measure}, {value}"
     if row["chance"] is not None and len(places) == 1:
         text += f" (best in {percent(row['chance'])} of resamples of these images)"
     others = [each for each in ranking if each is not lead]
-    agreeing = [each["name"] for each in others if set(picked(each)) & set(places)]
+    agreeing = [each["name"] for each in others if set(picked(each)) <= set(places)]
     if others:
         agree = "pick among them" if len(places) > 1 else "agree" if len(agreeing) > 1 else "agrees"
         text += f"; {listed(agreeing)} {agree}" if agreeing else "; no other metric agrees"
@@ -105,17 +94,19 @@ def caveats(document: Document) -> list[str]:
     """What to mind before the table is believed: what has failed first."""
     models, metrics, target = document["models"], document["metrics"], document["target"]
     values = {each["key"]: [row["value"] for row in each["rows"]] for each in metrics}
-    failed = {
-        f"More than {percent(ONE_CLASS)} of the images are given one class by {{}}.": [
-            each["top_share"] > ONE_CLASS for each in models
-        ],
-        "Features have collapsed (RankMe below 2) in {}.": [
-            value is not None and value < COLLAPSED for value in values.get("rankme", ())
-        ],
-        "ATC is 0 or 1, which is no estimate, for {}.": [value in (0, 1) for value in values.get("atc", ())],
-        "DoC is 0 or 1, which is no estimate, for {}.": [value in (0, 1) for value in values.get("doc", ())],
-    }
-    notes = [text.format(_names(document, np.flatnonzero(at))) for text, at in failed.items() if any(at)]
+    notes: list[str] = []
+
+    def add(text: str, where: list[bool]) -> None:
+        if any(where):
+            notes.append(text.format(_names(document, np.flatnonzero(where))))
+
+    most = f"More than {percent(ONE_CLASS)} of the images are given one class by {{}}."
+    add(most, [each["top_share"] > ONE_CLASS for each in models])
+    collapsed = [value is not None and value < COLLAPSED for value in values.get("rankme", ())]
+    add("Features have collapsed (RankMe below 2) in {}.", collapsed)
+    for name in ("ATC", "DoC"):
+        degenerate = [value in (0, 1) for value in values.get(name.lower(), ())]
+        add(f"{name} is 0 or 1, which is not an estimate, for {{}}.", degenerate)
     picks: dict[str, list[str]] = {}
     for metric in metrics:
         if places := picked(metric):
@@ -128,11 +119,16 @@ def caveats(document: Document) -> list[str]:
     if document["performance"] is None:
         notes.append("The images have no labels: the cost of picking by a metric is not known.")
     elif len(models) > 2:
-        t = scipy.stats.t.ppf(0.975, len(models) - 2)
-        r = rounded(t / math.sqrt(len(models) - 2 + t**2), 2)
-        span = f"between −{r} and {r} in 19 of 20 cases"
-        notes.append(f"With {len(models)} models, the rank correlation of unrelated numbers lies {span}.")
+        notes.append(chance_of_correlations(len(models), "models"))
     return [*notes, *target["notes"], *missing_note(document)]
+
+
+def chance_of_correlations(n: int, what: str) -> str:
+    """How large a rank correlation over n models or domains becomes by chance."""
+    t = scipy.stats.t.ppf(0.975, n - 2)
+    r = rounded(t / math.sqrt(n - 2 + t**2), 2)
+    span = f"between −{r} and {r} in 19 of 20 cases"
+    return f"With {n} {what}, the rank correlation of unrelated numbers lies {span}."
 
 
 def missing_note(document: Document) -> list[str]:
@@ -144,54 +140,44 @@ def missing_note(document: Document) -> list[str]:
 # ----------------------------------------------------------------------------------------------- the page
 
 
+def rows_table(rows: Sequence[Document], caption: str) -> Table:
+    """A column per key: numbers flush right with three digits, nothing where there is none."""
+    numeric = {key for row in rows for key, value in row.items() if isinstance(value, int | float)}
+    cells = [
+        [number(value, 3) if isinstance(value, int | float) else value or "" for value in row.values()]
+        for row in rows
+    ]
+    heads = [Column(name=key, numeric=key in numeric, sort=True) for key in rows[0]]
+    return Table(columns=heads, rows=cells, caption=caption, tall=True)
+
+
 def ranking_page(document: Document) -> Page:
     """Everything that is shown of a ranking.
 
     Args:
         document: What `Ranking.to_dict` gave.
     """
-    target, truth, shown = document["target"], document["performance"], list(document["metrics"])
+    target, truth, n = document["target"], document["performance"], len(document["models"])
     labels = "which have no labels" if truth is None else "whose labels are used only to check the order"
-    if truth is not None:
-        shown.insert(0, {"name": MEASURES[document["measure"]], "rows": truth})
-    models: list[Block] = [
-        Table(
-            columns=columns("model") + columns(*(each["name"] for each in shown), numeric=True),
-            rows=[
-                [document["models"][place]["name"], *(_cell(each["rows"][place]) for each in shown)]
-                for place in order(document)
-            ],
-            caption="Value, rank (#1, bold: predicted best) and 95 % interval over resampled images. A "
-            "metric has no ranks where its source does not give the direction.",
-            style="rank-table",
-            tall=len(document["models"]) > TALL,
-        )
-    ]
+    parts = {
+        "Models by metrics": [_models(document)],
+        "What picking by each metric is worth": [_worth(document)],
+        "Where in the network": _network(document),
+    }
     if leading(document) is not None or truth is not None:
-        caption = (
-            "Models, predicted best on top. Where intervals overlap, these images may not distinguish them."
-        )
+        caption = "Models, predicted best on top. Models whose intervals overlap may be equally good."
         draw = partial(plot_forest, document)
-        models.append(Figure(draw=draw, label=caption, caption=caption, name="forest"))
-    sections = [
-        Section(title="Models by metrics", blocks=models),
-        Section(title="What picking by each metric is worth", blocks=[_worth(document)]),
-        Section(title="Where in the network", blocks=_network(document)),
-    ]
+        parts["Models by metrics"] += [Figure(draw=draw, label=caption, caption=caption, name="forest")]
     images = {"target": target, "own domain": document["known"]}
     return Page(
         kind="ranking",
-        title=f"Which of {len(document['models'])} models to deploy on {target['domain'] or target['name']}",
+        title=f"Which of {n} models to deploy on {target['domain'] or target['name']}",
         verdict=verdict(document),
         caveats=caveats(document),
-        lede=f"Models are ordered by metrics computed on {number(target['n'])} images of the target, "
-        f"{labels}. {document['resampled']}",
-        sections=[section for section in sections if section.blocks],
-        facts=[
-            ("result", code(document["id"])),
-            *((name, _images(each)) for name, each in images.items() if each),
-        ],
-        records=[folded_record("Provenance", document["provenance"])],
+        lede=f"Metrics were computed on {number(target['n'])} images, {labels}. {document['resampled']}",
+        sections=[Section(title=title, blocks=each) for title, each in parts.items() if each],
+        facts=[("result", code(document["id"])), *((key, _images(of)) for key, of in images.items() if of)],
+        records=[folded("Provenance", document["provenance"])],
         style="rank",
     )
 
@@ -199,6 +185,23 @@ def ranking_page(document: Document) -> Page:
 def _images(data: Document) -> Text:
     name = " ".join(dict.fromkeys(each for each in (data["name"], data["domain"]) if each))
     return f"{number(data['n'])} images of {name} ", code((data["data_hash"] or "")[:16])
+
+
+def _models(document: Document) -> Block:
+    shown = list(document["metrics"])
+    if document["performance"] is not None:
+        shown.insert(0, {"name": MEASURES[document["measure"]], "rows": document["performance"]})
+    return Table(
+        columns=headings("model") + headings(*(each["name"] for each in shown), numeric=True),
+        rows=[
+            [document["models"][place]["name"], *(_cell(each["rows"][place]) for each in shown)]
+            for place in order(document)
+        ],
+        caption="Value, rank (#1, bold: predicted best) and 95 % interval over resampled images. A metric "
+        "whose source gives no direction has no ranks.",
+        style="rank-table",
+        tall=len(document["models"]) > TALL,
+    )
 
 
 def _cell(row: Document) -> Cell:
@@ -213,38 +216,35 @@ def _cell(row: Document) -> Cell:
     return Cell(text=place, below=between or "no interval", title=reason)
 
 
-def _worth(document: Document) -> Table:
+def _worth(document: Document) -> Block:
     """What picking by each metric is worth; the metrics that are absent below."""
-    metrics, measure = document["metrics"], MEASURES[document["measure"]]
-    named = ["best in"]
+    metrics, rows, labelled = document["metrics"], [], document["performance"] is not None
     caption = "Best in: share of the resamples of these images in which the pick is first by that metric."
-    if document["performance"] is not None:
-        named += ["expected regret", "regret here", *HEADS]
+    named = ["best in", *(["expected regret", "regret here", "R²", "rank corr.", "Kendall"] * labelled)]
+    if labelled:
         blind = next((each["regret"]["random"] for each in metrics if each["regret"]), None)
+        caption += f" Regret: {MEASURES[document['measure']]} of the best model minus that of the pick, here "
         caption += (
-            f" Expected regret: {measure} of the best model minus that of the pick, averaged over resamples; "
-            f"a blind pick has {fixed(blind, 3)}. Correlations are over the models."
+            f"and expected over resamples (a blind pick: {fixed(blind, 3)}). Correlations: over models."
         )
-    rows = [_worth_row(document, each)[: 2 + len(named)] for each in metrics]
+    for each in metrics:
+        places, regret, together = picked(each), each["regret"] or {}, each["correlation"] or {}
+        chance = each["rows"][places[0]]["chance"] if len(places) == 1 else None
+        ends = regret.get("interval") or {"low": None, "high": None}
+        row: list[Cell | Text] = [
+            Cell(text=bold(each["name"]), below=each["summary"]),
+            _names(document, places) if places else "none: its source does not give a direction",
+            "" if chance is None else percent(chance),
+            Cell(text=fixed(regret.get("expected"), 3), below=interval(ends["low"], ends["high"], 3)),
+            fixed(regret.get("observed"), 3),
+            *(fixed(together.get(name), 2) for name in CORRELATIONS),
+        ]
+        rows.append(row[: 2 + len(named)])
     for each in document["absent"]:
         reason = Cell(text=f"absent: {each['reason']}", style="quiet", span=1 + len(named))
         rows.append([bold(each["name"]), reason])
-    heads = columns("metric", "picks") + columns(*named, numeric=True)
+    heads = headings("metric", "picks") + headings(*named, numeric=True)
     return Table(columns=heads, rows=rows, caption=caption, style="rank-worth")
-
-
-def _worth_row(document: Document, metric: Document) -> list[Cell | Text]:
-    places, regret, together = picked(metric), metric["regret"] or {}, metric["correlation"] or {}
-    chance = metric["rows"][places[0]]["chance"] if len(places) == 1 else None
-    ends = regret.get("interval") or {"low": None, "high": None}
-    return [
-        Cell(text=bold(metric["name"]), below=metric["summary"]),
-        _names(document, places) if places else "none: its source does not give a direction",
-        "" if chance is None else percent(chance),
-        Cell(text=fixed(regret.get("expected"), 3), below=interval(ends["low"], ends["high"], 3)),
-        fixed(regret.get("observed"), 3),
-        *(fixed(together.get(name), 2) for name in CORRELATIONS),
-    ]
 
 
 def fixed(value: float | None, digits: int) -> str:
@@ -255,11 +255,6 @@ def fixed(value: float | None, digits: int) -> str:
 def _network(document: Document) -> list[Block]:
     """The motif, and the dependencies of the best and the worst model."""
     motif, blocks = document["motif"] or {}, list[Block]()
-
-    def picture(name: str, caption: str, values: Any) -> Figure:
-        draw = partial(plot_matrix, layer_matrix(values, layer_names(len(values) - 2)))
-        return Figure(draw=draw, label=caption, caption=caption, name=name)
-
     if motif.get("reason"):
         blocks.append(Note(text=f"No motif: {motif['reason']}.", style="quiet"))
     elif motif:
@@ -268,21 +263,61 @@ def _network(document: Document) -> list[Block]:
             "predicts performance. Blue: models that depend on it more perform better; vermilion: worse. "
             f"{motif['n']} models, {np.sum(motif['used'])} cells: no more models than cells fit exactly."
         )
-        blocks.append(picture("motif", caption, motif["values"]))
-    pictures: list[Block] = [
-        picture(place, f"Dependencies between layers of {each['name']}, ranked {place}.", each["values"])
-        for place, each in zip(("first", "last"), document["dependency"] or (), strict=False)
-    ]
-    return [*blocks, *([Section(blocks=pictures, style="pair")] if pictures else [])]
+        blocks.append(layers_figure("motif", caption, motif["values"]))
+    for place, each in zip(("first", "last"), document["dependency"] or (), strict=False):
+        caption = f"Dependencies between layers of {each['name']}, ranked {place}."
+        blocks.append(layers_figure(place, caption, each["values"]))
+    return blocks
 
 
-PAGES.add(
-    "ranking",
-    PageForm(noun="ranking", schema="assay-ranking/1", again="`assay rank`", make=ranking_page),
-)
+def comparison_page(document: Document) -> Page:
+    """What is shown of several rankings side by side; their own pages follow.
+
+    Args:
+        document: What `comparison_document` gave.
+    """
+    metrics, rankings = document["metrics"], document["rankings"]
+    names = {BLIND: BLIND, **{key: metric.name for key, metric in METRICS.items()}}
+    named = [{**each, "metric": names[each["metric"]]} for each in metrics]
+    heads = {"regret": "expected regret", "average": "mean size", "sem": "standard error"}
+    regrets = {each["metric"]: fixed(each["regret"], 3) for each in named if each["regret"] is not None}
+    verdict = "No target has labels, so metrics cannot be compared."
+    if regrets:
+        blind = regrets.pop(BLIND)
+        best = [name for name, regret in regrets.items() if regret == min(regrets.values(), key=float)]
+        verdict = f"Picking by {listed(best)} loses least: its expected regret is {regrets[best[0]]}, "
+        verdict += f"that of a {BLIND} {blind}."
+    table = rows_table(
+        [{heads.get(key, key): value for key, value in each.items()} for each in named],
+        "Expected regret, mean size of the correlations with its standard error over data sets, and "
+        "signed correlations over models of each data set, averaged over its targets; that of sharpness "
+        "should be negative. The error describes spread, not confidence: cells share models and images.",
+    )
+    return Page(
+        kind="comparison of rankings",
+        title=f"Metrics over {len(rankings)} targets",
+        verdict=verdict,
+        caveats=[f"{each['target']['domain']}: {note}" for each in rankings for note in missing_note(each)],
+        sections=[Section(title="What picking by each metric costs", blocks=[table])],
+        facts=[("result", code(document["id"]))],
+        records=[folded("Provenance", document["provenance"])],
+        style="rank",
+    )
+
+
+for _kind, _noun, _make in (
+    ("ranking", "ranking", ranking_page),
+    ("ranking-comparison", "comparison of rankings", comparison_page),
+):
+    PAGES.add(_kind, PageForm(noun=_noun, schema=f"assay-{_kind}/1", again="`assay rank`", make=_make))
 
 
 # ---------------------------------------------------------------------------------------------- pictures
+
+
+def layers_figure(name: str, caption: str, values: Any) -> Figure:
+    """A matrix of layers by layers on a page."""
+    return Figure(draw=partial(plot_matrix, layer_matrix(values)), label=caption, caption=caption, name=name)
 
 
 def plot_ranking(ranking: "Ranking", ax: "Axes | None" = None) -> "Axes":
@@ -296,11 +331,10 @@ def plot_ranking(ranking: "Ranking", ax: "Axes | None" = None) -> "Axes":
 
 def plot_motif(motif: "Motif", ax: "Axes | None" = None) -> "Axes":
     """Draw the loadings of a motif, layers by layers."""
-    values = np.asarray(motif.loadings)
-    return plot_matrix(layer_matrix(values, layer_names(len(values) - 2)), ax)
+    return plot_matrix(layer_matrix(np.asarray(motif.loadings)), ax)
 
 
-def layer_matrix(values: Sequence[Sequence[float | None]] | np.ndarray, layers: Sequence[str]) -> Matrix:
+def layer_matrix(values: Sequence[Sequence[float | None]] | np.ndarray) -> Matrix:
     """A motif or a dependency, layers by layers, without the first column and last row, which hold nothing.
 
     Cells that no edge joins are NaN: below the diagonal, and a layer with itself but for heads to their MLP.
@@ -308,13 +342,9 @@ def layer_matrix(values: Sequence[Sequence[float | None]] | np.ndarray, layers: 
     table = np.array(values, dtype=float)
     rows, targets = np.indices(table.shape)
     table[(targets < rows) | ((targets == rows) & (table == 0))] = math.nan
-    return Matrix(
-        rows=tuple(layers[:-1]),
-        columns=tuple(layers[1:]),
-        values=table[:-1, 1:],
-        row_title="source layer",
-        column_title="target layer",
-    )
+    layers = ("input", *(f"block {layer}" for layer in range(len(table) - 2)), "logits")
+    names = {"row_title": "source layer", "column_title": "target layer"}
+    return Matrix(rows=layers[:-1], columns=layers[1:], values=table[:-1, 1:], **names)
 
 
 def plot_forest(document: Document, ax: "Axes | None" = None) -> "Axes":
@@ -331,6 +361,5 @@ def plot_forest(document: Document, ax: "Axes | None" = None) -> "Axes":
     ax.plot(values, range(len(places)), "o", color=INK, markersize=4.5)
     names = [document["models"][place]["name"] if len(places) <= LABELLED else "" for place in places]
     ax.set_yticks(range(len(places)), names)
-    ax.set_ylim(len(places) - 0.5, -0.5)
-    ax.set_xlabel(shown["name"])
+    ax.set(ylim=(len(places) - 0.5, -0.5), xlabel=shown["name"])
     return ax

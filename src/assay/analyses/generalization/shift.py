@@ -36,12 +36,28 @@ Vectors = Float64[np.ndarray, "k n"]
 
 @dataclass(frozen=True, kw_only=True)
 class ShiftView:
-    """What a distance compares; attributes as the arguments of `circuit_shift`."""
+    """What a distance compares.
+
+    Attributes:
+        weights: `"abs"`: magnitudes; `"signed"`: vectors and the choice of the strongest edges take signs
+            into account. Graphs always carry magnitudes.
+        top_k: Number of strongest edges, 1 to n_edges. None: 200, at most all, for `"netlsd"` and
+            `"jaccard"`, and all for `"laplacian"`. The vector distances use every edge whatever is said here.
+        prune: Drop chosen edges that lie on no path from input to logits inside the choice.
+        normalized: For `laplacian`, scale by the degrees: I - D^(-1/2) W D^(-1/2) rather than D - W. NetLSD
+            is defined on the scaled one.
+
+    Raises:
+        UnknownNameError: For other `weights`.
+    """
 
     weights: str = "abs"
     top_k: int | None = None
     prune: bool = False
     normalized: bool = True
+
+    def __post_init__(self) -> None:
+        check_name("weights", self.weights, ("abs", "signed"))
 
     def of(self, rows: Rows) -> Rows:
         """The compared number of each edge."""
@@ -180,14 +196,7 @@ for _key, _summary, _published, _vectors, _between in (
 
 
 def circuit_shift(
-    reference_scores: EdgeScores,
-    shifted_scores: EdgeScores,
-    *,
-    distance: str = "spearman",
-    top_k: int | None = None,
-    weights: str = "abs",
-    prune: bool = False,
-    normalized: bool = True,
+    reference_scores: EdgeScores, shifted_scores: EdgeScores, *, distance: str = "spearman", **view: Any
 ) -> float:
     """Distance of a model's circuit on new data from its circuit on known data (CSS).
 
@@ -205,13 +214,7 @@ def circuit_shift(
         reference_scores: Scores on known (in-distribution) data.
         shifted_scores: Scores of the same model on other data, made with the same settings.
         distance: One of the keys above.
-        top_k: Number of strongest edges, 1 to n_edges. None: 200, at most all, for `"netlsd"` and
-            `"jaccard"`, and all for `"laplacian"`. The vector distances use every edge whatever is said here.
-        weights: `"abs"`: magnitudes; `"signed"`: vectors and the choice of the strongest edges take signs
-            into account. Graphs always carry magnitudes.
-        prune: Drop chosen edges that lie on no path from input to logits inside the choice.
-        normalized: For `laplacian`, scale by the degrees: I - D^(-1/2) W D^(-1/2) rather than D - W. NetLSD
-            is defined on the scaled one.
+        view: `weights`, `top_k`, `prune` and `normalized` of `ShiftView`.
 
     Returns:
         >= 0; larger means more shift. 0 for equal circuits.
@@ -239,11 +242,8 @@ def circuit_shift(
         2.0
     """
     check_comparable(reference_scores, shifted_scores)
-    check_name("weights", weights, ("abs", "signed"))
-    how = DISTANCES[distance]
-    view = ShiftView(weights=weights, top_k=top_k, prune=prune, normalized=normalized)
-    rows = np.concatenate([edge_rows(reference_scores), edge_rows(shifted_scores)])
-    vectors = how.vectors(reference_scores.graph, rows, view)
+    how, rows = DISTANCES[distance], np.concatenate([*map(edge_rows, (reference_scores, shifted_scores))])
+    vectors = how.vectors(reference_scores.graph, rows, ShiftView(**view))
     (value,) = how.between(vectors[:1], vectors[1:])
     if math.isnan(value):
         reason = "the scores are constant, or no chosen edge lies on a path from input to logits"
@@ -310,16 +310,14 @@ def rank_shift_map(
     """
     check_comparable(reference_scores, shifted_scores)
     graph = reference_scores.graph
-    ranks = [
-        scipy.stats.rankdata(np.abs(edge_rows(each)), axis=-1) for each in (reference_scores, shifted_scores)
-    ]
-    delta = (ranks[1] - ranks[0]) / graph.n_edges
+    rows = np.concatenate([*map(edge_rows, (reference_scores, shifted_scores))])
+    delta = np.diff(scipy.stats.rankdata(np.abs(rows), axis=-1), axis=0) / graph.n_edges
     moved = layer_sums(graph, np.abs(delta) if absolute else delta)[0]
     return torch.from_numpy(moved / np.maximum(layer_sums(graph, np.ones_like(delta))[0], 1))
 
 
 def check_comparable(a: EdgeScores, b: EdgeScores, *, same_model: bool = True) -> None:
-    """Refuse scores whose difference would say something about anything but the data.
+    """Refuse scores that differ in more than the data.
 
     Args:
         a: Scores of one circuit.
@@ -331,21 +329,17 @@ def check_comparable(a: EdgeScores, b: EdgeScores, *, same_model: bool = True) -
         InputError: For different estimators; settings that a record does not hold are not compared.
     """
     if a.graph != b.graph:
-        raise GraphMismatchError(
-            f"the circuits belong to different graphs: {a.graph.describe()} and {b.graph.describe()}"
-        )
+        both = f"{a.graph.describe()} and {b.graph.describe()}"
+        raise GraphMismatchError(f"the circuits belong to different graphs: {both}")
     one, other = settings_of(a), settings_of(b)
-    if odd := [name for name in one if name in other and one[name] != other[name]]:
-        raise InputError(
-            f"the circuits were discovered with different settings: {odd[0]} is {one[odd[0]]!r} and "
-            f"{other[odd[0]]!r}; use the same for both"
-        )
-    weights = [each.provenance.get("model", {}).get("weight_hash") for each in (a, b)]
-    if same_model and None not in weights and weights[0] != weights[1]:
-        raise GraphMismatchError(
-            f"the circuits belong to models with different weights ({weights[0]} and {weights[1]}); measure "
-            "a shift on one model"
-        )
+    for name in one:
+        if name in other and one[name] != other[name]:
+            text = f"different settings: {name} is {one[name]!r} and {other[name]!r}; use the same for both"
+            raise InputError(f"the circuits were discovered with {text}")
+    first, second = (each.provenance.get("model", {}).get("weight_hash") for each in (a, b))
+    if same_model and first and second and first != second:
+        text = f"models with different weights ({first} and {second}); measure a shift on one model"
+        raise GraphMismatchError(f"the circuits belong to {text}")
 
 
 def settings_of(scores: EdgeScores) -> dict[str, Any]:
@@ -370,16 +364,12 @@ def check_reference(model: Model, reference: EdgeScores) -> dict[str, Any]:
         GraphMismatchError: If the scores belong to another graph or to other weights.
         InputError: If their record does not say how they were found.
     """
-    own = EdgeScores(
-        model.graph, torch.zeros(model.graph.valid.shape), provenance={"model": model.describe()}
-    )
-    check_comparable(reference, own)
+    nothing = torch.zeros(model.graph.valid.shape)
+    check_comparable(reference, EdgeScores(model.graph, nothing, provenance={"model": model.describe()}))
     record = reference.provenance
     if missing := [name for name in ("model", "seed", *SETTINGS) if name not in record]:
-        raise InputError(
-            f"the record of the reference circuit lacks {', '.join(missing)}, so new circuits cannot be "
-            "discovered in the same way; make it with assay.discover"
-        )
+        text = f"the record of the reference circuit lacks {', '.join(missing)}"
+        raise InputError(f"{text}, which every new circuit must share; make it with assay.discover")
     settings = settings_of(reference) | {"seed": record["seed"]}
     return {name: value for name, value in settings.items() if name != "options" or value}
 

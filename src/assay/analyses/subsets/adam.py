@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Float64, Int64
 
 from assay.analyses.subsets.line import EPS, Accuracies, line_correlation, probit
 from assay.analyses.subsets.matrix import Answers
-from assay.analyses.subsets.swap import Found, Pool, unit_probit
+from assay.analyses.subsets.swap import Pool, Solution, unit_probit
 from assay.core.errors import check_least, check_name
 from assay.core.random import stream
 
@@ -230,7 +230,7 @@ def adam(
     seed: int = 0,
     strata: Int64[np.ndarray, " n"] | None = None,
     allowed: Bool[np.ndarray, " n"] | None = None,
-) -> Found:
+) -> Solution:
     """The published optimiser: a relaxed selection descended by Adam, restarted with random settings.
 
     Each trial draws logits w ~ N(0, 1) and settings, and descends
@@ -298,7 +298,7 @@ def adam(
     places = np.flatnonzero(pool.lowest(-logits))
     order = places[np.argsort(-logits[places], kind="stable")]
     members = columns[order]
-    return Found(
+    return Solution(
         indices=members,
         scores=-logits[order].astype(np.float64),
         r_train=line_correlation(id_train, train.count(members) / size),

@@ -15,7 +15,7 @@ from assay.analyses.subsets.data import CorrectnessData, PerModel
 from assay.analyses.subsets.line import Accuracies, Correlation, Places, correlate, line_correlation
 from assay.analyses.subsets.matrix import Answers
 from assay.analyses.subsets.splits import PARTS, ModelSplit, interval_unit_kind, split_models
-from assay.analyses.subsets.swap import Found, Pool, swap
+from assay.analyses.subsets.swap import Pool, Solution, swap
 from assay.core.errors import InputError, ShapeError, check_least, check_name
 from assay.core.record import Record
 
@@ -118,7 +118,7 @@ class Problem:
         allowed = self.settings.allowed
         return np.arange(self.data.n_examples) if allowed is None else np.flatnonzero(allowed)
 
-    def solve(self, sizes: Sequence[int], accuracies: Sequence[Accuracies]) -> list[list[Found]]:
+    def solve(self, sizes: Sequence[int], accuracies: Sequence[Accuracies]) -> list[list[Solution]]:
         """What the solver finds per in-distribution accuracies (of all models) and size."""
         settings, split = self.settings, self.split
         sides = [(y[split.train], y[split.validation]) for y in accuracies]

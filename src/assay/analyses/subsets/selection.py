@@ -19,7 +19,7 @@ from assay.analyses.subsets.splits import PARTS, ModelSplit, interval_unit_kind
 from assay.analyses.subsets.verdict import SubsetVerdict, judge
 from assay.circuits import write_atomically
 from assay.core.errors import FileFormatError, InputError, check_name, writing
-from assay.core.record import HIDDEN, Plotted, Record, library_version, named, record_id
+from assay.core.record import HIDDEN, Plotted, Record, library_version, record_id
 from assay.core.untrusted import MALFORMED, parse_json
 from assay.stats import bounded_mean, clopper_pearson
 
@@ -109,7 +109,7 @@ class Subset(Plotted, Record):
     correlation: Mapping[str, Correlation]
     full: Mapping[str, Correlation]
     trace: tuple[Mapping[str, Any], ...]
-    known_verdict: SubsetVerdict | None = field(default=None, metadata=named("verdict"))
+    known_verdict: SubsetVerdict | None = field(default=None, metadata={"key": "verdict"})
     library: str
     facts: Mapping[str, Any]
     model_ids: tuple[str, ...]

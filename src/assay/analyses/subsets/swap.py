@@ -39,7 +39,7 @@ Mask = Bool[np.ndarray, " n"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Found(Record):
+class Solution(Record):
     """What a solver returns.
 
     Attributes:
@@ -59,7 +59,7 @@ class Found(Record):
     trace: tuple[dict[str, Any], ...] = ()
 
 
-Solve = Generator[np.ndarray, np.ndarray, Found]  # yields weights, is sent products, returns the set
+Solve = Generator[np.ndarray, np.ndarray, Solution]  # yields weights, is sent products, returns the set
 
 # ------------------------------------------------------------------------------- what may be selected
 
@@ -250,7 +250,7 @@ def swap(
     validation: Answers,
     strata: Codes | None = None,
     allowed: Mask | None = None,
-) -> list[Found]:
+) -> list[Solution]:
     """For each task the S examples on which the correlation of out- with in-distribution accuracy is lowest.
 
     For every kappa of `KAPPAS`, each from where the last one ended: take the gradient at rho = kappa
@@ -288,7 +288,7 @@ def swap(
     for size, y, y_validation in tasks:
         sides = _Side(train, y, size, "id_train"), _Side(validation, y_validation, size, "id_validation")
         solves.append(_solve(*sides, Pool(train.n_examples, size, strata, allowed), scores[id(y)]))
-    sets: dict[int, Found] = {}
+    sets: dict[int, Solution] = {}
     weights = {place: next(solve) for place, solve in enumerate(solves)}
     while weights:
         products = train.weigh(np.stack(list(weights.values())))
@@ -375,7 +375,7 @@ def _solve(training: _Side, held_out: _Side, pool: Pool, scores: np.ndarray) -> 
     reported = [each if each < math.inf else math.nan for each in (training.r(counts), r_validation)]
     members = np.flatnonzero(inside)
     members = members[np.argsort(gradient[members], kind="stable")]
-    return Found(
+    return Solution(
         indices=members,
         scores=(gradient[members].astype(np.float64) / scale - float(weights @ accuracy)) / size,
         r_train=reported[0],

@@ -1,0 +1,32 @@
+"""What `assay.analyses.generalization` promises, each name with its module."""
+
+from assay.analyses.generalization import baselines as baselines
+from assay.analyses.generalization.alarms import TaskCorrelation as TaskCorrelation
+from assay.analyses.generalization.alarms import alarm_curve as alarm_curve
+from assay.analyses.generalization.alarms import calibrate_threshold as calibrate_threshold
+from assay.analyses.generalization.alarms import correlate as correlate
+from assay.analyses.generalization.alarms import ratio_ablation as ratio_ablation
+from assay.analyses.generalization.alarms import summarize_correlations as summarize_correlations
+from assay.analyses.generalization.circuit_loss import CircuitLoss as CircuitLoss
+from assay.analyses.generalization.circuit_loss import Dynamics as Dynamics
+from assay.analyses.generalization.circuit_loss import finetune as finetune
+from assay.analyses.generalization.circuit_loss import training_dynamics as training_dynamics
+from assay.analyses.generalization.dependency import Motif as Motif
+from assay.analyses.generalization.dependency import dependency_depth_bias as dependency_depth_bias
+from assay.analyses.generalization.dependency import dependency_matrix as dependency_matrix
+from assay.analyses.generalization.dependency import motif as motif
+from assay.analyses.generalization.dependency import resampled_depth_bias as resampled_depth_bias
+from assay.analyses.generalization.dependency import universal_motif as universal_motif
+from assay.analyses.generalization.domains import calibrate_on_corruptions as calibrate_on_corruptions
+from assay.analyses.generalization.domains import measure_domains as measure_domains
+from assay.analyses.generalization.domains import split_known as split_known
+from assay.analyses.generalization.inspection import InspectionSettings as InspectionSettings
+from assay.analyses.generalization.monitor import Monitor as Monitor
+from assay.analyses.generalization.monitor import discover_reference as discover_reference
+from assay.analyses.generalization.ranking import Ranking as Ranking
+from assay.analyses.generalization.ranking import compare_rankings as compare_rankings
+from assay.analyses.generalization.ranking import rank_models as rank_models
+from assay.analyses.generalization.shift import DISTANCES as DISTANCES
+from assay.analyses.generalization.shift import circuit_shift as circuit_shift
+from assay.analyses.generalization.shift import circuit_shifts as circuit_shifts
+from assay.analyses.generalization.shift import rank_shift_map as rank_shift_map
