@@ -10,14 +10,12 @@ Public names are imported on first use, so `import assay` and the command line s
 this file, which type checkers read, is the one list of them: `from MODULE import NAME as NAME`.
 """
 
-from assay.core.registry import homes_of, loader
+from assay.core.registry import lazy_names
 
 
 __version__ = "0.1.0"
 
-_HOMES = homes_of(__file__)
-__all__ = sorted(_HOMES)
-__getattr__ = loader(__name__, _HOMES)
+__getattr__, __all__ = lazy_names(__name__, __file__)
 
 
 def __dir__() -> list[str]:

@@ -1,7 +1,5 @@
 """What `assay` promises, each name with its module."""
 
-import builtins
-
 from assay.analyses.benchmark import benchmark_discovery as benchmark_discovery
 from assay.analyses.calibration import calibrate as calibrate
 from assay.analyses.calibration import calibrate_all as calibrate_all
@@ -31,9 +29,9 @@ from assay.circuits import certify as certify
 from assay.circuits import load_circuit as load_circuit
 from assay.circuits import load_scores as load_scores
 from assay.core.errors import AssayError as AssayError
+from assay.core.measurement import Interval as Interval
 from assay.core.measurement import Measurement as Measurement
-from assay.core.verdict import Interval as Interval
-from assay.core.verdict import Verdict as Verdict
+from assay.core.measurement import Verdict as Verdict
 from assay.discovery.edges import discover as discover
 from assay.discovery.edges import output_scores as output_scores
 from assay.discovery.heads import HeadScores as HeadScores
@@ -62,5 +60,4 @@ from assay.tasks import load_task as load_task
 from assay.zoo import Zoo as Zoo
 
 __version__: str
-__all__: builtins.list[str]
-_HOMES: dict[str, tuple[str, str]]
+__all__: tuple[str, ...]

@@ -71,7 +71,7 @@ class Placed:
         Raises:
             InputError: Naming the devices there are.
         """
-        from assay.models.checkpoints import accelerator, check_device
+        from assay.models.loading import accelerator, check_device
 
         if self.device != "auto":
             check_device(self.device)
@@ -137,7 +137,7 @@ class Typed:
     @property
     def torch_dtype(self) -> "torch.dtype | None":
         """The number type; None leaves it to the loader."""
-        from assay.models.checkpoints import number_type
+        from assay.models.loading import number_type
 
         return number_type(self.dtype_name)
 
@@ -419,4 +419,4 @@ class JudgedCircuit(Computing, Seeded, Prompted):
 
 @dataclass(frozen=True, kw_only=True)
 class OfCircuit(RunningModels, Sizing, JudgedCircuit):
-    """The circuit that is judged, given or discovered in a way of one's own."""
+    """The circuit that is judged, given or discovered by a method and size of its own."""

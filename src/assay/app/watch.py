@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from assay.analyses.generalization import domains as labelled
 from assay.analyses.generalization.alarms import Threshold, batches_for
@@ -18,9 +18,8 @@ from assay.analyses.generalization.monitor import Monitor, Reading
 from assay.app.options import call
 from assay.circuits import write_atomically
 from assay.core.errors import InputError
-from assay.core.signals import handled
 from assay.pipeline.image_stream import batches
-from assay.pipeline.monitoring import DOCUMENT, PAGE, READINGS, held, metrics_text, parted, reference_of
+from assay.pipeline.monitoring import DOCUMENT, PAGE, READINGS, KnownImages, held, metrics_text, parted
 from assay.pipeline.stage import Progress, silent
 from assay.report.save import save_report
 from assay.tasks import EvalTransform, ImageTask, is_shapes
@@ -69,8 +68,8 @@ class MonitorRun:
 
         Raises:
             OutputError: If the directory cannot be written, or another process watches with it.
-            InputError, FileFormatError: As `reference_of`; if `out` holds readings of another monitor; or if
-                smaller batches could not be compared.
+            InputError, FileFormatError: As `KnownImages.reference`; if `out` holds readings of another
+                monitor; or if smaller batches could not be compared.
         """
         with held(self.settings.out):
             self._start(progress)
@@ -86,16 +85,9 @@ class MonitorRun:
         asked, seed, window = self.settings, self.settings.seed, self.settings.window
         m, cache = asked.known_batches, asked.out / "cache"
         spare = batches_for(asked.alpha / 2) if m is None else m
-        reference, images, pool = call(
-            asked,
-            reference_of,
-            self.model,
-            self._reference,
-            spare=spare,
-            skip_bad=bool(asked.skip_bad),
-            cache=cache,
-            progress=progress,
-        )
+        found: dict[str, Any] = {"source": self._reference, "cache": cache, "progress": progress}
+        known = call(asked, KnownImages, **found, skip_bad=bool(asked.skip_bad))
+        reference, images, pool = known.reference(self.model, window, spare, asked.reference_n)
         learn = None
         threshold: Threshold | float | None = asked.threshold
         if pool is not None and pool.labels is not None:
@@ -174,6 +166,7 @@ class MonitorRun:
             reading = monitor.observe(batch, sources=batch.fields["path"], page=str(settings.out / PAGE))
             self._export()
             if reading.alarm and settings.on_alarm is not None:
+                self._write()  # the page that the reading names
                 self._alert(settings.on_alarm, reading)
             yield reading
             self._keep()
@@ -227,5 +220,10 @@ def stopped_by_signals(stop: threading.Event) -> Iterator[None]:
             raise KeyboardInterrupt
         stop.set()
 
-    with handled(handle, signal.SIGTERM, signal.SIGINT):
+    heard = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
+    before = {number: signal.signal(number, handle) for number in heard}
+    try:
         yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)

@@ -32,10 +32,6 @@ from contextlib import contextmanager
 from typing import Any
 
 
-# Both names of an option in a text that Python and the command line share.
-_OPTION = re.compile(r"\w+=\S* \((--[^)]+)\)")
-
-
 class AssayError(Exception):
     """Base of every error raised on purpose by the package."""
 
@@ -114,7 +110,7 @@ class DegenerateDataWarning(AssayWarning):
 
 def by_option(text: str) -> str:
     """A message for a page or the command line: `--split family` for `split='family' (--split family)`."""
-    return _OPTION.sub(r"\1", text)
+    return re.sub(r"\w+=\S* \((--[^)]+)\)", r"\1", text)
 
 
 def near_matches(name: str, known: Iterable[str], limit: int = 3) -> list[str]:

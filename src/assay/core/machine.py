@@ -1,4 +1,4 @@
-"""What of this machine may be used: cores and memory, limits of containers included.
+"""Cores and memory that may be used, container limits included, and two settings that readers look up.
 
 A container, or a service with a quota, sees the whole machine in `/proc` and in the count of cores. Its
 limits are in its control group and in the groups around it, of which the strictest holds.
@@ -11,41 +11,31 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
+from typing import TypeVar
 
 
 _GROUPS = Path("/sys/fs/cgroup")
 _OWN = Path("/proc/self/cgroup")
+T = TypeVar("T")
 
-
-_DECODING: ContextVar[tuple[int | None, bool]] = ContextVar("decoding", default=(None, True))
+# Threads that decode images where a reader does not set them (None: the usual number), and whether images are
+# turned as their EXIF orientation says.
+DECODING: ContextVar[tuple[int | None, bool]] = ContextVar("decoding", default=(None, True))
+# Called by each pass over a task after every batch, with the prompts read so far and their total.
+COUNTING: ContextVar[Callable[[int, int], object]] = ContextVar("counting", default=lambda done, n: None)
 
 
 @contextmanager
-def decoding_with(workers: int | None = None, *, turns: bool = True) -> Iterator[None]:
-    """How images are decoded while entered.
-
-    Args:
-        workers: Threads wherever a reader is not told a number; None: as is usual.
-        turns: Turn images that are found meanwhile as their EXIF orientation says.
-    """
-    before = _DECODING.set((workers, turns))
+def entered(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Give a context variable another value inside the `with` block."""
+    before = variable.set(value)
     try:
         yield
     finally:
-        _DECODING.reset(before)
-
-
-def decoding_workers() -> int | None:
-    """The `workers` of `decoding_with`; None outside of it."""
-    return _DECODING.get()[0]
-
-
-def turns_images() -> bool:
-    """The `turns` of `decoding_with`; True outside of it."""
-    return _DECODING.get()[1]
+        variable.reset(before)
 
 
 def usable_cores() -> int:
@@ -84,27 +74,6 @@ def _groups() -> Iterator[Path]:
 
 def _text(file: Path) -> str:
     """The text of a file of the system; empty where there is none."""
-    try:
+    with suppress(OSError):
         return file.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
-
-
-# ---- how far a pass is --------------------------------------------------------------------------
-
-_COUNTING: ContextVar[Callable[[int, int], object]] = ContextVar("counting", default=lambda done, n: None)
-
-
-@contextmanager
-def counting_examples(tell: Callable[[int, int], object]) -> Iterator[None]:
-    """Tell how many prompts each pass over a task has read, and of how many, while entered."""
-    before = _COUNTING.set(tell)
-    try:
-        yield
-    finally:
-        _COUNTING.reset(before)
-
-
-def count_examples(done: int, n: int) -> None:
-    """What `batches` of a task call behind each batch."""
-    _COUNTING.get()(done, n)
+    return ""

@@ -24,6 +24,4 @@ def torch_stream(seed: int, name: str) -> "torch.Generator":
     """A CPU torch generator seeded from the stream `name`; draw on CPU, then move."""
     import torch
 
-    generator = torch.Generator()
-    generator.manual_seed(int(stream(seed, name).integers(2**63 - 1)))
-    return generator
+    return torch.Generator().manual_seed(int(stream(seed, name).integers(2**63 - 1)))

@@ -12,9 +12,8 @@ import importlib
 import json
 import math
 import sys
-import typing
 from collections.abc import Callable, KeysView, Mapping, ValuesView
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_origin, get_type_hints
 
 import numpy as np
 
@@ -26,15 +25,10 @@ if TYPE_CHECKING:
 
 MACHINE = "machine"  # key of a provenance whose content never enters an identity
 
-HIDDEN: Mapping[str, Any] = {"record": "hidden"}  # metadata of a field that is never written
 R = TypeVar("R", bound="Record")
+HIDDEN: Mapping[str, Any] = {"record": "hidden"}  # metadata of a field that is never written
 
 BRIEF: Mapping[str, Any] = {"record": "brief"}  # metadata of a field that is left out where it is empty
-
-
-def named(key: str) -> Mapping[str, Any]:
-    """Metadata of a field that is written under another key than its name."""
-    return {"key": key}
 
 
 def same(*names: str, of: str = "") -> dict[str, str]:
@@ -57,7 +51,7 @@ class Record:
 
     Notes:
         `field(metadata=HIDDEN)` is never written and needs a default; `field(metadata=BRIEF)` is written
-        where it is neither None nor empty; `field(metadata=named(key))` is written under that key.
+        where it is neither None nor empty; `field(metadata={"key": KEY})` is written under that key.
     """
 
     record_kind: ClassVar[str] = ""
@@ -97,7 +91,8 @@ def _fields_of(record: Any) -> dict[str, Any]:
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
         use = field.metadata.get("record")
-        if use != "hidden" and not (use == "brief" and _empty(value)):
+        empty = value is None or (isinstance(value, Mapping | tuple | str) and not value)
+        if use != "hidden" and not (use == "brief" and empty):
             entries[field.metadata.get("key", field.name)] = value
     return entries | {name: _value(record, name) for name in record.derived}
 
@@ -124,10 +119,6 @@ def _value(record: object, path: str) -> Any:
         if value is None:
             break
     return value
-
-
-def _empty(value: object) -> bool:
-    return value is None or (isinstance(value, Mapping | tuple | str) and not value)
 
 
 def _header(cls: type[Record]) -> dict[str, Any]:
@@ -206,7 +197,7 @@ def _array(value: object, kind: Any) -> Any:
 
 
 def _is_record(kind: Any) -> bool:
-    origin = typing.get_origin(kind) or kind
+    origin = get_origin(kind) or kind
     return isinstance(origin, type) and issubclass(origin, Record)
 
 
@@ -218,7 +209,7 @@ def _record_hook(cls: Any, converter: Any) -> Callable[[object, type], Any]:
         # On first use: a record may hold records of its own class.
         from cattrs.gen import make_dict_structure_fn, override
 
-        hints = typing.get_type_hints(cls)
+        hints = get_type_hints(cls)
         special: dict[str, Any] = {}
         for field in dataclasses.fields(cls):
             field.type = hints[field.name]  # names in quotes resolved
@@ -297,8 +288,7 @@ def record_id(kind: str, provenance: Mapping[str, Any]) -> str:
 
 def library_version() -> str:
     """Version of the package that runs."""
-    version: str = sys.modules["assay"].__version__  # not imported: it lies above every part
-    return version
+    return str(sys.modules["assay"].__version__)  # not imported: it lies above every part
 
 
 class Plotted:

@@ -100,24 +100,21 @@ class Registry(Mapping[str, T]):
         return entry
 
 
-def homes_of(package_file: str) -> dict[str, tuple[str, str]]:
-    """Module and name there of each public name.
+def homes_of(file: str) -> dict[str, tuple[str, str]]:
+    """Module and name there of each public name of a package.
 
     Args:
-        package_file: `__file__` of the package, beside which `__init__.pyi` holds a line
+        file: `__file__` of the package, beside which `__init__.pyi` holds a line
             `from MODULE import NAME as PUBLIC` for each.
     """
-    stub = ast.parse(Path(package_file).with_suffix(".pyi").read_text(encoding="utf-8"))
-    return {
-        str(alias.asname): (str(statement.module), alias.name)
-        for statement in stub.body
-        if isinstance(statement, ast.ImportFrom)
-        for alias in statement.names
-    }
+    stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = [each for each in stub.body if isinstance(each, ast.ImportFrom)]
+    return {str(alias.asname): (str(each.module), alias.name) for each in imports for alias in each.names}
 
 
-def loader(package: str, homes: Mapping[str, tuple[str, str]]) -> Callable[[str], object]:
-    """The `__getattr__` of a package: imports a public name from its home."""
+def lazy_names(package: str, file: str) -> tuple[Callable[[str], object], tuple[str, ...]]:
+    """The `__getattr__` of a package, which imports a public name from its home, and its `__all__`."""
+    homes = homes_of(file)
 
     def load(name: str) -> object:
         if name not in homes:
@@ -126,4 +123,4 @@ def loader(package: str, homes: Mapping[str, tuple[str, str]]) -> Callable[[str]
         module, own = homes[name]
         return getattr(importlib.import_module(module), own)
 
-    return load
+    return load, tuple(sorted(homes))

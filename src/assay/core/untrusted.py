@@ -25,20 +25,11 @@ if TYPE_CHECKING:
     import numpy as np
 
 # What content of the wrong shape makes ordinary code fail with. MemoryError is not among them: sizes are
-# compared with what a file holds before anything is allocated.
-MALFORMED = (
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    RecursionError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    tokenize.TokenError,  # of NumPy's headers
-)
+# compared with what a file holds before anything is allocated. A RecursionError is a RuntimeError.
+MALFORMED = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 
 # Damaged members, foreign compression (NotImplementedError is a RuntimeError), passwords, broken headers.
-DAMAGED_ZIP = (OSError, EOFError, SyntaxError, zipfile.BadZipFile, zlib.error, *MALFORMED)
+_BROKEN = (OSError, EOFError, SyntaxError, tokenize.TokenError, zipfile.BadZipFile, zlib.error)
 
 _LONE_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 LEAST_BOMB = 1 << 30  # bytes; what is smaller is unpacked without a look at the memory
@@ -143,7 +134,7 @@ def load_npz(path: str | Path) -> "dict[str, np.ndarray]":
             return _arrays(archive)
     except AssayError:
         raise
-    except DAMAGED_ZIP as error:
+    except (*_BROKEN, *MALFORMED) as error:
         raise FileFormatError(
             f"{path} is not an archive of arrays (.npz), or is cut off or damaged: {error}"
         ) from error
@@ -238,9 +229,8 @@ def _table(file: Any, path: Path, most: int) -> Any:
         list(file.reader.iter_batches(0, row_groups=[group], column_indices=columns))
         chunks += map(file.metadata.row_group(group).column, columns)
     _check_memory(sum(max(each.total_uncompressed_size, 8 * each.num_values) for each in chunks), most, path)
-    fields = [
-        field.with_type(_decoded(field.type, f"{path}, column {field.name},")) for field in file.schema_arrow
-    ]
+    plain = [_decoded(each.type, f"{path}, column {each.name},") for each in file.schema_arrow]
+    fields = [each.with_type(kind) for each, kind in zip(file.schema_arrow, plain, strict=True)]
     schema = pa.schema(fields, metadata=file.schema_arrow.metadata)
     # No text is longer than its part of the file, so this many rows take at most a quarter of the limit.
     largest = max((each.total_uncompressed_size for each in chunks), default=1) or 1

@@ -230,15 +230,15 @@ def folded_record(summary: Text, record: Any) -> Details:
 
 @dataclass(frozen=True, kw_only=True)
 class Interactive:
-    """A part of a page that earns a template of its own, such as the viewer of a circuit.
+    """A part of a page that earns HTML of its own, such as the viewer of a circuit.
 
     Attributes:
-        template: File beside the templates of the pages.
+        macro: Its macro in `templates/blocks.html`.
         values: What it shows.
         blocks: What a terminal shows in its place.
     """
 
-    template: str
+    macro: str
     values: Any
     blocks: Sequence["Block"] = ()
 

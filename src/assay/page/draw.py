@@ -32,14 +32,8 @@ PAPER, INK, MUTED, RULE = "#fdfcf8", "#22262b", "#666d76", "#d8d5cc"
 LONGEST_TICK, LONGEST_LABEL = 40, 120  # characters of a name at an axis, of any other text
 SUPPORTS, OPPOSES = "#0b67a8", "#c5501c"
 
-_CSS_VARIABLES = {
-    PAPER: "--paper",
-    INK: "--ink",
-    MUTED: "--muted",
-    RULE: "--rule",
-    SUPPORTS: "--supports",
-    OPPOSES: "--opposes",
-}
+_CSS_VARIABLES = {PAPER: "--paper", INK: "--ink", MUTED: "--muted", RULE: "--rule"}
+_CSS_VARIABLES |= {SUPPORTS: "--supports", OPPOSES: "--opposes"}
 
 
 def _tame(figure: "Figure") -> None:

@@ -225,7 +225,7 @@ def circuit_view(
         rows=[[edge["source"], edge["target"], signed(edge["score"])] for edge in inside[:TERMINAL_ROWS]],
         note=f"{f'The {first} strongest' if scored else first} of {number(n_edges)} edges.",
     )
-    return Interactive(template="circuit.html", values=values, blocks=[Note(text=caption), strongest])
+    return Interactive(macro="circuit", values=values, blocks=[Note(text=caption), strongest])
 
 
 def _edges_table(edges: Edges) -> Table:

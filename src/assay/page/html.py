@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Sequence
 from importlib import resources
+from typing import Any
 
 import jinja2
 from markupsafe import Markup, escape
@@ -32,11 +33,11 @@ def render_pages(pages: Sequence[Page], *, served: bool = False) -> str:
     articles = []
     for place, page in enumerate(pages):
         with _DRAWING:
-            maker = _Maker(f"r{place + 1}", served=served)
-            articles.append(_template("article.html").render(page=page, make=maker))
+            articles.append(_Maker(f"r{place + 1}", served=served).macros.article(page))
     body = re.sub(r"\n\s*\n+", "\n", "\n".join(articles))
     title = " \N{MIDDLE DOT} ".join(page.title for page in pages[:TITLES])
-    return _template("frame.html").render(
+    frame = environment().get_template("frame.html")
+    return frame.render(
         body=body,
         title=cut_text(title),
         style=source("page.css"),
@@ -50,16 +51,15 @@ class _Maker:
     """What the templates need to make the blocks of one article."""
 
     def __init__(self, key: str, *, served: bool) -> None:
-        self.key, self.served = key, served
-        self.statuses = STATUSES
+        self.key, self.served, self.statuses = key, served, STATUSES
         self._counts: dict[str, int] = {}
-        self._macros = _template("blocks.html").make_module({"make": self})
+        self.macros: Any = environment().get_template("blocks.html").make_module({"make": self})
 
     def __call__(self, block: Block) -> Markup:
         """A block as HTML, by the macro of its name."""
-        if isinstance(block, Interactive):
-            return Markup(_template(block.template).render(values=block.values, make=self))
-        return Markup(getattr(self._macros, type(block).__name__.lower())(block))
+        own = (type(block).__name__.lower(), block)
+        name, shown = (block.macro, block.values) if isinstance(block, Interactive) else own
+        return Markup(getattr(self.macros, name)(shown))
 
     def text(self, text: Text) -> Markup:
         """Text with its styles."""
@@ -97,10 +97,6 @@ class _Maker:
         """The cells of a row, also of those that are mere text."""
         cells = row.cells if isinstance(row, Row) else row
         return [cell if isinstance(cell, Cell) else Cell(text=cell) for cell in cells]
-
-
-def _template(name: str) -> jinja2.Template:
-    return environment().get_template(name)
 
 
 @functools.cache

@@ -84,6 +84,17 @@ def _identity(name: Any, facts: Sequence[Any], identity: Any) -> Text:
     return f"{name or ''} ", quiet(", ".join(filter(None, facts))), " ", code(str(identity or "")[:16])
 
 
+def identity(document: Mapping[str, Any], size: str, drawn: str) -> list[tuple[str, Text]]:
+    """Which result about a circuit it is: its id, the circuit of some size, the model and the task."""
+    circuit = document["circuit"]
+    return [
+        ("result", code(str(document.get("id", "")))),
+        ("circuit", (f"{circuit.get('name') or ''} ", quiet(size), " ", code(circuit["hash"]))),
+        ("model", model_text(document["model"])),
+        ("task", task_text(document["task"], drawn)),
+    ]
+
+
 def result_link(identity: str) -> Span:
     """The id of a stored result; a link where the site shows it."""
     return Span(identity, "code", link=f"/result/{identity}")
@@ -103,15 +114,10 @@ def listed(words: Sequence[str]) -> str:
     return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)
 
 
-def noun(word: str, n: int) -> str:
-    """A noun for a count: batch of 1, batches of 2."""
-    ending = "es" if word.endswith("ch") else "s"
-    return word if n == 1 else f"{word}{ending}"
-
-
 def plural(n: int, word: str) -> str:
     """A count with its noun: 1 batch, 2 batches."""
-    return f"{number(n)} {noun(word, n)}"
+    ending = "" if n == 1 else "es" if word.endswith("ch") else "s"
+    return f"{number(n)} {word}{ending}"
 
 
 # ------------------------------------------------------------------------------------------------ numbers

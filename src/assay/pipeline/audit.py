@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +22,7 @@ import torch
 from assay.circuits import Circuit, EdgeScores
 from assay.circuits.naming import IMAGES
 from assay.core.errors import AssayWarning, InputError, check_least, check_name
-from assay.core.machine import counting_examples
+from assay.core.machine import COUNTING, entered
 from assay.core.record import MACHINE, library_version, plain, record_id
 from assay.discovery.edges import get_method
 from assay.execution import Ablation, CircuitRuns, get_ablation
@@ -230,60 +229,11 @@ def audit(
         with noted() as more:
             how: dict[str, Any] = {"method": method, "steps": steps, "target": target, "search": search}
             sized = discover_circuit(halves, settings, **how, **kept)
-            runs = cast(CircuitRuns, sized.runs)  # on the other half; everything below reads them
-            measurements, keys = [], record["metrics"]  # the first is the normalised faithfulness
-            for place, key in enumerate(keys):
-                progress("measure", place, len(keys))
-                circuits = record["n_random"] if key in BASELINED else 0
-                measurements.append(measure_stored(runs, key, random_circuits=circuits, store=store))
-            progress("measure", len(keys), len(keys))
-            curve = None
-            if "curve" not in causes:
-                with counting_examples(partial(progress, "faithfulness curve")):
-                    curve = _curve(sized, runs, measurements[0], target=target, full=full)
-            first = HEADLINE[0]
-            others = [
-                {**measure_stored(runs.under(key), first, store=store), "name": f"{first}, {key} ablation"}
-                for key in record["other_ablations"]
-                if runs.counted.any()  # else there is no number to stand beside
-            ]
-            worst = None if "attack" in causes else _worst_case(runs, full=full, **kept)
-            gates = None
-            if "calibrate" not in causes:  # which images have
-                prompts = cast(PairTask, runs.task)
-                of = (runs.circuit, prompts, settings)
-                made = calibrate_measured(*of, **kept) if full else calibrate_runs(runs, **kept)
-                gates = made.document
-        machine = {
-            "device": str(model.device),
-            "dtype": str(model.dtype).removeprefix("torch."),
-            "torch": torch.__version__,
-            "seconds": round(time.perf_counter() - began, 1),
-        }
-        facts = {
-            "kind": "audit",
-            "schema": SCHEMA,
-            "created": datetime.now(UTC).isoformat(timespec="seconds"),
-            "model": model.describe() | {key: getattr(model, key) for key in SHAPE},
-            "task": _examined(runs),
-            **_scored(sized, record),
-            "circuit": _reported(sized, measurements[0], target),
-            **drawn_edges(sized, runs),
-            "curve": curve,
-            "measurements": measurements,
-            "other_ablations": others,
-            "worst_case": worst,
-            "calibration": gates,
-            "left_out": _left_out(runs, record, full=full),
-            "provenance": {
-                "id": stage.id,
-                "library": f"assay {library_version()}",
-                "record": record,
-                "scores": dict(sized.scores.provenance),
-                MACHINE: machine,
-            },
-            "notes": dict.fromkeys([*notes, *more]).keys(),
-        }
+            # Everything below reads the runs on the other half.
+            stages = _measured(sized, settings, record, full=full, **kept)
+        seconds = round(time.perf_counter() - began, 1)
+        made = _made(sized, record, stage.id, seconds=seconds)
+        facts = {**made, **stages, "notes": dict.fromkeys([*notes, *more]).keys()}
         return replace(Audit.from_dict(plain(facts)), scores=sized.scores, circuit=sized.circuit)
 
     stage = Stage(kind="audit", record=record, compute=compute, write=_written, read=_read)
@@ -344,6 +294,86 @@ def _left_out(runs: CircuitRuns, record: Mapping[str, Any], *, full: bool) -> di
 # ---- the stages, as parts of the document -------------------------------------------------------
 
 
+def _measured(
+    sized: SizedCircuit,
+    settings: RunSettings,
+    record: Mapping[str, Any],
+    *,
+    full: bool,
+    store: Store | None,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Every stage behind the discovery that the record does not leave out, and what was left out."""
+    runs, causes, keys = cast(CircuitRuns, sized.runs), record["scope"]["left_out"], record["metrics"]
+    measurements: list[dict[str, Any]] = []  # the first is the normalised faithfulness
+    for place, key in enumerate(keys):
+        progress("measure", place, len(keys))
+        circuits = record["n_random"] if key in BASELINED else 0
+        measurements.append(measure_stored(runs, key, random_circuits=circuits, store=store))
+    progress("measure", len(keys), len(keys))
+    curve = worst = gates = None
+    if "curve" not in causes:
+        with entered(COUNTING, lambda *done: progress("faithfulness curve", *done)):
+            curve = _curve(sized, runs, measurements[0], target=record["target"], full=full)
+    first = HEADLINE[0]
+    others = [
+        {**measure_stored(runs.under(key), first, store=store), "name": f"{first}, {key} ablation"}
+        for key in record["other_ablations"]
+        if runs.counted.any()  # else there is no number to stand beside
+    ]
+    if "attack" not in causes:
+        worst = _worst_case(runs, full=full, store=store, progress=progress)
+    if "calibrate" not in causes:  # which images have
+        kept: dict[str, Any] = {"store": store, "progress": progress}
+        of = (runs.circuit, cast(PairTask, runs.task), settings)
+        gates = (calibrate_measured(*of, **kept) if full else calibrate_runs(runs, **kept)).document
+    return {
+        "task": _examined(runs),
+        "circuit": _reported(sized, measurements[0], record["target"]),
+        **drawn_edges(sized, runs),
+        "curve": curve,
+        "measurements": measurements,
+        "other_ablations": others,
+        "worst_case": worst,
+        "calibration": gates,
+        "left_out": _left_out(runs, record, full=full),
+    }
+
+
+def _made(sized: SizedCircuit, record: Mapping[str, Any], identity: str, *, seconds: float) -> dict[str, Any]:
+    """What the audit is of, how its edges were scored and where it was made."""
+    model, scores, how = cast(CircuitRuns, sized.runs).model, sized.scores, record["method"]
+    graph, sums = scores.graph, scores.values.double().sum(1)
+    steps = scores.details.get("steps", how["steps"]) if get_method(how["key"]).integrates else None
+    examples = {key: record["discovery"][key] for key in ("n", "data_hash")}
+    machine = {
+        "device": str(model.device),
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "torch": torch.__version__,
+        "seconds": seconds,
+    }
+    return {
+        "kind": "audit",
+        "schema": SCHEMA,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "model": model.describe() | {key: getattr(model, key) for key in SHAPE},
+        "discovery": {**examples, "seed": record["seed"], "held_out": record["held_out"]},
+        "graph": {**graph.describe(), "n_edges": graph.n_edges, "fingerprint": graph.fingerprint},
+        "method": {**scores.details, **how, "steps": steps},
+        "per_head": [
+            [float(sums[graph.head_source(layer, head)]) for head in range(graph.n_heads)]
+            for layer in range(graph.n_layers)
+        ],
+        "provenance": {
+            "id": identity,
+            "library": f"assay {library_version()}",
+            "record": record,
+            "scores": dict(scores.provenance),
+            MACHINE: machine,
+        },
+    }
+
+
 def _worst_case(
     runs: CircuitRuns, *, full: bool, store: Store | None, progress: Progress
 ) -> dict[str, Any] | None:
@@ -363,23 +393,6 @@ def _worst_case(
     document = worst.to_dict()
     document["fields"]["heatmaps"] = []  # so few inputs leave nothing to see in their cells
     return document
-
-
-def _scored(sized: SizedCircuit, record: Mapping[str, Any]) -> dict[str, Any]:
-    """How edges were scored and on what, and what the scores are of."""
-    scores, graph, how = sized.scores, sized.scores.graph, record["method"]
-    steps = scores.details.get("steps", how["steps"]) if get_method(how["key"]).integrates else None
-    sums = scores.values.double().sum(1)
-    examples = {key: record["discovery"][key] for key in ("n", "data_hash")}
-    return {
-        "discovery": {**examples, "seed": record["seed"], "held_out": record["held_out"]},
-        "graph": {**graph.describe(), "n_edges": graph.n_edges, "fingerprint": graph.fingerprint},
-        "method": {**scores.details, **how, "steps": steps},
-        "per_head": [
-            [float(sums[graph.head_source(layer, head)]) for head in range(graph.n_heads)]
-            for layer in range(graph.n_layers)
-        ],
-    }
 
 
 def _reported(sized: SizedCircuit, faithfulness: Mapping[str, Any], target: float) -> dict[str, Any]:

@@ -17,8 +17,8 @@ import torch
 
 from assay.circuits import Circuit, EdgeScores, write_atomically
 from assay.core.errors import InputError
-from assay.core.record import BRIEF, HIDDEN, Plotted, Record, named
-from assay.core.verdict import FEW_PROMPTS
+from assay.core.measurement import FEW_PROMPTS
+from assay.core.record import BRIEF, HIDDEN, Plotted, Record
 from assay.metrics import faithfulness_curve
 from assay.metrics.page import (
     LEGEND,
@@ -122,7 +122,7 @@ class Audit(Plotted, Record):
     other_ablations: tuple[Mapping[str, Any], ...] = ()
     excerpt: Mapping[str, Any] | None = field(default=None, metadata=BRIEF)
     left_out: Mapping[str, str]
-    reported: Mapping[str, Any] = field(metadata=named("circuit"))
+    reported: Mapping[str, Any] = field(metadata={"key": "circuit"})
     measurements: tuple[Mapping[str, Any], ...]
     per_head: tuple[tuple[float, ...], ...]
     provenance: Mapping[str, Any]
@@ -370,7 +370,7 @@ def _task(audit: Audit) -> Interactive | Note:
     aside: Text = (f"{right}Objective: ", italic(task["objective"]), f".{lacking}")
     values = {"examples": [_example(each) for each in task["examples"]], "aside": aside}
     note = Note(text=aside)
-    return Interactive(template="prompts.html", values=values, blocks=[note]) if task["examples"] else note
+    return Interactive(macro="prompts", values=values, blocks=[note]) if task["examples"] else note
 
 
 def _example(example: Document) -> Document:

@@ -7,8 +7,8 @@ from typing import Any
 
 from assay.analyses.benchmark import DiscoveryBenchmark
 from assay.analyses.benchmark.page import benchmark_page
-from assay.circuits import EdgeScores, load_scores, load_submission, read_eap_ig, save_submission
-from assay.core.errors import FileFormatError
+from assay.circuits import EdgeScores, load_scores, read_eap_ig, write_eap_ig
+from assay.core.errors import FileFormatError, writing
 from assay.discovery.edges.method import METHODS
 from assay.models import Model
 from assay.pipeline.stage import check_writable
@@ -35,8 +35,8 @@ def read_scores(path: Path, model: Model) -> EdgeScores:
     """Edge scores from a file of ours, an EAP-IG file or a MIB-style submission.
 
     Args:
-        path: `.safetensors` as `EdgeScores.save` writes it; a `.json` or `.pt` file of EAP-IG; a `TASK_MODEL`
-            folder of a submission, or a submission of one.
+        path: `.safetensors` as `EdgeScores.save` writes it; a `.json` or `.pt` file of EAP-IG; a folder with
+            one such file, as a submission to MIB has it.
         model: The model they are scores of.
 
     Raises:
@@ -49,11 +49,12 @@ def read_scores(path: Path, model: Model) -> EdgeScores:
     if path.suffix == ".safetensors":
         return load_scores(path, model.graph)
     if path.is_dir():
-        entries = load_submission(path, model.graph)
-        if len(entries) != 1:
-            raise FileFormatError(f"{path} has {len(entries)} folders; give the one of your task and model")
-        (only,) = entries.values()
-        return only
+        files = [*path.rglob("[!.]*.json"), *path.rglob("[!.]*.pt")]
+        if len(files) != 1:
+            raise FileFormatError(
+                f"{path} has {len(files)} .json and .pt files; give the folder of your task and model"
+            )
+        path = files[0]
     found = read_eap_ig(path, model.graph).scores
     if found is None:
         raise FileFormatError(f"{path} holds circuits without edge scores, which the benchmark ranks by")
@@ -76,7 +77,10 @@ def export_submission(folder: Path, benchmark: DiscoveryBenchmark, model: Model)
     task, name = (re.sub(r"[^A-Za-z0-9.]+", "-", each).strip("-.") for each in names)
     check_writable(folder, make=True)
     for row, scores in benchmark.scores.items():
-        save_submission({(task, name): scores}, folder / row, d_model={name: model.d_model})
+        place = folder / row / f"{task}_{name}"
+        with writing(f"make the folder {place}"):
+            place.mkdir(parents=True, exist_ok=True)
+        write_eap_ig(scores, place / "importances.json", d_model=model.d_model)
     return folder
 
 

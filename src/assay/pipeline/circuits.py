@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from assay.circuits import Circuit, EdgeScores, ExportedCircuit, HeadCircuit, load_circuit
-from assay.circuits.circuit import is_address
+from assay.circuits.circuit import HUB
 from assay.circuits.naming import named_circuit
 from assay.core.errors import GraphMismatchError, InputError, UnknownNameError
 from assay.graph import Graph
@@ -80,7 +80,7 @@ def circuit_with_scores(text: str, store: Callable[[], Store]) -> ExportedCircui
     Raises:
         InputError: For a file that does not exist, or a result without a circuit.
     """
-    if is_address(text) or Path(text).is_file():
+    if text.startswith(HUB) or Path(text).is_file():
         return ExportedCircuit(circuit=load_circuit(text))
     if Path(text).suffix or Path(text).name != text:
         raise InputError(

@@ -1,30 +1,29 @@
 """An evaluation over labelled domains, behind `assay monitor evaluate`: found, checked, measured, kept."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
+from typing import Any
 
 from assay.analyses.generalization import domains as labelled
-from assay.analyses.generalization.inspection import decoded_once, labelled_inspection
+from assay.analyses.generalization.inspection import decoded_once
 from assay.analyses.generalization.shift import DISTANCES
 from assay.circuits import load_scores
 from assay.core.errors import InputError
 from assay.core.record import plain
 from assay.models import Model
 from assay.pipeline.image_stream import FIRST_WATCHED
-from assay.pipeline.monitoring import is_images, reference_of
-from assay.pipeline.stage import Progress
+from assay.pipeline.monitoring import KnownImages, is_images
 from assay.tasks import CORRUPTIONS, ImageTask, corrupt, find_domains, is_shapes, is_table, one_domain
 from assay.tasks.image_reading import Files
+from assay.tasks.image_source import SHAPES
 
 
 def evaluate_domains(
     model: Model,
-    reference: str,
+    known: KnownImages,
     images: Sequence[str],
     *,
-    known: str | None,
     domains_by: str | None,
     parts: int,
     n: int | None,
@@ -33,20 +32,14 @@ def evaluate_domains(
     corruptions: str,
     measure: str,
     distance: str,
-    steps: int | str | None,
-    seed: int,
-    skip_bad: bool,
-    cache: Path,
-    progress: Progress,
     tell: Callable[[str], None],
 ) -> labelled.DomainEvaluation:
     """Measure a model on further images in distribution, their corrupted copies, and every test domain.
 
     Args:
         model: The model to watch.
-        reference: File of edge scores, folder of images, or `shapes:DOMAIN`.
+        known: The reference and further images in distribution. The same domain is not measured again.
         images: Sources of labelled test domains.
-        known: Source of further images in distribution. None: those that the reference does not use.
         domains_by: Columns of a table that make domains, separated by commas. None: those of its layout.
         parts: Random disjoint parts that each test domain is cut into.
         n: Images of a domain that circuit and baselines rest on. None: 300, or those of a file's circuit.
@@ -55,11 +48,6 @@ def evaluate_domains(
         corruptions: Of the calibration domains: `all`, `none`, or some, separated by commas.
         measure: `accuracy` or `macro-f1`.
         distance: The one that leads the page.
-        steps: Of the circuit. None: those of a file's circuit, else 5.
-        seed: Root seed of all random draws.
-        skip_bad: Pass over image files that cannot be read.
-        cache: Folder of measured domains; the same domain is not measured again.
-        progress: Called with a stage, what is done, and the total or 0.
         tell: Hears which domains were left out, and what else a reader should know.
 
     Raises:
@@ -74,75 +62,45 @@ def evaluate_domains(
     keys = {"all": tuple(CORRUPTIONS), "none": ()}.get(corruptions, _listed(corruptions))
     for key in keys:
         CORRUPTIONS[key]
-    n = _images_of_circuit(reference, n)
-    domains: dict[str, ImageTask] = {}
-    for source in images:
-        # An empty choice of columns means those of the layout of a table.
-        by = _listed(domains_by or "") or (() if is_table(source) else None)
-        most = parts * max(rated, n)
-        for name, task in find_domains(source, by=by, n=most, seed=seed, start=FIRST_WATCHED).items():
-            if _is_reference(source, name, task, reference):
-                continue
-            if name in domains:
-                raise InputError(f"two test domains are called {name!r}; rename the folder of one")
-            domains[name] = task
-    if not domains:
-        raise InputError(f"{', '.join(images)} holds no domain besides that of the reference; give others")
-    domains = as_read_by(model, reference, domains)
-    changed = max(rated, labelled.WINDOWS * n)
-    scores, _, pool = reference_of(
-        model,
-        reference,
-        known=known,
-        window=n,
-        spare=-(-changed // n) + -(-min(changed, labelled.MOST_LABELLED) // n),
-        steps=steps,
-        seed=seed,
-        skip_bad=skip_bad,
-        cache=cache,
-        progress=progress,
-    )
+    n, seed = _images_of_circuit(known.source, n), known.seed
+    found = _test_domains(images, known.source, _listed(domains_by or ""), parts * max(rated, n), seed)
+    domains, changed = as_read_by(model, known.source, found), max(rated, labelled.WINDOWS * n)
+    spare = -(-changed // n) + -(-min(changed, labelled.MOST_LABELLED) // n)
+    scores, _, pool = known.reference(model, n, spare)
     learn, sample = None, None
     if pool is not None and pool.labels is not None:
         learn, rest = labelled.split_known(pool, n, seed=seed)
         sample = decoded_once(rest.sample(changed, seed=seed))
     elif keys:
-        raise InputError(
-            "calibration domains are corrupted copies of labelled images in distribution, but there are none "
-            "left; give --known, a reference folder per class with more images, or --corruptions none"
-        )
+        text = "no labelled images in distribution are left to make calibration domains of"
+        raise InputError(f"{text}; give --known, a larger folder per class, or --corruptions none")
     if learn is None:
         tell(f"baselines that learn from labels need {2 * n} labelled images besides the reference")
     settings = labelled.EvaluationSettings(measure=measure, n=n, seed=seed)
-    measured = partial(
-        labelled.measure_domains,
-        model,
-        scores,
-        settings=settings,
-        labelled=None if learn is None else labelled_inspection(model, learn, cache=cache),
-        cache=cache,
-    )
+    how: dict[str, Any] = {"settings": settings, "labelled": learn, "cache": known.cache}
+
+    def measured(tasks: Iterable[ImageTask], stage: str) -> tuple[labelled.Domain, ...]:
+        named = {each.domain: each for each in tasks}
+        how["progress"] = lambda _, *done: known.progress(stage, *done)
+        return labelled.measure_domains(model, scores, named, **how)
+
     copies = [] if sample is None else [sample, *(corrupt(sample, key, seed=seed) for key in keys)]
-    calibration = measured(
-        {each.domain: each for each in copies}, progress=lambda _, *done: progress("corrupted domains", *done)
-    )
-    chosen: dict[str, ImageTask] = {}
-    groups: dict[str, str] = {}
-    left_out, fewest = [], max(least, model.n_classes, 2)
-    for name, task in domains.items():
-        whole = replace(task.readable() if skip_bad else task, domain=name)
-        for part in whole.parts(parts, seed=seed) if 1 < parts <= whole.n else (whole,):
-            if part.n < fewest:
-                left_out.append({"domain": part.domain, "n": part.n})
-                tell(f"left out {part.domain}: {part.n} images, fewer than the {fewest} needed")
-            else:
-                chosen[part.domain], groups[part.domain] = part, name
+    calibration = measured(copies, "corrupted domains")
+    chosen, left_out = [], []
+    for part in _parts(domains, parts, known):
+        if part.n >= (fewest := max(least, model.n_classes, 2)):
+            chosen.append(part)
+        else:
+            left_out.append({"domain": part.domain, "n": part.n})
+            tell(f"left out {part.domain}: {part.n} images, fewer than the {fewest} needed")
     if not chosen:
         raise InputError("every test domain was left out; lower --least, or give more images")
-    test = measured(chosen, progress=lambda _, *done: progress("test domains", *done))
+    test = measured(chosen, "test domains")
     for name, task in domains.items():
         if task.source is not None and task.source.turned:
             tell(f"{len(task.source.turned)} images of {name} were turned as their EXIF orientation says")
+    sources = {"test": {name: task.source_hash for name, task in domains.items()}}
+    known_images = [each and each.source_hash for each in (learn, sample)]
     return labelled.DomainEvaluation(
         model=model.describe(),
         reference=plain(dict(scores.provenance)),
@@ -150,16 +108,17 @@ def evaluate_domains(
         distance=distance,
         own=calibration[0] if calibration else None,
         known=calibration[1:],
-        test=tuple(replace(each, group=groups[each.domain]) for each in test),
+        test=test,
         left_out=tuple(left_out),
-        sources={
-            "test": {name: task.source_hash for name, task in domains.items()},
-            "known": [each and each.source_hash for each in (learn, sample)],
-            "parts": parts,
-            "least": least,
-            "corruptions": list(keys),
-        },
+        sources={**sources, "known": known_images, "parts": parts, "least": least, "corruptions": list(keys)},
     )
+
+
+def _parts(domains: Mapping[str, ImageTask], parts: int, known: KnownImages) -> Iterator[ImageTask]:
+    """The test domains, or random parts of them, less the images that cannot be read."""
+    for name, task in domains.items():
+        whole = replace(task.readable() if known.skip_bad else task, domain=name)
+        yield from whole.parts(parts, seed=known.seed) if 1 < parts <= whole.n else (whole,)
 
 
 def _images_of_circuit(reference: str, n: int | None) -> int:
@@ -167,18 +126,29 @@ def _images_of_circuit(reference: str, n: int | None) -> int:
     record = {} if is_images(reference) else load_scores(reference).provenance
     recorded = record.get("batch") or (record.get("task") or {}).get("n")
     if recorded and n not in (None, recorded):
-        raise InputError(
-            f"n is {n}, but the circuit of {reference} rests on {recorded} images; remove --n, or give the "
-            "images of the reference"
-        )
+        raise InputError(f"n is {n}, but the circuit of {reference} rests on {recorded} images; remove --n")
     return int(recorded or n or 300)
 
 
-def _is_reference(source: str, name: str, images: ImageTask, reference: str) -> bool:
-    if is_shapes(reference):
-        return is_shapes(source) and reference.endswith(f":{name}")
-    root = images.source.root if isinstance(images.source, Files) and not is_table(source) else None
-    return root is not None and root.resolve() == Path(reference).resolve()
+def _test_domains(
+    sources: Sequence[str], reference: str, by: tuple[str, ...], most: int, seed: int
+) -> dict[str, ImageTask]:
+    """The domains of all sources but that of the reference."""
+    domains: dict[str, ImageTask] = {}
+    for source in sources:
+        # An empty choice of columns means those of the layout of a table.
+        columns = by or (() if is_table(source) else None)
+        for name, task in find_domains(source, by=columns, n=most, seed=seed, start=FIRST_WATCHED).items():
+            root = task.source.root if isinstance(task.source, Files) and not is_table(source) else None
+            own = is_shapes(source) and reference == f"{SHAPES}:{name}"
+            if own or (root is not None and root.resolve() == Path(reference).resolve()):
+                continue
+            if name in domains:
+                raise InputError(f"two test domains are called {name!r}; rename the folder of one")
+            domains[name] = task
+    if not domains:
+        raise InputError(f"{', '.join(sources)} holds no domain besides that of the reference; give others")
+    return domains
 
 
 def as_read_by(model: Model, reference: str, domains: dict[str, ImageTask]) -> dict[str, ImageTask]:

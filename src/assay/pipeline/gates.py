@@ -4,19 +4,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from assay.analyses.calibration.battery import (
-    USUAL_PROMPTS,
-    Against,
-    gates_on_same_prompts,
-    prepare,
-    run,
-)
-from assay.analyses.calibration.columns import Columns
-from assay.analyses.calibration.gate import find_gate
+from assay.analyses.calibration.battery import USUAL_PROMPTS, run
+from assay.analyses.calibration.columns import Columns, gates_on_same_prompts
 from assay.circuits import Circuit
 from assay.core.random import stream
 from assay.core.record import MACHINE
-from assay.discovery.heads import MeasurementTable
 from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.discovery.heads.table import AnyCircuit
 from assay.execution import CircuitRuns
@@ -25,7 +17,6 @@ from assay.objectives import get_objective, is_registered
 from assay.pipeline.stage import Content, Progress, RunSettings, Stage, usual_replacement
 from assay.store import About, Store
 from assay.tasks import PairTask
-from assay.tasks.examples import different_examples
 
 
 TABLES = "tables"  # folder of measurement tables inside a store
@@ -51,7 +42,6 @@ def calibrate_stored(
     model: Model,
     task: PairTask,
     *,
-    against: Against = (),
     store: Store | None = None,
     progress: Progress | None = None,
     **options: Any,
@@ -62,7 +52,6 @@ def calibrate_stored(
         circuit: What is judged.
         model: The model.
         task: The prompts.
-        against: Other tasks with circuits of their own.
         store: Where verdicts are kept; tables lie in its folder `tables`. Under an objective that is not
             registered it is left alone.
         progress: Told of the gates.
@@ -71,12 +60,12 @@ def calibrate_stored(
     objective = get_objective(options.get("objective") or task.objective)
     kept = store is not None and is_registered(objective)
     folder = Path(store.directory) / TABLES if store is not None and kept else None
-    columns = prepare(circuit, model, task, against=against, folder=folder, **options)
+    columns = Columns(circuit=circuit, model=model, task=task, folder=folder, **options)
     return _judged(columns, store if kept else None, progress)
 
 
 def _judged(columns: Columns, store: Store | None, progress: Progress | None) -> StoredCalibration:
-    """The verdicts of a prepared columns as a stage."""
+    """The verdicts of gates on their columns as a stage."""
 
     def compute() -> Content:
         report, table = run(columns, progress), columns.table
@@ -88,7 +77,7 @@ def _judged(columns: Columns, store: Store | None, progress: Progress | None) ->
             n=table.task.n,
             seed=table.seed,
             status=found[0] if found else None,
-            name=columns.gates[0] if len(columns.gates) == 1 else f"{len(columns.gates)} gates",
+            name=columns.keys[0] if len(columns.keys) == 1 else f"{len(columns.keys)} gates",
             circuit=table.circuit.hash,
             size=table.circuit.n_edges,
             ablation=table.ablation,
@@ -111,22 +100,18 @@ def calibrate_runs(
 
     The ablation must be one that is defined for heads, too.
     """
-    whole = runs.task
-    assert isinstance(whole, PairTask)
-    task, rows = different_examples(whole, paired=runs.ablation_object.paired)
+    assert isinstance(runs.task, PairTask)
     kept = f"y_keep/{INTERVENTIONS[runs.ablation].key}"
-    table = MeasurementTable(
-        runs.model,
-        task,
-        runs.circuit,
+    columns = Columns(
+        circuit=runs.circuit,
+        model=runs.model,
+        task=runs.task,
+        gates=FREE_GATES,
         objective=runs.objective_object,
         ablation=runs.ablation,
         batch_size=runs.batch_size,
-        measured={"y_full": runs.margins("full")[rows], kept: runs.margins("keep")[rows]},
+        measured={"y_full": runs.margins("full"), kept: runs.margins("keep")},
     )
-    keys = tuple(find_gate(code).key for code in FREE_GATES)
-    same = gates_on_same_prompts(runs.circuit, whole) & set(keys)
-    columns = Columns(table=table, gates=keys, same_prompts=same)
     return _judged(columns, store if is_registered(runs.objective_object) else None, progress)
 
 

@@ -69,15 +69,7 @@ def batches(
     if is_shapes(source):
         yield from _drawn(source, transform, size, n, seed, done)
         return
-    folder, taken = Path(source), {*done}
-    if not folder.is_dir():
-        raise FileFormatError(f"{folder} is not a folder; give one that holds images, or shapes:DOMAIN")
-    paths, notes = image_paths(folder)
-    for note in notes:
-        tell(note)
-    if len({path.parent for path in paths}) > 1:
-        tell(f"if folders of {folder.name} are classes, batches of one class differ from mixed known ones")
-    gone = False
+    folder, taken, gone = _opened(source, tell), {*done}, False
     parts: list[ImageTask] = []  # decoded images that wait for a full batch,
     waiting_since = 0.0  # the first of them since then
     # How a file looked (time of its change, size), since when, and whether decoding it failed.
@@ -125,6 +117,21 @@ def batches(
             yield batch
         if not follow or wait(POLL):
             return
+
+
+def _opened(source: str, tell: Callable[[str], object]) -> Path:
+    """The folder of a source; `tell` hears why its batches may differ from the known ones."""
+    folder = Path(source)
+    if not folder.is_dir():
+        raise FileFormatError(f"{folder} is not a folder; give one that holds images, or shapes:DOMAIN")
+    paths, notes = image_paths(folder)
+    if len({path.parent for path in paths}) > 1:
+        notes += (
+            f"if folders of {folder.name} are classes, batches of one class differ from mixed known ones",
+        )
+    for note in notes:
+        tell(note)
+    return folder
 
 
 def _joined(parts: Sequence[ImageTask]) -> ImageTask:

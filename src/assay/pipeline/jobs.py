@@ -22,7 +22,7 @@ from assay.core.record import library_version, record_id
 from assay.discovery.edges import get_method
 from assay.execution.batches import assumed_memory
 from assay.models import Model, load_model, prompted
-from assay.models.checkpoints import number_type
+from assay.models.loading import number_type
 from assay.pipeline.circuits import keep_circuit, stored_circuit
 from assay.pipeline.gates import calibrate_measured
 from assay.pipeline.plan import Plan

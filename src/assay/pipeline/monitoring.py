@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -46,83 +47,86 @@ def is_images(source: str) -> bool:
     return is_shapes(source) or is_table(source) or Path(source).is_dir()
 
 
-def reference_of(
-    model: Model,
-    source: str,
-    *,
-    known: str | None,
-    window: int,
-    reference_n: int | None = None,
-    spare: int,
-    steps: int | str | None,
-    seed: int,
-    skip_bad: bool,
-    cache: Path,
-    progress: Progress,
-) -> tuple[EdgeScores, ImageTask | None, ImageTask | None]:
-    """The reference circuit, read, discovered or taken from the cache, and images in distribution.
+@dataclass(frozen=True, kw_only=True)
+class KnownImages:
+    """Where a reference circuit and further images in distribution come from.
 
-    Args:
-        model: The deployed model.
+    Attributes:
         source: File of edge scores, folder of images, or `shapes:DOMAIN`.
         known: Source of further images. None: those of `source` that the circuit does not use.
-        window: Images of a batch, 2 or more.
-        reference_n: Images of the reference, at most; whole windows are used. None: 1,024 or four windows, or
-            all that `spare` leaves.
-        spare: Windows that the reference leaves of its own images, or that are drawn besides it.
         steps: Of the circuit, by `eap-ig-inputs` and the midpoint rule. None: as of a file's circuit, else 5.
         seed: Root seed of all random draws.
         skip_bad: Pass over image files that cannot be read.
-        cache: Folder of circuits that were discovered before.
+        cache: Folder of circuits, answers and domains that were measured before.
         progress: Called with the name of a stage, what is done, and the total.
-
-    Returns:
-        The circuit; the images that it rests on, None where it came from a file; further images in
-        distribution, None where there are none.
-
-    Raises:
-        InputError: For too few images, several domains, or steps that differ from those of a file's circuit.
-        FileFormatError: If something cannot be read.
-        GraphMismatchError: For a file of edge scores of another model.
     """
-    usual = max(4, USUAL_REFERENCE // window) if reference_n is None else reference_n // window
 
-    def images_of(place: str) -> ImageTask:
-        size = window * (spare + (max(1, usual) if is_images(source) else 1))
-        images = one_domain(find_domains(place, seed=seed, start=FIRST_KNOWN, drawn=size), place)
-        images = images.for_model(model)
-        return images.readable() if skip_bad else images
+    source: str
+    known: str | None
+    steps: int | str | None
+    seed: int
+    skip_bad: bool
+    cache: Path
+    progress: Progress
 
-    if known == source:
-        raise InputError(f"known and reference are both {known}; remove known: images are split")
-    pool = None if known is None else images_of(known)
-    if not is_images(source):
-        reference = load_scores(source, graph=model.graph)
-        recorded = reference.provenance.get("steps")
-        if steps not in (None, recorded):
-            raise InputError(
-                f"steps is {steps}, but the circuit of {source} was discovered with {recorded}, which must "
-                "hold for every batch; remove steps, or give the images of the reference"
-            )
-        return reference, None, pool
-    images = images_of(source)
-    free = images.n // window - (spare if reference_n is None and known is None else 0)
-    size = window * max(1, min(usual, free))
-    order = stream(seed, "monitor/reference").permutation(images.n)
-    if pool is None and images.n > size:
-        pool = images.subset(order[size:].tolist())
-    used = images.subset(order[:size].tolist())
-    settings: dict[str, Any] = {"steps": steps or 5, "quadrature": "midpoint", "seed": seed}
-    record = {"model": model.describe(), "images": [used.source_hash, used.domain], "batch": window}
-    path = cache / f"reference-{record_id('reference', record | settings)}.safetensors"
-    if path.is_file():
-        return load_scores(path, graph=model.graph), used, pool
-    progress("reference", 0, 1)
-    reference = discover_reference(model, used, batch=window, **settings)
-    cache.mkdir(parents=True, exist_ok=True)
-    reference.save(path)
-    progress("reference", 1, 1)
-    return reference, used, pool
+    def reference(
+        self, model: Model, window: int, spare: int, n: int | None = None
+    ) -> tuple[EdgeScores, ImageTask | None, ImageTask | None]:
+        """The reference circuit, read, discovered or taken from the cache, and images in distribution.
+
+        Args:
+            model: The deployed model.
+            window: Images of a batch, 2 or more.
+            spare: Windows that the reference leaves of its own images, or that are drawn besides it.
+            n: Images of the reference, at most; whole windows are used. None: 1,024 or four windows, or all
+                that `spare` leaves.
+
+        Returns:
+            The circuit; the images that it rests on, None where it came from a file; further images in
+            distribution, None where there are none.
+
+        Raises:
+            InputError: For too few images, several domains, or steps that differ from those of a file's
+                circuit.
+            FileFormatError: If something cannot be read.
+            GraphMismatchError: For a file of edge scores of another model.
+        """
+        usual = max(4, USUAL_REFERENCE // window) if n is None else n // window
+
+        def images_of(place: str) -> ImageTask:
+            size = window * (spare + (max(1, usual) if is_images(self.source) else 1))
+            found = find_domains(place, seed=self.seed, start=FIRST_KNOWN, drawn=size)
+            images = one_domain(found, place).for_model(model)
+            return images.readable() if self.skip_bad else images
+
+        if self.known == self.source:
+            raise InputError(f"known and reference are both {self.known}; remove known: images are split")
+        pool = None if self.known is None else images_of(self.known)
+        if not is_images(self.source):
+            circuit = load_scores(self.source, graph=model.graph)
+            recorded = circuit.provenance.get("steps")
+            if self.steps not in (None, recorded):
+                text = f"steps is {self.steps}, but the circuit of {self.source} was made with {recorded}"
+                raise InputError(f"{text}; remove steps, or give the images of the reference")
+            return circuit, None, pool
+        images = images_of(self.source)
+        free = images.n // window - (spare if n is None and self.known is None else 0)
+        size = window * max(1, min(usual, free))
+        order = stream(self.seed, "monitor/reference").permutation(images.n)
+        if pool is None and images.n > size:
+            pool = images.subset(order[size:].tolist())
+        used = images.subset(order[:size].tolist())
+        settings: dict[str, Any] = {"steps": self.steps or 5, "quadrature": "midpoint", "seed": self.seed}
+        record = {"model": model.describe(), "images": [used.source_hash, used.domain], "batch": window}
+        path = self.cache / f"reference-{record_id('reference', record | settings)}.safetensors"
+        if path.is_file():
+            return load_scores(path, graph=model.graph), used, pool
+        self.progress("reference", 0, 1)
+        circuit = discover_reference(model, used, batch=window, **settings)
+        self.cache.mkdir(parents=True, exist_ok=True)
+        circuit.save(path)
+        self.progress("reference", 1, 1)
+        return circuit, used, pool
 
 
 def parted(pool: ImageTask, spare: int, seed: int) -> tuple[ImageTask | None, ImageTask]:
@@ -146,39 +150,30 @@ def metrics_text(monitor: Monitor, name: str) -> bytes:
         Numbers that do not exist are left out.
     """
     readings, rules = monitor.readings, monitor.rules
-    threshold = rules.threshold.value if rules.threshold else None
-    skipped = sum(len(each.skipped) for each in readings) + len(monitor.skipped)
-    # Name after `assay_monitor_`, value, help; `_total` names a counter.
-    found: list[tuple[str, float | int | None, str]] = [
-        ("batches_total", len(readings), "Batches observed."),
-        ("images_total", sum(each.n for each in readings), "Images observed."),
-        ("unreadable_files_total", skipped, "Image files skipped because they could not be read."),
-        ("alarms_total", sum(bool(each.alarm) for each in readings), "Batches that raised the alarm."),
-        ("threshold", threshold, "Shift that raises the alarm."),
-        ("conformal_limit", rules.limits.get(CIRCUIT), "Shift that raises the alarm by the conformal rule."),
-        ("output_limit", rules.limits.get(OUTPUTS), "The same of the outputs."),
-    ]
-    for last in readings[-1:]:
-        observed = datetime.fromisoformat(last.time).timestamp()
-        found += [
-            ("shift", last.shift, "Circuit shift of the last batch."),
-            ("output_shift", last.output_shift, "Shift of the outputs of the last batch."),
-            ("output_p_value", last.output_p_value, "Conformal p-value of that."),
-            ("alarm", last.alarm, "1 if the last batch raised the alarm."),
-            ("p_value", last.p_value, "Conformal p-value of the last batch."),
-            ("e_value", last.e_value, "Capital of the sequential test."),
-            ("last_reading_timestamp_seconds", observed, "Time at which the last batch was observed."),
-        ]
+    found: dict[str, float | None] = {
+        "batches_total": len(readings),
+        "images_total": sum(each.n for each in readings),
+        "unreadable_files_total": sum(len(each.skipped) for each in readings) + len(monitor.skipped),
+        "alarms_total": sum(bool(each.alarm) for each in readings),
+        "threshold": rules.threshold.value if rules.threshold else None,
+        "conformal_limit": rules.limits.get(CIRCUIT),
+        "output_limit": rules.limits.get(OUTPUTS),
+    }
+    last = readings[-1] if readings else None
+    if last is not None:
+        names = ("shift", "output_shift", "output_p_value", "alarm", "p_value", "e_value")
+        found |= {key: getattr(last, key) for key in names}
+        found["last_reading_timestamp_seconds"] = datetime.fromisoformat(last.time).timestamp()
     labels = {"monitor": name, "model": monitor.model.id, "distance": monitor.distance}
-    samples = [(key, labels, value, text) for key, value, text in found if value is not None]
-    for key, value in (readings[-1].baselines if readings else {}).items():
-        text = "Label-free baselines of the last batch."
-        samples.append(("baseline", {**labels, "baseline": key}, value, text))
+    samples = [(key, labels, value) for key, value in found.items() if value is not None]
+    for key, value in last.baselines.items() if last is not None else ():
+        samples.append(("baseline", {**labels, "baseline": key}, value))
     lines: dict[str, None] = {}  # ordered, and each head once
-    for key, facts, value, text in samples:
+    for key, facts, value in samples:
         kind = "counter" if key.endswith("_total") else "gauge"
         shown = ",".join(f'{label}="{_escaped(each)}"' for label, each in facts.items())
-        lines[f"# HELP assay_monitor_{key} {text}\n# TYPE assay_monitor_{key} {kind}\n"] = None
+        head = f"# HELP assay_monitor_{key} {key.replace('_', ' ').capitalize()}.\n"
+        lines[f"{head}# TYPE assay_monitor_{key} {kind}\n"] = None
         lines[f"assay_monitor_{key}{{{shown}}} {float(value)}\n"] = None
     return "".join(lines).encode()
 

@@ -23,8 +23,9 @@ from assay.tasks import (
     load_images,
     load_task,
 )
-from assay.tasks.examples import prompt_tokens, seen_prompts
+from assay.tasks.examples import seen_prompts
 from assay.tasks.load import DEFAULT_N
+from assay.tasks.task import prompt_tokens
 
 
 FEWEST_PER_HALF = 20  # distinct prompts below which a task is not divided

@@ -10,7 +10,7 @@ import numpy as np
 
 from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import InputError
-from assay.core.machine import counting_examples
+from assay.core.machine import COUNTING, entered
 from assay.execution import CircuitRuns
 from assay.models import Model
 from assay.pipeline.prompts import Division, DrawnPrompts, draw_prompts, warn_same
@@ -187,7 +187,7 @@ def discover_circuit(
     n = draws.discovery.n
     progress("discover", 0, n)
     stage = discovery_stage(task=draws.discovery, method=method, steps=steps, **vars(settings))
-    with counting_examples(partial(progress, "discover")):
+    with entered(COUNTING, lambda *done: progress("discover", *done)):
         scores = stage.run(store).value
     progress("discover", n, n)
     return size_circuit(scores, draws, settings, progress=progress, **sizing)

@@ -27,7 +27,7 @@ from assay.execution import Ablation, CircuitRuns, get_ablation
 from assay.execution.ablation import named
 from assay.metrics import find_metric, measure, measurement_provenance
 from assay.models import Model
-from assay.models.checkpoints import check_device
+from assay.models.loading import check_device
 from assay.objectives import Objective, get_objective, is_registered
 from assay.store import About, Store, StoredResult
 from assay.tasks import TASKS, Task, digits_source, is_task_file

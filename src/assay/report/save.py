@@ -24,7 +24,7 @@ _MODULES = {
     "domain-evaluation": "assay.analyses.generalization.monitor_page",
     "monitor": "assay.analyses.generalization.monitor_page",
     "ranking": "assay.analyses.generalization.ranking_page",
-    "ranking-comparison": "assay.analyses.generalization.comparison",
+    "ranking-comparison": "assay.analyses.generalization.ranking_page",
     "subset": "assay.analyses.subsets.page",
     "subset-path": "assay.analyses.subsets.page",
     "worst_case": "assay.analyses.worst_case.page",
@@ -101,9 +101,8 @@ def _form(document: Document) -> PageForm:
     """The form of a document by its kind; that of an audit names none."""
     kind = str(document.get("kind"))
     if kind not in PAGES:
-        kind = kind if kind in _MODULES else "audit"
-        importlib.import_module(_MODULES[kind])
-    return PAGES[kind]
+        importlib.import_module(_MODULES.get(kind, _MODULES["audit"]))
+    return PAGES[kind if kind in PAGES else "audit"]
 
 
 def stored_pages(store: Store, result: StoredResult) -> list[Page]:

@@ -23,9 +23,8 @@ def find_result(store: Store, name: str) -> StoredResult:
     """The newest sweep of a name, or the result of an id or of its beginning."""
     named = store.query("sweep", name=name, order="-created", limit=1)
     if not named and not set(name) <= set("0123456789abcdef"):
-        raise UnknownNameError(
-            f"no sweep is called {cut_text(name, 80)!r}; see `assay store ls --kind sweep`"
-        )
+        shown = cut_text(name, 80)
+        raise UnknownNameError(f"no sweep is called {shown!r}; see `assay store ls --kind sweep`")
     return store.get(named[0].id if named else name)
 
 
@@ -60,11 +59,8 @@ def sweep_rows(store: Store, jobs: Iterable[Row]) -> list[dict[str, Any]]:
         facts = {"job": job["name"], "kind": job["kind"], "status": job.get("status") or "done"}
         facts |= {"error": job.get("error"), **dict.fromkeys(NUMBERS)}
         for each in (summaries[key] for key in job["results"] if key in summaries):
-            own = {
-                "measure": each.metric or each.name or each.kind,
-                "verdict": each.status,
-                "result": each.id,
-            }
+            measure = each.metric or each.name or each.kind
+            own = {"measure": measure, "verdict": each.status, "result": each.id}
             rows.append(facts | {name: getattr(each, name) for name in NUMBERS[1:-2]} | own)
         if not any(key in summaries for key in job["results"]):
             rows.append(facts)

@@ -80,7 +80,7 @@ def _run(
     settings: CalibrateSettings, model: "Model", circuit: "AnyCircuit | None", gates: list[str] | None
 ) -> "StoredCalibration":
     """The gates on a circuit that is given, or on one that is discovered here."""
-    from assay.analyses.calibration.battery import gates_on_same_prompts
+    from assay.analyses.calibration.columns import gates_on_same_prompts
     from assay.circuits import load_head_circuit
     from assay.execution import ABLATIONS
     from assay.pipeline.gates import calibrate_stored, usual_prompts

@@ -1,7 +1,6 @@
 """`assay discover`: scores of all edges, and the strongest as a circuit."""
 
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +11,7 @@ from assay.app.delivery import File, Saving, check_outputs, echo, print_table, p
 from assay.app.options import CIRCUIT, DISCOVERY, INPUTS, OUTPUT, RARE, Count, call, parse_options
 from assay.app.settings import Ablating, Discovering, OnImages, OnTask, Quadrature, RunningModels
 from assay.core.errors import InputError
-from assay.core.machine import counting_examples
+from assay.core.machine import COUNTING, entered
 
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def discover(settings: DiscoverSettings) -> None:
         store = settings.open_store()
         progress("discover", 0, task.n)
         stage = call(settings, discovery_stage, model, task, method, options=options)
-        with counting_examples(partial(progress, "discover")):
+        with entered(COUNTING, lambda *done: progress("discover", *done)):
             scores = stage.run(store).value
         progress("discover", task.n, task.n)
     circuit = _choose(settings, scores, options)

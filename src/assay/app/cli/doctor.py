@@ -69,7 +69,7 @@ def machine() -> dict[str, Any]:
     import torch
 
     from assay.core.machine import free_memory, usable_cores
-    from assay.models.checkpoints import accelerator
+    from assay.models.loading import accelerator
 
     gpus = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
     return {

@@ -251,12 +251,15 @@ def evaluate(settings: EvaluateSettings) -> None:
     Accuracy, circuit shifts and label-free baselines per domain, how they go together, and the F1 of alarms.
     """
     from assay.pipeline.evaluation import evaluate_domains
+    from assay.pipeline.monitoring import KnownImages
     from assay.store import About
 
     check_outputs(settings)
-    inputs, cache = settings.inputs(settings.images, ("shapes",)), settings.store_folder() / "evaluations"
+    model, source, images = settings.inputs(settings.images, ("shapes",))
+    cache = settings.store_folder() / "evaluations"
     with progress_on_stderr() as progress:
-        result = call(settings, evaluate_domains, *inputs, cache=cache, progress=progress, tell=remark)
+        known = call(settings, KnownImages, source=source, cache=cache, progress=progress)
+        result = call(settings, evaluate_domains, model, known, images, tell=remark)
     document = result.to_dict()
     name, n = f"{len(result.test)} domains", sum(each.n for each in result.test)
     about = About(model=result.model["id"], metric=settings.measure, n=n, seed=settings.seed, name=name)

@@ -23,7 +23,7 @@ from cyclopts.config import Env, Toml
 from assay.app.delivery import Quiet, Talking, print_json, quiet, say, show_warning
 from assay.app.options import FILTERS, RareGroup
 from assay.core.errors import AssayError, AssayWarning, InputError, by_option, check_name
-from assay.core.machine import decoding_with
+from assay.core.machine import DECODING, entered
 
 
 Command = TypeVar("Command", bound=Callable[..., int | None])
@@ -200,7 +200,7 @@ def run(arguments: Sequence[str]) -> int:
         bound.apply_defaults()
         settings = next((each for each in bound.arguments.values() if isinstance(each, Quiet)), settings)
         workers, exif = (getattr(settings, name, None) for name in ("workers", "exif"))
-        decoding = decoding_with(workers, turns=exif != "ignore")
+        decoding = entered(DECODING, (workers, exif != "ignore"))
         with warnings.catch_warnings(), quiet(silent=settings.quiet), decoding:
             warnings.simplefilter("ignore")
             warnings.simplefilter("always", AssayWarning)

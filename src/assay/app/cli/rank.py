@@ -69,9 +69,8 @@ def rank(settings: RankSettings) -> None:
 
     By depth bias and by every baseline, before deployment; the images may have no labels.
     """
-    from assay.analyses.generalization.comparison import comparison_document
     from assay.analyses.generalization.inspection import InspectionSettings
-    from assay.analyses.generalization.ranking import rank_models
+    from assay.analyses.generalization.ranking import comparison_document, rank_models
     from assay.store import About
     from assay.zoo import Zoo
 

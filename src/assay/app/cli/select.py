@@ -32,7 +32,7 @@ from assay.core.errors import InputError, check_name
 if TYPE_CHECKING:
     from assay.analyses.subsets.data import CorrectnessData
     from assay.analyses.subsets.selection import Evaluation
-    from assay.core.verdict import Rule
+    from assay.core.measurement import Rule
     from assay.pipeline.stage import Progress
     from assay.pipeline.subsets import StoredSelection
 
@@ -347,7 +347,7 @@ def evaluate(
 
 
 def _gate(text: str) -> "Rule":
-    from assay.core.verdict import Rule
+    from assay.core.measurement import Rule
 
     match = GATE.fullmatch(text.strip())
     if match is None:
@@ -361,7 +361,7 @@ def _gate(text: str) -> "Rule":
 
 def _judged(evaluation: "Evaluation", rule: "Rule") -> list[str]:
     """`pass`, `fail` or, where the interval holds the limit, `inconclusive`, for each model."""
-    from assay.core.verdict import Interval
+    from assay.core.measurement import Interval
 
     ends = zip(evaluation.low.tolist(), evaluation.high.tolist(), strict=True)
     return [rule.rigorous(Interval(low=low, high=high, level=0.95, method="exact")) for low, high in ends]

@@ -123,7 +123,7 @@ def _placed(
             that are not here.
     """
     from assay.core.errors import InputError
-    from assay.models.checkpoints import accelerator
+    from assay.models.loading import accelerator
     from assay.pipeline.workers import RayWorkers
 
     if not isinstance(workers, RayWorkers):

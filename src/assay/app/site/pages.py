@@ -69,9 +69,9 @@ class Pages:
             kind="results store",
             title=f"{words.plural(n, 'result')}{' match' if chosen else ''}",
             head=[
-                Interactive(template="filters.html", values=form),
+                Interactive(macro="filters", values=form),
                 shown,
-                Interactive(template="turn.html", values=ends),
+                Interactive(macro="turn", values=ends),
             ],
         )
         return HTMLResponse(render_pages([page], served=True))
