@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import torch
 import transformers
+from small_models import image_task, randomise
 from tiny_decoders import SIZES
 from torch import Tensor, nn
-from vit_conformance import image_task, randomise
 
 from assay.models import Model, load_model
 from assay.tasks import PairTask, Task

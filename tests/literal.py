@@ -1,6 +1,7 @@
 """Slow, literal versions of the engine's quantities: node by node, one copy of the stream per target.
 
-They share nothing with the fast paths but the model's own modules and weights.
+They share nothing with the fast paths but the model's own modules and weights. Logits of prompts are at all
+positions.
 """
 
 from collections.abc import Callable
@@ -49,6 +50,8 @@ def _heads(model: Model, layer: int, streams: dict[str, Tensor], call: Call) -> 
             args, kwargs = call
             block.module(streams[names[0]], *args, **kwargs)
     weight = block.out.weight.T if isinstance(block.out, nn.Linear) else block.out.weight
+    if block.attention_scale is not None:
+        weight = weight * next(block.attention_scale.parameters())
     by_head = z[0].unflatten(-1, (model.n_heads, model.d_head))
     written = [
         by_head[..., head, :] @ weight.unflatten(0, (model.n_heads, -1))[head]
@@ -95,8 +98,10 @@ def run(
         biases = after
         if mlp_in is not None:
             outputs[f"m{layer}"] = override.get(f"m{layer}", block.run_mlp(mlp_in))
-    final = stream_of("logits", outputs, biases)
-    return model.unembed(model.final_norm(final)), outputs
+    final = model.final_norm(stream_of("logits", outputs, biases))
+    if model.vision is None:
+        return model.unembed(final), outputs
+    return model.read(final, torch.zeros(len(final), dtype=torch.long)), outputs
 
 
 def plain_stream(target: str, outputs: Outputs, biases: Tensor) -> Tensor:

@@ -153,10 +153,6 @@ def branch_factors(block: Any, branch: int) -> Tensor:
 
 
 def _hugging_face(module: Any) -> LiteralVit:
-    if hasattr(module, "vision_model"):
-        return _clip(module)
-    if hasattr(module.config, "layerscale_value"):
-        return _dino(module)
     backbone = module.vit if hasattr(module, "vit") else module.deit
     heads = module.config.num_attention_heads
     layers = [
@@ -179,17 +175,11 @@ def _hugging_face(module: Any) -> LiteralVit:
 
 
 def _layer(
-    attention: Any,
-    heads: int,
-    norm: Callable[[Tensor], Tensor],
-    mlp: Callable[[Tensor], Tensor],
-    gamma: Tensor | None = None,
+    attention: Any, heads: int, norm: Callable[[Tensor], Tensor], mlp: Callable[[Tensor], Tensor]
 ) -> Layer:
     """A block with three projections and one output projection, named as transformers names them."""
-    projection = attention.o_proj if hasattr(attention, "o_proj") else attention.out_proj
-    width = projection.weight.shape[1] // heads
-    gamma = torch.ones_like(projection.weight[:, 0]) if gamma is None else gamma
-    out, constant = _out(projection, gamma.detach(), heads)
+    width = attention.o_proj.weight.shape[1] // heads
+    out, constant = _out(attention.o_proj, torch.ones_like(attention.o_proj.weight[:, 0]).detach(), heads)
     return Layer(
         norm=norm,
         project={channel: _rows(getattr(attention, f"{channel}_proj"), 0, heads, width) for channel in "qkv"},
@@ -198,51 +188,6 @@ def _layer(
         out=out.detach(),
         constant=constant.detach(),
         mlp=mlp,
-    )
-
-
-def _dino(module: Any) -> LiteralVit:
-    """Layer scales on both branches; CLS and the mean of the patches are read side by side."""
-    backbone = module.get_submodule(module.base_model_prefix)
-    registers = getattr(module.config, "num_register_tokens", 0)
-    layers = [
-        _layer(
-            block.attention,
-            module.config.num_attention_heads,
-            block.norm1,
-            lambda x, block=block: block.mlp(block.norm2(x)) * block.layer_scale2.lambda1,
-            block.layer_scale1.lambda1,
-        )
-        for block in backbone.encoder.layer
-    ]
-
-    def read(stream: Tensor) -> Tensor:
-        x = backbone.layernorm(stream)
-        return module.classifier(torch.cat([x[:, 0], x[:, 1 + registers :].mean(1)], -1))
-
-    return LiteralVit(embed=backbone.embeddings, layers=tuple(layers), read=read)
-
-
-def _clip(module: Any) -> LiteralVit:
-    """CLIP reads the mean of the patches without a final norm, SigLIP that of all normalised tokens."""
-    tower = module.vision_model
-    heads = module.config.vision_config.num_attention_heads
-    layers = [
-        _layer(
-            block.self_attn, heads, block.layer_norm1, lambda x, block=block: block.mlp(block.layer_norm2(x))
-        )
-        for block in tower.encoder.layers
-    ]
-    if hasattr(tower, "pre_layrnorm"):
-        return LiteralVit(
-            embed=lambda images: tower.pre_layrnorm(tower.embeddings(images)),
-            layers=tuple(layers),
-            read=lambda stream: module.classifier(stream[:, 1:].mean(1)),
-        )
-    return LiteralVit(
-        embed=tower.embeddings,
-        layers=tuple(layers),
-        read=lambda stream: module.classifier(tower.post_layernorm(stream).mean(1)),
     )
 
 

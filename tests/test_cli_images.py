@@ -28,7 +28,7 @@ from assay.app.cli.monitor import MonitorSettings
 from assay.circuits import load_scores
 from assay.models import load_model
 from assay.pipeline import evaluation
-from assay.pipeline.monitoring import parted
+from assay.pipeline.monitoring import KnownImages, parted
 from assay.tasks import draw_shapes, find_domains
 from assay.zoo import Zoo
 
@@ -283,7 +283,7 @@ def test_scores_of_other_steps_are_refused(made: Path) -> None:
 def test_bad_input_is_named_before_a_model_runs(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(evaluation, "reference_of", lambda *a, **b: pytest.fail("the model ran"))
+    monkeypatch.setattr(KnownImages, "reference", lambda *a, **b: pytest.fail("the model ran"))
     draw_files(tmp_path / "other" / "neon", "neon", 12, by_class=True)
     draw_files(tmp_path / "other" / "neon" / "giraffe", "neon", 1)
     (tmp_path / "unlabelled").mkdir()
@@ -313,7 +313,7 @@ def test_whatever_can_change_a_number_changes_the_id(made: Path) -> None:
     assert evaluated()["id"] == first
     found = [evaluated(**{name: value}) for name, value in changes.items()]
     assert len({first, *(each["id"] for each in found)}) == 1 + len(changes)
-    assert found[6]["test"][0]["performance"] == found[6]["test"][0]["macro_f1"]
+    assert found[6]["settings"]["measure"] == "macro-f1"
 
 
 def test_labels_mean_the_reference_s_classes_where_the_model_names_none(tmp_path: Path) -> None:

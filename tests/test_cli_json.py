@@ -66,6 +66,7 @@ KEPT = {
     "select": "subset-path",
     "sweep": "sweep",
 }
+OF_ONE = ("table", "jobs", "graph")  # what one of the two says more of
 UNTYPED = ("zoo train", "rank", "monitor", "monitor evaluate", "select")  # the model as it is; runs no model
 OF_A_MODEL = (
     "discover",
@@ -141,11 +142,7 @@ def test_a_result_is_kept_shown_and_made_into_a_page(
     identity = next(each.id for each in found if each.kind == KEPT[name])  # others store such results later
     document = documents[name][0] if isinstance(documents[name], list) else documents[name]
     stored = json.loads(run("show", identity[:12], *store, "--json").stdout)
-    common = (stored["payload"].keys() & document.keys()) - {
-        "table",
-        "jobs",
-        "graph",
-    }  # one says more of them
+    common = (stored["payload"].keys() & document.keys()) - {*OF_ONE}
     assert {key: stored["payload"][key] for key in common} == {key: document[key] for key in common}
     assert common or name == "sweep"
     assert identity in run("show", identity, *store).stdout

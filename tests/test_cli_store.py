@@ -146,7 +146,6 @@ def test_sweeps_results_and_comparisons_are_written(reported: tuple[Path, Filled
     assert {"measure"} | numbers == set(rows[0])
     for arguments, message in (
         (("a", "--compare", "b", "c"), "ID and --compare select different pages"),
-        (("none",), "no sweep is called 'none'"),
         (("--compare", "0123456789abcdef", "0123456789abcdef"), "no result in"),
     ):
         refused = run("report", *arguments, "--store", place, "--save", tmp_path / "none.html", code=2)

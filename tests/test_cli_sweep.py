@@ -136,21 +136,15 @@ def test_a_failed_job_ends_with_1_and_is_in_the_log(tmp_path: Path, monkeypatch:
     assert Store(store).count("sweep") == 0
 
 
-def test_a_device_that_is_not_there_is_refused_before_anything_is_made(plan: Path, tmp_path: Path) -> None:
-    result = run(plan, "--store", tmp_path / "store", "--devices", "cuda:77")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "device 'cuda:77' does not exist" in result.stderr
-    assert not (tmp_path / "store").exists()
-
-
-def test_a_wrong_plan_ends_with_2(tmp_path: Path) -> None:
-    path = tmp_path / "wrong.toml"
-    path.write_text(PLAN + "[atack]\n")
-    result = run(path, "--store", tmp_path / "store")
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "wrong.toml: " in result.stderr
-    assert "unknown field 'atack'; did you mean 'attack' or 'tasks'?" in result.stderr
-    assert not (tmp_path / "store").exists()
+def test_a_wrong_device_or_plan_is_refused_before_anything_is_made(plan: Path, tmp_path: Path) -> None:
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text(PLAN + "[atack]\n")
+    device, field = "device 'cuda:77' does not exist", "unknown field 'atack'; did you mean 'attack'"
+    for given, message in (((plan, "--devices", "cuda:77"), device), ((wrong,), field)):
+        result = run(*given, "--store", tmp_path / "store")
+        assert (result.exit_code, result.stdout) == (2, "")
+        assert message in result.stderr
+        assert not (tmp_path / "store").exists()
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         place,
         f"""
 import shelf_plugins, transformers
-from assay.analyses.calibration.battery import prepare
+from assay.analyses.calibration.columns import Columns
 from assay.report.save import render
 model = assay.load_model("mini")
 task = assay.load_task("shelf-task", model, n=12, seed=0, length=6)
@@ -81,7 +81,7 @@ names = {{
 task = assay.load_task("ioi", model, n=12, seed=0)
 heads = [(0, 1), (2, 3)]
 report = assay.calibrate_all(heads, model, task, gates=["shelf-gate", "C11"])
-every = prepare(heads, model, task).gates
+every = Columns(circuit=heads, model=model, task=task).keys
 measured = assay.measure(assay.Circuit.full(model.graph), model, task, "shelf-metric")
 reports = {{
     "gates": list(report), "verdict": report["X2"].to_dict(), "every": [len(every), every[-1]],

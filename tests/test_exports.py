@@ -9,23 +9,25 @@ from pathlib import Path
 import pytest
 
 import assay
+from assay.core.registry import homes_of
 
 
 SOURCE = Path(assay.__file__).resolve()
+HOMES = homes_of(assay.__file__)
 
 
 @pytest.mark.parametrize("name", assay.__all__)
 def test_every_promised_name_resolves_to_its_home(name: str) -> None:
-    module, attribute = assay._HOMES[name]
+    module, attribute = HOMES[name]
     assert getattr(assay, name) is getattr(importlib.import_module(module), attribute)
 
 
-@pytest.mark.parametrize("package", sorted({module for module, _ in assay._HOMES.values()}))
+@pytest.mark.parametrize("package", sorted({module for module, _ in HOMES.values()}))
 def test_packages_promise_what_the_top_level_takes_from_them(package: str) -> None:
     module = importlib.import_module(package)
     if not hasattr(module, "__path__"):
         return  # a plain module: its public names are those without an underscore
-    assert {name for home, name in assay._HOMES.values() if home == package} <= set(module.__all__)
+    assert {name for home, name in HOMES.values() if home == package} <= set(module.__all__)
     for name in module.__all__:
         getattr(module, name)
 

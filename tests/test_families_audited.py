@@ -1,21 +1,16 @@
 """`assay audit --model DIR` on a random checkpoint of every family of decoders."""
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import transformers
 from command_line import invoke
+from small_models import TEXT
 from thorough import one_of
 
 import assay
 from assay.models import FAMILIES, attention_only
-
-
-sys.path.insert(0, str(Path(__file__).parent / "models"))
-
-from test_families import CONFIGS
 
 
 DECODERS = {key: family for key, family in FAMILIES.items() if family.vision is None}
@@ -25,7 +20,7 @@ MODEL_TYPES = sorted({model_type for family in DECODERS.values() for model_type 
 def saved(model_type: str, folder: Path) -> Path:
     """A random checkpoint with the tokenizer of `mini`."""
     tokenizer = assay.load_model("mini").tokenizer
-    entries = next(entries for name, entries in CONFIGS.items() if name.split()[0] == model_type)
+    entries = next(entries for name, entries in TEXT.items() if name.split()[0] == model_type)
     longer = {key: 64 for key in ("n_positions", "max_position_embeddings") if key in entries}
     attention_only.register()
     config = transformers.AutoConfig.for_model(

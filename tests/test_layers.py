@@ -162,9 +162,7 @@ def test_analyses_load_without_the_libraries_of_pages() -> None:
 def test_the_command_line_loads_only_what_help_needs() -> None:
     allowed = (
         "assay.core.errors",
-        "assay.core.errors",
         "assay.core.machine",
-        "assay.core.signals",
         "assay.core.untrusted",
         "assay.app.cli",
         "assay.app.delivery",

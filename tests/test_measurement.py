@@ -11,10 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from assay.core.errors import InputError
-from assay.core.measurement import Measurement
+from assay.core.measurement import Interval, Measurement, Rule, undefined_interval
 from assay.core.random import stream
 from assay.core.record import canonical_json, plain, record_id
-from assay.core.verdict import Interval, Rule, undefined_interval
 from assay.stats import mean_of, ratio_of
 
 

@@ -1,11 +1,10 @@
-"""The page on subsets of PACS says what the committed results say, and these follow from the archive."""
+"""The guide to subsets says what the committed results say, and these follow from the archive."""
 
 import csv
-import importlib.util
 import json
-import re
+import runpy
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,22 +13,18 @@ import pytest
 from assay.analyses.subsets import (
     CorrectnessData,
     ModelSplit,
-    Problem,
-    Settings,
     correlate,
-    distance_scores,
     fit_line,
     line_correlation,
     oodselect,
 )
-from assay.analyses.subsets.baselines import baseline_values
-from assay.analyses.subsets.swap import Pool, stratum_quota
+from assay.analyses.subsets.swap import stratum_quota
 from assay.analyses.subsets.verdict import combine
 
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 EXPERIMENT = REPOSITORY / "experiments" / "pacs64_subsets"
-PAGE = REPOSITORY / "docs" / "pacs64-subsets.md"
+PAGE = REPOSITORY / "docs" / "howto" / "select.md"
 # Numbers are committed with six decimals.
 TOLERANCE = 2e-6
 PARTS = ("train", "validation", "test")
@@ -51,13 +46,8 @@ def models() -> list[dict[str, str]]:
 
 
 @pytest.fixture(scope="module")
-def tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("pacs64_subsets_tables", EXPERIMENT / "tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script() -> Any:
+    return SimpleNamespace(**runpy.run_path(str(EXPERIMENT / "run.py")))
 
 
 def parts(record: Any) -> dict[str, np.ndarray]:
@@ -102,18 +92,12 @@ def same(record: Any, found: Any, names: tuple[str, ...] = ("r", "low", "high", 
         assert getattr(found, name) == pytest.approx(record[name], abs=TOLERANCE), name
 
 
-def test_every_row_of_the_tables_stands_on_the_page(tables: ModuleType) -> None:
+def test_every_row_of_the_table_stands_on_the_page(script: Any) -> None:
     page = PAGE.read_text(encoding="utf-8").splitlines()
-    for name, table in tables.TABLES.items():
-        for row in table():
-            assert row in page, (name, row)
-
-
-def test_every_picture_of_the_page_is_there() -> None:
-    pictures = re.findall(r"\]\((images/\S+\.png)\)", PAGE.read_text(encoding="utf-8"))
-    assert len(pictures) >= 4
-    for picture in pictures:
-        assert (PAGE.parent / picture).stat().st_size > 10_000, picture
+    rows = list(script.table())
+    assert len(rows) == len(script.SHOWN)
+    for row in rows:
+        assert row in page, row
 
 
 def test_the_archive_holds_all_sketches_and_several_hundred_models(
@@ -137,17 +121,6 @@ def test_the_list_of_models_fits_the_archive(data: CorrectnessData, models: list
     np.testing.assert_allclose([float(row["accuracy"]) for row in models], data.accuracy(), atol=1e-5)
     answers = [[float(row[name]) for name in row if name.startswith("predicts_")] for row in models]
     np.testing.assert_allclose(np.sum(answers, axis=1), 1, atol=1e-4)
-
-
-def test_the_correlations_of_all_models_follow_from_the_archive(data: CorrectnessData) -> None:
-    found = results("whole")
-    assert data.labels is not None
-    units = by_name(data.families)
-    same(found["accuracy"], correlate(data.id_accuracy, data.accuracy(), units))
-    for code, record in enumerate(found["classes"].values()):
-        members = np.flatnonzero(data.labels == code)
-        assert len(members) == record["n"]
-        same(record["correlation"], correlate(data.id_accuracy, data.accuracy(members), units))
 
 
 @pytest.mark.parametrize("name", ["path", "strata"])
@@ -227,82 +200,14 @@ def test_the_published_subsets_on_these_models_follow_from_their_examples(
         assert rows[size]["classes"] == [size, 0, 0, 0, 0, 0, 0]
 
 
-def test_answers_to_the_selected_sketches_fit_the_archive(data: CorrectnessData) -> None:
-    found = results("answers")
-    assert found["classes"] == list(data.label_names or ())
-    assert data.labels is not None
-    rows = {str(row["size"]): row for row in results("path")["sizes"]}
-    thirds = np.array_split(np.argsort(data.id_accuracy, kind="stable"), 3)
-    for size, classes in found["sizes"].items():
-        chosen = np.array(rows[size]["indices"], dtype=np.int64)
-        for name, record in classes.items():
-            code = found["classes"].index(name)
-            members = chosen[data.labels[chosen] == code]
-            assert record["n"] == len(members)
-            for third, models in zip(("lowest", "middle", "highest"), thirds, strict=True):
-                assert sum(record[third]) == pytest.approx(1, abs=1e-5)
-                right = data.accuracy(members)[models].mean()
-                assert record[third][code] == pytest.approx(right, abs=TOLERANCE)
-
-
-@pytest.mark.parametrize(("mix", "strata", "name"), [("any", None, "path"), ("fixed", "label", "strata")])
-def test_baselines_side_by_side_follow_from_the_archive(
-    mix: str, strata: str | None, name: str, data: CorrectnessData
-) -> None:
-    found = results("splits")
-    cell, sizes = found[f"family, {mix}"], found["sizes"]
-    committed = {row["size"]: row for row in results(name)["sizes"]}
-    for size, test, fitted in zip(sizes, cell["test"], cell["cross_fitted"]["selection"], strict=True):
-        assert test["r"] == pytest.approx(committed[size]["test"]["r"], abs=TOLERANCE)
-        assert fitted["r"] == pytest.approx(committed[size]["verdict"]["r"], abs=TOLERANCE)
-    settings = Settings.of(data, strata=strata)
-    pool = Pool(data.n_examples, 250, settings.strata)
-    splits = committed_folds(by_name(data.families))
-    counts = np.array([len(split.test) for split in splits])
-    place = sizes.index(250)
-    for kind in ("hard", "marginal"):
-        r = []
-        for split in splits:
-            values = dict(baseline_values(Problem(data, split, settings)))[kind]
-            examples = np.flatnonzero(pool.lowest(values))
-            assert data.labels is not None
-            if strata is not None:
-                classes = np.bincount(data.labels[examples], minlength=7)
-                assert classes.tolist() == stratum_quota(data.labels, 250).tolist()
-            y, accuracy = data.id_accuracy[split.test], data.accuracy(examples)[split.test]
-            r.append([line_correlation(y, accuracy)])
-        wanted = cell["cross_fitted"][kind][place]
-        assert float(combine(np.array(r), counts)[0]) == pytest.approx(wanted["r"], abs=TOLERANCE)
-        # The difference on the page is that of the two numbers beside it.
-        ours = cell["cross_fitted"]["selection"][place]["r"]
-        z = np.arctanh(ours) - np.arctanh(wanted["r"])
-        assert wanted["difference"]["z"] == pytest.approx(z, abs=1e-5)
-        assert wanted["difference"]["low"] < z < wanted["difference"]["high"]
-
-
-def test_no_rule_describes_a_subset() -> None:
-    found = results("holdout")
-    for mix in ("any", "fixed"):
-        for name in ("embedding", "class", "both"):
-            assert len(found[mix][name]) == len(found["sizes"])
-            for row in found[mix][name]:
-                r = row["correlation"]
-                assert row["describable"] == (r["r"] < row["random_low"] and r["high"] < 0)
-                assert not row["describable"]
-    common = [row["common_with_furthest"] for row in found["any"]["embedding"]]
-    page = " ".join(PAGE.read_text(encoding="utf-8").split())
-    assert "{} of 100 sketches are in both, {} of 250, {} of 500 and {} of 1,000".format(*common) in page
-
-
-def test_the_furthest_sketches_follow_from_the_committed_embedding(data: CorrectnessData) -> None:
-    with np.load(EXPERIMENT / "results" / "embedding.npz") as archive:
-        embedding, known = (archive[name].astype(np.float32) for name in ("embedding", "id_embedding"))
-    assert embedding.shape == (3929, 32)
-    assert known.shape == (1212, 32)
-    found = results("holdout")
-    furthest = np.argsort(-distance_scores(embedding, known).round(12), kind="stable")
-    test = parts(results("path"))["test"]
-    for place, size in enumerate(found["sizes"]):
-        accuracy = data.accuracy(furthest[:size])[test]
-        r = line_correlation(data.id_accuracy[test], accuracy)
-        assert found["any"]["distance"][place]["r"] == pytest.approx(r, abs=TOLERANCE)
+def test_the_digits_of_the_guide_are_those_of_the_committed_result() -> None:
+    folder = REPOSITORY / "experiments" / "digits_subsets"
+    found = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    line = runpy.run_path(str(folder / "run.py"))["line"]
+    page = PAGE.read_text(encoding="utf-8").splitlines()
+    assert [row["size"] for row in found["rows"]] == [50, 100, 200]
+    for row in found["rows"]:
+        assert line(row) in page, row["size"]
+    misleads = next(row for row in found["cues"] if row["value"] == "misleads")
+    assert (round(100 * misleads["pool"]), round(100 * misleads["selected"])) == (24, 52)
+    assert round(found["full"]["test"]["r"], 2) == 0.74

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import assay
-from assay.core.machine import counting_examples
+from assay.core.machine import COUNTING, entered
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def test_in_a_notebook_progress_is_one_output_that_changes(monkeypatch: pytest.M
 
 def test_a_pass_over_a_task_tells_how_many_examples_it_has_read() -> None:
     task, told = assay.load_task("ioi", assay.load_model("mini"), n=5), list[tuple[int, int]]()
-    with counting_examples(lambda done, n: told.append((done, n))):
+    with entered(COUNTING, lambda done, n: told.append((done, n))):
         assert len(list(task.batches(2))) == 3
     list(task.batches(2))
     assert told == [(2, 5), (4, 5), (5, 5)]

@@ -11,7 +11,6 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 import pytest
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from planted_subsets import planted_matrix
@@ -26,7 +25,7 @@ from assay.analyses.benchmark import (
     Ranked,
 )
 from assay.analyses.generalization import motif
-from assay.analyses.generalization.dynamics import Dynamics
+from assay.analyses.generalization.circuit_loss import Dynamics
 from assay.analyses.generalization.monitor import Monitor, Reading
 from assay.analyses.generalization.ranking import rank_inspections
 from assay.core.errors import InputError
@@ -114,7 +113,7 @@ MADE: dict[str, tuple[Callable[[], Any], Callable[[Any], int]]] = {
     "CalibrationReport": (calibration, len),
     "CertifiedCircuit": (
         lambda: assay.certify(mini().scores, 30, resamples=200),
-        lambda each: each.circuit.n_edges + each.abstained.n_edges,
+        lambda each: (each.edges["decision"] != "excluded").sum(),
     ),
     "Circuit": (lambda: mini().circuit, lambda each: each.n_edges),
     "DiscoveryBenchmark": (benchmark, lambda each: len(each.rows)),
@@ -180,8 +179,3 @@ def test_without_anything_to_draw_plot_says_so() -> None:
     undefined = Measurement(id="a", name="a", value=math.nan, n=0, reason="zero_denominator")
     with pytest.raises(InputError, match="cannot plot"):
         undefined.plot()
-
-
-def test_the_layers_of_scores_hold_all_of_them() -> None:
-    scores = mini().scores
-    torch.testing.assert_close(scores.layer_sums().sum(), scores.values.double().abs().sum())

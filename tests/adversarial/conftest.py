@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import assay.models
 from assay.models import Model, load_model
@@ -24,6 +25,11 @@ def mini_tokenizer() -> Any:
 
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "adversarial"
+
+
+@pytest.fixture(scope="module")
+def tiny(tiny_module: Callable[..., nn.Module]) -> Model:
+    return load_model(tiny_module("gpt2"))
 
 
 @functools.cache

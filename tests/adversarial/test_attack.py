@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from single_runs import half_of
 from torch import nn
 
 import assay
@@ -38,18 +39,8 @@ TaskMaker = Callable[..., PairTask]
 
 
 @pytest.fixture(scope="module")
-def tiny(tiny_module: Callable[..., nn.Module]) -> Model:
-    return load_model(tiny_module("gpt2"))
-
-
-@pytest.fixture(scope="module")
 def circuit(tiny: Model) -> Circuit:
     return half_of(tiny)
-
-
-def half_of(model: Model, seed: int = 0) -> Circuit:
-    draw = torch.rand(model.graph.valid.shape, generator=torch.Generator().manual_seed(seed))
-    return Circuit(graph=model.graph, mask=model.graph.valid & (draw < 0.6))
 
 
 # -------------------------------------------------------------------------------------------------- values

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from scipy.stats import spearmanr
+from single_runs import half_of
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 from transformers import PreTrainedTokenizerFast
@@ -19,6 +20,7 @@ from assay.analyses.worst_case import PairSample, PromptSet, WorstCase, worst_ca
 from assay.analyses.worst_case.rows import pieces_of, rank_pairs
 from assay.circuits import Circuit
 from assay.core.errors import (
+    DegenerateDataWarning,
     FileFormatError,
     GraphMismatchError,
     InconsistentRunError,
@@ -26,7 +28,7 @@ from assay.core.errors import (
     UnknownNameError,
 )
 from assay.models import Model, load_model
-from assay.stats import all_pairs_order_failure, histogram, percentile_confidence
+from assay.stats import all_pairs_order_failure, percentile_confidence
 from assay.tasks import PairTask
 
 
@@ -83,14 +85,8 @@ def made_of(
 
 
 @pytest.fixture(scope="module")
-def tiny(tiny_module: Callable[..., nn.Module]) -> Model:
-    return load_model(tiny_module("gpt2"))
-
-
-@pytest.fixture(scope="module")
 def circuit(tiny: Model) -> Circuit:
-    draw = torch.rand(tiny.graph.valid.shape, generator=torch.Generator().manual_seed(0))
-    return Circuit(graph=tiny.graph, mask=tiny.graph.valid & (draw < 0.6))
+    return half_of(tiny)
 
 
 @pytest.fixture(scope="module")
@@ -116,9 +112,12 @@ def test_the_golden_statistics() -> None:
     for kind, stored in (("absolute", expected["summary_abs"]), ("z", expected["summary_z"])):
         ours = {f"{key[1:]}%" if key.startswith("p") else key: value for key, value in summary[kind].items()}
         assert ours == pytest.approx(stored, rel=1e-9)
-    found = histogram(values)
-    assert found.counts.tolist() == expected["histogram_counts"]
-    np.testing.assert_allclose(found.edges[[0, -1]], expected["histogram_edges_first_last"])
+    found = made_of(values, empty=values / 2).distribution()["histogram"]
+    assert found["counts"] == expected["histogram_counts"]
+    assert len(found["edges"]) == 101
+    np.testing.assert_allclose(
+        [found["edges"][0], found["edges"][-1]], expected["histogram_edges_first_last"]
+    )
     assert rank_pairs(values, worst.sample, 10, distinct=True).place.tolist() == expected["top10_indices"]
     table = worst.by_field("field1", "field2", percentile=0.999)
     largest = worst.by_field("field1", "field2")
@@ -134,12 +133,20 @@ def test_the_golden_statistics() -> None:
             assert np.isnan(table.quantiles[0][at])
 
 
+def test_values_that_are_all_zero_have_one_bin() -> None:
+    with pytest.warns(DegenerateDataWarning, match="one vector is constant"):
+        found = made_of(np.zeros(6)).distribution()
+    assert found["histogram"] == {"edges": [0.0, 0.0], "counts": [6], "anchor_counts": [6]}
+    assert found["anchor"]["ratio_of_means"] is found["anchor"]["spearman"] is None
+
+
 def test_shares_and_the_anchor_by_hand() -> None:
     worst = made_of(np.array([[0.5, 2.0], [3.0, 0.0]]), empty=np.array([[1.0, 1.0], [4.0, 0.0]]))
     assert worst.to_dict()["summary"]["argmax_differs"] == 0.5
     anchor = worst.anchor
     assert anchor["ratio_of_means"] == pytest.approx(5.5 / 6)
     assert anchor["share_above"] == 0.25
+    assert anchor["spearman"] == pytest.approx(spearmanr(worst.divergence.ravel(), worst.empty.ravel())[0])
     assert anchor["absolute"]["max"] == 4
     # Row means 1.25, 1.5 and column means 1.75, 1.0: both variances over two.
     assert worst.statistics.standard_error == pytest.approx(np.sqrt(0.03125 / 2 + 0.28125 / 2))

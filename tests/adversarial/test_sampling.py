@@ -7,14 +7,40 @@ import numpy as np
 import pytest
 import torch
 
+from assay.analyses.worst_case import sampling
 from assay.analyses.worst_case.sampling import PromptSet, sample_pairs
 from assay.core.errors import InputError, TokenizationError, UnknownNameError
-from assay.tasks import PairTask, load_task
+from assay.tasks import PairTask, Prompt, load_task
 
 
 @pytest.fixture(scope="module")
 def ioi(mini_tokenizer: Any) -> PairTask:
     return load_task("ioi", mini_tokenizer, n=1)
+
+
+@pytest.mark.parametrize("protocol", ["matched", "all"])
+def test_prompts_exist_a_block_at_a_time(
+    ioi: PairTask, protocol: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, drawn, grammar = sample_pairs(ioi, protocol, 50, 50, seed=1), list[int](), type(ioi.grammar)
+    draw = grammar.draw
+
+    def counted(self: Any, n: int, rng: np.random.Generator) -> list[Prompt]:
+        drawn.append(n)
+        return draw(self, n, rng)
+
+    monkeypatch.setattr(grammar, "draw", counted)
+    monkeypatch.setattr(sampling, "BLOCK", 16)
+    blocks = sample_pairs(ioi, protocol, 50, 50, seed=1)
+    assert drawn == [16, 16, 16, 2] * (1 if protocol == "matched" else 2)
+    assert blocks.data_hash == whole.data_hash
+    for side, other in ((blocks.clean, whole.clean), (blocks.corrupted, whole.corrupted)):
+        assert (side.texts, list(side.fields), side.fields) == (other.texts, list(other.fields), other.fields)
+        assert side.slots.keys() == other.slots.keys()
+        assert all((side.slots[name] == other.slots[name]).all() for name in side.slots)
+        for name in ("answers", "wrong"):
+            ids = getattr(side, name), getattr(other, name)
+            assert ids[0] is ids[1] is None or torch.equal(*ids)
 
 
 def rows_task(n: int = 4) -> PairTask:
@@ -173,7 +199,7 @@ def test_what_makes_no_sample_is_refused(ioi: PairTask, mini_tokenizer: Any) -> 
         ({"n_clean": 25, "n_corrupted": 20, "reuse_clean": True}, InputError, "make the counts equal"),
         ({"protocol": "iid", "reuse_clean": True}, InputError, "choose 'all'"),
         ({"protocol": "all", "ablation": "zero"}, InputError, "reads no second input; use protocol 'inputs'"),
-        ({"protocol": "inputs"}, InputError, "reads a second input; use protocol 'all', 'matched'"),
+        ({"protocol": "inputs"}, InputError, "reads a second input; use protocol 'all' or 'matched'"),
         ({"protocol": "matched", "ablation": "resample-donor"}, InputError, "use protocol 'all' or 'iid'"),
         ({"ablation": "noise"}, InputError, "draws other values in every run"),
     ):

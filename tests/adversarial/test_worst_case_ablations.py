@@ -7,25 +7,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from single_runs import half_of, literal
 from transformers import Gemma2Config, Gemma2ForCausalLM
 
 from assay.analyses.worst_case import WorstCase, worst_case
 from assay.analyses.worst_case.sampling import task_of
 from assay.circuits import Circuit, Spans
 from assay.core.errors import InputError
-from assay.execution import run_circuit, run_model
 from assay.models import Model, load_model
 from assay.tasks import PairTask, load_task
 
 
 TaskMaker = Callable[..., PairTask]
 SINGLE = ("zero", "mean", "mean-positional")
-
-
-@pytest.fixture(scope="module")
-def tiny(tiny_module: Callable[..., nn.Module]) -> Model:
-    return load_model(tiny_module("gpt2"))
 
 
 @pytest.fixture(scope="module")
@@ -41,18 +35,6 @@ def mini() -> Model:
 @pytest.fixture(scope="module")
 def ioi(mini: Model) -> PairTask:
     return load_task("ioi", mini, n=20)
-
-
-def half_of(model: Model) -> Circuit:
-    draw = torch.rand(model.graph.valid.shape, generator=torch.Generator().manual_seed(0))
-    return Circuit(graph=model.graph, mask=model.graph.valid & (draw < 0.6))
-
-
-def literal(model: Model, task: PairTask, circuit: Circuit, **options: Any) -> np.ndarray:
-    """KL of single runs of the circuit."""
-    runs = run_model(model, task), run_circuit(circuit, model, task, **options)
-    full, kept = (logits.double().log_softmax(1) for logits in runs)
-    return (full.exp() * (full - kept)).sum(1).numpy()
 
 
 # -------------------------------------------------------------------------------------------------- values

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from single_runs import half_of, literal
 
 from assay.analyses.worst_case import WorstCase, worst_case
 from assay.analyses.worst_case.page import worst_case_page
 from assay.analyses.worst_case.sampling import pictures_of
 from assay.circuits import Circuit
 from assay.core.errors import FileFormatError, InputError
-from assay.execution import run_circuit, run_model
 from assay.models import Model, load_model
 from assay.page.html import render_pages
 from assay.tasks import ImageTask
@@ -34,15 +34,7 @@ def digits(model: Model) -> ImageTask:
 
 @pytest.fixture(scope="module")
 def circuit(model: Model) -> Circuit:
-    draw = torch.rand(model.graph.valid.shape, generator=torch.Generator().manual_seed(0))
-    return Circuit(graph=model.graph, mask=model.graph.valid & (draw < 0.6))
-
-
-def literal(model: Model, task: ImageTask, circuit: Circuit, ablation: str) -> np.ndarray:
-    """KL of single runs of the circuit."""
-    runs = run_model(model, task), run_circuit(circuit, model, task, ablation=ablation)
-    full, kept = (logits.double().log_softmax(1) for logits in runs)
-    return (full.exp() * (full - kept)).sum(1).numpy()
+    return half_of(model)
 
 
 # -------------------------------------------------------------------------------------------------- values
@@ -51,8 +43,10 @@ def literal(model: Model, task: ImageTask, circuit: Circuit, ablation: str) -> n
 def test_own_pairs_are_runs_of_the_circuit(model: Model, digits: ImageTask, circuit: Circuit) -> None:
     found = worst_case(circuit, model, digits)
     assert (found.protocol, found.divergence.shape) == ("file", (12,))
-    assert found.divergence == pytest.approx(literal(model, digits, circuit, "resample"), rel=1e-4, abs=1e-7)
-    nothing = literal(model, digits, Circuit.empty(model.graph), "resample")
+    assert found.divergence == pytest.approx(
+        literal(model, digits, circuit, ablation="resample"), rel=1e-4, abs=1e-7
+    )
+    nothing = literal(model, digits, Circuit.empty(model.graph), ablation="resample")
     assert found.empty == pytest.approx(nothing, rel=1e-4)
     assert worst_case(Circuit.full(model.graph), model, digits).divergence.max() < 1e-6
 
@@ -65,7 +59,7 @@ def test_donors_are_other_images_and_need_no_counterparts(
     assert (found.protocol, found.divergence.shape) == ("all", (12, 12))
     assert np.diag(found.divergence).max() < 1e-6  # an image is no donor that changes itself
     donor = bare.with_donors(torch.tensor([(i + 1) % 12 for i in range(12)]))
-    by_hand = literal(model, donor, circuit, "resample")
+    by_hand = literal(model, donor, circuit, ablation="resample")
     assert found.divergence[np.arange(12), (np.arange(12) + 1) % 12] == pytest.approx(
         by_hand, rel=1e-4, abs=1e-6
     )
@@ -79,7 +73,9 @@ def test_single_images_where_no_second_one_is_read(
 ) -> None:
     found = worst_case(circuit, model, digits, ablation=ablation)
     assert (found.protocol, found.divergence.shape) == ("inputs", (12,))
-    assert found.divergence == pytest.approx(literal(model, digits, circuit, ablation), rel=1e-4, abs=1e-7)
+    assert found.divergence == pytest.approx(
+        literal(model, digits, circuit, ablation=ablation), rel=1e-4, abs=1e-7
+    )
     assert found.to_dict()["worst_corrupted"] == []
 
 

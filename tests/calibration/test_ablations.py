@@ -10,8 +10,8 @@ from planted import methods
 from scipy import stats
 
 from assay.analyses.calibration.ablations import ablation_invariance, method_invariance
+from assay.core.measurement import Verdict
 from assay.core.random import stream
-from assay.core.verdict import Verdict
 
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "calibrations"
@@ -151,20 +151,3 @@ def test_a_full_model_near_zero_leaves_differences_unbounded() -> None:
     assert "unstable_denominator" in found.warnings
     balanced = np.tile([1.0, -1.0], 10)
     assert ablation_invariance(balanced, runs).reason == "zero_denominator"
-
-
-def test_prompts_are_dropped_from_every_method_and_units_count_once() -> None:
-    full, runs = methods(stream(0, "units"), 30, sd=0.3, shifts=(0.0, 0.1, 0.0), names=NAMES)
-    broken = {**runs, "mean": np.where(np.arange(30) == 4, np.nan, runs["mean"])}
-    found = ablation_invariance(full, broken)
-    kept = np.delete(np.arange(30), 4)
-    assert found.values == ablation_invariance(full[kept], {a: b[kept] for a, b in runs.items()}).values
-    assert found.warnings == ("prompts_dropped",)
-    repeated = ablation_invariance(
-        np.repeat(full, 4), {a: np.repeat(b, 4) for a, b in runs.items()}, unit_id=np.repeat(np.arange(30), 4)
-    )
-    plain = ablation_invariance(full, runs)
-    assert repeated.interval is not None
-    assert plain.interval is not None
-    widths = [each.interval.high - each.interval.low for each in (repeated, plain)]
-    assert widths[0] == pytest.approx(widths[1], rel=1e-9)

@@ -15,10 +15,9 @@ from assay.analyses.calibration import (
     bootstrap_stability,
     certified_stability,
     derived_metrics,
-    distributional_stability,
 )
-from assay.analyses.calibration.battery import CalibrationReport, calibrate_all, further_prompts, prepare
-from assay.analyses.calibration.columns import JUDGES
+from assay.analyses.calibration.battery import CalibrationReport, calibrate_all
+from assay.analyses.calibration.columns import JUDGES, Columns, further_prompts
 from assay.circuits import HeadCircuit, Role
 from assay.core.errors import GraphMismatchError, InputError, ShapeError, UnknownNameError
 from assay.core.record import record_id
@@ -147,9 +146,6 @@ def test_attribution_to_the_margin_stands_beside_the_published_one(report: Calib
     ratio = {name: each[table.members].mean() / each[~table.members].mean() for name, each in size.items()}
     assert report["S1"].values["value"] == pytest.approx(ratio["dla_correct"])
     assert report["S1"].sub_results["difference"].values["value"] == pytest.approx(ratio["dla"])
-    alone = distributional_stability(table.column("dla")[:, table.places])
-    beside = report["S3"].sub_results["difference"]
-    np.testing.assert_allclose(beside.details["relative_error_mean"], alone.details["relative_error_mean"])
 
 
 def test_a_second_run_makes_no_pass(report: CalibrationReport, model: Model, task: PairTask) -> None:
@@ -200,16 +196,14 @@ def test_empty_and_full_circuits_end_in_verdicts(
 def test_input_that_fits_nothing_is_refused(model: Model, task: PairTask) -> None:
     with pytest.raises(UnknownNameError, match="gate"):
         calibrate_all(HEADS, model, task, gates=["C99"])
-    with pytest.raises(InputError, match="not a field of task 'ioi'.*object"):
+    with pytest.raises(UnknownNameError, match="field of task 'ioi' 'colour'.*object"):
         calibrate_all(HEADS, model, task, groups="colour")
-    with pytest.raises(InputError, match="not a field of pool"):
+    with pytest.raises(UnknownNameError, match="field of pool"):
         calibrate_all(HEADS, model, task, groups="object", pool=replace(task, fields={}))
-    with pytest.raises(ShapeError, match="groups"):
-        calibrate_all(HEADS, model, task, groups=np.array(["a", "b"]))
+    with pytest.raises(ShapeError, match="unit_id"):
+        calibrate_all(HEADS, model, task, unit_id=np.array(["a", "b"]))
     with pytest.raises(InputError, match="not a pair"):
         calibrate_all([(2, 1, 3)], model, task)
-    with pytest.raises(InputError, match="task 'ioi' itself"):
-        calibrate_all(HEADS, model, task, against=[(task, HEADS)])
     with pytest.raises(UnknownNameError, match="profile"):
         calibrate_all(HEADS, model, task, profile="half")
     with pytest.raises(InputError, match="random_sets"):
@@ -269,7 +263,7 @@ def test_all_that_changes_a_verdict_changes_the_record(
     model: Model, task: PairTask, described: HeadCircuit
 ) -> None:
     def record(circuit: Any, prompts: PairTask, **options: Any) -> str:
-        return record_id("calibration", prepare(circuit, model, prompts, **options).record)
+        return record_id("calibration", Columns(circuit=circuit, model=model, task=prompts, **options).record)
 
     assert record(described, task) == record(described, task)
     other = replace(described, pathways=(("first", "third"), ("third", "second"), ("second", "fourth")))

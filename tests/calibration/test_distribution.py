@@ -80,21 +80,6 @@ def test_scale_sign_and_order_of_heads_change_no_ratio() -> None:
         assert other.interval.low == pytest.approx(first.interval.low, rel=1e-9)
 
 
-def test_prompts_of_one_unit_are_drawn_together() -> None:
-    world = attributions(np.random.default_rng(7), ratio=2.5, n_prompts=20)
-    copies = np.tile(world.scores, (5, 1))
-    first = distributional_characterization(world.scores, world.members, **QUICK)
-    naive = distributional_characterization(copies, world.members, **QUICK)
-    clustered = distributional_characterization(
-        copies, world.members, unit_id=np.tile(np.arange(20), 5), **QUICK
-    )
-    assert first.interval is not None
-    assert naive.interval is not None
-    assert clustered.interval is not None
-    assert clustered.interval.low == pytest.approx(first.interval.low, rel=1e-9)
-    assert naive.interval.low > first.interval.low
-
-
 def test_members_with_effects_pass_though_the_others_have_none() -> None:
     rng = np.random.default_rng(14)
     table = np.where(np.arange(40) < 5, 0.5, 0.0) + 0.2 * rng.normal(size=(40, 40))

@@ -22,8 +22,8 @@ from scipy import stats
 from worlds import WORLDS, World
 
 from assay.analyses.calibration.gate import GATES
+from assay.core.measurement import Verdict
 from assay.core.random import stream
-from assay.core.verdict import Verdict
 
 
 # The gates have tests of their own with the checks of types; here they run hundreds of times.

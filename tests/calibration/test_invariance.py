@@ -9,8 +9,8 @@ import pytest
 from planted import allowed_errors, runs
 
 from assay.analyses.calibration.invariance import choose_groups, measurement_invariance
+from assay.core.measurement import Verdict
 from assay.core.random import stream
-from assay.core.verdict import Verdict
 
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "calibrations"
@@ -126,19 +126,6 @@ def test_one_constant_group_leaves_the_classic_test() -> None:
 
 
 # ----------------------------------------------------------------------------------------------------- units
-
-
-def test_prompts_of_one_unit_count_once() -> None:
-    made = runs(stream(0, "units"), 90, sd=0.2, shifts=SHIFTED)
-    found = measurement_invariance(made.y_full, made.y_circuit, made.groups)
-    repeated = measurement_invariance(
-        *(np.repeat(each, 4) for each in (made.y_full, made.y_circuit, made.groups)),
-        unit_id=np.repeat(np.arange(90), 4),
-    )
-    assert repeated.values == pytest.approx(found.values, rel=1e-9)
-    assert repeated.interval is not None
-    assert found.interval is not None
-    assert repeated.interval.low == pytest.approx(found.interval.low, rel=1e-9)
 
 
 @pytest.mark.parametrize(("shifts", "truth"), [(SAME, "pass"), ((-0.3, 0.0, 0.3), "fail")])

@@ -12,6 +12,7 @@ from assay.analyses.calibration import (
     bootstrap_stability,
     certified_stability,
     convergent_validity,
+    cronbach_items,
     derived_metrics,
     discriminant_validity,
     distributional_characterization,
@@ -23,11 +24,12 @@ from assay.analyses.calibration import (
     method_invariance,
     reliability_suite,
     seed_variance,
+    split_half,
 )
 from assay.analyses.calibration.samples import gate_stream, sample
 from assay.core.errors import ShapeError, UnknownNameError
+from assay.core.measurement import Verdict
 from assay.core.random import stream
-from assay.core.verdict import Verdict
 
 
 P, H = 60, 12
@@ -50,7 +52,7 @@ Runs = tuple[np.ndarray, np.ndarray]
 
 
 def methods(table: np.ndarray) -> dict[str, np.ndarray]:
-    noise = {name: 0.05 * drawn(name, P, H)[: len(table)] for name in ("C2", "C5", "drop")}
+    noise = {name: np.resize(0.05 * drawn(name, P, H), table.shape) for name in ("C2", "C5", "drop")}
     return {name: table + each for name, each in noise.items()}
 
 
@@ -74,12 +76,12 @@ ON_MARGINS: Mapping[str, Callable[..., Verdict]] = {
         full, dict.fromkeys(("zero", "mean", "noise-additive"), kept), **more
     ),
     "C16": lambda full, kept: reliability_suite(full, kept, EFFECTS[: len(full)], MEMBERS),
-    "C36": lambda full, kept: incremental_validity(full, kept, 0.5 * kept, members=MEMBERS),
+    "C36": lambda full, kept, **more: incremental_validity(full, kept, 0.5 * kept, members=MEMBERS, **more),
 }
 SIZED = ("C11", "C30", "C13", "M98", "E1b")
-ON_HEADS: Mapping[str, Callable[[np.ndarray, np.ndarray], Verdict]] = {
-    "C12": lambda table, members: convergent_validity(methods(table), members=members),
-    "F59": lambda table, members: inter_rater(methods(table), members=members),
+ON_HEADS: Mapping[str, Callable[..., Verdict]] = {
+    "C12": lambda table, members, **more: convergent_validity(methods(table), members=members, **more),
+    "F59": lambda table, members, **more: inter_rater(methods(table), members=members, **more),
     "C14": lambda table, members: derived_metrics(
         members, table.mean(axis=0) if len(table) else np.full(H, np.nan)
     ),
@@ -88,8 +90,10 @@ ON_HEADS: Mapping[str, Callable[[np.ndarray, np.ndarray], Verdict]] = {
         two_tasks(table), {"a": members, "b": OTHER}, own="a", n_boot=50
     ),
     "S1": distributional_characterization,
-    "S3": lambda table, members: distributional_stability(table[:, members]),
-    "M3b": lambda table, members: certified_stability(table[:, members]),
+    "S3": lambda table, members, **more: distributional_stability(table[:, members], **more),
+    "M3b": lambda table, members, **more: certified_stability(table[:, members], **more),
+    "halves": lambda table, members, **more: split_half(table, **more),
+    "alpha": lambda table, members, **more: cronbach_items(table[:, members], **more),
 }
 
 
@@ -130,6 +134,28 @@ def test_a_margin_that_is_barely_one_is_flagged(code: str) -> None:
     full = np.tile([1.1, -0.9], P // 2)
     assert "unstable_denominator" in ON_MARGINS[code](full, full + 0.1 * drawn("kept", P)).warnings
     assert "unstable_denominator" not in ON_MARGINS[code](full + 1, full + 0.1 * drawn("kept", P)).warnings
+
+
+@pytest.mark.parametrize(
+    "code", ["C11", "C13", "C36", "M98", "C12", "F59", "S1", "S3", "M3b", "halves", "alpha"]
+)
+def test_prompts_of_one_unit_count_once(code: str) -> None:
+    """Every prompt four times over: the numbers and bounds are those of the sixty prompts."""
+    unit, heads = np.tile(np.arange(P), 4), code in ON_HEADS
+    judge = ON_HEADS[code] if heads else ON_MARGINS[code]
+    given = (EFFECTS, MEMBERS) if heads else (FULL, KEPT)
+    again = (np.tile(EFFECTS, (4, 1)), MEMBERS) if heads else (np.tile(FULL, 4), np.tile(KEPT, 4))
+    plain, repeated = judge(*given), judge(*again, unit_id=unit)
+    assert (repeated.status, repeated.n_needed) == (plain.status, plain.n_needed)
+    for name, value in plain.values.items():
+        if value is not None and not name.endswith(
+            ("mean_variance", "mean_of_abs")
+        ):  # these are over prompts
+            assert repeated.values[name] == pytest.approx(value, rel=1e-9), name
+    if plain.interval is not None and repeated.interval is not None:
+        ends = [[each.interval.low, each.interval.high] for each in (plain, repeated)]
+        assert ends[1] == pytest.approx(ends[0], rel=1e-9)
+        assert judge(*again).interval != plain.interval or code == "M98"  # whose runs are alike here
 
 
 # Prompts and members of a table of heads -> the reason of each gate; None where it has an answer.
@@ -268,7 +294,7 @@ WRONG: dict[str, Callable[[], Any]] = {
     "k is 21": lambda: inter_rater(SCORES, k=21),
     "llc_direction 'up'": lambda: convergent_validity(SCORES, llc_direction="up"),
     "signed": lambda: inter_rater(SCORES, signed=("c",)),
-    "one entry per head": lambda: derived_metrics(MEMBERS, EFFECTS[0, 1:]),
+    r"shapes .12,. .11,.": lambda: derived_metrics(MEMBERS, EFFECTS[0, 1:]),
     "sample_id": lambda: reliability_suite(FULL, KEPT, EFFECTS, MEMBERS, sample_id=THREE),
     "gaps": lambda: discriminant_validity(TWO, CIRCUITS, gaps={"a": FULL, "b": SHORT}, own="a"),
     "own= is missing": lambda: discriminant_validity(TWO, CIRCUITS),
@@ -283,6 +309,11 @@ WRONG: dict[str, Callable[[], Any]] = {
     "attributions": lambda: distributional_characterization(EFFECTS, FEWER),
     "outputs": lambda: distributional_characterization(EFFECTS, MEMBERS, outputs=np.ones((P, 11, 3))),
     "n_heads": lambda: distributional_characterization(EFFECTS, MEMBERS, n_heads=5),
+    r"a table of heads has shape .60,.": lambda: distributional_stability(EFFECTS[:, 0]),
+    r"subsets hold .1, 59. units": lambda: distributional_stability(
+        EFFECTS, subsets=[np.arange(1), np.arange(1, P)]
+    ),
+    "n_halves": lambda: split_half(EFFECTS, n_halves=0),
     "n_subsets": lambda: distributional_stability(EFFECTS, n_subsets=1),
     "y_circuit of mean": lambda: ablation_invariance(FULL, {"zero": KEPT, "mean": SHORT}),
     "signs": lambda: certified_stability(EFFECTS, signs=np.ones(3)),

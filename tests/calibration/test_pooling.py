@@ -16,8 +16,8 @@ from assay.analyses.calibration import (
     multiple_comparisons,
     pooled_results,
 )
+from assay.core.measurement import Verdict
 from assay.core.random import stream
-from assay.core.verdict import Verdict
 
 
 N, H = 60, 24

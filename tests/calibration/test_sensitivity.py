@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from assay.analyses.calibration.sensitivity import derived_metrics, ratio_estimate
-from assay.analyses.calibration.separation import _areas, _d_primes
-from assay.core.verdict import Interval, Verdict
+from assay.analyses.calibration.sensitivity_rows import areas, d_primes
+from assay.core.measurement import Interval, Verdict
 from assay.stats import Estimate, d_prime
 
 
@@ -165,7 +165,7 @@ def test_the_error_of_d_prime_is_that_of_its_influence() -> None:
     scale, distance = math.sqrt(2.5), 2 / math.sqrt(2.5)
     inside = [x / scale - distance * (x**2 - 4) / 10 for x in (-2, 0, 2)]
     outside = [-x / scale - distance * (x**2 - 1) / 10 for x in (-1, 0, 1)]
-    value, error = _d_primes(np.array([[0.0, 2, 4]]), np.array([[-1.0, 0, 1]]))
+    value, error = d_primes(np.array([[0.0, 2, 4]]), np.array([[-1.0, 0, 1]]))
     assert value[0] == pytest.approx(distance)
     assert error[0] == pytest.approx(math.sqrt(np.var(inside, ddof=1) / 3 + np.var(outside, ddof=1) / 3))
 
@@ -173,12 +173,12 @@ def test_the_error_of_d_prime_is_that_of_its_influence() -> None:
 def test_resampled_distances_are_those_of_each_resample() -> None:
     rng = np.random.default_rng(12)
     inside, outside = rng.normal(size=(4, 6)), rng.normal(size=(4, 9))
-    values, _ = _d_primes(inside, outside)
-    areas, errors = _areas(inside, outside)
+    values, _ = d_primes(inside, outside)
+    shares, errors = areas(inside, outside)
     for row in range(4):
         assert values[row] == pytest.approx(d_prime(inside[row], outside[row]).value)
         higher = inside[row][:, None] > outside[row]
-        assert areas[row] == pytest.approx(higher.mean())
+        assert shares[row] == pytest.approx(higher.mean())
         parts = (higher.mean(axis=1), higher.mean(axis=0))
         assert errors[row] == pytest.approx(math.sqrt(sum(p.var(ddof=1) / len(p) for p in parts)))
 

@@ -11,11 +11,8 @@ from hypothesis import strategies as st
 from jaxtyping import Float
 from torch import Tensor
 
-from assay.circuits import (
-    EdgeScores,
-    certify,
-)
-from assay.circuits.certified import decide, top_counts
+from assay.circuits import EdgeScores, certify
+from assay.circuits.certified import DECISIONS, decide, top_counts
 from assay.core.errors import InputError
 from assay.graph import build_graph
 from assay.stats import clopper_pearson
@@ -38,31 +35,30 @@ def noisy(n: int, seed: int = 0, graph=GRAPH) -> EdgeScores:
     return scores_of(strength + torch.randn(n, graph.n_edges, generator=generator), graph)
 
 
-def probability_by_parts(scores: EdgeScores, k: int, deletion: float, absolute: bool = True) -> Tensor:
+def probability_by_parts(scores: EdgeScores, k: int, deletion: float) -> np.ndarray:
     """Literal: `EdgeScores.top` of the mean of every part, weighted by the probability of that part."""
     assert scores.per_example is not None
     n = len(scores.per_example)
-    found = torch.zeros(scores.graph.valid.shape, dtype=torch.float64)
+    found = torch.zeros(scores.graph.n_edges, dtype=torch.float64)
     for kept in itertools.product((False, True), repeat=n):
         if any(kept):
             part = EdgeScores(scores.graph, scores.per_example[torch.tensor(kept)].double().mean(0))
             size = sum(kept)
             weight = (1 - deletion) ** size * deletion ** (n - size)
-            found += weight * part.top(k, absolute=absolute).mask.double()
-    return found
+            found += weight * part.top(k).mask[scores.graph.valid].double()
+    return found.numpy()
 
 
-# ---- frequencies ----------------------------------------------------------------------------------------
+# ---- frequencies and decisions --------------------------------------------------------------------------
 
 
 def test_frequencies_estimate_the_probability() -> None:
     scores = scores_of(torch.randn(4, 8, generator=torch.Generator().manual_seed(1)))
     exact = probability_by_parts(scores, 3, deletion=0.5)
-    found = certify(scores, 3, deletion=0.5, resamples=20_000)
+    found = certify(scores, 3, deletion=0.5, resamples=20_000).edges
     # Five standard errors of a share of 20,000 draws.
-    assert (found.frequency - exact).abs().max() < 5 * 0.5 / math.sqrt(20_000)
-    inside = (found.low <= exact) & (exact <= found.high)
-    assert bool(inside[TINY.valid].all())
+    assert (found["frequency"] - exact).abs().max() < 5 * 0.5 / math.sqrt(20_000)
+    assert ((found["low"] <= exact) & (exact <= found["high"])).all()
 
 
 def test_worked_case() -> None:
@@ -70,45 +66,35 @@ def test_worked_case() -> None:
     edges = torch.zeros(30, 8)
     edges[:, 4] = 1.0
     found = certify(scores_of(edges), 1, deletion=0.9, resamples=1000)
-    share = 1 - 0.9**30
-    edge = TINY.valid.nonzero()[4].tolist()
-    assert abs(found.frequency[*edge] - share) < 0.03
-    low = clopper_pearson(round(float(found.frequency[*edge]) * 1000), 1000, level=1 - 0.05 / 8).low
-    assert float(found.low[*edge]) == pytest.approx(low, rel=1e-9)
-    assert found.radius[*edge] == math.floor(math.log(1.5 - low) / math.log(0.9)) == 5
-    assert found.circuit.edges() == [TINY.edge_name(*edge)]
-    assert found.excluded.n_edges == 7
-    assert found.abstained.n_edges == 0
+    row = found.edges.iloc[4]
+    assert abs(row["frequency"] - (1 - 0.9**30)) < 0.03
+    low = clopper_pearson(round(row["frequency"] * 1000), 1000, level=1 - 0.05 / 8).low
+    assert row["low"] == pytest.approx(low, rel=1e-9)
+    assert row["radius"] == math.floor(math.log(1.5 - low) / math.log(0.9)) == 5
+    assert found.circuit.edges() == [TINY.edge_name(*TINY.valid.nonzero()[4].tolist())] == [row["edge"]]
+    assert (found.select("excluded").n_edges, found.select("abstained").n_edges) == (7, 0)
+    assert "1 included, 7 excluded, 0 abstained" in repr(found)
 
 
 def test_a_coin_flip_abstains() -> None:
     edges = torch.zeros(400, 8)
     edges[:200, 2], edges[200:, 6] = 1.0, 1.0  # each wins on about half of the parts
     found = certify(scores_of(edges), 1, resamples=100)
-    assert found.abstained.mask[TINY.valid].nonzero().squeeze(1).tolist() == [2, 6]
-    assert found.radius[found.abstained.mask].tolist() == [-1] * found.abstained.n_edges
+    assert found.select("abstained").mask[TINY.valid].nonzero().squeeze(1).tolist() == [2, 6]
+    assert found.edges["radius"].isna().tolist() == [index in (2, 6) for index in range(8)]
 
 
-def test_every_edge_is_in_one_class() -> None:
-    found = certify(noisy(25), 20)
-    classes = [found.circuit.mask, found.excluded.mask, found.abstained.mask]
-    assert torch.equal(sum(mask.int() for mask in classes), GRAPH.valid.int())
-    assert f"{found.circuit.n_edges} included" in repr(found)
-    frame = found.to_frame()
-    assert frame.columns.tolist() == ["edge", "decision", "frequency", "low", "high", "radius"]
-    assert sorted(frame["edge"]) == sorted(found.circuit.edges() + found.abstained.edges())
-    assert frame["radius"].isna().tolist() == (frame["decision"] == "abstained").tolist()
-    assert found.low[~GRAPH.valid].isnan().all()
-    assert (found.frequency[~GRAPH.valid] == 0).all()
-
-
-def test_the_required_radius_turns_decisions_into_abstentions() -> None:
+def test_every_edge_is_in_one_class_and_a_required_radius_leaves_more_open() -> None:
     scores = noisy(25)
     free, held = (certify(scores, 20, deletion=0.9, radius=radius) for radius in (0, 3))
-    assert bool((held.circuit.mask <= free.circuit.mask).all())
-    assert held.abstained.n_edges > free.abstained.n_edges
-    assert int(held.radius[held.decision != 0].min()) >= 3
-    assert held.circuit == free.certified(3)
+    classes = [free.select(decision).mask.int() for decision in DECISIONS]
+    assert torch.equal(sum(classes), GRAPH.valid.int())
+    frame = free.to_frame()
+    assert sorted(frame["edge"]) == sorted(free.circuit.edges() + free.select("abstained").edges())
+    assert frame["frequency"].is_monotonic_decreasing
+    assert held.select("abstained").n_edges > free.select("abstained").n_edges
+    assert held.edges["radius"].min() >= 3
+    assert held.circuit == free.select("included", radius=3)
 
 
 def test_ablations_that_look_at_all_examples_are_marked() -> None:
@@ -151,16 +137,11 @@ def test_counts_are_those_of_sorting_every_part(
     table = torch.randint(-span, span + 1, (n, n_edges), generator=generator).float()
     kept = torch.rand(40, n, generator=generator) >= 0.5
     k = 1 + int(share * (n_edges - 1))
-    found = top_counts(table, kept, k, absolute=absolute)
-    assert torch.equal(found, literal_counts(table, kept, k, absolute))
-
-
-def test_a_table_in_several_blocks_is_counted_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = torch.randint(-40, 41, (12, 400), generator=torch.Generator().manual_seed(0)).float()
-    kept = torch.rand(200, 12, generator=torch.Generator().manual_seed(1)) >= 0.6
-    whole = top_counts(table, kept, 30, absolute=True)
-    monkeypatch.setattr("assay.circuits.certified._CELLS", 7 * 400)
-    assert torch.equal(top_counts(table, kept, 30, absolute=True), whole)
+    expected = literal_counts(table, kept, k, absolute)
+    assert torch.equal(top_counts(table, kept, k, absolute=absolute), expected)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("assay.circuits.certified._CELLS", 7 * n_edges)  # in several blocks
+        assert torch.equal(top_counts(table, kept, k, absolute=absolute), expected)
 
 
 # ---- limits and error rates -----------------------------------------------------------------------------
@@ -175,36 +156,37 @@ def test_limits_are_clopper_and_pearsons(n: int) -> None:
         assert (low, high) == pytest.approx((one.low, one.high), abs=1e-9)
 
 
+def held(true: np.ndarray, decision: np.ndarray, radius: np.ndarray, deletion: float) -> np.ndarray:
+    """Whether each decision is right, also after the edits that its radius allows."""
+    move = 1 - deletion ** np.maximum(radius, 0)
+    right = np.where(decision == "included", true - move > 0.5, true + move < 0.5)
+    return right | (decision == "abstained")
+
+
 def test_false_decisions_are_as_rare_as_promised() -> None:
     # Edges around the border of decision, where errors are most likely; true probabilities are known.
     rng = np.random.default_rng(0)
     true = np.array([0.5, 0.5, 0.49, 0.51, 0.45, 0.55, 0.9, 0.91, 0.1, 0.09, 0.5, 0.5])
     runs, n, level, deletion = 500, 60, 0.9, 0.6
-    wrong, votes = 0, decide(n, len(true), level=level, deletion=deletion)
+    votes = decide(n, len(true), level=level, deletion=deletion)
+    decisions, radii = votes["decision"].to_numpy(), votes["radius"].fillna(0).to_numpy(int)
+    wrong = 0
     for _ in range(runs):
         counts = rng.binomial(n, true)
-        decision, radius = votes["decision"][counts], votes["radius"][counts]
-        move = np.where(decision != 0, 1 - deletion ** np.maximum(radius, 0), 0.0)
-        included, excluded = decision == 1, decision == -1
-        # False where the edits that the radius allows would undo the majority.
-        wrong += bool(((true[included] - move[included]) <= 0.5).any())
-        wrong += bool(((true[excluded] + move[excluded]) >= 0.5).any())
+        wrong += not held(true, decisions[counts], radii[counts], deletion).all()
     # 0.1 is promised; the bound adds three standard errors of the simulation.
-    assert wrong / runs <= 0.1 + 3 * math.sqrt(0.1 * 0.9 / runs)
-    assert wrong > 0
+    assert 0 < wrong / runs <= 0.1 + 3 * math.sqrt(0.1 * 0.9 / runs)
 
 
 def test_certificates_on_data_hold_with_the_promised_confidence() -> None:
     # End to end: six examples, the true probabilities from all 64 parts, many independent seeds.
     scores = noisy(6, graph=TINY, seed=3)
-    true = probability_by_parts(scores, 3, deletion=0.7)[TINY.valid]
+    true = probability_by_parts(scores, 3, deletion=0.7)
     runs, wrong = 150, 0
     for seed in range(runs):
-        found = certify(scores, 3, deletion=0.7, resamples=80, level=0.8, seed=seed)
-        decision, radius = found.decision[TINY.valid], found.radius[TINY.valid]
-        move = 1 - 0.7 ** radius.clamp(min=0).double()
-        held = torch.where(decision == 1, true - move > 0.5, true + move < 0.5) | (decision == 0)
-        wrong += not bool(held.all())
+        found = certify(scores, 3, deletion=0.7, resamples=80, level=0.8, seed=seed).edges
+        radius = found["radius"].fillna(0).to_numpy(int)
+        wrong += not held(true, found["decision"].to_numpy(), radius, 0.7).all()
     assert wrong / runs <= 0.2 + 3 * math.sqrt(0.2 * 0.8 / runs)
 
 
@@ -237,29 +219,18 @@ def test_edits_move_the_probability_no_further_than_the_radius_allows(
             after.pop(at)
         else:
             after[at] = example()
-    mu = probability_by_parts(scores_of(torch.stack(before)), k, deletion=deletion)[TINY.valid]
+    mu = probability_by_parts(scores_of(torch.stack(before)), k, deletion=deletion)
     edited = torch.stack(after) if after else torch.zeros(0, 8, dtype=torch.float64)
-    moved = probability_by_parts(scores_of(edited), k, deletion=deletion)[TINY.valid]
-    bound = 1 - deletion ** len(edits)
-    assert bool(((mu - moved).abs() <= bound + 1e-9).all())
-    # So what is decided with that much to spare stays decided.
-    assert bool((moved[mu > 0.5 + bound] > 0.5 - 1e-9).all())
-    assert bool((moved[mu < 0.5 - bound] < 0.5 + 1e-9).all())
+    moved = probability_by_parts(scores_of(edited), k, deletion=deletion)
+    assert (np.abs(mu - moved) <= 1 - deletion ** len(edits) + 1e-9).all()
 
 
 def test_the_bound_is_met_by_a_takeover() -> None:
     # A replaced example that decides alone moves the probability by all that one edit can: 1 - p.
-    before = torch.zeros(1, 8, dtype=torch.float64)
-    before[0, 3] = 1.0
-    after = torch.zeros(1, 8, dtype=torch.float64)
-    after[0, 5] = 1.0
-    mu, moved = (
-        probability_by_parts(scores_of(each), 1, deletion=0.7)[TINY.valid] for each in (before, after)
-    )
-    assert (mu - moved)[3].item() == pytest.approx(1 - 0.7)
-
-
-# ---- errors -----------------------------------------------------------------------------------
+    before, after = torch.zeros(2, 1, 8, dtype=torch.float64)
+    before[0, 3], after[0, 5] = 1.0, 1.0
+    mu, moved = (probability_by_parts(scores_of(each), 1, deletion=0.7) for each in (before, after))
+    assert (mu - moved)[3] == pytest.approx(1 - 0.7)
 
 
 @pytest.mark.parametrize(

@@ -175,30 +175,27 @@ def test_greedy_grows_from_the_logits(seed: int, k: int) -> None:
 # ---- errors ---------------------------------------------------------------------------------------
 
 
-def test_thresholds_and_sizes_must_be_numbers(unchecked: None) -> None:
-    with pytest.raises(InputError, match="threshold is NaN"):
-        some_scores().threshold(float("nan"))
-    with pytest.raises(InputError, match="not a pair .* of whole numbers"):
-        Circuit.from_heads(GRAPH, [(0.9, 1)])
-
-
-def test_masks_of_another_shape_or_type_are_refused() -> None:
-    with pytest.raises(ShapeError, match="expected a torch.bool mask of shape"):
-        Circuit(graph=GRAPH, mask=torch.zeros(3, 4, dtype=torch.bool))
-    with pytest.raises(InputError, match="is not an edge of the graph"):
-        Circuit(graph=GRAPH, mask=torch.ones_like(GRAPH.valid))
-
-
-def test_nan_scores_name_the_edge() -> None:
+def test_what_is_not_a_circuit_of_the_graph_is_refused(unchecked: None) -> None:
     values = torch.zeros(GRAPH.n_sources, GRAPH.n_targets)
     values[GRAPH.edge_index("m0->logits")] = torch.nan
-    with pytest.raises(NonFiniteError, match="score of m0->logits is nan"):
-        EdgeScores(GRAPH, values)
-
-
-def test_circuits_of_different_graphs_do_not_mix() -> None:
-    with pytest.raises(GraphMismatchError, match="different graphs"):
-        _ = Circuit.full(GRAPH) & Circuit.full(build_graph(3, 4))
+    cases: list[tuple[Callable[[], object], type[Exception], str]] = [
+        (lambda: some_scores().threshold(float("nan")), InputError, "threshold is NaN"),
+        (lambda: some_scores().top(0), InputError, "cannot keep 0 edges; choose k from 1 to"),
+        (lambda: Circuit.from_heads(GRAPH, [(0.9, 1)]), InputError, "not a pair .* of whole numbers"),
+        (lambda: Circuit(graph=GRAPH, mask=torch.zeros(3, 4).bool()), ShapeError, "mask of shape"),
+        (lambda: Circuit(graph=GRAPH, mask=torch.ones_like(GRAPH.valid)), InputError, "not an edge of the"),
+        (lambda: EdgeScores(GRAPH, values), NonFiniteError, "score of m0->logits is nan"),
+        (lambda: EdgeScores(GRAPH, values[:3]), ShapeError, "expected"),
+        (lambda: EdgeScores(GRAPH, values * 0, per_example=values), ShapeError, "per_example has shape"),
+        (
+            lambda: Circuit.full(GRAPH) & Circuit.full(build_graph(3, 4)),
+            GraphMismatchError,
+            "different graphs",
+        ),
+    ]
+    for call, error, message in cases:
+        with pytest.raises(error, match=message):
+            call()
 
 
 def test_masks_are_not_shared_with_the_caller(tmp_path: Path) -> None:

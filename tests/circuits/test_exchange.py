@@ -1,8 +1,9 @@
-"""Files of EAP-IG and submissions to MIB: exact round trips, every published spelling, and hostile input."""
+"""Files of EAP-IG and MIB: exact round trips, published spellings, hostile input; graphs for Neuronpedia."""
 
 import json
 import pickle
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,8 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assay.circuits import Circuit, EdgeScores
-from assay.circuits.eap_ig import (
-    load_submission,
-    read_eap_ig,
-    save_submission,
-    their_edges,
-    write_eap_ig,
-)
+from assay.circuits import Circuit, EdgeScores, ExportedCircuit, export_circuit, read_eap_ig, write_eap_ig
+from assay.circuits.exchange import attribution_graph, their_edges
 from assay.core.errors import (
     AssayError,
     FileFormatError,
@@ -91,9 +86,6 @@ def test_every_edge_of_the_published_order_is_read(tmp_path: Path) -> None:
         assert float(found.scores.values[at]) == value["score"]
         assert bool(found.circuit.mask[at]) == value["in_graph"]
     assert found.scores.provenance["sign"] == "positive: keep"
-
-
-def test_the_edges_of_parallel_blocks_are_those_of_the_published_loops() -> None:
     assert set(their_edges(PARALLEL)) == set(eap_ig_edges(2, 2, parallel=True))
 
 
@@ -118,15 +110,6 @@ def test_older_files_are_read(tmp_path: Path, older: str) -> None:
     else:
         assert found.scores is None
     assert (found.circuit is None) == (older == "score per edge")
-
-
-def test_missing_edges_are_refused(tmp_path: Path) -> None:
-    content = document()
-    del content["edges"]["input->a0.h1<k>"], content["edges"]["m0->logits"]
-    with pytest.raises(
-        FileFormatError, match=r"2 of its 13 edges are missing, the first is 'input->a0\.h1\.k'"
-    ):
-        read_eap_ig(put(tmp_path, content))
 
 
 # ---- grouped queries ------------------------------------------------------------------------------------
@@ -242,81 +225,58 @@ def test_a_torch_file_that_runs_code_is_refused(tmp_path: Path, capsys: pytest.C
     with pytest.raises(UnsafeFileError, match="could run code"):
         read_eap_ig(path)
     assert "run" not in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"edges_scores": None}, "is not a graph file of EAP-IG .*edges_scores"),
+    for changes, message in (
         ({"edges_scores": torch.zeros(2, 2)}, "is not a graph file of EAP-IG .*shape mismatch"),
         ({"edges_in_graph": "all"}, "is not a graph file of EAP-IG"),
         ({"neurons_in_graph": torch.zeros(9, 24)}, "single neurons"),
-        ({"edges_in_graph": torch.zeros(9)}, "is not a graph file of EAP-IG"),
-    ],
-)
-def test_foreign_torch_files_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(FileFormatError, match=message):
-        read_eap_ig(torch_file(tmp_path / "graph.pt", **changes))
+    ):
+        with pytest.raises(FileFormatError, match=message):
+            read_eap_ig(torch_file(tmp_path / "graph.pt", **changes))
 
 
 # ---- bad files ------------------------------------------------------------------------------------------
 
 
-def changed(**edges: Any) -> dict[str, Any]:
+def with_edge(name: str, value: Any = None) -> dict[str, Any]:
     content = document()
-    content["edges"] |= edges
+    content["edges"][name] = {"score": 1.0, "in_graph": True} if value is None else value
     return content
 
 
-def with_edge(name: str, value: Any = None) -> dict[str, Any]:
-    return changed(**{name: {"score": 1.0, "in_graph": True} if value is None else value})
+def without_edges() -> dict[str, Any]:
+    content = document()
+    del content["edges"]["input->a0.h1<k>"], content["edges"]["m0->logits"]
+    return content
 
 
-@pytest.mark.parametrize(
-    ("name", "error", "message"),
-    [
-        ("input->a0.h9<q>", UnknownNameError, r"unknown target 'a0\.h9<q>' in a graph of .*; did you mean"),
-        ("imput->m0", UnknownNameError, r"unknown source 'imput' .* did you mean input\?"),
-        ("m0->a0.h1<q>", UnknownNameError, r"m0 writes after a0\.h1\.q reads"),
-        ("m0", InputError, "edge 'm0' has no '->'"),
-        ("a" * 10_000 + "->m0", InputError, "edge 'a{80}' has no '->'"),
-        ("input->m0\x00\x1b[2J", UnknownNameError, r"unknown target 'm0\\x00"),
-    ],
-)
-def test_unknown_edges_are_refused_by_name(
-    tmp_path: Path, name: str, error: type[AssayError], message: str
+FOREIGN = "is not a graph file of EAP-IG"
+BAD: list[tuple[Any, type[AssayError], str]] = [
+    (with_edge("input->a0.h9<q>"), UnknownNameError, r"unknown target 'a0\.h9<q>' .*; did you mean"),
+    (with_edge("m0->a0.h1<q>"), UnknownNameError, r"m0 writes after a0\.h1\.q reads"),
+    (with_edge("a" * 10_000 + "->m0"), InputError, "edge 'a{80}' has no '->'"),
+    (with_edge("input->m0\x00\x1b[2J"), UnknownNameError, r"unknown target 'm0\\x00"),
+    (with_edge("input->m0", {"score": float("nan"), "in_graph": True}), NonFiniteError, "m0 is nan"),
+    ("[1]", FileFormatError, FOREIGN),
+    ("{", FileFormatError, FOREIGN),
+    ("[" * 100_000, FileFormatError, "nested too deeply"),
+    ('{"cfg": {"n_layers": 1, "n_heads": 2}, "nodes": {}}', FileFormatError, "edge level, with cfg, nodes"),
+    (without_edges(), FileFormatError, r"2 of its 13 edges are missing, the first is 'input->a0\.h1\.k'"),
+    ({**document(), "cfg": {"n_layers": "1", "n_heads": 2}}, FileFormatError, FOREIGN),
+    ({**document(), "cfg": {"n_layers": 10**9, "n_heads": 10**9}}, FileFormatError, "more than any file"),
+    ({**document(), "nodes": {"m0": {"neurons": [True]}}}, FileFormatError, "single neurons"),
+    (with_edge("input->m0", {"score": "high"}), FileFormatError, FOREIGN),
+    (with_edge("input->m0", [1.0]), FileFormatError, FOREIGN),
+    (with_edge("input->m0", {"score": 1.0, "in_graph": "yes"}), FileFormatError, FOREIGN),
+    (with_edge("input->m0", {"score": 10**400}), FileFormatError, FOREIGN),
+    (with_edge("input->m0", {"in_graph": True}), FileFormatError, FOREIGN),
+]
+
+
+@pytest.mark.parametrize(("content", "error", "message"), BAD)
+def test_foreign_files_are_refused(
+    tmp_path: Path, content: Any, error: type[AssayError], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        read_eap_ig(put(tmp_path, with_edge(name)))
-
-
-@pytest.mark.parametrize("score", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_scores_that_are_not_finite_are_refused(tmp_path: Path, score: str) -> None:
-    text = json.dumps(with_edge("input->m0", {"score": "here", "in_graph": True})).replace('"here"', score)
-    with pytest.raises(NonFiniteError, match=r"score of input->m0 is (nan|-?inf)"):
-        read_eap_ig(put(tmp_path, text))
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("[1]", "is not a graph file of EAP-IG"),
-        ("{", "is not a graph file of EAP-IG"),
-        ("[" * 100_000, "nested too deeply"),
-        ('{"cfg": {"n_layers": 1, "n_heads": 2}, "nodes": {}}', "edge level, with cfg, nodes and edges"),
-        ({**document(), "edges": {}}, "13 of its 13 edges are missing"),
-        ({**document(), "cfg": {"n_layers": "1", "n_heads": 2}}, "is not a graph file of EAP-IG"),
-        ({**document(), "cfg": {"n_layers": 10**9, "n_heads": 10**9}}, "more than any file"),
-        ({**document(), "nodes": {"m0": {"in_graph": True, "neurons": [True]}}}, "single neurons"),
-        (with_edge("input->m0", {"score": "high"}), "is not a graph file of EAP-IG"),
-        (with_edge("input->m0", [1.0]), "is not a graph file of EAP-IG"),
-        (with_edge("input->m0", {"score": 1.0, "in_graph": "yes"}), "is not a graph file of EAP-IG"),
-        (with_edge("input->m0", {"score": 10**400}), "is not a graph file of EAP-IG"),
-        (with_edge("input->m0", {"in_graph": True}), "is not a graph file of EAP-IG"),
-    ],
-)
-def test_foreign_files_are_refused(tmp_path: Path, content: Any, message: str) -> None:
-    with pytest.raises(FileFormatError, match=message):
         read_eap_ig(put(tmp_path, content))
 
 
@@ -336,68 +296,131 @@ def test_no_damage_raises_anything_but_an_error_of_ours(tmp_path: Path, data: st
     assert found.scores is not None or found.circuit is not None or found.graph.n_edges == 13
 
 
-def test_graphs_must_agree(tmp_path: Path) -> None:
-    path = put(tmp_path, document())
-    with pytest.raises(
-        GraphMismatchError, match="describes .*'n_layers': 1, .*requested graph is .*'n_layers': 2"
-    ):
-        read_eap_ig(path, GRAPH)
-    with pytest.raises(GraphMismatchError, match="'parallel': False.*'parallel': True"):
-        read_eap_ig(path, build_graph(1, 2, parallel=True))
-    with pytest.raises(GraphMismatchError, match="'mlps': False"):
-        read_eap_ig(path, build_graph(1, 2, mlps=False))
-    with pytest.raises(GraphMismatchError, match="an attention-only graph cannot be written"):
-        write_eap_ig(random_scores(build_graph(1, 2, mlps=False)), tmp_path / "out.json")
-    with pytest.raises(GraphMismatchError, match="the circuit belongs to the graph"):
-        write_eap_ig(random_scores(), tmp_path / "out.json", circuit=Circuit.full(PARALLEL))
-    assert not (tmp_path / "out.json").exists()
+def test_graphs_and_arguments_must_fit(tmp_path: Path) -> None:
+    path, out = put(tmp_path, document()), tmp_path / "out.json"
+    attention_only = build_graph(1, 2, mlps=False)
+    cases: list[tuple[Callable[[], object], type[AssayError], str]] = [
+        (lambda: read_eap_ig(path, GRAPH), GraphMismatchError, "describes .*'n_layers': 1, .*'n_layers': 2"),
+        (lambda: read_eap_ig(path, build_graph(1, 2, parallel=True)), GraphMismatchError, "'parallel': True"),
+        (lambda: read_eap_ig(path, attention_only), GraphMismatchError, "'mlps': False"),
+        (lambda: write_eap_ig(random_scores(attention_only), out), GraphMismatchError, "attention-only"),
+        (
+            lambda: write_eap_ig(random_scores(), out, circuit=Circuit.full(PARALLEL)),
+            GraphMismatchError,
+            "the circuit belongs to the graph",
+        ),
+        (lambda: read_eap_ig(tmp_path / "absent.json"), FileFormatError, "does not exist"),
+        (lambda: read_eap_ig(path, shared="some"), UnknownNameError, "rule for shared edges 'some'"),
+        (lambda: write_eap_ig(random_scores(), tmp_path / "no" / "out.json"), OutputError, "cannot write"),
+    ]
+    for call, error, message in cases:
+        with pytest.raises(error, match=message):
+            call()
+    assert not out.exists()
 
 
-def test_other_misuse_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match="does not exist"):
-        read_eap_ig(tmp_path / "absent.json")
-    with pytest.raises(UnknownNameError, match="unknown rule for shared edges 'some'"):
-        read_eap_ig(put(tmp_path, document()), shared="some")
-    with pytest.raises(OutputError, match="cannot write"):
-        write_eap_ig(random_scores(), tmp_path / "nowhere" / "out.json")
+# ---- Neuronpedia ----------------------------------------------------------------------------------------
 
 
-# ---- submissions ----------------------------------------------------------------------------------------
+NUMBER, TEXT, LIST, DICT = (int, float), (str,), (list,), (dict,)
+# Fields of Neuronpedia's published JSON schema of attribution graphs, with the types of their values; those
+# that begin with "?" may be left out.
+SCHEMA: dict[str, dict[str, tuple[type, ...]]] = {
+    "": {"metadata": DICT, "qParams": DICT, "nodes": LIST, "links": LIST},
+    "metadata": {"slug": TEXT, "scan": TEXT, "prompt_tokens": LIST, "prompt": TEXT, "?info": DICT},
+    "info": {"?description": TEXT, "?generator": DICT},
+    "generator": {"?name": TEXT, "?version": TEXT},
+    "qParams": {
+        "?pinnedIds": LIST,
+        "?supernodes": LIST,
+        "?linkType": TEXT,
+        "?clickedId": TEXT,
+        "?sg_pos": TEXT,
+    },
+    "node": {
+        "node_id": TEXT,
+        "feature": (int, type(None)),
+        "layer": (str, int),
+        "ctx_idx": (int,),
+        "feature_type": TEXT,
+        "jsNodeId": TEXT,
+        "clerp": TEXT,
+        "?influence": (*NUMBER, type(None)),
+        "?activation": (*NUMBER, type(None)),
+    },
+    "link": {"source": TEXT, "target": TEXT, "weight": NUMBER},
+}
 
 
-def test_submissions_come_back_as_they_were(tmp_path: Path) -> None:
-    entries = {
-        ("arc-easy", "llama3"): random_scores(GROUPED),
-        ("arithmetic_addition", "qwen2_5"): random_scores(GRAPH, 1),
-        ("ioi", "gpt2"): random_scores(),
-    }
-    root = save_submission(entries, tmp_path / "submission", d_model={"gpt2": 16})
-    (root / "ioi_gpt2" / ".DS_Store.json").write_text("")
-    found = load_submission(root, {"llama3": GROUPED})
-    assert list(found) == list(entries)
-    for key, scores in entries.items():
-        assert torch.equal(found[key].values, scores.values)
-    assert found["ioi", "gpt2"].provenance["task"] == "ioi"
-    assert list(load_submission(root / "ioi_gpt2", GRAPH)) == [("ioi", "gpt2")]
-    assert json.loads((root / "ioi_gpt2" / "importances.json").read_text())["cfg"]["d_model"] == 16
+def check_part(part: dict[str, Any], kind: str) -> None:
+    """One object against the schema: what must be there, and that every field is known and has its type."""
+    types = {name.lstrip("?"): each for name, each in SCHEMA[kind].items()}
+    required = {name for name in SCHEMA[kind] if not name.startswith("?")}
+    assert required <= set(part) <= set(types), kind
+    for name, value in part.items():
+        assert isinstance(value, types[name]), f"{kind}.{name} is {value!r}"
+        assert not isinstance(value, bool)
 
 
-@pytest.mark.parametrize(
-    "name", ["", "..", "../up", "a/b", "ioi\\x", "ioi ", "a\nb", "-ioi", "x..y", "nul\x00", "x" * 300]
-)
-def test_names_that_leave_the_folder_are_refused(tmp_path: Path, name: str) -> None:
-    for key in ((name, "gpt2"), ("ioi", name), ("ioi", "my_model")):
-        with pytest.raises(InputError, match="cannot name a folder"):
-            save_submission({key: random_scores()}, tmp_path / "submission")
-    assert not (tmp_path / "submission").exists()
+def check_attribution_graph(document: dict[str, Any]) -> None:
+    metadata, query = document["metadata"], document["qParams"]
+    check_part(document, "")
+    check_part(metadata, "metadata")
+    check_part(metadata["info"], "info")
+    check_part(metadata["info"]["generator"], "generator")
+    check_part(query, "qParams")
+    for node in document["nodes"]:
+        check_part(node, "node")
+        assert 0 <= node["ctx_idx"] < len(metadata["prompt_tokens"])
+    ids = {node["node_id"] for node in document["nodes"]}
+    assert len(ids) == len(document["nodes"])
+    for link in document["links"]:
+        check_part(link, "link")
+        assert {link["source"], link["target"]} <= ids
+    assert {*query["pinnedIds"]} <= ids
+    assert {member for _, *members in query["supernodes"] for member in members} <= ids
 
 
-def test_folders_that_are_no_submission_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(FileFormatError, match="folder .* does not exist"):
-        load_submission(tmp_path / "absent")
-    (tmp_path / "ioi_gpt2").mkdir()
-    with pytest.raises(FileFormatError, match="has 0 .json and .pt files"):
-        load_submission(tmp_path)
-    (tmp_path / "gpt2").mkdir()
-    with pytest.raises(FileFormatError, match="does not name a task and a model"):
-        load_submission(tmp_path)
+@pytest.fixture(params=[4, 2], ids=["own keys", "shared keys"])
+def exported(request: pytest.FixtureRequest) -> ExportedCircuit:
+    graph = build_graph(2, 4, request.param)
+    values = torch.randn(graph.n_sources, graph.n_targets, generator=torch.Generator().manual_seed(0))
+    scores = EdgeScores(graph, values)
+    circuit = replace(scores.top(60), roles={"movers": ((1, 0), (1, 2)), "none of these": ((7, 7),)})
+    return ExportedCircuit(
+        circuit=circuit, scores=scores, model="mini", prompt="a b c", tokens=("a", " b", " c")
+    )
+
+
+def test_an_attribution_graph_has_the_form_that_neuronpedia_reads(exported: ExportedCircuit) -> None:
+    document = attribution_graph(exported)
+    check_attribution_graph(document)
+    assert document["metadata"]["scan"] == "mini"
+    clerps = {node["clerp"]: node for node in document["nodes"]}
+    mover = clerps["a1.h0 (movers)"]
+    assert (mover["node_id"], mover["feature_type"]) == ("1_0_2", "attention head")
+    assert document["qParams"]["supernodes"] == [["movers", "1_0_2", "1_2_2"]]
+    total = sum(link["weight"] for link in document["links"])
+    assert total == pytest.approx(float(exported.scores.values[exported.circuit.mask].sum()), rel=1e-5)
+
+
+def test_scores_of_query_key_and_value_are_summed_into_one_link() -> None:
+    graph = build_graph(1, 2)
+    circuit = Circuit.from_edges(graph, ["input->a0.h1.q", "input->a0.h1.k", "a0.h1->logits"])
+    values = torch.zeros(graph.n_sources, graph.n_targets)
+    for target, score in (("a0.h1.q", 0.5), ("a0.h1.k", -0.2)):
+        values[0, graph.target_index(target)] = score
+    values[graph.source_index("a0.h1"), graph.target_index("logits")] = 2.0
+    document = attribution_graph(ExportedCircuit(circuit=circuit, scores=EdgeScores(graph, values)))
+    links = {(link["source"], link["target"]): link["weight"] for link in document["links"]}
+    assert links == {("E_0_0", "0_1_0"): pytest.approx(0.3), ("0_1_0", "1_0_0"): 2.0}
+
+
+def test_what_cannot_be_exported_is_refused(exported: ExportedCircuit, tmp_path: Path) -> None:
+    with pytest.raises(OutputError):
+        export_circuit(tmp_path / "nowhere" / "c.json", exported)
+    with pytest.raises(InputError, match="keeps no edge"):
+        ExportedCircuit(circuit=Circuit.empty(build_graph(1, 2)))
+    other = build_graph(3, 4)
+    with pytest.raises(GraphMismatchError, match="scores belong to another graph"):
+        ExportedCircuit(circuit=exported.circuit, scores=EdgeScores(other, other.valid.float()))

@@ -20,6 +20,7 @@ from assay.circuits.naming import named_circuit
 from assay.core.errors import (
     FileFormatError,
     GraphMismatchError,
+    HubError,
     InputError,
     OutputError,
     UnknownNameError,
@@ -60,26 +61,19 @@ def test_scores_come_back_as_they_were(tmp_path: Path) -> None:
     assert loaded.details["completeness_gap"] == 0.01
 
 
-def test_truncated_file_is_refused(circuit_file: Path) -> None:
+def test_a_truncated_or_changed_file_is_refused(circuit_file: Path) -> None:
     content = circuit_file.read_bytes()
     for length in (0, 7, 40, len(content) - 1):
         circuit_file.write_bytes(content[:length])
         with pytest.raises(FileFormatError, match="not a readable safetensors file"):
             load_circuit(circuit_file)
-
-
-def test_every_changed_byte_of_the_mask_is_noticed(circuit_file: Path) -> None:
-    content = bytearray(circuit_file.read_bytes())
-    content[-1] ^= 1
-    circuit_file.write_bytes(bytes(content))
+    circuit_file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(FileFormatError, match="hash mismatch"):
         load_circuit(circuit_file)
-
-
-def test_a_further_number_without_an_axis_is_noticed(circuit_file: Path) -> None:
+    circuit_file.write_bytes(content)
     with safe_open(circuit_file, framework="pt") as file:
         metadata, mask = file.metadata(), file.get_tensor("mask")
-    save_file({"mask": mask, "more": torch.tensor(1.0)}, circuit_file, metadata)
+    save_file({"mask": mask, "more": torch.tensor(1.0)}, circuit_file, metadata)  # a number without an axis
     with pytest.raises(FileFormatError, match="hash mismatch"):
         load_circuit(circuit_file)
 
@@ -119,26 +113,42 @@ def test_what_is_no_circuit_of_the_graph_is_refused(circuit_file: Path, tmp_path
 def test_a_circuit_is_a_file_heads_or_a_published_name(tmp_path: Path) -> None:
     graph = build_graph(4, 4)
     circuit = Circuit.from_heads(graph, [(2, 3)])
-    assert named_circuit(circuit.save(tmp_path / "c.safetensors"), graph) == circuit
-    assert named_circuit("a2.h3", graph) == circuit
-    assert Circuit.from_heads(graph, ["a2.h3"]) == circuit == Circuit.from_heads(graph, "a2.h3")
+    file = circuit.save(tmp_path / "c.safetensors")
+    assert named_circuit(file, graph) == named_circuit("a2.h3", graph) == circuit
+    assert Circuit.from_heads(graph, ["a2.h3"]) == Circuit.from_heads(graph, "a2.h3") == circuit
     published = published_circuit("ioi_gpt2")
     assert named_circuit("ioi_gpt2", published.graph) == published
-    with pytest.raises(GraphMismatchError, match="circuit 'ioi_gpt2' belongs to another model"):
-        named_circuit("ioi_gpt2", graph)
     assert getattr(named_circuit("ioi_gpt2_wang26", graph), "id", None) == "ioi_gpt2_wang26"
-    with pytest.raises(GraphMismatchError):
-        named_circuit(tmp_path / "c.safetensors", build_graph(1, 1))
-    with pytest.raises(InputError, match="write heads as in a0.h3,a2.h1"):
-        named_circuit("a2.h3,b1", graph)
-    with pytest.raises(InputError, match=r"'a2h3' is not a pair .* or a name such as 'a2.h3'"):
-        Circuit.from_heads(graph, ["a2h3"])
-    with pytest.raises(InputError, match="listed twice"):
-        Circuit.from_heads(graph, ["a2.h3", (2, 3)])
-    with pytest.raises(UnknownNameError, match="did you mean 'ioi_gpt2'"):
-        named_circuit("ioi_gpt3", graph)
-    with pytest.raises(UnknownNameError, match="did you mean 'ioi_gpt2'"):
-        published_circuit("ioi_gpt")
+    refused: list[tuple[Callable[[], object], type[Exception], str]] = [
+        (lambda: named_circuit("ioi_gpt2", graph), GraphMismatchError, "'ioi_gpt2' belongs to another model"),
+        (lambda: named_circuit(file, build_graph(1, 1)), GraphMismatchError, "belongs to another model"),
+        (lambda: named_circuit("a2.h3,b1", graph), InputError, "write heads as in a0.h3,a2.h1"),
+        (lambda: Circuit.from_heads(graph, ["a2h3"]), InputError, "'a2h3' is not a pair .* such as 'a2.h3'"),
+        (lambda: Circuit.from_heads(graph, ["a2.h3", (2, 3)]), InputError, "listed twice"),
+        (lambda: named_circuit("ioi_gpt3", graph), UnknownNameError, "did you mean 'ioi_gpt2'"),
+        (lambda: published_circuit("ioi_gpt"), UnknownNameError, "did you mean 'ioi_gpt2'"),
+    ]
+    for call, error, message in refused:
+        with pytest.raises(error, match=message):
+            call()
+
+
+def test_an_address_of_the_hub_is_fetched(circuit_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+
+    def download(repository: str, file: str, *, revision: str | None) -> str:
+        asked.append((repository, file, revision))
+        if repository != "acme/ioi":
+            raise OSError("Repository Not Found")
+        return str(circuit_file)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    for address in ("hf://acme/ioi", "hf://acme/ioi@v1/more/c.safetensors"):
+        assert named_circuit(address, GRAPH) == load_circuit(circuit_file)
+    assert asked == [("acme/ioi", "circuit.safetensors", None), ("acme/ioi", "more/c.safetensors", "v1")]
+    for address, message in (("hf://acme/other", "Not Found"), ("hf://acme", "write hf://OWNER/NAME")):
+        with pytest.raises(HubError, match=message):
+            load_circuit(address)
 
 
 SIZES = {

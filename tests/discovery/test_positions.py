@@ -8,7 +8,8 @@ import vit_goldens
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
-from assay.circuits.spans import Spans, edge_slots
+from assay.circuits.circuit import edge_slots
+from assay.circuits.spans import Spans
 from assay.core.errors import GraphMismatchError, InputError, UnknownNameError
 from assay.discovery.edges import METHODS, discover
 from assay.execution import ABLATIONS, run_circuit, run_model

@@ -11,10 +11,10 @@ import pytest
 import torch
 import transformers
 from literal_relevance import vit_with_rules
+from small_models import image_task, randomise
 from test_methods import Literal, assert_scores, random_task
 from tiny_decoders import SIZES
 from torch import Tensor, nn
-from vit_conformance import image_task, randomise
 
 from assay.core.errors import InputError, UnsupportedModelError
 from assay.discovery.edges import discover

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
-from assay.core.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError, ShapeError
+from assay.core.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError
 from assay.discovery.edges import discover
 from assay.execution import ABLATIONS, CircuitRuns, Mean, compile_plan, get_ablation, run_circuit, run_model
 from assay.execution.batches import choose_batch_size, with_room
@@ -62,6 +62,8 @@ def test_every_pair_of_every_golden_circuit(name: str, dtype: torch.dtype) -> No
         close = {"rtol": 0, "atol": relative * float(expected.abs().max())}
         logits = run_circuit(circuit, model, task, pairs=pairs, batch_size=7).double()
         torch.testing.assert_close(logits.view_as(expected), expected, **close)
+        thrice = run_circuit(circuit, model, task, pairs=pairs[[1, 1, 1]]).double()  # one input a side
+        torch.testing.assert_close(thrice, expected.flatten(0, 1)[[1, 1, 1]], **close)
         matched = run_circuit(circuit, model, task).double()
         torch.testing.assert_close(matched, expected[rows, columns], **close)
         full = run_model(model, task).double().log_softmax(1)[: len(clean), None]
@@ -217,10 +219,7 @@ def test_head_circuits_hold_to_the_golden_interventions() -> None:
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"pairs": torch.zeros(0, 2).long()}, ShapeError, "expected int64"),
-        ({"pairs": torch.zeros(3, 3).long()}, ShapeError, r"int64 \[n_pairs, 2\]"),
-        ({"pairs": torch.tensor([[0, 5]])}, InputError, "rows 0 to 4"),
-        ({"pairs": torch.tensor([[-1, 0]])}, InputError, "from -1"),
+        ({"pairs": torch.tensor([[0, 5]])}, IndexError, "out of bounds"),
         ({"pairs": torch.tensor([[0, 1]]), "ablation": "zero"}, InputError, "'zero' ablation does not use"),
         ({"pairs": torch.tensor([[0, 1]])}, InputError, r"pair \(0, 1\) joins prompts of 5 and 6 tokens"),
         ({"circuit": Circuit.full(build_graph(3, 3))}, GraphMismatchError, "belongs to another model"),

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import transformers
+from soft_pairs import soft_pairs
 from torch import Tensor
 
 from assay.circuits import Circuit
@@ -128,7 +129,7 @@ def test_circuits_on_long_prompts_padded_on_the_right(shape: str, monkeypatch: p
     )
     circuit = Circuit.random(model.graph, model.graph.n_edges // 3, seed=4)
     soft = SoftRunner(model)
-    pairs = soft.prepare(task.clean, task.corrupted, task.positions)
+    pairs = soft_pairs(soft, task.clean, task.corrupted, task.positions)
     mask = model.graph.valid.double() * 0.7
 
     def run() -> tuple[Tensor, Tensor, Tensor]:

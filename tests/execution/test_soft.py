@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 import vit_goldens
+from soft_pairs import soft_pairs
 from test_circuit_run import GOLDEN, ablated_outputs, golden_model, random_task
 from tiny_decoders import SIZES
 from torch import Tensor, nn
@@ -31,7 +32,7 @@ def test_binary_masks_give_every_golden_circuit(name: str) -> None:
     clean, corrupted = torch.from_numpy(case["clean_tokens"]), torch.from_numpy(case["corrupted_tokens"])
     index = torch.cartesian_prod(torch.arange(len(clean)), torch.arange(len(corrupted)))
     runner = SoftRunner(model)
-    pairs = runner.prepare(clean[index[:, 0]], corrupted[index[:, 1]])
+    pairs = soft_pairs(runner, clean[index[:, 0]], corrupted[index[:, 1]])
     relative = 1e-9 if name == "gpt2_tiny" else 1e-5
     for circuit_name, stored in described["circuits"].items():
         mask = Circuit.from_edges(model.graph, stored["edges"]).mask.double()
@@ -80,7 +81,7 @@ def test_fractions_equal_the_literal_interpolation(module64: nn.Module) -> None:
 
     expected, _ = literal.run(model, task.clean, stream_of)
     runner = SoftRunner(model)
-    logits = runner.logits(runner.prepare(task.clean, task.corrupted, task.positions), mask)
+    logits = runner.logits(soft_pairs(runner, task.clean, task.corrupted, task.positions), mask)
     torch.testing.assert_close(logits, expected[torch.arange(task.n), task.positions], rtol=1e-5, atol=1e-5)
 
 
@@ -88,7 +89,7 @@ def test_gradients_are_those_of_central_differences(module64: nn.Module) -> None
     model = load_model(module64)
     task = random_task(model, n=3, length=5, ragged=True)
     runner = SoftRunner(model)
-    pairs = runner.prepare(task.clean, task.corrupted, task.positions)
+    pairs = soft_pairs(runner, task.clean, task.corrupted, task.positions)
     weights = torch.randn(3, model.n_vocab, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
 
     def value(mask: Tensor) -> Tensor:
@@ -109,13 +110,6 @@ def test_gradients_are_those_of_central_differences(module64: nn.Module) -> None
             far = float(value(mask + 2 * moved) - value(mask - 2 * moved))
         expected = (8 * near - far) / (12 * step)
         assert float(gradient[row, column]) == pytest.approx(expected, rel=close, abs=close)
-
-
-@pytest.mark.usefixtures("unchecked")
-def test_sides_of_different_shape_are_named(gpt2_tiny64: nn.Module) -> None:
-    runner = SoftRunner(load_model(gpt2_tiny64))
-    with pytest.raises(ShapeError, match=r"clean is \(2, 4\) and corrupted \(2, 5\)"):
-        runner.prepare(torch.ones(2, 4, dtype=torch.int64), torch.ones(2, 5, dtype=torch.int64))
 
 
 # ---- any ablation, images, a mask per position ----------------------------------------------------------

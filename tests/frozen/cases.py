@@ -22,7 +22,7 @@ import torch
 FOLDER = Path(__file__).parent
 CASES: dict[str, Callable[[], Any]] = {}
 SINGLE_PRECISION: set[str] = set()  # names of cases that compute in float32
-PAIRED: set[str] = set()  # names of those that hold divergences of pairs
+PAIRED: set[str] = set()  # names of those that hold differences in which logits cancel
 TIED = {"benchmark"}  # of those with intervals whose resamples tie
 
 
@@ -104,7 +104,7 @@ def audit() -> Any:
     ).to_dict()  # fmt: skip
 
 
-@case(single=True)
+@case(single=True, paired=True)
 def audit_command() -> Any:
     """The same as a command, in float32, under another ablation."""
     return command(
@@ -151,6 +151,7 @@ def scores() -> Any:
 def measurements() -> Any:
     """Every metric on one circuit, with random circuits beside it, and a curve."""
     import assay
+    from assay.core.record import plain
 
     task = assay.load_task("ioi", mini(), n=24, seed=2)
     circuit = _circuit("ioi", 250)
@@ -163,7 +164,11 @@ def measurements() -> Any:
         mini(), task, "eap-ig-inputs", objective="logit_diff", ablation="resample", steps=5,
         quadrature="midpoint", batch_size=12, seed=0,
     )  # fmt: skip
-    found["curve"] = assay.faithfulness_curve(scores, mini(), task, fractions=[0.02, 0.1, 0.5]).to_dict()
+    curve = assay.faithfulness_curve(scores, mini(), task, fractions=[0.02, 0.1, 0.5])
+    low, high = curve.band()
+    found["curve"] = {"cpr": curve.area.to_dict(), "cmd": curve.distance.to_dict(), "low": low, "high": high}
+    found["curve"] |= {key: getattr(curve, key) for key in ("fractions", "n_edges", "kept_edges", "values")}
+    found["curve"] = plain(found["curve"])
     return found
 
 
@@ -265,7 +270,7 @@ def _without_identity(value: Any) -> Any:
     return value
 
 
-@case(single=True)
+@case(single=True, paired=True)
 def benchmark() -> Any:
     """Discovery methods against each other."""
     return command(

@@ -34,7 +34,8 @@ from assay.circuits import (
     read_eap_ig,
     write_eap_ig,
 )
-from assay.circuits.spans import Spans, edge_slots
+from assay.circuits.circuit import edge_slots
+from assay.circuits.spans import Spans
 from assay.core.errors import AssayError
 from assay.core.record import canonical_json
 from assay.graph import build_graph

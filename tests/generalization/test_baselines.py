@@ -14,7 +14,7 @@ from scipy import optimize
 from torch import nn
 
 from assay.analyses.generalization import baselines
-from assay.analyses.generalization.sharpness import auto_pgd_checkpoints, sharpness, worst_case_rise
+from assay.analyses.generalization.baselines import auto_pgd_checkpoints, sharpness, worst_case_rise
 from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError, UnknownNameError
 
 

@@ -54,23 +54,23 @@ def test_scores_loss_and_every_gradient_norm_are_those_of_the_public_code(name: 
     reference = vit_goldens.facts(name)["circuit_finetune"]
     expected = reference[variant.removeprefix("eap_ig_")]
     model = assay.load_model(vit_goldens.module(name))
-    found = live_scores(model, vit_goldens.task(name).images, variant=variant, steps=4)
+    values, gradient = live_scores(model, vit_goldens.task(name).images, variant=variant, steps=4)
     assert list(model.graph.sources[1:]) == expected["names"]
 
     # The gradient is stored in float64 and agrees to rounding.
     first = torch.tensor(reference["g_ref_cls_first"], dtype=torch.float64)
-    torch.testing.assert_close(found.gradient[0, 0], first, rtol=1e-10, atol=0)
-    assert float(found.gradient.norm()) == pytest.approx(reference["g_ref_norm"], rel=1e-12)
+    torch.testing.assert_close(gradient[0, 0], first, rtol=1e-10, atol=0)
+    assert float(gradient.norm()) == pytest.approx(reference["g_ref_norm"], rel=1e-12)
     # The reference adds the scores up in float32, and they come out small beside what is added: 1e-7 of the
     # largest is all that is known of them, and of what is derived from them.
     scores = torch.tensor(expected["scores"], dtype=torch.float64)
     accuracy = 5e-7 * float(scores.abs().max())
-    torch.testing.assert_close(found.values[1:].detach(), scores, rtol=0, atol=accuracy)
+    torch.testing.assert_close(values[1:].detach(), scores, rtol=0, atol=accuracy)
 
     depth = model.n_layers
-    term = depth_loss(model.graph, found.values, (slice(1, 2), slice(depth, depth + 1)))
-    assert term.value.item() == pytest.approx(expected["loss_neg_ddb_out_block0_vs_last"], rel=3e-7)
-    term.value.backward()
+    loss, _, _ = depth_loss(model.graph, values, (slice(1, 2), slice(depth, depth + 1)))
+    assert loss.item() == pytest.approx(expected["loss_neg_ddb_out_block0_vs_last"], rel=3e-7)
+    loss.backward()
     parameters = dict(model.module.named_parameters())
     assert len(expected["grad_norms"]) >= 27
     for timm_name, norm in expected["grad_norms"].items():
@@ -127,7 +127,7 @@ def test_scores_and_their_gradients_equal_the_slow_definition(
     variant: str, model: Model, images: Tensor
 ) -> None:
     slow = slow_scores(model.module, images, 3, second=variant == "eap_ig_detach_actdiff")
-    fast = live_scores(model, images, variant=variant, steps=3).values
+    fast = live_scores(model, images, variant=variant, steps=3)[0]
     torch.testing.assert_close(fast, slow, rtol=1e-10, atol=1e-14)
     weights = [model.module.vit.layers[0].attention.o_proj.weight, model.module.vit.layers[0].mlp.fc1.weight]
     direction = torch.linspace(-1, 1, len(slow), dtype=torch.float64)
@@ -143,14 +143,14 @@ def test_log_and_ratio_by_hand() -> None:
     graph = assay.graph.build_graph(2, 1)  # sources: input a0.h0 m0 a1.h0 m1
     scores = torch.tensor([9.0, -1.0, 1.0, 2.0, -6.0], dtype=torch.float64, requires_grad=True)
     sets = (slice(1, 2), slice(2, 3))
-    log = depth_loss(graph, scores, sets)
-    assert (log.deep.item(), log.shallow.item()) == (8.0, 2.0)
-    assert log.value.item() == pytest.approx(-math.log(4))
-    (gradient,) = torch.autograd.grad(log.value, scores)
+    log, deep, shallow = depth_loss(graph, scores, sets)
+    assert (deep.item(), shallow.item()) == (8.0, 2.0)
+    assert log.item() == pytest.approx(-math.log(4))
+    (gradient,) = torch.autograd.grad(log, scores)
     expected = torch.tensor([0.0, -0.5, 0.5, -0.125, 0.125], dtype=torch.float64)
     torch.testing.assert_close(gradient, expected)
-    ratio = depth_loss(graph, scores, sets, loss="ratio")
-    assert ratio.value.item() == pytest.approx(0.25)
+    ratio, _, _ = depth_loss(graph, scores, sets, loss="ratio")
+    assert ratio.item() == pytest.approx(0.25)
 
 
 def test_a_model_with_a_zero_classifier_is_left_alone(images: Tensor) -> None:

@@ -13,15 +13,15 @@ from small_vits import untrained_vit
 
 import assay
 from assay.analyses.generalization import dependency_matrix
+from assay.analyses.generalization.baselines import sharpness
 from assay.analyses.generalization.inspection import (
+    METRICS,
     Inspection,
     InspectionSettings,
     inspect_model,
     load_inspection,
 )
-from assay.analyses.generalization.metrics import METRICS
 from assay.analyses.generalization.ranking import rank_models
-from assay.analyses.generalization.sharpness import sharpness
 from assay.core.errors import FileFormatError, InputError, NonFiniteError, UnknownNameError
 from assay.discovery.edges import output_scores
 from assay.models import Model
@@ -164,7 +164,7 @@ def test_bad_requests_are_refused_before_anything_runs() -> None:
         inspect_model(model, task, ["feature"], settings=FEW)
     with pytest.raises(InputError, match=r"'sketch' has 1 image, but mean ablation and intervals need 2"):
         inspect_model(model, task.subset([0]), settings=FEW)
-    with pytest.raises(InputError, match="sharpness needs labels"):
+    with pytest.raises(InputError, match="have no labels"):
         inspect_model(model, ImageTask(images=task.clean), ["sharpness"], settings=FEW)
     with pytest.raises(InputError, match="reads prompts"):
         inspect_model(assay.load_model("mini"), task, settings=FEW)
@@ -213,5 +213,5 @@ def test_models_that_run_are_ranked_by_every_metric(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 6
     models = {"a": vit(0), "b": vit(1), "c": vit(2)}
     options = {"id_data": KNOWN, "metrics": tuple(METRICS), "settings": FEW, "cache": tmp_path}
-    again = rank_models(models, task_of, **options)  # the images of a function of the model
+    again = rank_models(models, task_of(vit()), **options)  # images with a transform of their own
     assert again.to_dict() == found.to_dict()

@@ -28,7 +28,7 @@ from assay.analyses.generalization.alarms import (
     SequentialTest,
     conformal_p_value,
 )
-from assay.analyses.generalization.monitor import Journal, Monitor, Reading
+from assay.analyses.generalization.monitor import Monitor, Reading, append_line, read_lines
 from assay.circuits import EdgeScores
 from assay.core.errors import (
     FileFormatError,
@@ -105,7 +105,8 @@ def test_a_reading_is_one_discovery_with_the_settings_of_the_reference(
     assert reading.baselines["atc"] == baselines.atc(known_logits, known.labels, logits)
     assert (reading.n, reading.domain, reading.data_hash) == (N, "neon", batch.data_hash)
     assert reading.alarm is None
-    assert Monitor(model, reference).observe(batch.clean).shift == reading.shift  # a tensor
+    held = ImageTask(images=batch.clean)
+    assert Monitor(model, reference).observe(held).shift == reading.shift
 
 
 def test_a_batch_costs_one_discovery_and_one_forward_pass(model: Model, reference: EdgeScores) -> None:
@@ -282,16 +283,16 @@ def test_the_log_of_another_monitor_is_refused(model: Model, reference: EdgeScor
 
 @pytest.mark.parametrize("tail", ['{"kind": "reading", "b"', "x" * 10000, '{"kind": "reading"}'])
 def test_a_torn_last_line_is_ignored_and_then_cut_off(tmp_path: Path, tail: str) -> None:
-    journal = Journal(tmp_path / "deep" / "log.jsonl")
-    assert journal.read() == []
-    journal.append("monitor", {"b": [1.5, "ü"], "bad": math.nan})
+    path = tmp_path / "deep" / "log.jsonl"
+    assert read_lines(path) == []
+    append_line(path, "monitor", {"b": [1.5, "ü"], "bad": math.nan})
     for expected in ([("monitor", {"b": [1.5, "ü"], "bad": None})], []):
-        with journal.path.open("a", encoding="utf-8") as file:
+        with path.open("a", encoding="utf-8") as file:
             file.write(tail)
-        assert journal.read() == expected
-        journal.append("reading", {"index": 0})
-        assert journal.read() == [*expected, ("reading", {"index": 0})]
-        journal.path.write_text("")  # a file that is only a torn line starts anew
+        assert read_lines(path) == expected
+        append_line(path, "reading", {"index": 0})
+        assert read_lines(path) == [*expected, ("reading", {"index": 0})]
+        path.write_text("")  # a file that is only a torn line starts anew
 
 
 def test_a_log_that_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
@@ -299,9 +300,9 @@ def test_a_log_that_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
     for line in ("no json", "[1]", '{"no": "kind"}'):
         path.write_text(f'{{"kind": "monitor"}}\n{line}\n')
         with pytest.raises(FileFormatError, match="line 2 of .*log.jsonl"):
-            Journal(path).read()
+            read_lines(path)
     with pytest.raises(OutputError, match="cannot write to"):
-        Journal(path / "log.jsonl").append("monitor", {})
+        append_line(path / "log.jsonl", "monitor", {})
 
 
 def test_readings_and_document_are_plain_json_and_complete(calibrated: Monitor) -> None:
@@ -358,7 +359,7 @@ def test_batches_that_cannot_be_compared_are_refused(model: Model, reference: Ed
     bad = images("flat", 100).clean.clone()
     bad[3, 0, 0, 0] = math.nan
     with pytest.raises(NonFiniteError, match="row 3"):
-        monitor.observe(bad)
+        monitor.observe(ImageTask(images=bad))
     assert monitor.readings == []
     pool = images("flat", 1000, 2 * N)
     monitor.calibrate(pool, batch_size=N)

@@ -48,6 +48,11 @@ def golden_task(golden: dict[str, Any]) -> PairTask:
     )
 
 
+@pytest.fixture
+def gpt2(gpt2_tiny64: nn.Module) -> Model:
+    return load_model(gpt2_tiny64)
+
+
 @pytest.fixture(scope="session")
 def model64(module64: nn.Module) -> Model:
     """The tiny float64 model of each family in turn."""

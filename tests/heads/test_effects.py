@@ -21,7 +21,7 @@ from assay.discovery.heads.effects import (
 from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.discovery.heads.runs import HeadMargins
 from assay.execution.ablation import Setting
-from assay.models import Model, load_model
+from assay.models import Model
 from assay.tasks import PairTask
 
 
@@ -31,7 +31,9 @@ CLOSE = {"rtol": 1e-9, "atol": 1e-9}
 # ---- golden -----------------------------------------------------------------------------------------
 
 
-def test_golden_patching(golden: dict[str, Any], golden_model: Model, golden_task: PairTask) -> None:
+def test_golden_patching_and_mediation(
+    golden: dict[str, Any], golden_model: Model, golden_task: PairTask
+) -> None:
     found = activation_patching(golden_model, golden_task)
     np.testing.assert_allclose(found.flat, golden["c2_ratio_of_sums"], **CLOSE)
     y_full, y_cor, y_patch = (np.array(golden[name]) for name in ("y_full", "y_cor", "y_patch"))
@@ -40,17 +42,13 @@ def test_golden_patching(golden: dict[str, Any], golden_model: Model, golden_tas
     np.testing.assert_allclose(found.flat_examples, (y_patch - y_cor[:, None]) / gap.mean(), **CLOSE)
     ratios = activation_patching(golden_model, golden_task, aggregate="mean_of_ratios", batch_size=7)
     np.testing.assert_allclose(ratios.flat, golden["c2_mean_of_ratios"], **CLOSE)
-
-
-def test_golden_mediation(golden: dict[str, Any], golden_model: Model, golden_task: PairTask) -> None:
     found = mediation(golden_model, golden_task)
     np.testing.assert_allclose(found.flat, golden["c5_nie"], **CLOSE)
     np.testing.assert_allclose(found.details["fraction"].reshape(-1), golden["c5_fraction"], **CLOSE)
     np.testing.assert_allclose(
         found.details["direct_effect"] + found.values, np.full((3, 4), found.details["mean_total_effect"])
     )
-    y_full, y_cross = np.array(golden["y_full"]), np.array(golden["y_cross"])
-    np.testing.assert_allclose(found.flat_examples, y_full[:, None] - y_cross, **CLOSE)
+    np.testing.assert_allclose(found.flat_examples, y_full[:, None] - golden["y_cross"], **CLOSE)
 
 
 # ---- by hand ----------------------------------------------------------------------------------------
@@ -66,7 +64,6 @@ def margins_of(one: Any, full: np.ndarray = FULL, corrupted: np.ndarray = CORRUP
 def test_scores_by_hand() -> None:
     patched = patching_scores(margins_of([[4.0, 1.0], [0.0, -3.0]]), n_heads=2)
     assert patched.values.tolist() == [[0.75, 0.0]]  # (4 + 2) / 8 and (1 - 1) / 8
-    assert patched.flat_examples is not None
     assert patched.flat_examples.tolist() == [[1.0, 0.25], [0.5, -0.25]]
     # With gaps of 4 and 2 the two aggregates differ: (4 + 1) / 6 against (4 / 4 + 1 / 2) / 2.
     uneven = margins_of([[4.0, 0.0], [1.0, 0.0]], corrupted=np.zeros(2))
@@ -83,8 +80,7 @@ def test_prompts_without_a_gap_or_a_number_are_left_out() -> None:
     full, corrupted = np.array([4.0, 2.0, 1.0, np.nan]), np.array([0.0, -2.0, 1.0, 0.0])
     margins = margins_of([[4.0, 1.0], [0.0, -3.0], [9.0, 9.0], [1.0, 1.0]], full, corrupted)
     found = patching_scores(margins, n_heads=2)
-    assert found.values.tolist() == [[0.75, 0.0]]
-    assert found.n_excluded == 2
+    assert (found.values.tolist(), found.n_excluded) == ([[0.75, 0.0]], 2)
     margins.y_one[1, 1] = np.nan  # one head's run failed: the prompt goes from all heads
     assert patching_scores(margins, n_heads=2).values.tolist() == [[1.0, 0.25]]
     assert mediation_scores(margins, n_heads=2).n_excluded == 2
@@ -141,7 +137,6 @@ def literal(
 
 
 def margins(logits: Tensor, task: PairTask) -> np.ndarray:
-    assert task.wrong is not None
     return (logits.gather(1, task.answers).mean(1) - logits.gather(1, task.wrong).mean(1)).numpy()
 
 
@@ -153,9 +148,9 @@ def outputs(model: Model, tokens: Tensor) -> list[Tensor]:
 
 @pytest.mark.parametrize("ragged", [False, True])
 def test_every_run_is_the_literal_one(
-    module64: nn.Module, make_task: Callable[..., PairTask], ragged: bool
+    model64: Model, make_task: Callable[..., PairTask], ragged: bool
 ) -> None:
-    model, task = load_model(module64), make_task(ragged=ragged)
+    model, task = model64, make_task(ragged=ragged)
     clean, corrupted = outputs(model, task.clean), outputs(model, task.corrupted)
     heads = [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
     with torch.no_grad():
@@ -186,9 +181,9 @@ def test_every_run_is_the_literal_one(
 
 @pytest.mark.parametrize("key", list(INTERVENTIONS))
 def test_dropping_a_head_is_a_run_with_it_replaced(
-    gpt2_tiny64: nn.Module, make_task: Callable[..., PairTask], key: str
+    gpt2: Model, make_task: Callable[..., PairTask], key: str
 ) -> None:
-    model, task = load_model(gpt2_tiny64), make_task(8)
+    model, task = gpt2, make_task(8)
     found, draws = drop_effect(model, task, ablation=key, seed=3, batch_size=3), INTERVENTIONS[key].draws
     setting = Setting(model=model, task=task, reference=task, batch_size=8, seed=3)
     expected = np.zeros((task.n, model.n_layers * model.n_heads))
@@ -204,9 +199,9 @@ def test_dropping_a_head_is_a_run_with_it_replaced(
 
 @pytest.mark.parametrize("objective", ["ce", "kl"])
 def test_the_margin_is_the_objective_asked_for(
-    gpt2_tiny64: nn.Module, make_task: Callable[..., PairTask], objective: str
+    gpt2: Model, make_task: Callable[..., PairTask], objective: str
 ) -> None:
-    model, task = load_model(gpt2_tiny64), make_task()
+    model, task = gpt2, make_task()
     found = drop_effect(model, task, objective=objective, ablation="zero")
     assert (found.unit, found.provenance["objective"]) == ("nats", objective)
     clean, without = (logits_under(model, task, "zero", heads).log_softmax(1) for heads in ([], [(0, 1)]))
@@ -214,5 +209,4 @@ def test_the_margin_is_the_objective_asked_for(
         expected = (clean - without).gather(1, task.answers)[:, 0]
     else:
         expected = (clean.exp() * (clean - without)).sum(1)
-    assert found.per_example is not None
     np.testing.assert_allclose(found.per_example[:, 0, 1], expected, rtol=1e-7, atol=1e-10)

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import FileFormatError, InputError, UnknownNameError
 from assay.discovery.heads import MeasurementTable
 from assay.discovery.heads.interventions import INTERVENTIONS, Donor
+from assay.discovery.heads.membership import separation
 from assay.models import Model, load_model
 from assay.tasks import PairTask
 
@@ -24,40 +26,30 @@ def golden_table(golden: dict[str, Any], golden_model: Model, golden_task: PairT
     return MeasurementTable(golden_model, golden_task, circuit)
 
 
-@pytest.mark.parametrize(
-    ("column", "key"),
-    [
-        ("y_full", "y_full"),
-        ("ce_full", "ce_full"),
-        ("ce_keep/mean", "ce_keep_mean"),
-        ("ce_drop/mean", "ce_drop_mean"),
-        ("y_drop/mean", "y_drop_mean"),
-        ("y_empty/mean", "y_empty_mean"),
-        ("y_drop1", "y_drop1_mean"),
-        ("y_minus1", "y_minus1_mean"),
-        ("y_cor", "y_cor"),
-        ("y_patch", "y_patch"),
-        ("y_cross", "y_cross"),
-        ("dla", "dla_difference_frozen_norm"),
-        ("dla_correct", "dla_correct_no_norm"),
-        ("attribution", "attribution_patching"),
-        ("spectral_norm", "ov_spectral_norm"),
-        ("sv_entropy", "ov_sv_entropy"),
-        ("composition/k", "composition"),
-        ("magnitude", "activation_magnitude"),
-    ],
-)
-def test_columns_equal_the_golden_values(
-    golden_table: MeasurementTable, golden: dict[str, Any], column: str, key: str
-) -> None:
-    found, expected = golden_table.column(column), golden[key]
-    if column == "attribution":  # the publication's has the other sign
-        expected = -np.array(expected)
-    elif column == "composition/k":  # NaN where the receiver is not later, 0 in the file
-        found, expected = np.nan_to_num(found), expected["k"]
-    elif column == "magnitude":
-        found = found.mean(axis=0)
-    np.testing.assert_allclose(found, np.array(expected, dtype=float), rtol=1e-9, atol=1e-11)
+COLUMNS = {
+    **{name: name for name in ("y_full", "ce_full", "y_cor", "y_patch", "y_cross")},
+    **{f"{name}/mean": f"{name}_mean" for name in ("ce_keep", "ce_drop", "y_drop", "y_empty")},
+    **{name: f"{name}_mean" for name in ("y_drop1", "y_minus1")},
+    "dla": "dla_difference_frozen_norm",
+    "dla_correct": "dla_correct_no_norm",
+    "spectral_norm": "ov_spectral_norm",
+    "sv_entropy": "ov_sv_entropy",
+}
+
+
+def test_columns_equal_the_golden_values(golden_table: MeasurementTable, golden: dict[str, Any]) -> None:
+    near = {"rtol": 1e-9, "atol": 1e-11}
+    for column, key in COLUMNS.items():
+        np.testing.assert_allclose(golden_table.column(column), golden[key], err_msg=column, **near)
+    attribution = golden_table.column("attribution")  # the publication's has the other sign
+    np.testing.assert_allclose(-attribution, golden["attribution_patching"], **near)
+    found = separation(np.abs(attribution.mean(axis=0)), golden_table.members)
+    assert found.auroc == pytest.approx(golden["attribution_auroc_abs_mean"], rel=1e-12)
+    magnitude = golden_table.column("magnitude").mean(axis=0)
+    np.testing.assert_allclose(magnitude, golden["activation_magnitude"], **near)
+    for name, expected in golden["composition"].items():  # 0 in the file where the receiver is not later
+        composed = np.nan_to_num(golden_table.column(f"composition/{name}"))
+        np.testing.assert_allclose(composed, np.array(expected, dtype=float), **near)
 
 
 @pytest.mark.parametrize("quantity", ["y", "kl"])
@@ -81,58 +73,40 @@ def test_the_circuits_own_heads_alone(model64: Model, make_task: Callable[..., P
     cost = alone.passes["forward"]
     whole = MeasurementTable(model64, task, heads)
     np.testing.assert_allclose(found, whole.column("y_drop1")[:, whole.places], rtol=1e-10)
-    assert cost < whole.passes["forward"]
     spent = whole.passes["forward"]
+    assert cost < spent
     np.testing.assert_allclose(whole.column("y_drop1/circuit"), found, rtol=1e-10)
     assert whole.passes["forward"] == spent
 
 
-@pytest.mark.parametrize("method", ["zero", "mean", "resample", "resample-donor", "noise", "noise-additive"])
 def test_an_edge_circuit_of_all_edges_is_the_model(
-    model64: Model, make_task: Callable[..., PairTask], method: str
-) -> None:
-    task = make_task(n=4)
-    table = MeasurementTable(model64, task, Circuit.full(model64.graph))
-    assert not table.by_heads
-    assert table.k == table.H
-    full = table.column("y_full")
-    kept = table.column(f"y_keep/{method}").reshape(4, -1)
-    np.testing.assert_allclose(kept, np.repeat(full[:, None], kept.shape[1], axis=1), rtol=1e-8, atol=1e-9)
-    assert kept.shape[1] == INTERVENTIONS[method].draws
-
-
-def test_edges_of_kept_heads_and_replaced_heads_are_one_run(
     model64: Model, make_task: Callable[..., PairTask]
 ) -> None:
-    task = make_task(n=4)
-    heads = Circuit.from_heads(model64.graph, [(0, 0), (1, 1)])
-    edges = Circuit(graph=heads.graph, mask=heads.mask)
-    by_heads, by_edges = (MeasurementTable(model64, task, each, ablation="mean") for each in (heads, edges))
-    assert by_heads.by_heads
-    assert not by_edges.by_heads
-    assert by_edges.heads == heads.heads
-    for column in ("y_keep/mean", "kl_keep/resample", "y_keep/zero", "y_minus1"):
-        np.testing.assert_allclose(
-            by_heads.column(column), by_edges.column(column), rtol=1e-7, atol=1e-8, err_msg=column
-        )
+    table = MeasurementTable(model64, make_task(n=4), Circuit.full(model64.graph))
+    assert not table.by_heads
+    assert table.k == table.H
+    for method in ("zero", "mean", "resample", "resample-donor", "noise", "noise-additive"):
+        kept = table.column(f"y_keep/{method}").reshape(4, -1)
+        full = np.repeat(table.column("y_full")[:, None], INTERVENTIONS[method].draws, axis=1)
+        np.testing.assert_allclose(kept, full, rtol=1e-8, atol=1e-9, err_msg=method)
 
 
 @pytest.mark.parametrize("method", ["mean", "mean-positional"])
-def test_edges_take_means_of_the_reference(
+def test_edges_of_kept_heads_and_replaced_heads_are_one_run(
     model64: Model, make_task: Callable[..., PairTask], method: str
 ) -> None:
     """The pool's further prompts are ablated like the task's own, not by their own means."""
-    task, more = make_task(n=4), make_task(n=3, seed=1)
+    task, more = make_task(n=4, ragged=method == "mean"), make_task(n=3, seed=1)
     heads = Circuit.from_heads(model64.graph, [(0, 0), (1, 1)])
     edges = Circuit(graph=heads.graph, mask=heads.mask)
-    table = MeasurementTable(model64, task, edges, more=more, ablation=method)
-    whole = MeasurementTable(model64, task, heads, more=more, ablation=method)
-    column = f"pool/y_keep/{method}"
-    np.testing.assert_allclose(table.column(column), whole.column(column), rtol=1e-7, atol=1e-8)
-    ragged = make_task(n=3, seed=1, ragged=True)
-    if method == "mean-positional":
-        with pytest.raises(InputError, match="lengths"):
-            MeasurementTable(model64, task, edges, more=ragged, ablation=method).column(column)
+    by_heads, by_edges = (
+        MeasurementTable(model64, task, each, more=more, ablation=method) for each in (heads, edges)
+    )
+    assert (by_heads.by_heads, by_edges.by_heads, by_edges.heads) == (True, False, heads.heads)
+    for column in (f"pool/y_keep/{method}", "kl_keep/resample", "y_keep/zero", "y_minus1"):
+        np.testing.assert_allclose(
+            by_heads.column(column), by_edges.column(column), rtol=1e-7, atol=1e-8, err_msg=column
+        )
 
 
 def test_rows_do_not_depend_on_batches_or_blocks(
@@ -160,6 +134,10 @@ def test_the_pool_is_the_task_and_more(model64: Model, make_task: Callable[..., 
     assert len(table.column("pool/y_full")) == 7
     alone = MeasurementTable(model64, task, circuit)
     np.testing.assert_array_equal(alone.column("pool/y_full"), alone.column("y_full"))
+    # Outputs of the heads on further prompts are not held for their logits.
+    held = sum(z.numel() for each in table._outputs.values() for z in each)
+    assert held == task.n * task.length * table.H * model64.d_head
+    assert table.passes["forward"] == pytest.approx(2 * 7)
 
 
 # ---- cost ---------------------------------------------------------------------------------------
@@ -170,10 +148,9 @@ def test_single_heads_cost_half_a_pass_and_last_tokens_a_token(
 ) -> None:
     task, circuit = make_task(n=4), Circuit.from_heads(model64.graph, [(0, 0)])
     table = MeasurementTable(model64, task, circuit)
-    table.column("y_full")
-    assert table.passes["forward"] == pytest.approx(4)
-    table.column("y_full")
-    assert table.passes["forward"] == pytest.approx(4)
+    for _ in range(2):
+        table.column("y_full")
+        assert table.passes["forward"] == pytest.approx(4)
     before = table.passes["forward"]
     table.column("y_patch")
     spent = table.passes["forward"] - before
@@ -188,41 +165,20 @@ def test_single_heads_cost_half_a_pass_and_last_tokens_a_token(
     assert table.passes["backward"] == 4
 
 
-def test_outputs_of_further_prompts_are_not_kept_for_their_logits(
-    model64: Model, make_task: Callable[..., PairTask]
-) -> None:
-    task, more = make_task(n=2), make_task(n=4, seed=1)
-    table = MeasurementTable(model64, task, [(0, 0)], more=more)
-    table.column("pool/y_keep/mean")
-    table.column("pool/y_full")
-    held = sum(z.numel() for each in table._outputs.values() for z in each)
-    assert held == task.n * task.length * table.H * model64.d_head
-    assert table.passes["forward"] == pytest.approx(2 * 6)
-
-
 # ---- folder -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def filled(golden_model: Model, make_task: Callable[..., PairTask], tmp_path: Path) -> MeasurementTable:
-    table = MeasurementTable(
-        golden_model,
-        make_task(n=5),
-        Circuit.from_heads(golden_model.graph, [(0, 0)]),
-        folder=tmp_path / "table",
-    )
+    table = MeasurementTable(golden_model, make_task(n=5), [(0, 0)], folder=tmp_path / "table")
     table.column("y_drop1")
     table.column("y_keep/mean")
     return table
 
 
 def again(table: MeasurementTable, folder: Path, **changes: Any) -> MeasurementTable:
-    return MeasurementTable(
-        changes.get("model", table.model),
-        changes.get("task", table.task),
-        changes.get("circuit", table.circuit),
-        folder=folder,
-    )
+    parts = {name: getattr(table, name) for name in ("model", "task", "circuit")}
+    return MeasurementTable(**(parts | changes), folder=folder)
 
 
 def test_a_table_continues_where_it_was_cut_off(
@@ -263,14 +219,13 @@ def test_the_folder_of_another_model_or_circuit_is_refused(
     filled: MeasurementTable, model64: Model, make_task: Callable[..., PairTask], tmp_path: Path
 ) -> None:
     folder = tmp_path / "table"
-    with pytest.raises(InputError, match="another circuit"):
-        again(filled, folder, circuit=Circuit.from_heads(filled.model.graph, [(1, 1)]))
-    with pytest.raises(InputError, match="another .*model"):
-        again(
-            filled, folder, model=model64, task=make_task(n=5), circuit=Circuit.from_heads(model64.graph, [])
-        )
-    with pytest.raises(InputError, match="another task"):
-        again(filled, folder, task=make_task(n=5, seed=9))
+    for what, changes in {
+        "circuit": {"circuit": [(1, 1)]},
+        ".*model": {"model": model64, "task": make_task(n=5), "circuit": []},
+        "task": {"task": make_task(n=5, seed=9)},
+    }.items():
+        with pytest.raises(InputError, match=f"another {what}"):
+            again(filled, folder, **changes)
     (folder / "table.json").write_text('{"hash": ')
     with pytest.raises(FileFormatError, match="not the record of a measurement table"):
         again(filled, folder)
@@ -288,7 +243,10 @@ def test_unknown_columns_methods_and_circuits(
         with pytest.raises(UnknownNameError, match="column"):
             table.column(name)
     assert MeasurementTable(golden_model, task, [(0, 0)]).hash == table.hash
-    edges = MeasurementTable(golden_model, task, EdgeScores(graph, torch.rand(graph.valid.shape)).top(30))
+    some, ragged = EdgeScores(graph, torch.rand(graph.valid.shape)).top(30), make_task(n=3, ragged=True)
+    edges = MeasurementTable(golden_model, task, some, more=ragged)
+    with pytest.raises(InputError, match="lengths"):
+        edges.column("pool/y_keep/mean-positional")
     with pytest.raises(InputError, match="defined for heads"):
         edges.column("y_keep/soft")
     with pytest.raises(InputError, match="out of range"):
@@ -299,13 +257,8 @@ def test_a_prompt_without_a_donor_of_its_answer_has_no_run(
     golden_model: Model, make_task: Callable[..., PairTask]
 ) -> None:
     """Else its own outputs would stand in for the others', and its margin be that of the whole model."""
-    base = make_task(n=5)
-    task = PairTask(
-        clean=base.clean,
-        corrupted=base.corrupted,
-        answers=torch.tensor([[1], [1], [2], [3], [2]]),
-        wrong=torch.full((5, 1), 9),
-    )
+    answers, wrong = torch.tensor([[1], [1], [2], [3], [2]]), torch.full((5, 1), 9)
+    task = replace(make_task(n=5), answers=answers, wrong=wrong)
     same = "resample-donor-same-class"
     table = MeasurementTable(golden_model, task, [(0, 0)], ablation=same)
     alone = [False, False, False, True, False]

@@ -18,7 +18,6 @@ from assay.discovery.heads.weights import (
     effective_rank,
     member_ratio,
     ov_norm,
-    product_singular_values,
     sv_entropy,
     weight_scores,
 )
@@ -35,9 +34,6 @@ RANKS = {
 }
 
 
-# ---- spectra --------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{np.shape(case['matrix'])}")
 def test_golden_effective_ranks(case: dict[str, Any]) -> None:
     s = np.linalg.svd(np.array(case["matrix"]), compute_uv=False)
@@ -49,16 +45,6 @@ def test_golden_effective_ranks(case: dict[str, Any]) -> None:
         assert sv_entropy(s) == pytest.approx(case["sv_entropy_nats"], rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.parametrize("shape", [(9, 3, 7), (3, 3, 3), (8, 1, 5)])
-def test_singular_values_are_those_of_the_product(shape: tuple[int, int, int]) -> None:
-    d_in, rank, d_out = shape
-    generator = torch.Generator().manual_seed(0)
-    left = torch.randn(2, d_in, rank, dtype=torch.float64, generator=generator)
-    right = torch.randn(2, rank, d_out, dtype=torch.float64, generator=generator)
-    expected = torch.linalg.svdvals(left @ right)[:, :rank]
-    torch.testing.assert_close(product_singular_values(left, right), expected, rtol=1e-12, atol=1e-13)
-
-
 def literal_heads(model: Model) -> list[dict[str, np.ndarray]]:
     """W_Q, W_K, W_V, W_O of every head, read off the block's channels one by one."""
     found = []
@@ -66,14 +52,9 @@ def literal_heads(model: Model) -> list[dict[str, np.ndarray]]:
         channels, out = block.qkv_weight().double().numpy(), block.out_weight().double().numpy()
         for head in range(model.n_heads):
             group = head // (model.n_heads // model.n_kv_heads)
-            found.append(
-                {
-                    "q": channels[:, head],
-                    "k": channels[:, model.n_heads + group],
-                    "v": channels[:, model.n_heads + model.n_kv_heads + group],
-                    "o": out[head],
-                }
-            )
+            key = model.n_heads + group
+            q, k, v = (channels[:, at] for at in (head, key, key + model.n_kv_heads))
+            found.append({"q": q, "k": k, "v": v, "o": out[head]})
     return found
 
 
@@ -90,20 +71,6 @@ def test_spectra_are_those_of_the_full_matrices(model64: Model) -> None:
         eigenvalues = np.linalg.eigvals(head["v"] @ head["o"])
         copying = eigenvalues.real.sum() / np.abs(eigenvalues).sum()
         assert scores["ov-copying"].flat[flat] == pytest.approx(copying, rel=1e-8)
-
-
-def test_golden_spectra(golden: dict[str, Any], golden_model: Model) -> None:
-    scores = weight_scores(golden_model)
-    for name, key in {
-        "ov-spectral-norm": "ov_spectral_norm",
-        "ov-sv-entropy": "ov_sv_entropy",
-        "ov-entropy-rank": "ov_entropy_rank",
-        "qk-entropy-rank": "qk_entropy_rank",
-    }.items():
-        np.testing.assert_allclose(scores[name].flat, golden[key], rtol=1e-9)
-
-
-# ---- answer direction -----------------------------------------------------------------------------
 
 
 def test_golden_norm_along_the_answer(golden: dict[str, Any], golden_model: Model) -> None:
@@ -123,19 +90,6 @@ def test_member_ratio_by_hand_and_where_it_is_undefined() -> None:
     assert math.isnan(member_ratio(values, np.zeros(4, dtype=bool)))
     assert math.isnan(member_ratio(values, np.ones(4, dtype=bool)))
     assert math.isnan(member_ratio(np.array([1.0, 0.0]), np.array([True, False])))
-
-
-# ---- composition ----------------------------------------------------------------------------------
-
-
-def test_golden_composition(golden: dict[str, Any], golden_model: Model) -> None:
-    found = composition(golden_model)
-    layer = np.arange(12) // 4
-    later = layer[:, None] < layer[None, :]
-    for name, expected in golden["composition"].items():
-        table = getattr(found, name)
-        np.testing.assert_allclose(table[later], np.array(expected)[later], rtol=1e-9)
-        assert np.isnan(table[~later]).all()
 
 
 def test_composition_is_that_of_the_full_matrices(model64: Model) -> None:
@@ -187,5 +141,3 @@ def test_the_permutation_p_is_the_share_of_choices_as_far_away() -> None:
     assert found.permutation_p == pytest.approx(exact, abs=0.05)
     other = edge_test(table, [(0, 2, 1, 0), (0, 2, 1, 1)], n_heads=4, seed=1)
     assert other.permutation_p != found.permutation_p
-    assert other.permutation_p == pytest.approx(exact, abs=0.05)
-    assert 0.001 <= found.permutation_p <= 1.0

@@ -118,7 +118,7 @@ def test_points_are_the_corrected_faithfulness_of_the_chosen_circuits(
     assert curve.n_edges[0] == 0
     assert curve.values[0] == 0.0
     assert curve.values[-1] == 1.0
-    assert curve.warnings == ()
+    assert curve.area.warnings == ()
     for index in (6, 8):
         circuit = scores.top(int(curve.n_edges[index])).connected(warn=False)
         assert curve.circuits[index] == circuit
@@ -141,11 +141,10 @@ def test_batch_size_changes_nothing_and_a_setting_changes_the_identity(
 ) -> None:
     again = faithfulness_curve(scores, model, task, random_circuits=2, batch_size=5)
     np.testing.assert_allclose(again.values, curve.values, rtol=1e-9, atol=1e-12)
-    assert again.id_hash == curve.id_hash
+    assert again.area.id_hash == curve.area.id_hash
     signed = faithfulness_curve(scores, model, task, absolute=False)
     assert not signed.absolute
-    assert (curve.to_dict()["ranking"], signed.to_dict()["ranking"]) == ("|score|", "signed score")
-    assert signed.id_hash != curve.id_hash
+    assert signed.area.id_hash != curve.area.id_hash
     assert signed.circuits[8] == scores.top(int(signed.n_edges[8]), absolute=False).connected()
     assert signed.circuits[8] != curve.circuits[8]
 
@@ -156,9 +155,9 @@ def test_runs_made_earlier_are_used(model: Model, task: PairTask, scores: EdgeSc
     shared = faithfulness_curve(scores, model, task, fractions=fractions, runs=runs)
     alone = faithfulness_curve(scores, model, task, fractions=fractions, objective="kl")
     assert shared.values.tolist() == alone.values.tolist()
-    assert shared.id_hash == alone.id_hash
+    assert shared.area.id_hash == alone.area.id_hash
     circuit = shared.circuits[0]
-    kl = measure(circuit, model, task, "kl-faithfulness")
+    kl = measure(circuit, model, task, "faithfulness-norm", objective="kl")
     assert shared.values[0] == pytest.approx(kl.value, rel=1e-9)
 
 

@@ -147,8 +147,8 @@ def test_examples_with_non_finite_logits_are_left_out_and_counted() -> None:
     assert np.isnan(measured.components["full"]).tolist() == [False, True, False]
 
 
-def test_a_divergence_objective_makes_the_corrected_form_one_minus_a_ratio() -> None:
-    case = GOLDEN[0]
+@pytest.mark.parametrize("case", GOLDEN, ids=range(len(GOLDEN)))
+def test_a_divergence_objective_makes_the_corrected_form_one_minus_a_ratio(case: dict) -> None:
     measured = golden_runs(case)
     measured.objective = "kl"
     assert measure_runs(measured, "faithfulness-norm").value == pytest.approx(

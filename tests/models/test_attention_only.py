@@ -111,14 +111,8 @@ def test_a_converted_file_is_the_converted_mapping(converted: Path, tmp_path: Pa
 
 def test_the_published_docstring_circuit_runs(model: Model, task: PairTask) -> None:
     circuit = published_circuit("docstring_attn_only_4l")
-    with torch.no_grad(), model.tracing() as trace:
-        model.forward(task.corrupted)
-    ablated = {"input": trace.input}
-    for layer, block in enumerate(model.blocks):
-        z = trace.z[layer].unflatten(-1, (model.n_heads, model.d_head))
-        for head in range(model.n_heads):
-            ablated[f"a{layer}.h{head}"] = z[:, :, head] @ block.out_weight()[head]
     with torch.no_grad():
+        _, ablated = literal.run_plain(model, task.corrupted)
         expected = literal.run_circuit(model, circuit, task.clean, ablated)[:, -1]
     torch.testing.assert_close(run_circuit(circuit, model, task), expected, rtol=1e-8, atol=1e-8)
     worst = worst_case(circuit, model, task, "file")
@@ -126,17 +120,14 @@ def test_the_published_docstring_circuit_runs(model: Model, task: PairTask) -> N
     assert worst.worst(2)[0].divergence > 0
 
 
-@pytest.mark.parametrize(
-    ("change", "error", "message"),
-    [
-        ({"embed.W_E": None}, FileFormatError, "has no 'embed.W_E'"),
-        ({"blocks.2.attn.W_K": None}, FileFormatError, r"has no 'blocks\.2\.attn\.W_K'"),
-        ({"blocks.1.mlp.W_in": torch.zeros(64, 256)}, FileFormatError, "W_in, which do not belong"),
-        ({"blocks.1.attn.W_Q": torch.zeros(8, 64, 9)}, ShapeError, r"\(8, 64, 9\); expected \(8, 64, 8\)"),
-        ({"blocks.0.attn.W_Q": torch.zeros(8, 64, 9)}, ShapeError, r"\(8, 64, 9\); expected \(8, 64, 8\)"),
-        ({"head.weight": torch.zeros(2)}, FileFormatError, "holds head.weight"),
-    ],
-)
+REFUSED: list[tuple[dict[str, Tensor | None], type[Exception], str]] = [
+    ({"blocks.2.attn.W_K": None}, FileFormatError, r"has no 'blocks\.2\.attn\.W_K'"),
+    ({"blocks.1.mlp.W_in": torch.zeros(64, 256)}, FileFormatError, "W_in, which do not belong"),
+    ({"blocks.1.attn.W_Q": torch.zeros(8, 64, 9)}, ShapeError, r"\(8, 64, 9\); expected \(8, 64, 8\)"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "message"), REFUSED)
 def test_other_checkpoints_are_refused_by_name(
     change: dict[str, Tensor | None], error: type[Exception], message: str, tmp_path: Path
 ) -> None:

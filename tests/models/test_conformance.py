@@ -75,10 +75,8 @@ def swap(module: nn.Module, path: str, wrap: Callable[[Any], nn.Module]) -> nn.M
 
 
 PARTS = [
-    ("llama", "model.layers.1.self_attn.q_proj"),
     ("llama", "model.layers.0.self_attn.k_proj"),
     ("llama", "model.layers.1.self_attn.v_proj"),
-    ("llama", "model.layers.0.self_attn.o_proj"),
     ("llama", "lm_head"),
     ("gpt2", "transformer.h.1.attn.c_attn"),
     ("gpt2", "transformer.h.0.attn.c_proj"),
@@ -91,10 +89,9 @@ def test_an_adapter_around_a_projection_is_named(
     kind: str, path: str, tiny_module: Callable[..., nn.Module]
 ) -> None:
     """Scores were made of the base layer's weights, without an error."""
-    adapted = swap(tiny_module(kind), path, Adapter)
     message = rf"{path} \(Adapter\) of .* does not compute .*merge adapters \(merge_and_unload\(\)\)"
     with pytest.raises(UnsupportedModelError, match=message):
-        load_model(adapted)
+        load_model(swap(tiny_module(kind), path, Adapter))
 
 
 @pytest.mark.parametrize("wrap", [AdaptedLinear, Quantised])
@@ -159,13 +156,6 @@ def test_loading_changes_neither_mode_nor_random_numbers(tiny_module: Callable[.
     assert [part.training for part in module.modules()] == modes
     assert all(torch.equal(each, before[name]) for name, each in module.state_dict().items())
     assert not any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
-def test_every_family_conforms_in_every_number_type(
-    family: str, dtype: torch.dtype, tiny_module: Callable[..., nn.Module]
-) -> None:
-    load_model(copy.deepcopy(tiny_module(family)).to(dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

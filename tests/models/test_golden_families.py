@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from soft_pairs import soft_pairs
 
 from assay import discover
 from assay.circuits import Circuit
@@ -113,7 +114,7 @@ def test_scores_are_of_first_order(golden: Golden) -> None:
     assert scores is not None
     batch = next(task.batches(task.n))
     runner = SoftRunner(model)
-    pairs = runner.prepare(task.clean, task.corrupted)
+    pairs = soft_pairs(runner, task.clean, task.corrupted)
     mask = model.graph.valid.double().requires_grad_()
     loss = task_loss(runner.logits(pairs, mask), batch)
     (slopes,) = torch.autograd.grad(-loss.mean(), mask)

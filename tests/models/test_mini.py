@@ -97,12 +97,7 @@ def test_mini_is_a_small_gpt2_stored_in_sixteen_bits(mini: Model) -> None:
 
 
 def test_every_prompt_of_the_tasks_survives_encoding_and_decoding(mini: Model) -> None:
-    for key in LEAST:
+    for key in LEAST:  # warnings are errors here: no filler of the package is dropped
         task = load_task(key, mini, n=50, **OPTIONS.get(key, {}))
         for row, text in enumerate(task.texts or ()):
             assert mini.tokenizer.decode(task.clean[row, : int(task.lengths[row])]) == text
-
-
-def test_no_filler_of_the_package_is_dropped_for_mini(mini: Model) -> None:
-    for key in LEAST:  # warnings are errors here
-        load_task(key, mini, n=1, **OPTIONS.get(key, {}))

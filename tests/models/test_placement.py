@@ -4,25 +4,22 @@ The devices are pretended ones: an operation that mixes two of them raises (`pre
 """
 
 import copy
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-import test_families
-import test_vits
 import torch
 from pretend_devices import FIRST, SECOND, place, pretending
+from small_models import IMAGES, TEXT, build, image_task, text_task
+from soft_pairs import soft_pairs
 from thorough import one_of
 from torch import Tensor, nn
-from vit_conformance import randomise
 
 import assay
 from assay.circuits import Circuit
 from assay.execution import PairRunner, run_circuit, run_model
 from assay.execution.soft import SoftRunner
 from assay.models import Model, load_model
-from assay.tasks import ImageTask, PairTask
 
 
 def apart(model: Model) -> nn.Module:
@@ -69,17 +66,6 @@ def test_pretend_devices_refuse_what_accelerators_refuse() -> None:
 # ---- every family -----------------------------------------------------------------------------------
 
 
-def text_task(model: Model) -> PairTask:
-    clean = test_families.tokens(model)
-    return PairTask(clean=clean, corrupted=clean.flip(0), answers=clean[:, :1], objective="ce")
-
-
-def image_task(model: Model) -> ImageTask:
-    generator = torch.Generator().manual_seed(0)
-    images = torch.randn(2, 3, 3, *model.image_size, generator=generator, dtype=torch.float64)
-    return ImageTask(images=images[0], corrupted=images[1], labels=torch.tensor([0, 1, 2]))
-
-
 def a_circuit(model: Model) -> Circuit:
     kept = torch.rand(model.graph.valid.shape, generator=torch.Generator().manual_seed(4)) < 0.6
     return Circuit(graph=model.graph, mask=model.graph.valid & kept)
@@ -87,7 +73,7 @@ def a_circuit(model: Model) -> Circuit:
 
 def everything(model: Model) -> dict[str, Tensor]:
     """Numbers of every path of the engine that serves all families."""
-    task: Any = text_task(model) if model.vision is None else image_task(model)
+    task: Any = text_task(model) if model.vision is None else image_task(model, 3)
     circuit = a_circuit(model)
     found = {
         "model": run_model(model, task),
@@ -102,21 +88,15 @@ def everything(model: Model) -> dict[str, Tensor]:
         sides = runner.prepare(clean, clean=True), runner.prepare(corrupted, clean=False)
         found["pairs"] = runner.product(*sides)
         mask = circuit.mask.double().to(model.device).requires_grad_()
-        logits = soft.logits(soft.prepare(clean, corrupted), mask)
+        logits = soft.logits(soft_pairs(soft, clean, corrupted), mask)
         found["weights"] = logits.detach()
         [found["slope"]] = torch.autograd.grad(logits.logsumexp(1).sum(), mask)
     return found
 
 
-BUILDS: dict[str, Callable[[], nn.Module]] = {
-    **{name: lambda name=name: test_families.build(name) for name in test_families.CONFIGS},  # type: ignore[misc]
-    **{name: lambda name=name: randomise(test_vits.build(name)) for name in test_vits.CONFIGS},  # type: ignore[misc]
-}
-
-
-@pytest.mark.parametrize("name", one_of(BUILDS, "gpt2", "gemma2", "vit"))
+@pytest.mark.parametrize("name", one_of([*TEXT, *IMAGES], "gpt2", "gemma2", "vit"))
 def test_every_path_of_the_engine_on_two_devices(name: str) -> None:
-    plain = load_model(BUILDS[name]())
+    plain = load_model(build(name))
     expected = everything(plain)
     with pretending():
         model = load_model(apart(plain))

@@ -17,11 +17,10 @@ from synthetic_store import Filled, fill, made_audit, mini
 from type_checks import no_type_checks
 
 import assay
-from assay.analyses.generalization.comparison import comparison_document
 from assay.analyses.generalization.domains import DomainEvaluation, EvaluationSettings, measure_domains
-from assay.analyses.generalization.metrics import METRICS
+from assay.analyses.generalization.inspection import METRICS
 from assay.analyses.generalization.monitor import Monitor
-from assay.analyses.generalization.ranking import Ranking, rank_inspections
+from assay.analyses.generalization.ranking import Ranking, comparison_document, rank_inspections
 from assay.circuits import Circuit, EdgeScores, ExportedCircuit
 from assay.graph import build_graph
 from assay.page.blocks import Page

@@ -8,11 +8,10 @@ from typing import Any
 from type_checks import no_type_checks
 
 import assay
-from assay.core.measurement import Measurement
+from assay.core.measurement import Measurement, Rule
 from assay.core.random import stream
-from assay.core.verdict import Rule
 from assay.pipeline.audit_result import Audit
-from assay.stats.statistic import mean_of
+from assay.stats.intervals import mean_of
 from assay.store import About, Store
 
 

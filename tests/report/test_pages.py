@@ -97,9 +97,6 @@ def unfolded(block: Block) -> Block:
             return _open(Note(text=block.summary), *block.blocks)
         case Figure():
             return _open(*block.blocks, Note(text=block.caption), Note(text=block.note), *block.more)
-        case Interactive(template="checks.html"):
-            checks = block.values["checks"]
-            return _open(*block.blocks, *(part for check in checks for part in _checked(check)))
         case Section() | Interactive():
             return replace(block, blocks=[unfolded(each) for each in block.blocks])
     return block
@@ -108,12 +105,6 @@ def unfolded(block: Block) -> Block:
 def _open(*blocks: Block) -> Details:
     parts = [each if isinstance(each, Table) else unfolded(each) for each in blocks]
     return Details(summary="", printed=True, blocks=parts)
-
-
-def _checked(check: dict[str, Any]) -> list[Block]:
-    """What the page alone shows of a gate."""
-    heading = f"{check['gate']['code']}: {check['value']} {check['passes']} {check['lacking']}"
-    return [Note(text=heading), *check["words"], *check["more"]]
 
 
 def written(page: Blocks) -> str:
@@ -318,12 +309,6 @@ def test_a_graph_of_gpt2_with_every_edge_listed() -> None:
     assert len(text.encode()) < PAGE_LIMIT / 2
     assert text.count('class="edge') <= UNSCRIPTED + 10
     assert text.count("<tr>") < 3 * WRITTEN_ROWS
-
-
-def test_more_measurements_than_a_table_shows() -> None:
-    text = render([made_up()] * 1_000)
-    assert len(text.encode()) < PAGE_LIMIT
-    assert "600 more rows are omitted" in text
 
 
 def test_texts_are_cut_and_numbers_left_as_they_are() -> None:

@@ -111,5 +111,3 @@ def test_results_with_nothing_in_common_are_refused_in_a_sentence(filled: tuple[
     for pair in ((ids.worst_case, ids.audits[0]), (ids.measurement, ids.scores)):
         with pytest.raises(InputError, match=message):
             compare_frame(store, *pair)
-    with pytest.raises(UnknownNameError, match="no sweep is called 'nope'"):
-        compare_frame(store, "nope", ids.audits[0])

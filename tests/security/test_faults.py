@@ -15,10 +15,10 @@ from command_line import invoke
 from postgres_server import PostgresServer
 
 import assay
-from assay.analyses.generalization.monitor import Journal
+from assay.analyses.generalization.monitor import append_line, read_lines
 from assay.analyses.subsets import CorrectnessData
 from assay.analyses.worst_case.evaluation import FolderShelf, PairValues
-from assay.circuits import save_submission
+from assay.circuits import write_eap_ig
 from assay.core.errors import AssayError, FileFormatError, OutputError
 from assay.discovery.heads.shelf import Shelf
 from assay.graph import build_graph
@@ -68,7 +68,7 @@ def save_correctness(folder: Path, seed: int) -> None:
 WRITERS: dict[str, Callable[[Path, int], object]] = {
     "scores": lambda path, seed: scores(seed).save(path / "scores.safetensors"),
     "correctness": save_correctness,
-    "submission": lambda path, seed: save_submission({("ioi", "gpt2"): scores(seed)}, path),  # never fits
+    "eap-ig": lambda path, seed: write_eap_ig(scores(seed), path / "scores.json"),  # never fits
 }
 
 
@@ -79,7 +79,7 @@ def files_in(folder: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_full_or_read_only_disk_keeps_what_was_there(name: str, small_disk: Path) -> None:
-    if name != "submission":
+    if name != "eap-ig":
         WRITERS[name](small_disk, 0)
         fill(small_disk)
     before = files_in(small_disk)
@@ -93,21 +93,21 @@ def test_a_full_or_read_only_disk_keeps_what_was_there(name: str, small_disk: Pa
 
 
 def test_a_full_disk_keeps_readings_and_leaves_no_half_of_a_report(small_disk: Path) -> None:
-    journal = Journal(small_disk / "readings.jsonl")
-    journal.append("monitor", {"id": "0"})
+    path = small_disk / "readings.jsonl"
+    append_line(path, "monitor", {"id": "0"})
     fill(small_disk)
     with pytest.raises(OutputError):
-        journal.append("reading", {"index": 0, "text": "x" * 8000})
+        append_line(path, "reading", {"index": 0, "text": "x" * 8000})
     command = ("audit", "--n", "8", "--steps", "1", "--n-random", "1", "--quiet")
     outcome = invoke(*command, "--store", small_disk / "store", "--out", small_disk / "out")
     assert (outcome.exit_code, "error:" in outcome.stderr) == (1, True)
     left = [path for path in small_disk.rglob("*") if path.is_file()]
     assert not [path for path in left if path.name.startswith(".") or path.suffix == ".html"]
     (small_disk / "filler").unlink()
-    before = journal.read()
+    before = read_lines(path)
     assert ("monitor", {"id": "0"}) in before
-    journal.append("reading", {"index": -1})
-    assert journal.read() == [*before, ("reading", {"index": -1})]
+    append_line(path, "reading", {"index": -1})
+    assert read_lines(path) == [*before, ("reading", {"index": -1})]
 
 
 # ---- torn files ---------------------------------------------------------------------------------
@@ -121,24 +121,24 @@ def cuts(content: bytes, n: int = 60) -> list[bytes]:
 
 @pytest.mark.filterwarnings("error")
 def test_readings_count_once_their_line_ends(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "readings.jsonl")
+    path = tmp_path / "readings.jsonl"
     lines = [("reading", {"index": index, "shift": 0.5, "text": "naïve 🙂"}) for index in range(4)]
     for kind, reading in lines:
-        journal.append(kind, reading)
-    for cut in cuts(journal.path.read_bytes(), 200):
-        journal.path.write_bytes(cut)
-        whole = journal.read()
+        append_line(path, kind, reading)
+    for cut in cuts(path.read_bytes(), 200):
+        path.write_bytes(cut)
+        whole = read_lines(path)
         assert whole == lines[: cut.count(b"\n")]
-        journal.append("reading", {"index": 9})
-        assert journal.read() == [*whole, ("reading", {"index": 9})]
+        append_line(path, "reading", {"index": 9})
+        assert read_lines(path) == [*whole, ("reading", {"index": 9})]
 
 
 @pytest.mark.parametrize("line", [b"{", b"[]", b"\xff", b"[" * 100_000, b'{"kind": "\\ud800"}', b"", b"\x00"])
 def test_a_damaged_line_in_the_middle_is_named(line: bytes, tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "readings.jsonl")
-    journal.path.write_bytes(b'{"kind": "monitor"}\n' + line + b"\n")
+    path = tmp_path / "readings.jsonl"
+    path.write_bytes(b'{"kind": "monitor"}\n' + line + b"\n")
     with pytest.raises(FileFormatError, match="line 2"):
-        journal.read()
+        read_lines(path)
 
 
 Torn = tuple[Path, Callable[[], object]]

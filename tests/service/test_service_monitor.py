@@ -76,7 +76,8 @@ def test_each_reading_that_raises_the_alarm_is_handed_to_the_command(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fill(tmp_path / "in", 8)
-    command = f"cat >> '{tmp_path / 'told'}'; echo said"
+    there = f"test -f '{tmp_path / 'out' / 'monitor.html'}'"  # the page that the reading names
+    command = f"{there} && cat >> '{tmp_path / 'told'}' && echo said"
     heard: list[str] = []
     assert observe(options(tmp_path, on_alarm=command), heard) == 2
     kept = json.loads((tmp_path / "out" / "monitor.json").read_text())["readings"]

@@ -26,7 +26,7 @@ from assay.stats import (
     spearman_test,
     true_discoveries,
 )
-from assay.stats.permutation import MeanTest
+from assay.stats.significance import MeanTest
 
 
 # -------------------------------------------------------------------------------------------- permutations

@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,8 +16,6 @@ from assay.core.random import stream
 from assay.stats import (
     cell_table,
     cell_tests,
-    compare_with_anchor,
-    histogram,
     mean_standard_error,
     summarize,
     top_indices,
@@ -26,38 +23,6 @@ from assay.stats import (
 
 
 # -------------------------------------------------------------------------------------------- descriptions
-
-
-GOLDEN = Path(__file__).parent.parent / "golden" / "adversarial"
-
-
-EXPECTED = json.loads((GOLDEN / "stats_expected.json").read_text())
-
-
-KEYS = {f"{percent}%": f"p{percent}" for percent in ("25", "50", "75", "95", "99", "99.9", "99.99")}
-
-
-@pytest.fixture(scope="module")
-def data() -> dict[str, np.ndarray]:
-    with np.load(GOLDEN / "stats_input.npz", allow_pickle=False) as file:
-        return dict(file)
-
-
-values_of = arrays.arrays(
-    np.float64,
-    arrays.array_shapes(min_dims=1, max_dims=2, max_side=12),
-    elements=st.integers(0, 9).map(float),
-)
-
-
-@pytest.mark.parametrize("part", ["abs", "z"])
-def test_summary_matches_golden_values(part: str, data: dict[str, np.ndarray]) -> None:
-    summary = summarize(data["kl"])
-    found = summary.absolute if part == "abs" else summary.z
-    expected = {KEYS.get(key, key): value for key, value in EXPECTED[f"summary_{part}"].items()}
-    assert list(found) == list(expected)
-    assert list(found.values()) == pytest.approx(list(expected.values()), rel=1e-9)
-    assert summary.warnings == summary.few_tail_points == ()
 
 
 def test_five_values_by_hand() -> None:
@@ -83,8 +48,14 @@ def test_five_values_by_hand() -> None:
     assert summary.z["max"] == pytest.approx(2 / math.sqrt(2.5))
     assert summary.standard_error == pytest.approx(math.sqrt(2.5 / 5))
     assert summary.exceedance == {1.0: 0.6, 4.0: 0.0, -1.0: 1.0}
-    assert summary.few_tail_points == ("p99.9", "p99.99")
-    assert summary.warnings == ("few_tail_points",)
+    assert summary.few_tail_points == ("p95", "p99", "p99.9", "p99.99")
+    few = summarize(np.arange(5.0), n_distinct=4)
+    assert (few.absolute["count"], few.absolute["p75"], few.absolute["p95"], few.z["p95"]) == (
+        4,
+        3.0,
+        None,
+        None,
+    )
 
 
 def test_standard_errors_of_crossed_samples_add_rows_and_columns() -> None:
@@ -95,45 +66,6 @@ def test_standard_errors_of_crossed_samples_add_rows_and_columns() -> None:
         mean_standard_error(values) == summarize(values).standard_error == pytest.approx(expected, rel=1e-12)
     )
     assert math.isnan(mean_standard_error(values[:1]))
-
-
-def test_an_anchor_by_hand() -> None:
-    found = compare_with_anchor(np.array([[1.0, 2.0], [6.0, 3.0]]), np.array([[2.0, 4.0], [3.0, 3.0]]))
-    assert found.ratio_of_means == 1.0
-    assert found.share_above == 0.25
-    # Ranks 1 2 4 3 beside 1 4 2.5 2.5: covariance 1/4 of 0.5, variances 1.25 and 1.125.
-    assert found.spearman == pytest.approx(np.corrcoef([1, 2, 4, 3], [1, 4, 2.5, 2.5])[0, 1])
-
-
-def test_histogram_matches_golden_counts(data: dict[str, np.ndarray]) -> None:
-    found = histogram(data["kl"])
-    assert found.counts.tolist() == EXPECTED["histogram_counts"]
-    assert [found.edges[0], found.edges[-1]] == EXPECTED["histogram_edges_first_last"]
-    assert len(found.edges) == 101
-
-
-def test_largest_values_match_golden_indices(data: dict[str, np.ndarray]) -> None:
-    found = top_indices(data["kl"], 10)
-    assert found.tolist() == EXPECTED["top10_indices"]
-    assert data["kl"][found].tolist() == EXPECTED["top10_values"]
-    assert data["kl"][17] == data["kl"][4000]  # the tie at the top
-
-
-def test_cells_match_golden_values(data: dict[str, np.ndarray]) -> None:
-    table = cell_table(data["kl"], data["field1"], data["field2"], quantiles=(1.0, 0.999, 0.9999))
-    cells = EXPECTED["heatmap_field1_field2"]
-    assert [f"{row}|{column}" for row in table.rows for column in table.columns] == list(cells)
-    for at, (row, column) in enumerate(np.ndindex(table.n.shape)):
-        expected = list(cells.values())[at]
-        found = [table.mean[row, column], *table.quantiles[:, row, column]]
-        if expected is None:
-            assert table.n[row, column] == 0
-            assert np.isnan(found).all()
-        else:
-            assert table.n[row, column] == expected["n"]
-            assert found == pytest.approx(
-                [expected[key] for key in ("mean", "max", "99.9%", "99.99%")], rel=1e-9
-            )
 
 
 def test_labels_of_inputs_reach_all_their_pairs() -> None:
@@ -183,8 +115,6 @@ def test_two_labels_over_four_inputs_by_hand() -> None:
     assert tests.p_value[0, 0] == pytest.approx(1 / 6, abs=3.5 * math.sqrt(5 / 36 / 9999))
     assert tests.p_value[1, 0] == 1
     assert tests.q_value.ravel() == pytest.approx([2 * tests.p_value[0, 0], 1])
-    assert tests.sparse.all()
-    assert tests.permutations == 9999
 
 
 def test_a_cross_of_two_by_two_by_hand() -> None:
@@ -229,8 +159,6 @@ def test_a_cross_within_one_side_has_cells_without_inputs() -> None:
     assert (
         np.isnan(tests.p_value).tolist() == np.isnan(tests.q_value).tolist() == [[False, True], [True, False]]
     )
-    assert tests.sparse[0, 1]
-    assert not tests.significant(1.0)[0, 1]
     assert json.loads(json.dumps(tests.to_dict()))["exceed"][0][1] is None
 
 
@@ -283,12 +211,12 @@ def test_shares_and_counts_are_those_of_the_cell_table() -> None:
     assert tests.exceed == pytest.approx(table.mean)
 
 
-def test_more_cells_get_more_permutations() -> None:
-    exceeds = stream(2, "cells").random((200, 50)) < 0.01
-    few, many = (cell_tests(exceeds, np.arange(200)[:, None] % n) for n in (4, 100))
-    assert (few.permutations, many.permutations) == (999, 4000)
-    # One bad value of a hundred is out of reach with 999: its q would be 100/1000.
-    assert 100 / (1 + many.permutations) < 0.05
+@pytest.mark.parametrize(("n_cells", "permutations"), [(4, 999), (100, 4000)])
+def test_more_cells_get_more_permutations(n_cells: int, permutations: int) -> None:
+    """One bad value of a hundred is out of reach with 999: its q would be 100/1000."""
+    labels = np.arange(400)[:, None] % n_cells
+    found = cell_tests(np.repeat(labels == 0, 5, axis=1), labels)
+    assert found.p_value[0, 0] == 1 / (1 + permutations)
 
 
 def null_p_values(n_trials: int, kind: str) -> np.ndarray:
@@ -333,7 +261,7 @@ def test_a_planted_bad_value_is_found_and_nothing_else() -> None:
         rng = stream(seed, "planted")
         labels = rng.choice(objects, 400)
         found = cell_tests(planted(rng, labels, 300), labels[:, None], seed=seed)
-        marked = [label for label, yes in zip(found.rows, found.significant().ravel(), strict=True) if yes]
+        marked = [label for label, yes in zip(found.rows, found.q_value.ravel() <= 0.05, strict=True) if yes]
         hits += "ring" in marked
         others += len(marked) - ("ring" in marked)
     assert hits == 10
@@ -345,28 +273,19 @@ def test_a_planted_bad_value_is_found_and_nothing_else() -> None:
 
 def test_descriptions_of_little_or_of_nothing() -> None:
     flat, one = summarize(np.full(10_000, 0.1)), summarize(np.array([2.0]))
-    assert (flat.absolute["mean"], flat.absolute["std"], flat.warnings) == (0.1, 0.0, ("no_spread",))
+    assert (flat.absolute["mean"], flat.absolute["std"]) == (0.1, 0.0)
     assert all(math.isnan(score) for score in flat.z.values())
     assert math.isnan(one.absolute["std"])
-    assert one.warnings == ("few_tail_points", "no_spread")
     assert summarize(np.arange(999.0)).few_tail_points == ("p99.9", "p99.99")
     assert summarize(np.arange(1000.0)).few_tail_points == ("p99.99",)
     assert json.loads(json.dumps(summarize(np.full(3, 0.5)).to_dict()))["z"]["max"] is None
-    found = histogram(np.array([0.0, 1.0, 1.0, 2.0]), n_bins=2)  # the last bin holds both its edges
-    assert (found.counts.tolist(), found.edges.tolist()) == ([1, 3], [0.0, 1.0, 2.0])
-    assert histogram(np.zeros((2, 3))).counts.tolist() == [6]
-    assert histogram(np.array([1.0, 3.0]), n_bins=4, maximum=8.0).counts.tolist() == [1, 1, 0, 0]
     with pytest.warns(DegenerateDataWarning, match="5 largest values were requested"):
         assert top_indices(np.array([1.0, 2.0]), 5).tolist() == [1, 0]
-    with pytest.warns(DegenerateDataWarning, match="one vector is constant"):
-        assert math.isnan(compare_with_anchor(np.array([1.0, 2.0]), np.zeros(2)).ratio_of_means)
 
 
 @pytest.mark.parametrize(
     ("refused", "error", "message"),
     [
-        (lambda: histogram(np.array([-1.0, 1.0])), InputError, "values run from -1"),
-        (lambda: histogram(np.array([2.0]), maximum=1.0), InputError, "the histogram from 0 to 1"),
         (lambda: top_indices(np.ones(3), 0), InputError, "k is 0; expected at least 1"),
         (lambda: cell_table(np.ones(3), np.array(["a", "b"])), ValueError, r"\(2,\)"),
         (lambda: mean_standard_error(np.ones((2, 2, 2))), ShapeError, "expected a vector or a matrix"),

@@ -17,8 +17,8 @@ from assay.analyses.subsets.matrix import Answers
 from assay.analyses.subsets.swap import (
     FLOOR,
     KAPPAS,
-    Found,
     Pool,
+    Solution,
     line_gradient,
     marginal_scores,
     stratum_quota,
@@ -36,7 +36,7 @@ HAND = np.array([[1, 0, 1, 0, 0], [1, 0, 0, 1, 0], [0, 1, 0, 1, 0], [0, 1, 0, 1,
 ALL = {"train": np.arange(4), "validation": np.arange(4)}
 
 
-def solve(correct, id_accuracy, size, *, train, validation, **options) -> Found:
+def solve(correct, id_accuracy, size, *, train, validation, **options) -> Solution:
     held_out = Answers.of(correct, validation)
     task = (size, id_accuracy[train], id_accuracy[validation])
     return swap(Answers.of(correct, train), [task], validation=held_out, **options)[0]

@@ -230,20 +230,17 @@ def test_load_images_gives_what_the_model_reads(tmp_path: Path) -> None:
         load_images(tmp_path, model)
     for hold in (True, False):
         assert load_images(tmp_path, model, skip_bad=True, hold=hold).config["skipped"] == 1
-    write(tmp_path / "cow" / "b.png")
-    with pytest.raises(InputError, match="cow"):
-        load_images(tmp_path, model, skip_bad=True)
-
-
-def test_prompts_and_images_are_told_apart() -> None:
-    with pytest.raises(InputError, match="reads images, not prompts"):
-        load_task("ioi", classifier())
-    with pytest.raises(InputError, match="reads prompts, not images"):
-        load_images("shapes:flat", load_model("mini"))
-    with pytest.raises(InputError, match="give at least 1 image"):
-        load_images("shapes:flat", classifier(), n=0)
     zoo = Zoo.embedded()
     ids = load_images("shapes:flat", zoo.load(zoo.keys[0]), n=4).ids.tolist()
     assert ids == list(range(20_000, 20_004)), "none that a model of the zoo was trained on"
-    with pytest.raises(InputError, match="are 32 x 32, but the model reads 16 x 16"):
-        classifier(DRAWN.classes).bind(DRAWN)
+    for call, message in (
+        (lambda: load_task("ioi", model), "reads images, not prompts"),
+        (lambda: load_images("shapes:flat", load_model("mini")), "reads prompts, not images"),
+        (lambda: load_images("shapes:flat", model, n=0), "give at least 1 image"),
+        (lambda: classifier(DRAWN.classes).bind(DRAWN), "are 32 x 32, but the model reads 16 x 16"),
+    ):
+        with pytest.raises(InputError, match=message):
+            call()
+    write(tmp_path / "cow" / "b.png")
+    with pytest.raises(InputError, match="cow"):
+        load_images(tmp_path, model, skip_bad=True)

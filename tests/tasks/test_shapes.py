@@ -1,15 +1,11 @@
-"""The drawn data set: seeded, learnable within a style, hard across styles, true to its geometry."""
+"""The drawn data set: seeded, and true to its geometry."""
 
 import numpy as np
 import pytest
 
 from assay.core.errors import InputError, UnknownNameError
-from assay.tasks import SHAPE_CLASSES, SHAPE_DOMAINS, ImageTask, draw_shapes
+from assay.tasks import SHAPE_CLASSES, SHAPE_DOMAINS, draw_shapes
 from assay.tasks.shapes import _FIGURES
-
-
-def features(images: ImageTask) -> np.ndarray:
-    return images.pixels.reshape(images.n, -1) / 255
 
 
 @pytest.mark.parametrize("domain", SHAPE_DOMAINS)
@@ -40,17 +36,6 @@ def test_a_figure_is_a_distance(shape: str) -> None:
     for row, column in np.random.default_rng(0).integers(0, 601, (40, 2)):
         nearest = np.hypot(*(rim - (row, column)).T).min() * step
         assert abs(abs(distance[row, column]) - nearest) < 0.015
-
-
-def test_a_line_on_pixels_separates_classes_within_a_style_but_not_across() -> None:
-    from sklearn.linear_model import LogisticRegression
-
-    train, test = draw_shapes("flat", 600), draw_shapes("flat", 300, start=10_000)
-    fitted = LogisticRegression(C=0.01, max_iter=100, tol=1e-2).fit(features(train), train.labels)
-    within = fitted.score(features(test), test.labels)
-    others = [draw_shapes(domain, 300) for domain in SHAPE_DOMAINS if domain != "flat"]
-    assert within > 3 / len(SHAPE_CLASSES)
-    assert max(fitted.score(features(other), other.labels) for other in others) < within - 0.15
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:

@@ -10,8 +10,8 @@ import timm
 import torch
 from command_line import invoke
 from PIL import Image
+from small_models import randomise
 from timm.models._hub import save_for_hf
-from vit_conformance import randomise
 
 from assay.analyses.generalization import dependency_depth_bias
 from assay.discovery.edges import discover

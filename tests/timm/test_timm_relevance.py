@@ -4,11 +4,11 @@ import literal_vits
 import pytest
 import torch
 from literal_relevance import vit_with_rules
+from small_models import image_task, randomise
 from test_timm_vits import BUILDERS, SMALL, build
 from timm.layers import GatedMlp, GluMlp, SwiGLUPacked
 from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor, nn
-from vit_conformance import image_task, randomise
 
 from assay.core.errors import UnsupportedModelError
 from assay.discovery.edges import discover

@@ -5,11 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from conformance import Conformance, Twin
+from small_models import randomise
 from timm.layers import SwiGLU
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
-from vit_conformance import Conformance, randomise
+
+from assay.models import load_model
 
 
 SMALL: dict[str, Any] = {
@@ -69,8 +72,8 @@ def build(name: str) -> nn.Module:
 
 
 @pytest.fixture(params=BUILDERS, scope="module")
-def module(request: pytest.FixtureRequest) -> nn.Module:
-    return build(request.param)
+def twin(request: pytest.FixtureRequest) -> Twin:
+    return Twin(load_model(build(request.param)))
 
 
 class TestTimm(Conformance):
