@@ -55,15 +55,14 @@ def methods(source: Path) -> list[str]:
 
 def limit_of(metric: MetricSpec) -> str:
     """The published rule of a metric in a few signs."""
-    limit = metric.pass_threshold
-    if limit is None:
+    rule = metric.rule
+    if rule is None:
         return "none"
-    below = metric.direction == "lower"
-    sign = ("<" if below else ">") if metric.strict else ("≤" if below else "≥")
-    fail = metric.fail_threshold
-    return f"{sign} {limit:g}" + (
-        f"; fails {'above' if below else 'below'} {fail:g}" if fail is not None else ""
+    sign = (">" if rule.higher else "<") if rule.strict else ("≥" if rule.higher else "≤")
+    fail = (
+        f"; fails {'below' if rule.higher else 'above'} {rule.fail_at:g}" if rule.fail_at is not None else ""
     )
+    return f"{sign} {rule.pass_at:g}{fail}"
 
 
 def metrics(source: Path) -> list[str]:

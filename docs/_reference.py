@@ -13,6 +13,7 @@ from pathlib import Path
 from sphinx.application import Sphinx
 
 import assay
+from assay.core.registry import homes_of
 
 
 PAGES = {
@@ -35,7 +36,7 @@ PAGES = {
     ),
     "metrics": (
         "Metrics",
-        ["assay.metrics", "assay.core.measurement", "assay.core.verdict", "assay.core.record"],
+        ["assay.metrics", "assay.core.measurement", "assay.core.record"],
     ),
     "worst-case": ("Worst case", ["assay.analyses.worst_case"]),
     "calibration": ("Calibrations", ["assay.analyses.calibration"]),
@@ -89,7 +90,7 @@ def public_names(package: str) -> list[str]:
 
 def page(title: str, packages: list[str]) -> str:
     """One reference page: each package's own description, then its public names."""
-    top_level = {home: name for name, home in assay._HOMES.items()}
+    top_level = {home: name for name, home in homes_of(assay.__file__).items()}
     lines = [f"# {title}", ""]
     for package in packages:
         lines += ["```{eval-rst}", f".. automodule:: {package}", "   :no-members:", ""]

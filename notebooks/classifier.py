@@ -73,7 +73,8 @@ for metric in ("ddb-output", "id-accuracy", "average-confidence", "atc"):
 #   blind pick.
 # - **It does not say** that the same metric wins elsewhere: twelve models of one recipe and sixty images are
 #   little. Small models trained from scratch need not follow the pattern that was published for the depth
-#   bias. [On real images](../docs/pacs64.md) no metric was reliably better than in-distribution accuracy.
+#   bias. [On real images](../docs/howto/rank.md#on-real-images) no metric was reliably better than
+#   in-distribution accuracy.
 #
 # ## Watch
 #

@@ -143,5 +143,5 @@ print("the verdict is in the file:", again.verdict.status)
 
 # %% [markdown]
 # Next: [from your own table to a finding](../docs/howto/select.md), [a study on real
-# images](../docs/pacs64-subsets.md), and the [theory](../docs/theory/oodselect.md) with how often the verdict
-# is wrong.
+# images](../docs/howto/select.md#on-real-images), and the [theory](../docs/theory/oodselect.md) with how
+# often the verdict is wrong.

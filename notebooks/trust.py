@@ -119,7 +119,7 @@ print("corrupted:", hardest["corrupted"]["text"])
 # %% [markdown]
 # What a search finds is a lower bound on the maximum, and no more: a longer search may find worse. The
 # certificate does not exclude such a pair, because a percentile says nothing about the last share of the
-# pairs. [Worst case of mini](../docs/worst-case-of-mini.md) follows such pairs up.
+# pairs. [Worst case of mini](../docs/howto/worst-pairs.md#three-circuits-of-mini) follows such pairs up.
 #
 # ## Rivals
 #

@@ -1,15 +1,12 @@
-"""Every discovery method judged: the tables and pictures of docs/truth.md and docs/discovery-on-mini.md.
+"""Every discovery method judged: tables and pictures of docs/theory/planted.md and docs/howto/benchmark.md.
 
     python experiments/discovery_benchmark/run.py truth [--methods ...] [--models ...]
     python experiments/discovery_benchmark/run.py mini [--tasks ioi greater-than] [--methods ...]
-    python experiments/discovery_benchmark/run.py warm
-    python experiments/discovery_benchmark/run.py vision [--methods ...]
-    python experiments/discovery_benchmark/run.py signs [--tasks ...]
     python experiments/discovery_benchmark/run.py docs
 
 One CPU thread, so that times are processor times. `truth` with some methods or models adds them to what
 `truth.json` holds; the others measure anew, since methods are compared on the same examples in one run.
-Results are `truth.json`, `mini-TASK.json` and `colour-digits.json` beside this file; `docs` (also the end of
+Results are `truth.json` and `mini-TASK.json` beside this file; `docs` (also the end of
 every other step) writes from them the tables in `docs/tables` and the pictures in `docs/images`.
 """
 
@@ -31,10 +28,10 @@ from assay.analyses.benchmark import DiscoveryBenchmark, benchmark_discovery
 from assay.analyses.benchmark import page as benchmark_tables
 from assay.analyses.benchmark.targets import find_target
 from assay.app.options import parse_options
-from assay.discovery.edges import METHODS, discover
+from assay.discovery.edges import METHODS
 from assay.models.planted import planted_names
 from assay.page import draw
-from assay.page.blocks import Column, Table
+from assay.page.blocks import Table
 from assay.page.text import plain_text
 
 
@@ -42,7 +39,6 @@ HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent.parent / "docs"
 TRUTH_N, MINI_N, SEED = 32, 60, 0
 CELL = ["model", "method", "objective"]
-STRONGEST = 100  # edges whose signs are compared
 MINI_TASKS = ("ioi", "greater-than")
 # Learned masks on planted models: their few edges need fewer updates than the 3,000 of the papers.
 TRUTH_OPTIONS: dict[str, dict[str, Any]] = {"ugs": {"updates": 300}, "edge-pruning": {"updates": 300}}
@@ -110,39 +106,6 @@ def judge(target: Any, names: Sequence[str], options: dict[str, Any], file: str,
     benchmark_discovery(target.model, target.task, names, **how).save(HERE / file)
 
 
-def warm() -> None:
-    """Uniform gradient sampling from EAP-IG scores at a lower price, on the examples of `mini-ioi.json`."""
-    target = find_target("mini", "ioi", n=MINI_N, seed=SEED)
-    name = "ugs@warm"
-    options = {name: {"warm_start": "eap-ig-inputs", "updates": 300, "rate": 0.05, "price": 3e-4}}
-    judge(target, [name], options, "mini-ioi-warm.json")
-
-
-def vision(methods: Sequence[str] | None, options: dict[str, dict[str, Any]], n: int) -> None:
-    target = find_target("colour-digits", n=n, seed=SEED)
-    names = list(methods or METHODS)
-    chosen = options_of(names, options)
-    judge(target, names, chosen, "colour-digits.json", held_out=target.held_out)
-
-
-def signs(tasks: Sequence[str], n: int) -> None:
-    """Of the strongest edges by eap-ig-inputs, the share to which other methods give the other sign."""
-    path = HERE / "signs.json"
-    found = json.loads(path.read_text()) if path.exists() else {}
-    for task in tasks:
-        target = find_target("mini", task, n=n, seed=SEED)
-        values = {
-            key: discover(target.model, target.task, key, seed=SEED).values.flatten()
-            for key in ("eap-ig-inputs", "eap", "clean-corrupted", "relp")
-        }
-        strongest = values["eap-ig-inputs"].abs().topk(STRONGEST).indices
-        reference = values.pop("eap-ig-inputs")[strongest]
-        found[target.task.name] = {
-            key: float((own[strongest] * reference < 0).double().mean()) for key, own in values.items()
-        }
-    path.write_text(json.dumps(found, indent=1) + "\n")
-
-
 def docs() -> None:
     tables, images = DOCS / "tables", DOCS / "images"
     tables.mkdir(exist_ok=True)
@@ -150,33 +113,16 @@ def docs() -> None:
     if path.exists():
         table = read_truth(path)
         (tables / "truth-methods.inc").write_text(markdown_table(truth_tables.methods_table(table)))
-        (tables / "truth-models.inc").write_text(markdown_table(truth_tables.models_table(table)))
         (tables / "truth-misses.inc").write_text(bullets(truth_tables.misses(table)))
-        (tables / "truth-refusals.inc").write_text(bullets(truth_tables.refusals(table)))
         facts = truth_tables.facts(table, json.loads(path.read_text()))
         (tables / "truth-facts.inc").write_text(facts)
         write_picture(images / "truth-map.svg", truth_tables.plot_truth(table))
-    found = [HERE / f"mini-{task}.json" for task in MINI_TASKS] + [HERE / "colour-digits.json"]
-    for each in found:
-        if not each.exists():
-            continue
-        benchmark = DiscoveryBenchmark.load(each)
-        name = each.stem
-        quality = markdown_table(benchmark_tables.quality_table(benchmark))
-        (tables / f"{name}-quality.inc").write_text(f"{benchmark_tables.heading(benchmark)}.\n\n{quality}")
-        (tables / f"{name}-notes.inc").write_text(
-            bullets(benchmark_tables.notes(benchmark)) or "Nothing to note.\n"
-        )
-        write_picture(images / f"benchmark-{name}.svg", benchmark.plot())
-    path = HERE / "signs.json"
+    path = HERE / "mini-ioi.json"
     if path.exists():
-        shares = json.loads(path.read_text())
-        columns = ("task", *next(iter(shares.values())))
-        rows = tuple((task, *(f"{value:.0%}" for value in own.values())) for task, own in shares.items())
-        table_of_signs = Table(
-            columns=[Column(name=name, numeric=name != columns[0]) for name in columns], rows=rows
-        )
-        (tables / "mini-signs.inc").write_text(markdown_table(table_of_signs))
+        benchmark = DiscoveryBenchmark.load(path)
+        quality = markdown_table(benchmark_tables.quality_table(benchmark))
+        (tables / "mini-ioi-quality.inc").write_text(f"{benchmark_tables.heading(benchmark)}.\n\n{quality}")
+        write_picture(images / "benchmark-mini-ioi.svg", benchmark.plot())
 
 
 def write_picture(path: Path, ax: Axes) -> None:
@@ -202,7 +148,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("step", choices=("truth", "mini", "warm", "vision", "signs", "docs"))
+    parser.add_argument("step", choices=("truth", "mini", "docs"))
     parser.add_argument("--methods", nargs="+")
     parser.add_argument("--models", nargs="+", help="of truth: beginnings of names")
     parser.add_argument("--tasks", nargs="+", default=MINI_TASKS)
@@ -215,12 +161,6 @@ def main() -> None:
         truth(arguments.methods, arguments.models, options)
     elif arguments.step == "mini":
         mini(arguments.tasks, arguments.methods, options, arguments.n)
-    elif arguments.step == "warm":
-        warm()
-    elif arguments.step == "signs":
-        signs(arguments.tasks, arguments.n)
-    elif arguments.step == "vision":
-        vision(arguments.methods, options, arguments.n)
     docs()
 
 

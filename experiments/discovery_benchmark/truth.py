@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/truth.md, from what `measure_truth` gives."""
+"""The tables and the picture of docs/theory/planted.md, from what `measure_truth` gives."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ from assay.page.text import number
 
 
 GOOD, NEARLY_PERFECT = 0.95, 0.99  # AUROCs whose shares of models the table counts
-NAMED, LISTED = 3, 8  # methods named where several are best; models named of those that a method misses
+LISTED = 8  # models named of those that a method misses
 CELL = (0.46, 0.2)  # inches
 CHANCE = 0.5
 
@@ -72,18 +72,6 @@ def methods_table(truth: pd.DataFrame) -> Table:
     return _table(columns, rows, words=("method", "objective", "hardest"))
 
 
-def models_table(truth: pd.DataFrame) -> Table:
-    """A row per planted model: its size, the best AUROC of any method, and who reaches it."""
-    rows = []
-    for model, of in truth.groupby("model", sort=False):
-        best = of[of.auroc == of.auroc.max()]
-        names = [f"{row.method} ({row.objective})" for row in best.itertuples()]
-        more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
-        known = (f"{of.n_edges.iloc[0]:,}", str(of.n_true.iloc[0]), number(of.auroc.max(), 3))
-        rows.append([model, *known, ", ".join(names[:NAMED]) + more])
-    return _table(("model", "edges", "true", "AUROC", "best"), rows, words=("model", "best"))
-
-
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, words: Sequence[str]) -> Table:
     return Table(columns=[Column(name=name, numeric=name not in words) for name in columns], rows=rows)
 
@@ -100,15 +88,6 @@ def misses(truth: pd.DataFrame) -> list[str]:
             f"{method} misses {len(missed)} of {len(best)} models{f': {named}{more}' if missed else ''}"
         )
     return sentences
-
-
-def refusals(truth: pd.DataFrame) -> list[str]:
-    """Why cells are empty, each reason once, with the number of cells it explains."""
-    counted = truth.dropna(subset="reason").groupby(["method", "objective", "reason"], sort=False).size()
-    return [
-        f"{method}, {objective} ({count} model{'s' if count > 1 else ''}): {reason}"
-        for (method, objective, reason), count in counted.items()
-    ]
 
 
 def facts(truth: pd.DataFrame, settings: Mapping[str, object]) -> str:

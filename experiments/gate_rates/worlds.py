@@ -23,7 +23,7 @@ from assay.analyses.calibration.resampling import bootstrap_stability, seed_vari
 from assay.analyses.calibration.sensitivity import derived_metrics
 from assay.analyses.calibration.stability import distributional_stability
 from assay.analyses.calibration.validity import incremental_validity, nomological_validity
-from assay.core.verdict import Verdict
+from assay.core.measurement import Verdict
 from assay.metrics.metric import find_metric, record
 from assay.metrics.topk import judge_agreement, order_agreement, overlap, top_k
 from assay.stats import mean_of

@@ -1,7 +1,9 @@
-"""The sixteen calibrations on the circuits of two tasks of `mini`: verdicts as JSON, pictures for the page.
+"""The sixteen calibrations on the circuits of two tasks of `mini`: verdicts as JSON, a picture for IOI.
 
 Each circuit is the one that `assay calibrate --task TASK` finds; greater-than and IOI are each other's second
-task, so that C17 has something to tell apart. About a minute per task.
+task, so that C17 has something to compare. About a minute per task.
+
+Shown in docs/howto/calibrate.md.
 
     python experiments/mini_calibrations/run.py
 """
@@ -9,9 +11,11 @@ task, so that C17 has something to tell apart. About a minute per task.
 import json
 from pathlib import Path
 
-from assay.analyses.calibration.page import ordered
-from assay.analyses.calibration.plots import plot_gates
+import matplotlib as mpl
+
+from assay.analyses.calibration.page import plot_gates
 from assay.models import load_model
+from assay.page.draw import PAPER
 from assay.pipeline.gates import calibrate_stored, usual_prompts
 from assay.pipeline.sizing import runs_of
 
@@ -22,6 +26,7 @@ GROUPS = {"ioi": "object", "greater-than": "century"}
 
 
 def main() -> None:
+    mpl.rc("svg", fonttype="none", hashsalt="gates")
     model = load_model("mini")
     found = {}
     for task in GROUPS:
@@ -32,8 +37,9 @@ def main() -> None:
         prompts, circuit = found[task]
         others = [pair for name, pair in found.items() if name != task]
         document = calibrate_stored(circuit, model, prompts, against=others, groups=groups).document
-        picture = plot_gates(ordered(document)).figure
-        picture.savefig(IMAGES / f"gates-{task}.svg", metadata={"Date": None})
+        if task == "ioi":
+            picture = plot_gates(document["gates"]).figure
+            picture.savefig(IMAGES / "gates-ioi.svg", metadata={"Date": None}, facecolor=PAPER)
         results[task] = {
             "circuit": document["circuit"],
             "prompts": document["table"]["n_prompts"],

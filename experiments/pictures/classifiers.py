@@ -1,4 +1,4 @@
-"""Pictures of circuits of the embedded image classifiers, and of the subset that digits hide."""
+"""Pictures of circuits of the embedded image classifiers."""
 
 from functools import cache
 
@@ -9,7 +9,6 @@ from torch import Tensor
 
 import assay
 from assay.analyses.generalization import InspectionSettings
-from assay.analyses.subsets import digits_data
 from assay.page.draw import INK, MUTED, SUPPORTS
 from assay.tasks import EvalTransform, draw_shapes
 from assay.tasks.corruptions import CORRUPTIONS, corrupt
@@ -115,16 +114,10 @@ def corruptions() -> Figure:
     return figure
 
 
-def hidden_subset() -> Figure:
-    data = digits_data(n_models=64)
-    return of(assay.selection_path(data, sizes=[20, 40, 80, 160, 320]), (6.5, 3.8))
-
-
 PICTURES = {
     "depth-bias.svg": depth_bias,
     "motif-shapes.svg": motif,
     "ranking-shapes.svg": ranking,
     "shift-and-accuracy.svg": shift_and_accuracy,
     "corruptions.png": corruptions,
-    "hidden-subset.svg": hidden_subset,
 }

@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 from texts import panels
 
 from assay import Interval
-from assay.core.verdict import Rule
+from assay.core.measurement import Rule
 from assay.page.draw import INK, MUTED, OPPOSES, RULE, SUPPORTS
 
 

@@ -1,16 +1,15 @@
-"""Position-aware circuits against ordinary ones on `mini`, at equal numbers of kept (edge, span) pairs.
+"""Position-aware circuits against ordinary ones on `mini` and IOI, at equal numbers of pairs.
 
-Scores of `eap-ig-inputs` on 100 prompts of each task; circuits by |score|; recovery of the margin (0: the
+Scores of `eap-ig-inputs` on 100 prompts; circuits by |score|; recovery of the margin (0: the
 empty circuit, 1: the model) under resampling on 100 other prompts. An ordinary circuit keeps its edges at
 every span, and a position-aware one of as many pairs chooses where. `same edges` keeps as many pairs as the
 ordinary circuit has edges.
 
-Writes results.json beside this file; five minutes on one core.
+Writes results.json, the table of docs/theory/positions.md; minutes on one core.
 
-    python experiments/positions/run.py [--only ioi]
+    python experiments/positions/run.py
 """
 
-import argparse
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,12 +21,9 @@ import assay
 from assay.circuits import Circuit
 from assay.discovery.edges import discover
 from assay.execution import CircuitRuns
-from assay.models.planted import planted_model
-from assay.tasks import PairTask
 
 
 HERE = Path(__file__).parent
-SPANS = {"ioi": "each", "greater-than": "each", "induction": "slots"}
 SHARES = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 N = 100
 
@@ -37,16 +33,16 @@ def cancellation(values: torch.Tensor) -> float:
     return 1 - float(values.sum(0).abs().sum() / values.abs().sum())
 
 
-def curve(name: str) -> Iterator[dict[str, Any]]:
-    """One task: both kinds of circuits, size after size; what is known after each."""
+def curve() -> Iterator[dict[str, Any]]:
+    """Both kinds of circuits, size after size; what is known after each."""
     model = assay.load_model("mini")
-    found_on, measured_on = (assay.load_task(name, model, n=N, seed=seed) for seed in (0, 1))
-    scores = discover(model, found_on, spans=SPANS[name])
+    found_on, measured_on = (assay.load_task("ioi", model, n=N, seed=seed) for seed in (0, 1))
+    scores = discover(model, found_on, spans="each")
     ordinary = scores.total()
     shared = CircuitRuns(model, measured_on, Circuit.empty(model.graph))
     result: dict[str, Any] = {
         "spans": list(scores.spans.names),
-        "slots": scores.n_slots,
+        "slots": int(scores.slots.sum()),
         "edges": model.graph.n_edges,
         "cancelled": cancellation(scores.values),
         "sizes": [],
@@ -72,53 +68,14 @@ def curve(name: str) -> Iterator[dict[str, Any]]:
                 "different_edges": circuit.anywhere().n_edges,
             }
         result["sizes"].append(row)
-        print(name, json.dumps(row), flush=True)
+        print(json.dumps(row), flush=True)
         yield result
 
 
-def planted() -> dict[str, Any]:
-    """A planted model: are the strongest pairs true edges, and how many pairs are enough?"""
-    known = planted_model("duplicate/gpt2/interfering")
-    drawn = known.examples(48)
-    task = PairTask(
-        clean=drawn.clean, corrupted=drawn.corrupted, answers=drawn.answers, wrong=drawn.wrong, name="planted"
-    )
-    scores = discover(known.model, task, spans="each")
-    frame = scores.to_frame()
-    true = [
-        f"{source}->{target}" in known.edges
-        for source, target in zip(frame.source, frame.target, strict=True)
-    ]
-    everywhere = Circuit.from_edges(known.model.graph, known.edges).everywhere(scores.spans)
-    recovery = {
-        str(k): assay.measure(scores.top(k), known.model, task, "faithfulness-norm").value
-        for k in (5, 10, 20, everywhere.n_edges)
-    }
-    return {
-        "true_edges": len(known.edges),
-        "positions": task.length,
-        "leading_pairs_that_are_true": true.index(False),
-        "pairs_of_true_edges": everywhere.n_edges,
-        "recovery_of_true_edges": assay.measure(everywhere, known.model, task, "faithfulness-norm").value,
-        "recovery_of_strongest_pairs": recovery,
-    }
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--only", choices=[*SPANS, "planted"])
-    arguments = parser.parse_args()
     torch.set_num_threads(1)
-    path = HERE / "results.json"
-    results: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-    for name in SPANS:
-        if arguments.only in (None, name):
-            for known in curve(name):
-                results[name] = known
-                path.write_text(json.dumps(results, indent=1) + "\n")
-    if arguments.only in (None, "planted"):
-        results["planted"] = planted()
-        path.write_text(json.dumps(results, indent=1) + "\n")
+    for known in curve():
+        (HERE / "results.json").write_text(json.dumps(known, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What circuits of two published language models are worth: scores, curves, heads, worst cases and gates.
+"""Circuits of two published language models: scores and curves, for docs/published-models.md.
 
     make real
     python experiments/published_models/run.py .real/smollm2-135m --work WORK &
@@ -6,15 +6,14 @@
     python experiments/published_models/tables.py WORK
 
 About three hours for each model on one core. Every piece is a file in WORK; a run that was stopped goes on
-with the first one that is not there. `tables.py` makes the CSV files and figures from them.
+with the first one that is not there. `tables.py` makes the CSV files and the figure from them.
 """
 
 import argparse
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ import numpy as np
 import torch
 
 import assay
-from assay.execution.forward import attention_pattern
 from assay.pipeline.prompts import DrawnPrompts, draw_prompts
 
 
@@ -55,9 +53,6 @@ SLOW_METHODS: Sequence[tuple[str, str | None, dict[str, Any]]] = (
     ("edge-pruning", "kl", {}),
     ("ugs", "kl", {}),
 )
-HEAD_METHODS = ("dla", "drop-effect", "activation-patching", "attribution-patching")
-PAIRS = 40  # a side, of the worst case
-GATE_PROMPTS = 20
 
 
 def stored(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
@@ -186,94 +181,7 @@ def slow(model: assay.Model, name: str, work: Path) -> None:
         rankings.curve(scores, method, objective, absolute=True)
 
 
-# ------------------------------------------------------------------------------------------- heads
-
-
-def heads(model: assay.Model, name: str, work: Path) -> None:
-    """Scores of all heads by four methods, and where they look from the last token and the second name."""
-    task = draw_prompts(model, "ioi", n=N, seed=0).measured
-
-    def make() -> dict[str, Any]:
-        scores = {method: assay.discover_heads(model, task, method).values for method in HEAD_METHODS}
-        looks = np.zeros((len(PLACES), model.n_layers, model.n_heads))
-        for row in range(task.n):
-            pattern = attention_pattern(model, task, row).numpy()
-            for place, (query, key) in enumerate(spots(task, row)):
-                looks[place] += pattern[:, :, query, key] / task.n
-        return {**scores, "attention": looks}
-
-    stored(work / "ioi" / "heads.npz", make)
-
-    def names() -> dict[str, Any]:
-        """Direct effect on either name of a prompt, each against the indirect object of another prompt."""
-        generator = torch.Generator().manual_seed(0)
-        others = task.answers[torch.randperm(task.n, generator=generator)]
-        differ = (others != task.answers).all(1) & (others != task.wrong).all(1)
-        rows = differ.nonzero().flatten().tolist()
-        sides = {"IO": task.answers, "S": task.wrong}
-        pairs = {
-            side: replace(task.subset(rows), answers=tokens[rows], wrong=others[rows])
-            for side, tokens in sides.items()
-        }
-        return {side: assay.discover_heads(model, each, "dla").values for side, each in pairs.items()}
-
-    stored(work / "ioi" / "names.npz", names)
-
-
-PLACES = ("end to IO", "end to S1", "end to S2", "S2 to S1", "S2 to the token behind S1")
-
-
-def spots(task: assay.PairTask, row: int) -> Iterator[tuple[int, int]]:
-    """(query, key) of each of `PLACES` in one prompt."""
-    tokens = task.clean[row].tolist()
-    end = int(task.positions[row])
-    indirect = tokens.index(int(task.answers[row, 0]))
-    first = tokens.index(int(task.wrong[row, 0]))  # type: ignore[index]
-    # Behind a full stop the name may be written without its space, another token of some vocabularies.
-    second = [place for place in range(first + 1, end) if tokens[place] == tokens[first]][-1]
-    yield from ((end, indirect), (end, first), (end, second), (second, first), (second, first + 1))
-
-
-# ------------------------------------------------------------------------- the circuit of an audit
-
-
-def reported(model: assay.Model, work: Path) -> assay.Circuit:
-    """The circuit that `assay audit --task ioi` reports, with its document."""
-    path = work / "ioi" / "audit.json"
-
-    def make() -> dict[str, Any]:
-        audit = assay.audit(model, "ioi", n=N, skip=("attack", "calibrate", "curve", "random"))
-        audit.circuit.save(work / "ioi" / "circuit.safetensors")
-        return {"measurements": audit.to_dict()["measurements"], "edges": audit.circuit.n_edges}
-
-    stored(path, make)
-    return assay.load_circuit(work / "ioi" / "circuit.safetensors", model.graph)
-
-
-def worst(model: assay.Model, name: str, work: Path) -> None:
-    """The worst of 40 x 40 pairs under the reported circuit, with its certificates."""
-    circuit = reported(model, work)
-
-    def make() -> dict[str, Any]:
-        sample = assay.worst_case(circuit, model, "ioi", "all", PAIRS, PAIRS)
-        return {**sample.to_dict(), "certificate": sample.certificate(0.9).to_dict()}
-
-    stored(work / "ioi" / "worst.json", make)
-
-
-def gates(model: assay.Model, name: str, work: Path) -> None:
-    """All gates on the reported circuit."""
-    circuit = reported(model, work)
-
-    def make() -> dict[str, Any]:
-        task = draw_prompts(model, "ioi", n=N, seed=0).measured.subset(list(range(GATE_PROMPTS)))
-        folder = work / "ioi" / "tables"
-        return assay.calibrate_all(circuit, model, task, folder=folder).to_dict()
-
-    stored(work / "ioi" / "gates.json", make)
-
-
-PARTS = {"curves": curves, "worst": worst, "heads": heads, "gates": gates, "slow": slow}
+PARTS = {"curves": curves, "slow": slow}
 
 
 def main() -> None:

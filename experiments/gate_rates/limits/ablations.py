@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 
 from assay.analyses.calibration.ablations import ablation_invariance, method_invariance
-from assay.core.verdict import Verdict
+from assay.core.measurement import Verdict
 from limits.cells import PROMISED, Cell, Judge, draw
 
 

@@ -6,7 +6,7 @@ import numpy as np
 from scipy import stats as scipy_stats
 
 from assay.analyses.calibration.distribution import distributional_characterization
-from assay.core.verdict import Verdict
+from assay.core.measurement import Verdict
 from limits.cells import Cell, Judge, draw_heads, seed_of
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float64
 
-from assay.core.verdict import Verdict
+from assay.core.measurement import Verdict
 
 
 Judge = Callable[[np.random.Generator], Verdict]

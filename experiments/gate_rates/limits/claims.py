@@ -9,7 +9,7 @@ from assay.analyses.calibration import PooledResult, multiple_comparisons
 from assay.analyses.calibration.validity import nomological_validity
 from assay.circuits import HeadCircuit
 from assay.circuits.heads import Role
-from assay.core.verdict import Verdict
+from assay.core.measurement import Verdict
 from assay.stats import mean_above
 from limits.cells import PROMISED, Cell, Judge, draw_heads, seed_of
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from assay.analyses.calibration.discriminant import discriminant_validity
-from assay.core.verdict import Verdict
+from assay.core.measurement import Verdict
 from limits.cells import PROMISED, Cell, Judge, draw_heads, seed_of
 
 

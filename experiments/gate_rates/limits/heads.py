@@ -13,7 +13,7 @@ from assay.analyses.calibration.stability import (
     errors_of_means,
     judge_variances,
 )
-from assay.core.verdict import Verdict
+from assay.core.measurement import Verdict
 from assay.stats import partial_conjunction
 from limits.cells import PROMISED, Cell, Judge, draw, draw_heads, seed_of
 

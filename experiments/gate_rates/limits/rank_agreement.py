@@ -14,7 +14,7 @@ import numpy as np
 from scipy import stats as scipy_stats
 
 from assay.analyses.calibration.agreement import convergent_validity, inter_rater
-from assay.core.verdict import Verdict
+from assay.core.measurement import Verdict
 from assay.stats import kappa_matrix, spearman_matrix, top_members
 from limits.cells import PROMISED, Cell, Judge, draw, seed_of
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from assay.analyses.calibration.reliability import cronbach_items, split_half
-from assay.core.verdict import Verdict
+from assay.core.measurement import Verdict
 from limits.cells import PROMISED, Cell, Judge, draw, draw_heads, seed_of
 
 

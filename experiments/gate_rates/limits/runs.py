@@ -4,7 +4,7 @@ import numpy as np
 
 from assay.analyses.calibration.invariance import measurement_invariance
 from assay.analyses.calibration.validity import incremental_validity
-from assay.core.verdict import Verdict
+from assay.core.measurement import Verdict
 from limits.cells import PROMISED, Cell, Judge, draw, seed_of
 
 

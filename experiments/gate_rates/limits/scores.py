@@ -6,7 +6,7 @@ import numpy as np
 
 from assay.analyses.calibration.reliability import retest
 from assay.analyses.calibration.resampling import bootstrap_stability, seed_variance
-from assay.core.verdict import Verdict
+from assay.core.measurement import Verdict
 from limits.cells import PROMISED, Cell, Judge, draw, seed_of
 
 

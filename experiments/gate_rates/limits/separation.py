@@ -10,7 +10,7 @@ import numpy as np
 from scipy import special
 
 from assay.analyses.calibration.sensitivity import derived_metrics, ratio_estimate
-from assay.core.verdict import Verdict
+from assay.core.measurement import Verdict
 from limits.cells import PROMISED, Cell, Judge, draw, seed_of
 
 

@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from assay.core.measurement import Measurement
-from assay.core.verdict import Rule, Verdict
+from assay.core.measurement import Measurement, Rule, Verdict
 from assay.metrics.metric import find_metric, record
 from assay.metrics.topk import THRESHOLDS, judge_agreement
 from assay.stats import mean_of
