@@ -42,7 +42,7 @@ from assay.analyses.subsets.data import CorrectnessData
 from assay.analyses.subsets.line import line_correlation
 from assay.analyses.subsets.matrix import Answers, bytes_are_fast
 from assay.analyses.subsets.path import selection_path
-from assay.analyses.subsets.swap import Found, swap
+from assay.analyses.subsets.swap import Solution, swap
 from assay.core.random import stream
 
 
@@ -80,19 +80,19 @@ def split(n_models: int) -> Parts:
     return order[:train], order[train:validation], order[validation:]
 
 
-def timed(call: Callable[[], Found]) -> tuple[Found, float]:
+def timed(call: Callable[[], Solution]) -> tuple[Solution, float]:
     """The result and its processor time, which other processes of the machine disturb least."""
     started = time.process_time()
     found = call()
     return found, time.process_time() - started
 
 
-def solvers(correct: np.ndarray, y: np.ndarray, parts: Parts) -> dict[str, Callable[[int], Found]]:
+def solvers(correct: np.ndarray, y: np.ndarray, parts: Parts) -> dict[str, Callable[[int], Solution]]:
     """Swap, and adam with 5 and 20 trials."""
     train, validation, _ = parts
     sides = Answers.of(correct, train), Answers.of(correct, validation)
 
-    def published(trials: int, size: int) -> Found:
+    def published(trials: int, size: int) -> Solution:
         return adam(sides[0], size, y[train], y[validation], validation=sides[1], trials=trials)
 
     return {
