@@ -19,10 +19,6 @@ Edge = tuple[str, str]  # (source, target)
 Loss = Callable[[Tensor], Tensor]  # logits [batch, classes] -> [batch]
 
 
-def _same(x: Tensor) -> Tensor:
-    return x
-
-
 @dataclass(frozen=True, kw_only=True)
 class Layer:
     """One block, written as functions of the stream.
@@ -290,25 +286,6 @@ def path_scores(
         value = ((ablated[source] - clean[source]) * mean).sum((1, 2))
         scores[:, graph.source_index(source), graph.target_index(target)] = value
     return scores
-
-
-def exact_scores(vit: LiteralVit, embed: Tensor, ablated: Outputs, loss: Loss) -> Tensor:
-    """Rise of the loss when one edge is cut, per example: `[batch, S, R]`."""
-    graph = vit.graph
-    everything = edges(graph)
-    before = loss(whole(vit, embed)[0])
-    scores = embed.new_zeros(len(embed), graph.n_sources, graph.n_targets)
-    for edge in everything:
-        kept = set(everything) - {edge}
-        row, column = graph.source_index(edge[0]), graph.target_index(edge[1])
-        scores[:, row, column] = loss(with_edges(vit, embed, kept, ablated)) - before
-    return scores
-
-
-def kl_from(clean_logits: Tensor) -> Loss:
-    """KL(clean || run) in nats."""
-    clean = clean_logits.detach().log_softmax(-1)
-    return lambda logits: (clean.exp() * (clean - logits.log_softmax(-1))).sum(-1)
 
 
 def cross_entropy(labels: Tensor) -> Loss:

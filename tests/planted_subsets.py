@@ -149,15 +149,6 @@ def planted_matrix(
     )
 
 
-def run_checkpoints(
-    *, planted: float = 0.0, slope: float = 0.3, n_examples: int = 3000, seed: int = 0
-) -> PlantedMatrix:
-    """40 runs of 10 checkpoints: the structure in which models are the least independent."""
-    return planted_matrix(
-        400, n_examples, planted=planted, slope=slope, n_families=40, within=0.15, seed=seed
-    )
-
-
 def planted_embedding(seed: int, kind: str, *, n_models: int = 80, n_planted: int = 120) -> CorrectnessData:
     """600 examples with embeddings; on the planted ones better models do worse.
 

@@ -17,7 +17,6 @@ CONVERGENT = json.loads((GOLDEN / "convergent.json").read_text())
 CONCORDANCE = json.loads((GOLDEN / "kendall_w.json").read_text())
 KAPPA = json.loads((GOLDEN / "cohen_kappa.json").read_text())
 RNG = np.random.default_rng(5)
-AGREEING = {name: np.arange(20.0) + RNG.normal(size=20) for name in ("C2", "C5", "C7")}
 
 
 def table(case: dict) -> dict[str, np.ndarray]:

@@ -48,8 +48,6 @@ EFFECTS = np.where(MEMBERS, 0.5, 0.02) + np.abs(drawn("strength", P, 1)) * 0.3 *
 EFFECTS = EFFECTS + 0.1 * drawn("effects", P, H)
 OTHER = np.roll(MEMBERS, 5)
 
-Runs = tuple[np.ndarray, np.ndarray]
-
 
 def methods(table: np.ndarray) -> dict[str, np.ndarray]:
     noise = {name: np.resize(0.05 * drawn(name, P, H), table.shape) for name in ("C2", "C5", "drop")}
@@ -294,7 +292,9 @@ WRONG: dict[str, Callable[[], Any]] = {
     "k is 21": lambda: inter_rater(SCORES, k=21),
     "llc_direction 'up'": lambda: convergent_validity(SCORES, llc_direction="up"),
     "signed": lambda: inter_rater(SCORES, signed=("c",)),
-    r"shapes .12,. .11,.": lambda: derived_metrics(MEMBERS, EFFECTS[0, 1:]),
+    r"columns have shapes ..11,.": lambda: derived_metrics(MEMBERS, EFFECTS[0, 1:]),
+    r"columns have shapes ..60, 12.": lambda: derived_metrics(MEMBERS, EFFECTS),
+    "the same H": lambda: discriminant_validity({"a": EFFECTS, "b": EFFECTS[:, 1:]}, CIRCUITS, own="a"),
     "sample_id": lambda: reliability_suite(FULL, KEPT, EFFECTS, MEMBERS, sample_id=THREE),
     "gaps": lambda: discriminant_validity(TWO, CIRCUITS, gaps={"a": FULL, "b": SHORT}, own="a"),
     "own= is missing": lambda: discriminant_validity(TWO, CIRCUITS),

@@ -13,7 +13,6 @@ import transformers
 from literal_relevance import vit_with_rules
 from small_models import image_task, randomise
 from test_methods import Literal, assert_scores, random_task
-from tiny_decoders import SIZES
 from torch import Tensor, nn
 
 from assay.core.errors import InputError, UnsupportedModelError
@@ -21,15 +20,6 @@ from assay.discovery.edges import discover
 from assay.discovery.edges.relp import relevance_rules
 from assay.models import Model, load_model
 from assay.tasks import PairTask
-
-
-def qwen3() -> nn.Module:
-    """Grouped-query attention with norms of queries and keys."""
-    return transformers.Qwen3ForCausalLM(
-        transformers.Qwen3Config(
-            **SIZES,
-        )
-    )
 
 
 def vit(**options: object) -> nn.Module:

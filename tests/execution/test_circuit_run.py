@@ -219,7 +219,9 @@ def test_head_circuits_hold_to_the_golden_interventions() -> None:
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"pairs": torch.tensor([[0, 5]])}, IndexError, "out of bounds"),
+        ({"pairs": torch.tensor([[0, 5]])}, InputError, "index from 0 to 4"),
+        ({"pairs": torch.tensor([[-1, 0]])}, InputError, "index from 0 to 4"),
+        ({"pairs": torch.empty(0, 2, dtype=torch.long)}, InputError, r"shape \(0, 2\) do not fit"),
         ({"pairs": torch.tensor([[0, 1]]), "ablation": "zero"}, InputError, "'zero' ablation does not use"),
         ({"pairs": torch.tensor([[0, 1]])}, InputError, r"pair \(0, 1\) joins prompts of 5 and 6 tokens"),
         ({"circuit": Circuit.full(build_graph(3, 3))}, GraphMismatchError, "belongs to another model"),

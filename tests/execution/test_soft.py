@@ -7,7 +7,6 @@ import torch
 import vit_goldens
 from soft_pairs import soft_pairs
 from test_circuit_run import GOLDEN, ablated_outputs, golden_model, random_task
-from tiny_decoders import SIZES
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
@@ -41,28 +40,6 @@ def test_binary_masks_give_every_golden_circuit(name: str) -> None:
         torch.testing.assert_close(runner.logits(pairs, mask), expected, **close)
         each = mask.expand(len(pairs), -1, -1)
         torch.testing.assert_close(runner.logits(pairs, each), expected, **close)
-
-
-def _mistral() -> nn.Module:
-    from transformers import MistralConfig, MistralForCausalLM
-
-    return MistralForCausalLM(
-        MistralConfig(
-            **SIZES,
-            sliding_window=3,
-            attn_implementation="sdpa",
-        )
-    )
-
-
-def _qwen3() -> nn.Module:
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    return Qwen3ForCausalLM(
-        Qwen3Config(
-            **SIZES,
-        )
-    )
 
 
 def test_fractions_equal_the_literal_interpolation(module64: nn.Module) -> None:

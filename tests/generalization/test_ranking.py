@@ -386,6 +386,7 @@ def test_failed_models_and_degenerate_estimates_come_first_in_the_caveats() -> N
         ({"labels": np.zeros(60, dtype=np.int64)}, {}, "were given different target images"),
         ({}, {"metrics": ["ddb-outptu"]}, "did you mean 'ddb-output'"),
         ({}, {"measure": "auc"}, "unknown measure 'auc'"),
+        ({}, {"metrics": []}, "metrics is empty"),
     ],
 )
 def test_what_cannot_be_ranked_is_named(change: dict, more: dict, message: str) -> None:

@@ -118,9 +118,6 @@ def test_rank_agreement_is_undefined_where_one_side_ties_throughout() -> None:
 # ------------------------------------------------------------------------------------------- properties
 
 
-LOGITS = hnp.arrays(np.float64, (2, 5, 12), elements=st.floats(-4, 4, width=16))
-
-
 def agreement(full: np.ndarray, keep: np.ndarray, **options: Any) -> Measurement:
     runs = ArrayRuns(full=full, keep=keep, answers=[[0]] * len(full))
     return measure_runs(runs, "topk", K=[1, 3, 5], **options)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from command_line import invoke
-from postgres_server import PostgresServer
 
 import assay
 from assay.analyses.generalization.monitor import append_line, read_lines
@@ -182,22 +181,7 @@ def test_a_torn_file_is_made_again_or_named(
             assert read() is None
 
 
-# ---- kills and networks -------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("on_a_server", [False, True])
-def test_many_kills_of_sweeps_lose_and_double_nothing(
-    on_a_server: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres: PostgresServer
-) -> None:
-    """The harness is an experiment's; a server is restarted under the sweeps."""
-    monkeypatch.syspath_prepend(str(REPOSITORY / "experiments" / "kills"))
-    import run as kills
-
-    server = {"server": postgres} if on_a_server else {}
-    found = kills.run(kills=10 if on_a_server else 50, seeds=range(8), folder=tmp_path, **server)
-    assert found["disagreements"] == []
-    assert found["restarts_of_the_server"] > 0 or not on_a_server
+# ---- networks -------------------------------------------------------------------------
 
 
 @pytest.mark.skipif("ASSAY_OFFLINE" not in os.environ, reason="not run by .ci/offline")

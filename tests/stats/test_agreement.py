@@ -50,13 +50,6 @@ ICC = json.loads((GOLDEN / "icc.json").read_text())
 CONVERGENT = json.loads((GOLDEN / "convergent.json").read_text())
 
 
-RATINGS = arrays.arrays(
-    np.float64,
-    st.tuples(st.integers(2, 5), st.integers(2, 9)),
-    elements=st.integers(-4, 4).map(float),
-)
-
-
 def number(value: float | str | None) -> float:
     return math.nan if value is None else float(value)
 

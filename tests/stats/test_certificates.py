@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 from scipy import special
 from scipy import stats as scipy_stats
 
@@ -306,28 +305,7 @@ def test_an_epsilon_with_each_method_of_pairs() -> None:
     )  # Chernoff's size, enough for the sharper bound
 
 
-samples = arrays.arrays(
-    np.float64, st.integers(1, 60), elements=st.floats(-100, 100, allow_nan=False, width=32)
-)
-
-
-matrices = arrays.arrays(
-    np.float64,
-    st.tuples(st.integers(2, 12), st.integers(2, 12)),
-    elements=st.integers(-5, 5).map(float),
-)
-
-
-percents = st.integers(1, 99).map(lambda percent: percent / 100)
-
-
-SHARED = {"clean only": (1.0, 0.0, 0.0), "both": (1.0, 1.0, 0.3), "nothing": (0.0, 0.0, 1.0)}
-
-
 # ------------------------------------------------------------------------------------------------ coverage
-
-
-EXPERIMENT = Path(__file__).parents[2] / "experiments" / "certificates"
 
 
 EFFECTS = {

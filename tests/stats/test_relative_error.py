@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as hnp
 from scipy import stats as scipy_stats
 
 from assay.core.errors import InputError
@@ -32,9 +31,6 @@ from assay.stats.relative_error import bonett_logs, trimmed_kurtosis
 
 
 # --------------------------------------------------------------------------------------- functions of sums
-
-
-DETECTION = json.loads((Path(__file__).parent.parent / "golden" / "signal_detection.json").read_text())["sdt"]
 
 
 KEEP = np.array([1.0, 2.0, 3.0])
@@ -67,9 +63,6 @@ def test_a_vanishing_denominator_is_undefined_not_zero() -> None:
     assert math.isnan(value(ratio_of("a", "b"), KEEP, np.full(3, 0.9e-8)))
     assert value(ratio_of("a", "b"), KEEP, np.full(3, 1.1e-8)) == pytest.approx(2 / 1.1e-8)
     assert math.isnan(value(mean_of("x"), np.empty(0)))
-
-
-VECTORS = hnp.arrays(np.float64, (3, 8), elements=st.floats(0.5, 10))
 
 
 def test_default_interval_is_bca_and_fieller_where_the_denominator_is_unstable() -> None:

@@ -114,9 +114,6 @@ def test_cluster_bootstrap_of_given_draws(name):
 # ---------------------------------------------------------------------------------------------- always
 
 
-shares = st.lists(st.floats(0, 1), min_size=4, max_size=30)
-
-
 @given(st.data())
 def test_resamples_equal_their_literal_form(data):
     m = data.draw(st.integers(4, 25))

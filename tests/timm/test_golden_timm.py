@@ -14,9 +14,6 @@ from assay.execution import run_model
 from assay.models import Model, load_model
 
 
-BATCH = 6  # the reference averages over batches of this size and over classes
-
-
 @cache
 def model(name: str, dtype: torch.dtype = torch.float64) -> Model:
     config: dict[str, Any] = vit_goldens.facts(name)["config"]

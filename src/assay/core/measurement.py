@@ -227,7 +227,7 @@ class Verdict(Record):
     def on_examples(self, n: int, warnings: Sequence[str] = (), *, n_excluded: int = 0) -> "Verdict":
         """The judgement of a circuit on n different examples, which `same_prompts` may be a warning of.
 
-        A reason of its own stays where examples enough were given and some of them excluded.
+        A reason of its own stays where enough examples were given and some of them excluded.
         """
         verdict = self if n >= FEWEST_PROMPTS else self.without_confidence(FEW_PROMPTS)
         if n + n_excluded < FEWEST_PROMPTS:

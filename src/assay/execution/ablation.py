@@ -55,6 +55,7 @@ class Baseline:
 
     @property
     def rows(self) -> int:
+        """1 where all examples share the values, else the number of examples."""
         return self.input.shape[0]
 
     @property
@@ -163,7 +164,9 @@ class KeptRuns:
 
     def take(self, kind: str, batch: Batch) -> Any:
         """The same, which is then no longer kept."""
-        return self._held.pop(self._key(kind, batch), (None, 0))[0]
+        value, size = self._held.pop(self._key(kind, batch), (None, 0))
+        self._free += size
+        return value
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -685,10 +688,7 @@ class MeanSums:
 def check_several(key: str, n: int) -> None:
     """Refuse a mean over no example, or of each position over one."""
     if n < 2:
-        raise InputError(
-            f"{key} ablation of {n} example would replace every activation by itself; give at least 2 "
-            "examples"
-        )
+        raise InputError(f"{key} ablation takes a mean over examples and got {n}; give at least 2 examples")
 
 
 def check_aligned(key: str, reference: Task, task: Task) -> None:

@@ -247,6 +247,12 @@ def _check_pairs(task: Task, ablation: Ablation, pairs: Tensor) -> None:
             f"pairs= chooses corrupted inputs, but {ablation.key!r} ablation does not use them; use "
             "ablation='resample', or remove pairs"
         )
+    fits = pairs.ndim == 2 and pairs.shape[1] == 2 and len(pairs) > 0
+    if not (fits and int(pairs.min()) >= 0 and int(pairs.max()) < task.n):
+        raise InputError(
+            f"pairs of shape {tuple(pairs.shape)} do not fit; expected int64 [n_pairs, 2], each a clean and "
+            f"a corrupted index from 0 to {task.n - 1}"
+        )
     lengths = task.lengths[pairs]
     unequal = (lengths[:, 0] != lengths[:, 1]).nonzero().flatten()
     if len(unequal):

@@ -158,6 +158,7 @@ class Figure:
         more: Blocks behind a click, below the caption, e.g. the numbers as a table.
         note: What stands directly below the picture.
         beside: The caption stands at its side.
+        style: Class of the style sheet.
         name: Last part of the anchor.
     """
 

@@ -38,7 +38,7 @@ def evaluate_domains(
 
     Args:
         model: The model to watch.
-        known: The reference and further images in distribution. The same domain is not measured again.
+        known: The reference and further images in distribution. Its `cache` keeps measured domains.
         images: Sources of labelled test domains.
         domains_by: Columns of a table that make domains, separated by commas. None: those of its layout.
         parts: Random disjoint parts that each test domain is cut into.

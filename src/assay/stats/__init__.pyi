@@ -1,4 +1,4 @@
-# ruff: noqa: F403 - all public names of the modules, as `__init__.py` gathers them
+# ruff: noqa: F403 - of the names of the modules, `__init__.py` gathers classes and functions
 """What `assay.stats` has, for type checkers."""
 
 from assay.stats.agreement import *

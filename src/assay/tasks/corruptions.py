@@ -58,7 +58,7 @@ def corrupt(images: ImageTask, key: str, *, seed: int = 0) -> ImageTask:
 
     Args:
         images: At least 32 pixels high and wide. They are corrupted as they are decoded, by the same
-            processes; `held` does it once.
+            threads; `held` does it once.
         key: Name in the registry (`assay.tasks.CORRUPTIONS`), e.g. `fog-2` or `solarize`.
         seed: Root seed of the draws.
 

@@ -113,9 +113,9 @@ class PairTask:
     answers: Int[Tensor, "n n_answers"]
     wrong: Int[Tensor, "n n_wrong"] | None = None
     # Left out, these are filled in by `__post_init__`, so that readers never meet None.
-    lengths: Int[Tensor, " n"] = None  # type: ignore[assignment]
-    positions: Int[Tensor, " n"] = None  # type: ignore[assignment]
-    ids: Int[Tensor, " n"] = None  # type: ignore[assignment]
+    lengths: Int[Tensor, " n"] = None  # type: ignore[assignment] # until `__post_init__`
+    positions: Int[Tensor, " n"] = None  # type: ignore[assignment] # until `__post_init__`
+    ids: Int[Tensor, " n"] = None  # type: ignore[assignment] # until `__post_init__`
     fields: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     name: str = "custom"
     objective: str = "logit_diff"

@@ -186,7 +186,7 @@ def calibrate_all(
 
 
 def run(columns: Columns, progress: Progress | None = None) -> CalibrationReport:
-    """The verdicts of gates that were prepared."""
+    """The verdicts of the gates that some columns are for."""
     verdicts: dict[str, Verdict] = {}
     seconds: dict[str, float] = {}
     told = progress or (lambda *step: None)

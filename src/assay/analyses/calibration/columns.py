@@ -46,8 +46,7 @@ class Columns:
     Nothing is run before a gate asks for it.
 
     Attributes:
-        circuit, model, ..., seed: As in `calibrate_all`; once checked, `gates` has keys in the order of
-            their verdicts, `against` tables, `published` `[H]` flags, and labels those of different prompts.
+        circuit, model, ..., seed: As in `calibrate_all`.
         same_prompts: Keys of gates judged on prompts that a circuit was found on, beside those of circuits
             whose record names the prompts.
         measured: Columns of all prompts that were measured elsewhere; no pool is then drawn.

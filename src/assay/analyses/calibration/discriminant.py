@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float64, Shaped
 from assay import stats
 from assay.analyses.calibration.gate import Found, Heads, Quantity, Undetermined, gate, named
 from assay.analyses.calibration.samples import SEED, cautious_alpha, gate_stream, sample
-from assay.core.errors import InputError, check_name
+from assay.core.errors import InputError, ShapeError, check_name
 from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
 from assay.page.blocks import Cell, Table, heat_map
 from assay.page.text import number
@@ -123,6 +123,7 @@ def discriminant_validity(
     Raises:
         InputError: If `own` is missing.
         KeyError: If a task has no circuit, or no gaps.
+        ShapeError: If tables or circuits differ in their number of heads.
         UnknownNameError: If `own` is not one of the tasks.
     """
     for name in unit_id or ():
@@ -134,6 +135,9 @@ def discriminant_validity(
     elif len(names) > 1:
         raise InputError(f"own= is missing; name the task whose circuit is judged, one of {sorted(effects)}")
     tables = {name: np.asarray(effects[name], dtype=np.float64) for name in names}
+    shapes = {name: (table.shape, circuits[name].shape) for name, table in tables.items()}
+    if len({shape[-1:] for each in shapes.values() for shape in each}) > 1:
+        raise ShapeError(f"effects, circuits have shapes {shapes}; expected [prompts, H] and [H], the same H")
     heads = np.all([np.isfinite(each).any(axis=0) | (not len(each)) for each in tables.values()], axis=0)
     flags = np.array([circuits[name][heads] for name in names])
     kept = []

@@ -339,6 +339,8 @@ class Gate:
 
     def __call__(self, *arrays: Any, **options: Any) -> Verdict:
         size, n_heads = (options.pop(name, None) if self.sized else None for name in _SIZES)
+        if size is not None and not 0 <= size <= (size if n_heads is None else n_heads):
+            raise InputError(f"circuit_size is {size} of n_heads {n_heads}; expected 0 to n_heads")
         verdict = self._number.judges(self.function)(*arrays, **options)
         flags = {"empty_circuit": size == 0, "trivial_circuit": bool(size) and size == n_heads}
         odd = tuple(code for code, applies in flags.items() if applies)

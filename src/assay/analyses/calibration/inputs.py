@@ -141,7 +141,8 @@ def calibrate(gate: str, *things: Any, **options: Any) -> Verdict:
         arrays, of_things = [_pooled(things, stream, p_kind)], dict[str, Any]()
     else:
         arrays, of_things = _arguments(found, list(_apart(things)))
-    options = {name: _option(found, name, value, about) for name, value in options.items()}
+    like = next((each for each in things if isinstance(each, HeadScores)), None)
+    options = {name: _option(found, name, value, about, like) for name, value in options.items()}
     if about is not None and "groups" in found.options and len(arrays) < 3:
         grouping = choose_groups(group_labels(about))
         of_task = {"lengths": about.lengths.numpy(), "groups": None if grouping is None else grouping.labels}
@@ -376,7 +377,7 @@ def _flags(gate: Gate, circuit: Circuit | HeadCircuit, like: HeadScores | None) 
     return member_flags(heads, of.n_layers, of.n_heads)
 
 
-def _option(gate: Gate, name: str, value: Any, task: PairTask | None) -> Any:
+def _option(gate: Gate, name: str, value: Any, task: PairTask | None, like: HeadScores | None) -> Any:
     """An option as the gate's function takes it; labels may be named by a field of the task."""
     if name in _LABELS and isinstance(value, str):
         if task is None:
@@ -385,9 +386,9 @@ def _option(gate: Gate, name: str, value: Any, task: PairTask | None) -> Any:
         return np.array([each if name == "lengths" else str(each) for each in task.fields[value]])
     match value:
         case Mapping():
-            return {key: _option(gate, name, each, task) for key, each in value.items()}
+            return {key: _option(gate, name, each, task, like) for key, each in value.items()}
         case Circuit() | HeadCircuit():
-            return _flags(gate, value, None)
+            return _flags(gate, value, like)
         case HeadScores():
             return np.abs(value.flat) if name == "attribution" else value.flat
         case HeadOutputs():

@@ -76,9 +76,8 @@ def bootstrap_stability(
 
     Returns:
         Undefined below three prompts and where the sum over the full model vanishes; below 40 inconclusive
-        (`too_few`). A constant ratio has
-        spread 0 and passes (`zero_variance`). A score within three standard errors of 0 is flagged
-        (`score_near_zero`): its error may pass while nothing is known of its size.
+        (`too_few`). A constant ratio has spread 0 and passes (`zero_variance`). A score within three standard
+        errors of 0 is flagged (`score_near_zero`): its error may pass while nothing is known of its size.
 
     References:
         Efron (1987), doi:10.1080/01621459.1987.10478410; Bonett (2006), doi:10.1016/j.csda.2004.10.003.

@@ -13,7 +13,7 @@ from assay.analyses.calibration.gate import Found, Undetermined, gate, named
 from assay.analyses.calibration.invariance import SHARE_BETWEEN_GROUPS, group_test
 from assay.analyses.calibration.samples import ALPHA, SEED, conjunction, gate_stream, inner_metric, sample
 from assay.analyses.calibration.sensitivity_rows import FEWEST_FOR_RATIOS, ROWS, Flags, Given, Scores
-from assay.core.errors import InputError
+from assay.core.errors import InputError, ShapeError
 from assay.core.measurement import ONE_SIDED_95, Verdict, undefined_interval
 from assay.page.text import number
 
@@ -137,6 +137,10 @@ def derived_metrics(
         five heads on a side they are `inconclusive`; below fifteen they can fail and not pass
         (`too_few_heads`).
     """
+    columns = (scores, llc, attribution, predicted, published_members, spectral_norm, sv_entropy, pc_ratio)
+    if any(column is not None and column.shape != members.shape for column in columns):
+        shapes = [None if column is None else column.shape for column in columns]
+        raise ShapeError(f"columns have shapes {shapes}; one entry per head, {members.shape}, is needed")
     if composition and n_heads is None:
         raise InputError("composition needs n_heads, the number of heads per layer, to read head_edges")
     given: dict[str, Any] = {**locals(), **(composition or {}), "level": ONE_SIDED_95}
@@ -184,7 +188,7 @@ def ratio_estimate(
     """Faithfulness or completeness of runs with the bounds that C14 forwards.
 
     The outermost of bootstrap-t over prompts and of the usual interval (BCa, or Fieller's where the
-    denominator is unstable); none below twenty prompts (`too_few`). None below two.
+    denominator is unstable), without ends below twenty prompts (`too_few`); None below two prompts.
     """
     runs, statistic = sample(unit_id, circuit=y_circuit, full=y_full), inner_metric(inner)
     if runs.n < 2:

@@ -47,7 +47,7 @@ def live_scores(
     score(u) = sum over images and positions of <r_u - o_u, g>: o_u is what node u adds to the stream, r_u its
     mean over the batch (a constant), g the gradient with respect to the stream leaving the last block:
     g = (1/m) sum_{k=1}^{m-1} of the gradient of KL(clean || interpolated) /
-    n_classes, meant over the batch, with the stream entering block 0 at mean + (k/m) (image - mean).
+    n_classes, averaged over the batch, with the stream entering block 0 at mean + (k/m) (image - mean).
 
     Args:
         model: An image classifier in evaluation mode; parameters that should learn must ask for gradients.
@@ -101,7 +101,7 @@ def live_scores(
 def _divergence_gradient(
     model: Model, run: Trace, steps: int, read: slice, *, second: bool
 ) -> Float[Tensor, "batch read d_model"]:
-    """Gradient of KL(clean || interpolated) / n_classes, meant along the path; with its graph if `second`."""
+    """Gradient of KL(clean || interpolated) / n_classes averaged over a path, with its graph if `second`."""
 
     def log_p(final: Tensor) -> Tensor:
         return model.finish(final if model.pools else final[:, 0]).log_softmax(-1)

@@ -269,7 +269,7 @@ def _outputs(model: Model, task: ImageTask, batch: ImageBatch) -> list[Float64[n
 
 def _circuit(graph: Graph, found: EdgeScores | OutputScores) -> dict[str, np.ndarray]:
     """Scores of the edges into the logits, the dependency matrix where all edges were scored, their draws."""
-    assert found.resampled is not None  # `of_discovery` asks for it
+    assert found.resampled is not None  # `_inspected` asks for it
     values, draws = found.values.detach().double().cpu().numpy(), found.resampled
     if not isinstance(found, EdgeScores):
         return {"output_scores": values, "output_draws": draws.numpy()}

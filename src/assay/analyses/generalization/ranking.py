@@ -471,7 +471,7 @@ def rank_inspections(
 
     for name, target, known in inspected:
         if shown:
-            _refuse_unlike((names[0], name), shown[0][0], target)
+            _refuse_unlike((names[0], name), shown[0], (target, known))
         else:
             other = int(stream(settings.seed, "rank/known-images").integers(2**62))
             own = once(0) if known is None else resampled(known, other)
@@ -516,19 +516,26 @@ def rank_inspections(
 
 def _chosen(metrics: Sequence[str] | None) -> Sequence[str]:
     """Keys in the order of the table: the first that ranks models leads."""
+    if metrics is not None and not metrics:
+        raise InputError("metrics is empty; name some, or remove it for all")
     for key in metrics or ():
         check_name("ranking metric", key, METRICS)
     return inspection.DEFAULT_METRICS if metrics is None else tuple(dict.fromkeys(metrics))
 
 
-def _refuse_unlike(names: tuple[str, str], first: Inspection, other: Inspection) -> None:
+def _refuse_unlike(
+    names: tuple[str, str], first: Sequence[Inspection | None], second: Sequence[Inspection | None]
+) -> None:
     """Numbers of models with other classes, or on other images, do not compare; their graphs may differ."""
     both = " and ".join(names)
-    if (first.n_classes, first.classes) != (other.n_classes, other.classes):
-        raise InputError(f"{both} have different classes ({first.classes} and {other.classes})")
-    same_labels = np.array_equal(np.asarray(first.labels), np.asarray(other.labels))  # or none at all
-    if not (same_labels and np.array_equal(first.ids, other.ids)):
-        raise InputError(f"{both} were given different target images; give both the same")
+    for what, one, other in zip(("target", "own-domain"), first, second, strict=True):
+        if one is None or other is None:
+            continue
+        if (one.n_classes, one.classes) != (other.n_classes, other.classes):
+            raise InputError(f"{both} have different classes ({one.classes} and {other.classes})")
+        same_labels = np.array_equal(np.asarray(one.labels), np.asarray(other.labels))  # or none at all
+        if not (same_labels and np.array_equal(one.ids, other.ids)):
+            raise InputError(f"{both} were given different {what} images; give both the same")
 
 
 def _facts(shown: Inspection) -> dict[str, Any]:

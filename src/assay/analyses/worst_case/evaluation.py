@@ -8,6 +8,8 @@ runs of one circuit. Logits live for one block of pairs only.
 
 import itertools
 import json
+import tokenize
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from io import BytesIO
 from pathlib import Path
@@ -296,7 +298,7 @@ class FolderShelf:
                 BytesIO((self.directory / BLOCK.format(number)).read_bytes()), allow_pickle=False
             ) as arrays:
                 return PairValues(**arrays)
-        except (OSError, EOFError, ValueError, TypeError, BadZipFile):
+        except (OSError, EOFError, ValueError, TypeError, BadZipFile, zlib.error, tokenize.TokenError):
             return None
 
     def write(self, number: int, values: PairValues, *, finished: int, total: int) -> None:

@@ -40,6 +40,11 @@ class FieldLabels:
 
     @staticmethod
     def of(sample: PairSample, name: str) -> "FieldLabels":
+        """A field by its name, with the prefix `corrupted.` that of the corrupted inputs.
+
+        Raises:
+            UnknownNameError: For another name than those of `known_fields`.
+        """
         check_name("field", name, known_fields(sample))
         side, axis = (sample.corrupted, 1) if name.startswith(CORRUPTED) else (sample.clean, 0)
         column = side.fields[name.removeprefix(CORRUPTED)]
@@ -95,7 +100,13 @@ def known_fields(sample: PairSample) -> tuple[str, ...]:
 
 
 def field_table(values: Values, fields: Sequence[FieldLabels], shares: Sequence[float]) -> CellTable:
-    """Count, mean and percentiles of the divergences per value of a field, or per cell of two."""
+    """Count, mean and percentiles of the divergences per value of a field, or per cell of two.
+
+    Args:
+        values: Divergences, one per pair.
+        fields: One or two.
+        shares: Of the percentiles, each in [0, 1].
+    """
     cells = cell_table(values, *(each.spread for each in fields), quantiles=shares)
     rows, *columns = (
         tuple(each.values[code] for code in codes)

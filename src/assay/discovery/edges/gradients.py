@@ -39,6 +39,7 @@ class ActivationDifferences:
     """Ablated minus clean output of every source, heads before the output projection.
 
     Attributes:
+        model: The model.
         input: `[batch, pos, d_model]`.
         z: `[n_layers, batch, pos, n_heads, d_head]`.
         mlp: `[n_layers, batch, pos, d_model]`.
