@@ -1,4 +1,4 @@
-"""What every script of this experiment shares: the images, their split, the architecture, the grid."""
+"""What `alarms.py` needs: the images, their split, the architecture."""
 
 import argparse
 import io
