@@ -92,5 +92,5 @@ def test_a_step_count_is_a_number() -> None:
 
 def test_one_image_has_no_mean_to_compare_with() -> None:
     model, task = vit_goldens.model("vit_edges_a"), vit_goldens.task("vit_edges_a")
-    with pytest.raises(InputError, match="1 example"):
+    with pytest.raises(InputError, match="got 1; give at least 2 examples"):
         output_scores(model, task.subset([0]))
