@@ -1,7 +1,7 @@
 """Native transformers behind one interface."""
 
 from assay.models.block import Block, Norm
-from assay.models.family import FAMILIES, Family, Fused, Separate, Sizes, Vision
+from assay.models.family import FAMILIES, Family, Sizes, Vision
 from assay.models.loading import family_of, load_model
 from assay.models.model import Model, prompted
 from assay.models.tracing import Trace
@@ -12,10 +12,8 @@ __all__ = [
     "FAMILIES",
     "Block",
     "Family",
-    "Fused",
     "Model",
     "Norm",
-    "Separate",
     "Sizes",
     "Trace",
     "Vision",

@@ -9,7 +9,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from assay.models.attention import AttentionRule, HeadNorm
-from assay.models.family import Family, Fused, Sizes, home_of, submodule
+from assay.models.family import Family, Sizes, home_of, submodule
 
 
 def _wide(value: Tensor) -> Tensor:
@@ -98,9 +98,8 @@ def replace_gradient(value: Tensor, linear: Tensor) -> Tensor:
     return value.detach() + (linear - linear.detach())
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
 class Block:
-    """One block of a model: its modules and their weights in one layout.
+    """One block of a model as its family describes it: its modules, and their weights in one layout.
 
     A norm behind the heads of the block is `branch_norm` where a head writes what it adds behind that norm,
     and `target_norm` where a head writes what it gives to the norm, which targets apply to what they read.
@@ -109,25 +108,56 @@ class Block:
 
     Weights are given on the device of the whole model (`home`), wherever those of this block lie. What is run
     natively comes back on the device of what it was given.
+
+    Args:
+        root: The module of the whole model.
+        layer: The number of the block.
+        module: The module of the block.
+        family: The description.
+        sizes: Heads and widths.
+        per_target: Whether targets apply a norm behind the heads to what they read of them.
     """
 
-    root: nn.Module
-    module: nn.Module
-    family: Family
-    n_heads: int
-    n_kv_heads: int
-    d_head: int
-    attention_norm: Norm
-    mlp_norm: Norm
-    qkv: tuple[nn.Module, ...]
-    out: nn.Module
-    mlp: nn.Module
-    mlp_out: nn.Module
-    attention_scale: nn.Module | None
-    branch_norm: Norm | None
-    target_norm: Norm | None
-    mlp_scale: nn.Module | None
-    rule: AttentionRule
+    def __init__(
+        self,
+        root: nn.Module,
+        layer: int,
+        module: nn.Module,
+        family: Family,
+        sizes: Sizes,
+        *,
+        per_target: bool,
+    ) -> None:
+        def optional(path: str | None) -> nn.Module | None:
+            """The module at a path; None where nothing or a placeholder stands there."""
+            part = None if path is None else dict(module.named_modules()).get(path)
+            return None if isinstance(part, nn.Identity) else part
+
+        def head_norm(path: str | None) -> HeadNorm | None:
+            norm = optional(path)
+            return None if norm is None else HeadNorm(module=norm, over=family.norms_over)
+
+        self.root, self.module, self.family = root, module, family
+        self.n_heads, self.n_kv_heads, self.d_head = sizes.n_heads, sizes.n_kv_heads, sizes.d_head
+        self.attention_norm = bind_norm(module, family, family.attention_norm)
+        self.mlp_norm = bind_norm(module, family, family.mlp_norm)
+        self.qkv = tuple(submodule(module, path) for path in family.qkv)
+        self.out, self.mlp = submodule(module, family.out), submodule(module, family.mlp)
+        self.attention_scale, self.mlp_scale = optional(family.attention_scale), optional(family.mlp_scale)
+        self.mlp_out = self.mlp_scale or submodule(module, family.mlp_out or family.mlp)
+        behind = None if family.branch_norm is None else bind_norm(module, family, family.branch_norm)
+        self.branch_norm: Norm | None = None if per_target else behind
+        self.target_norm: Norm | None = behind if per_target else None
+        self.rule = AttentionRule(
+            scaling=float(family.scaling(submodule(module, family.attention))),
+            window=family.window(root, layer),
+            softcap=family.softcap(root),
+            table=family.table(root, layer),
+            adjacent=family.adjacent,
+            q_norm=head_norm(family.q_norm),
+            k_norm=head_norm(family.k_norm),
+            bias=family.position_bias(root, layer),
+        )
 
     @property
     def home(self) -> torch.device:
@@ -143,7 +173,7 @@ class Block:
         if len(outputs) == 3:
             return torch.cat([part.unflatten(-1, (-1, self.d_head)) for part in outputs], -2)
         fused: Tensor = outputs[0]
-        if isinstance(self.family.qkv, Fused) and self.family.qkv.by_group:
+        if self.family.by_group:
             groups = fused.unflatten(-1, (self.n_kv_heads, -1, self.d_head))
             queries, keys, values = groups[..., :-2, :], groups[..., -2, :], groups[..., -1, :]
             return torch.cat([queries.flatten(-3, -2), keys, values], -2)
@@ -179,11 +209,8 @@ class Block:
         biases = [self._bias(part) for part in self.qkv]
         if all(bias is None for bias in biases):
             return None
-        filled = [
-            torch.zeros(matrix.shape[1], dtype=matrix.dtype, device=self.home) if bias is None else bias
-            for matrix, bias in zip(map(self._matrix, self.qkv), biases, strict=True)
-        ]
-        return self.channels(filled)
+        pairs = zip(biases, map(self._matrix, self.qkv), strict=True)
+        return self.channels([torch.zeros_like(like[0]) if bias is None else bias for bias, like in pairs])
 
     def out_weight(self) -> Float[Tensor, "n_heads d_head d_model"]:
         """Output projection per head, the scale of the branch included.
@@ -268,49 +295,5 @@ def bind_blocks(
         sizes: Its heads and widths.
         per_target: Whether targets apply a norm behind the heads of a block to what they read of them.
     """
-    bound = []
-    for layer, block in enumerate(submodule(module, family.blocks).children()):
-        mlp, mlp_scale = submodule(block, family.mlp), _optional(block, family.mlp_scale)
-        behind = None if family.branch_norm is None else bind_norm(block, family, family.branch_norm)
-        q_norm, k_norm = (
-            None if norm is None else HeadNorm(module=norm, over=family.norms_over)
-            for norm in (_optional(block, family.q_norm), _optional(block, family.k_norm))
-        )
-        rule = AttentionRule(
-            scaling=float(family.scaling(submodule(block, family.attention))),
-            window=family.window(module, layer),
-            softcap=family.softcap(module),
-            table=family.table(module, layer),
-            adjacent=family.adjacent,
-            q_norm=q_norm,
-            k_norm=k_norm,
-            bias=family.position_bias(module, layer),
-        )
-        bound.append(
-            Block(
-                root=module,
-                module=block,
-                family=family,
-                n_heads=sizes.n_heads,
-                n_kv_heads=sizes.n_kv_heads,
-                d_head=sizes.d_head,
-                attention_norm=bind_norm(block, family, family.attention_norm),
-                mlp_norm=bind_norm(block, family, family.mlp_norm),
-                qkv=tuple(submodule(block, path) for path in family.qkv.paths),
-                out=submodule(block, family.out),
-                mlp=mlp,
-                mlp_out=mlp_scale or (mlp if family.mlp_out is None else submodule(block, family.mlp_out)),
-                attention_scale=_optional(block, family.attention_scale),
-                branch_norm=None if per_target else behind,
-                target_norm=behind if per_target else None,
-                mlp_scale=mlp_scale,
-                rule=rule,
-            )
-        )
-    return tuple(bound)
-
-
-def _optional(block: nn.Module, path: str | None) -> nn.Module | None:
-    """The module at a path; None where nothing or a placeholder stands there."""
-    part = None if path is None else dict(block.named_modules()).get(path)
-    return None if isinstance(part, nn.Identity) else part
+    blocks = enumerate(submodule(module, family.blocks).children())
+    return tuple(Block(module, *each, family, sizes, per_target=per_target) for each in blocks)

@@ -6,11 +6,12 @@ quantised layers keep the names of the plain ones and compute something else.
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 
 from assay.core.errors import UnsupportedModelError
 from assay.models.attention import PlacedAttention
@@ -32,15 +33,19 @@ def check_conformance(model: Model) -> None:
 
     Norms, q/k/v projections, heads, output projections, what MLPs read, the sums of the stream after every
     block, and the logits. Number types below float32 may differ by a few units in the last place. The mode of
-    the module and the random numbers of the program stay as they are.
+    the module stays as it is, and evaluation draws no random numbers.
 
     Raises:
         UnsupportedModelError: For the first part that computes something else; the module is named.
     """
-    devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), torch.no_grad(), _in_evaluation(model.module):
-        inputs = short_input(model)
-        with _recorded(model) as outputs, model.tracing(streams=True) as trace:
+    with torch.no_grad(), _in_evaluation(model.module):
+        inputs, outputs = short_input(model), Outputs()
+
+        def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            if isinstance(output, Tensor):
+                outputs[module] = output.detach().to(model.device, copy=True)
+
+        with register_module_forward_hook(keep), model.tracing(streams=True) as trace:
             result: Any = model.module(inputs)
         with model.tracing(until=0) as entering:
             model.forward(inputs)
@@ -48,31 +53,6 @@ def check_conformance(model: Model) -> None:
         logits = result if isinstance(result, Tensor) else result.logits
         for module, what, closed, native in _closed_forms(model, trace, outputs, logits):
             _compare(model, module, what, closed, native)
-
-
-def check_heads_apart(model: Model, what: str, *, projected: bool = False) -> None:
-    """Refuse a model whose heads of a block depend on each other, where one head is changed by itself.
-
-    Args:
-        model: The model.
-        what: Who asks, for the message.
-        projected: Whether single queries and keys are changed too, not only what heads write.
-
-    Raises:
-        UnsupportedModelError: Naming the norm that couples them.
-    """
-    family = model.family
-    if family.branch_norm is not None:
-        between = f"a norm of what they write together ({family.branch_norm})"
-    elif projected and model.coupling != "none":
-        between = f"norms of all their queries and keys ({family.q_norm}, {family.k_norm})"
-    else:
-        return
-    raise UnsupportedModelError(
-        f"{what} changes the heads of {model.id} one by one, but the heads of a block depend on each other "
-        f"through {between}. discover with a gradient method, measure, run_circuit and worst_case support "
-        "such models"
-    )
 
 
 @contextmanager
@@ -97,54 +77,30 @@ def short_input(model: Model) -> Tensor:
     return (torch.arange(1, length + 1, device=model.device) * step % model.n_vocab)[None]
 
 
-Outputs = dict[nn.Module, Tensor]  # of described parts in one pass
+Outputs = dict[nn.Module, Tensor]  # of all parts in one pass
 Form = tuple[nn.Module, str, Tensor, Tensor]  # a part, what of it, its closed form, the native numbers
-
-
-@contextmanager
-def _recorded(model: Model) -> Iterator[Outputs]:
-    """What norms and projections give in the pass made inside."""
-    parts = [model.final_norm.module, model.unembed_module if model.vision is None else None]
-    for block in model.blocks:
-        behind = None if block.branch_norm is None else block.branch_norm.module
-        parts += [block.attention_norm.module, *block.qkv, block.out, block.attention_scale, behind]
-        parts += [block.mlp_norm.module] if model.graph.mlps else []
-    outputs: Outputs = {}
-    home = model.device
-
-    def keep(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
-        outputs[module] = output.detach().to(home, copy=True)
-
-    with ExitStack() as hooks:
-        described = dict.fromkeys(part for part in parts if part is not None)
-        for module in described:
-            hooks.callback(module.register_forward_hook(keep).remove)
-        yield outputs
-        for module in (each for each in described if each not in outputs):
-            _refuse(model, module, "it is never called")
 
 
 def _closed_forms(model: Model, trace: Trace, outputs: Outputs, logits: Tensor) -> Iterator[Form]:
     """Every described part of one pass beside its closed form, in the order of computation."""
     wide = model.result_dtype
-    attention = PlacedAttention(
-        model.rules,
-        model.tables(trace.calls),
-        length=trace.input.shape[1],
-        causal=model.causal,
-        read=None,
-    )
+    tables, length = model.tables(trace.calls), trace.input.shape[1]
+    attention = PlacedAttention(model.rules, tables, length=length, causal=model.causal, read=None)
+
+    def native(module: nn.Module) -> Tensor:
+        return outputs[module] if module in outputs else _refuse(model, module, "it is never called")
 
     def linear(module: nn.Module, entering: Tensor) -> Form:
         weight: Any = getattr(module, "weight", None)
         if not isinstance(weight, Tensor):
             _refuse(model, module, "it has no weight")
         weight = weight.T if isinstance(module, nn.Linear) else weight
-        if weight.shape != (entering.shape[-1], outputs[module].shape[-1]):
+        if weight.shape != (entering.shape[-1], native(module).shape[-1]):
             _refuse(model, module, f"its weight of shape {tuple(weight.shape)} is not what it maps with")
         closed = entering.to(wide) @ weight.to(entering.device, wide)
         bias = getattr(module, "bias", None)
-        return module, "its output", closed if bias is None else closed + bias.to(closed), outputs[module]
+        closed = closed if bias is None else closed + bias.to(closed)
+        return module, "its output", closed, native(module)
 
     def norm(norm: Norm, entering: Tensor) -> Form:
         module = norm.module or model.module
@@ -152,7 +108,7 @@ def _closed_forms(model: Model, trace: Trace, outputs: Outputs, logits: Tensor) 
             return module, "its output", entering, outputs.get(module, entering)
         closed, shift = norm.scaled_by_gain(norm.standardise(entering)[0]), norm.shift
         closed = closed if shift is None else closed + shift.to(closed.device)
-        return module, "its output", closed, outputs[module].view(closed.shape)
+        return module, "its output", closed, native(module).view(closed.shape)
 
     assert trace.final_in is not None
     streams = [*trace.block_in, trace.final_in]
@@ -170,7 +126,7 @@ def _closed_forms(model: Model, trace: Trace, outputs: Outputs, logits: Tensor) 
                 _refuse(model, block.out, "its bias goes through the norm of the branch")
             yield norm(block.branch_norm, outputs[block.out])
             adding = block.branch_norm.module or adding
-        added, bias = outputs[adding], block.out_bias()
+        added, bias = native(adding), block.out_bias()
         written = z.flatten(0, -2).to(wide) @ block.out_weight().flatten(0, 1).to(wide)
         written = written if bias is None else written + bias.to(wide)
         yield adding, "its output", written.view_as(added), added
@@ -188,19 +144,14 @@ def _closed_forms(model: Model, trace: Trace, outputs: Outputs, logits: Tensor) 
         yield linear(model.unembed_module, hidden)
         last = hidden.shape[1] - 1
         logits = logits[:, last]
-    yield (
-        model.module,
-        "the logits",
-        model.read(hidden, torch.tensor([last], device=hidden.device)),
-        logits,
-    )
+    closed = model.read(hidden, torch.tensor([last], device=hidden.device))
+    yield model.module, "the logits", closed, logits
 
 
 def _heads(layer: int, block: Block, trace: Trace, attention: PlacedAttention) -> Tensor:
     """What the heads give to the output projection, from the native q, k and v."""
     channels = block.channels(trace.qkv[layer]).transpose(-3, -2)
-    queries, keyed = channels.tensor_split([block.n_heads], -3)
-    keys, values = keyed.chunk(2, -3)
+    queries, keys, values = channels.split([block.n_heads, block.n_kv_heads, block.n_kv_heads], -3)
     heads, kv_heads = range(block.n_heads), range(block.n_kv_heads)
     mixed = attention.mix(
         layer,

@@ -1,5 +1,6 @@
 """Descriptions of the language models served; each is one `Family`."""
 
+import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.models.attention import Tables
-from assay.models.family import Family, Fused, Separate, Sizes, config_sizes, like, serve
+from assay.models.family import Family, Sizes, config_sizes, like, serve
 
 
 def _parallel(module: Any) -> bool:
@@ -32,7 +33,7 @@ GPT2 = serve(
         unembed="lm_head",
         learned_positions=True,
         attention="attn",
-        qkv=Fused(path="attn.c_attn"),
+        qkv=("attn.c_attn",),
         out="attn.c_proj",
         mlp="mlp",
         activation="mlp.act",
@@ -52,7 +53,7 @@ like(
     "gpt_neo",
     "GPT-Neo",
     attention="attn.attention",
-    qkv=Separate(q="attn.attention.q_proj", k="attn.attention.k_proj", v="attn.attention.v_proj"),
+    qkv=("attn.attention.q_proj", "attn.attention.k_proj", "attn.attention.v_proj"),
     out="attn.attention.out_proj",
     scaling=lambda attention: 1.0,
     window=_neo_window,
@@ -72,7 +73,7 @@ like(
     "gptj",
     "GPT-J",
     mlp_norm="ln_1",
-    qkv=Separate(q="attn.q_proj", k="attn.k_proj", v="attn.v_proj"),
+    qkv=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
     out="attn.out_proj",
     scaling=lambda attention: 1 / attention.scale_attn,
     table=lambda module, layer: "rotary",
@@ -91,7 +92,8 @@ like(
     final_norm="gpt_neox.final_layer_norm",
     learned_positions=False,
     attention="attention",
-    qkv=Fused(path="attention.query_key_value", by_group=True),
+    qkv=("attention.query_key_value",),
+    by_group=True,
     out="attention.dense",
     table=lambda module, layer: "rotary",
     parallel=_parallel,
@@ -101,14 +103,18 @@ like(
 # ---- BLOOM and Falcon: fused projections by group, positions as slopes of the attention
 
 
-def _bloom_slopes(module: Any, layer: int) -> Callable[[int], Tensor]:
-    def slopes(length: int) -> Tensor:
-        from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+def _slopes(module: Any, layer: int) -> Callable[[int], Tensor] | None:
+    """ALiBi from the function that the family's own code calls; Falcon scales it as it does the products."""
+    config = module.config
+    if not getattr(config, "alibi", True):
+        return None
+    native = importlib.import_module(f"transformers.models.{config.model_type}.modeling_{config.model_type}")
 
-        weight = module.lm_head.weight
-        return build_alibi_tensor(
-            torch.ones(1, length, device=weight.device), module.config.n_head, weight.dtype
-        )
+    def slopes(length: int) -> Tensor:
+        weight, ones = module.lm_head.weight, torch.ones(1, length, device=module.lm_head.weight.device)
+        made: Tensor = native.build_alibi_tensor(ones, config.num_attention_heads, weight.dtype)
+        scaled = config.model_type == "falcon"
+        return made * module.transformer.h[0].self_attention.inv_norm_factor if scaled else made
 
     return slopes
 
@@ -127,13 +133,14 @@ BLOOM = like(
     mlp_norm="post_attention_layernorm",
     learned_positions=False,
     attention="self_attention",
-    qkv=Fused(path="self_attention.query_key_value", by_group=True),
+    qkv=("self_attention.query_key_value",),
+    by_group=True,
     out="self_attention.dense",
     mlp_out="mlp.dense_4h_to_h",
     run_mlp=_bloom_mlp,
     activation="mlp.gelu_impl",
     scaling=lambda attention: attention.inv_norm_factor,
-    position_bias=_bloom_slopes,
+    position_bias=_slopes,
 )
 
 
@@ -147,28 +154,12 @@ def _falcon_sizes(module: nn.Module) -> Sizes:
 def _falcon_variant(module: Any) -> dict[str, Any]:
     """Sequential, or parallel behind one norm or two; one key and value for all heads, or by group."""
     config = module.config
-    entries: dict[str, Any] = {}
+    entries: dict[str, Any] = {"by_group": config.new_decoder_architecture or not config.multi_query}
     if not config.parallel_attn:
         entries["mlp_norm"] = "post_attention_layernorm"
     elif config.num_ln_in_parallel_attn == 2:
         entries |= {"attention_norm": "ln_attn", "mlp_norm": "ln_mlp"}
-    if not config.new_decoder_architecture and config.multi_query:
-        entries["qkv"] = Fused(path="self_attention.query_key_value")
     return entries
-
-
-def _falcon_slopes(module: Any, layer: int) -> Callable[[int], Tensor] | None:
-    """Slopes, rounded to bfloat16 as the checkpoints were made with; scaled as the products are."""
-
-    def slopes(length: int) -> Tensor:
-        from transformers.models.falcon.modeling_falcon import build_alibi_tensor
-
-        weight, heads = module.lm_head.weight, module.config.num_attention_heads
-        rounded: Tensor = build_alibi_tensor(torch.ones(1, length, device=weight.device), heads, weight.dtype)
-        scaled: Tensor = rounded * module.transformer.h[0].self_attention.inv_norm_factor
-        return scaled
-
-    return slopes if module.config.alibi else None
 
 
 like(
@@ -181,7 +172,6 @@ like(
     activation="mlp.act",
     overwrites=True,
     table=lambda module, layer: None if module.config.alibi else "rotary",
-    position_bias=_falcon_slopes,
     parallel=lambda module: module.config.parallel_attn,
     variant=_falcon_variant,
     sizes=_falcon_sizes,
@@ -212,7 +202,7 @@ LLAMA = like(
     final_norm="model.norm",
     learned_positions=False,
     attention="self_attn",
-    qkv=Separate(q="self_attn.q_proj", k="self_attn.k_proj", v="self_attn.v_proj"),
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     out="self_attn.o_proj",
     activation="mlp.act_fn",
     gated=lambda block: "mlp.down_proj",
@@ -231,7 +221,7 @@ like(
     table=lambda module, layer: "rotary" if module.config.no_rope_layers[layer] else None,
 )
 like(LLAMA, "starcoder2", "StarCoder 2", norm="layer", activation="mlp.act", **_PLAIN_MLP)
-like(LLAMA, "phi3", "Phi-3", qkv=Fused(path="self_attn.qkv_proj"), activation="mlp.activation_fn")
+like(LLAMA, "phi3", "Phi-3", qkv=("self_attn.qkv_proj",), activation="mlp.activation_fn")
 _HEAD_NORMS: dict[str, Any] = {
     "norm": "layer",
     "q_norm": "self_attn.q_layernorm",

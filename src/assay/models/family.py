@@ -53,37 +53,6 @@ def config_facts(module: nn.Module) -> dict[str, Any]:
     return {key: value for key, value in config.to_dict().items() if key not in _NOT_IDENTITY}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Separate:
-    """Three projection modules, each head-major."""
-
-    q: str
-    k: str
-    v: str
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return (self.q, self.k, self.v)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Fused:
-    """One projection module for q, k and v.
-
-    Attributes:
-        path: Module path inside a block.
-        by_group: False for columns ordered (q|k|v, head, c). True where each key/value head stands with the
-            queries that read it: (key/value head, queries|k|v, c).
-    """
-
-    path: str
-    by_group: bool = False
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        return (self.path,)
-
-
 def height_and_width(size: Any) -> tuple[int, int]:
     """A height and width, which many configurations state as one number."""
     height, width = size if isinstance(size, list | tuple) else (size, size)
@@ -151,10 +120,7 @@ class Vision:
     def n_tokens(self, module: Any) -> int:
         """Positions of the stream: patches and prefix tokens."""
         config = tower_config(module)
-        (height, width), (down, across) = (
-            height_and_width(config.image_size),
-            height_and_width(config.patch_size),
-        )
+        (height, width), (down, across) = map(height_and_width, (config.image_size, config.patch_size))
         return (height // down) * (width // across) + self.n_prefix(config)
 
     def n_classes(self, module: Any) -> int:
@@ -187,7 +153,10 @@ class Family:
         final_norm: Norm before the unembedding; None if there is none.
         unembed: Module from the normalised stream (for images: from the features) to logits.
         attention: The attention module.
-        qkv: Layout of the query/key/value projections.
+        qkv: The three projections of queries, keys and values, or the one module of all. Each is head-major;
+            columns of one module are ordered (q|k|v, head, c).
+        by_group: Whether a single module has each key/value head beside the queries that read it: columns
+            ordered (key/value head, queries|k|v, c).
         out: Output projection of the attention.
         mlp: The module that reads what the MLP reads.
         norm: Kind of the norms; `rms1` is an RMSNorm whose gain is 1 + weight.
@@ -234,10 +203,11 @@ class Family:
     final_norm: str | None
     unembed: str
     attention: str
-    qkv: Separate | Fused
+    qkv: tuple[str, ...]
     out: str
     mlp: str
     norm: Literal["layer", "rms", "rms1"]
+    by_group: bool = False
     mlps: bool = True
     mlp_out: str | None = None
     run_mlp: Callable[[nn.Module, Tensor], Tensor] | None = None

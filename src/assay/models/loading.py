@@ -4,11 +4,12 @@ Weights are read from safetensors, and code of a checkpoint is never run. Here i
 belongs to, and where it goes.
 """
 
-import pickle
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
@@ -24,7 +25,6 @@ from assay.core.errors import (
     UnsafeFileError,
     UnsupportedModelError,
     near_matches,
-    needs_extra,
 )
 from assay.core.untrusted import MALFORMED, malformed, printable, read_object, refuse_pickle
 from assay.models.conformance import check_conformance
@@ -42,16 +42,20 @@ MINI = Path(__file__).parent / "mini"
 # What comes with the package: name to directory.
 EMBEDDED = {"mini": MINI, "colour-digits": Path(__file__).parent / "colour_digits"}
 _PLANTED, _TIMM = "planted:", "timm:"
-_APPLIES = {"revision": "ids of the Hugging Face Hub", "device_map": "checkpoints of transformers"}
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 _GENERAL_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")  # tokenizer.json says all
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
-_EXPECTED = ". Expected a directory with config.json and model.safetensors, written by save_pretrained"
+_EXPECTED = (
+    ". Expected a directory with config.json and model.safetensors, or all files of its index, written by "
+    "save_pretrained"
+)
+# ImportError: a configuration may ask for a library that is not installed. Pickles are read as weights only.
+_DAMAGED = (OSError, ImportError, SafetensorError, UnpicklingError, *MALFORMED)
 # What describes a model and its tokenizer: kilobytes to a few megabytes, never code or pickles.
 DESCRIPTION = ("*config.json", "*.index.json", "*token*.json", "vocab.*", "merges.txt", "*.model", "*.jinja")
 WEIGHT_FILES = ("model.safetensors", "model-*-of-*.safetensors")
-PICKLES = ("pytorch_model*.bin",)
+PICKLES = "pytorch_model*.bin"
 
 
 def load_model(
@@ -92,11 +96,12 @@ def load_model(
         UnsupportedModelError: If the layout is not a pre-norm residual stream of a known family.
         UnknownNameError: If there is no planted model of that name.
         HubError: If a repository is missing, gated or out of reach, or has no such revision.
-        InputError: If a device does not exist, a module is to be converted or moved, or a device map or a
-            revision does not apply.
+        InputError: If a device does not exist, a module is to be converted or moved, or a revision or device
+            map does not apply.
         UnsafeFileError: If the checkpoint is a pickle and `allow_pickle` is false.
-        FileFormatError: If the files cannot be read as a checkpoint, or some of its weights are missing.
-        MissingExtraError: If the model needs timm, or a device map accelerate, and it is not installed.
+        FileFormatError: If the files cannot be read as a checkpoint, some of its weights are missing, or a
+            device map needs accelerate and it is not installed.
+        MissingExtraError: If the model needs timm, and it is not installed.
         NonFiniteError: If a weight is NaN or infinite.
 
     Example:
@@ -104,40 +109,36 @@ def load_model(
         4
     """
     if isinstance(source, nn.Module):
-        name = type(source).__name__
-        if dtype not in ("auto", None) or device not in ("auto", None) or device_map is not None:
+        if {dtype, device} - {"auto", None} or (device_map, revision) != (None, None):
             raise InputError(
                 "a live module is used unchanged; convert or move it yourself instead of passing dtype=, "
-                "device= or device_map="
+                "device=, device_map= or revision="
             )
-        _refuse_given(name, revision=revision)
         stored = preprocessing(source) if family_of(source).classes else None
-        return _bound(source, tokenizer, name, stored)
+        return _bound(source, tokenizer, type(source).__name__, stored)
     text, place = str(source), choose_device(device)
     path = EMBEDDED.get(text, Path(text))
     name, origin = text if text in EMBEDDED else path.name, dict[str, Any]()
+    local = text.startswith((_PLANTED, _TIMM)) or path.is_dir()
+    if revision is not None and local:
+        raise InputError(f"revision applies only to ids of the Hugging Face Hub, but the model is {text!r}")
     if text.startswith(_PLANTED):
         from assay.models.planted import planted_model  # which needs this module
 
-        _refuse_given(text, revision=revision, device_map=device_map)
+        _refuse_map(device_map, text)
         planted = planted_model(text.removeprefix(_PLANTED), dtype=choose_dtype(dtype, place, None)).model
         planted.module.to(place)
         planted.tokenizer = tokenizer
         return planted
     of_timm = text.startswith(_TIMM)
-    if of_timm or path.is_dir():
-        _refuse_given(text, revision=revision)
-    else:
+    if not local:
         name, path = _fetched(text, revision=revision, token=token, allow_pickle=allow_pickle)
         origin = {"revision": path.name}
-    if not of_timm and not (path / "config.json").is_file():
-        raise FileFormatError(f"{path} has no config.json; expected a directory written by save_pretrained")
     if of_timm or is_timm_directory(path):
-        _refuse_given(text, device_map=device_map)
+        _refuse_map(device_map, text)
         if not of_timm:
             check_weight_files(path, allow_pickle=allow_pickle)
-        module = from_timm(text if of_timm else path)
-        module = module.to(place, choose_dtype(dtype, place, None))
+        module = from_timm(text if of_timm else path).to(place, choose_dtype(dtype, place, None))
         return _bound(module, tokenizer, text if of_timm else name, preprocessing(module), origin)
     module = from_directory(
         path, dtype=dtype, device=device, allow_pickle=allow_pickle, device_map=device_map
@@ -149,67 +150,31 @@ def load_model(
         return _bound(module, tokenizer, name, None, origin)
 
 
-def _refuse_given(source: str, **arguments: object) -> None:
-    for name, value in arguments.items():
-        if value is not None:
-            raise InputError(f"{name} applies only to {_APPLIES[name]}, but the model is {source!r}")
+def _refuse_map(device_map: DeviceMap, text: str) -> None:
+    if device_map is not None:
+        raise InputError(f"device_map applies only to checkpoints of transformers, but the model is {text!r}")
 
 
 def _fetched(text: str, *, revision: str | None, token: str | None, allow_pickle: bool) -> tuple[str, Path]:
     """Id and folder of a hub repository; what is not served is refused before its weights are fetched."""
-    name, _, behind = text.partition("@")
-    revision = behind or revision
-    path = fetch(name, DESCRIPTION, revision=revision, token=token)
-    if (path / "config.json").is_file() and not is_timm_directory(path):
-        check_description(path)
-    fetch(name, WEIGHT_FILES, revision=revision, token=token)
-    if allow_pickle and not any(path.glob("*.safetensors")):
-        fetch(name, PICKLES, revision=revision, token=token)
-    return name, path
-
-
-def _bound(
-    module: nn.Module,
-    tokenizer: Any,
-    name: str,
-    stored: dict[str, Any] | None,
-    origin: dict[str, Any] | None = None,
-) -> Model:
-    """A module as a checked model."""
-    family = family_of(module)
-    convolution = next((part for part in module.modules() if isinstance(part, nn.Conv2d)), None)
-    if family.vision is not None and convolution is not None and convolution.in_channels != 3:
-        raise UnsupportedModelError(
-            f"{name} reads images of {convolution.in_channels} channels, but image tasks are RGB, 3 channels"
-        )
-    model = Model(module, family, tokenizer=tokenizer, name=name, preprocessing=stored, origin=origin or {})
-    check_conformance(model)
-    return model
-
-
-# ---- files of the hub
-
-
-def fetch(name: str, patterns: tuple[str, ...], *, revision: str | None, token: str | None) -> Path:
-    """The folder of a repository in the cache, with the files of some patterns; its name is the commit.
-
-    Args:
-        name: Id of the repository, `OWNER/NAME`.
-        patterns: Of names of files.
-        revision: Branch, tag or commit; None: its main branch.
-        token: Access token; None: that of `HF_TOKEN` or of `hf auth login`.
-
-    Raises:
-        FileFormatError: If the name is neither that of a directory nor one of the hub.
-        HubError: If the repository is missing, gated or out of reach, or has no such revision.
-    """
     import huggingface_hub
     from huggingface_hub import errors
 
-    try:
+    name, _, behind = text.partition("@")
+
+    def fetch(*patterns: str) -> Path:
         folder = huggingface_hub.snapshot_download(
-            name, revision=revision, token=token, allow_patterns=list(patterns)
+            name, revision=behind or revision, token=token, allow_patterns=list(patterns)
         )
+        return Path(folder)  # whose name is the commit
+
+    try:
+        path = fetch(*DESCRIPTION)
+        if (path / "config.json").is_file() and not is_timm_directory(path):
+            check_description(path)
+        fetch(*WEIGHT_FILES)
+        if allow_pickle and not any(path.glob("*.safetensors")):
+            fetch(PICKLES)
     except errors.HFValidationError as error:
         raise FileFormatError(
             f"cannot load {printable(name)[:200]!r}: it is neither a directory nor an id of the Hugging Face "
@@ -220,7 +185,26 @@ def fetch(name: str, patterns: tuple[str, ...], *, revision: str | None, token: 
             f"cannot load {name!r}: it is not a directory, and the Hugging Face Hub does not give it. "
             f"{printable(str(error)).strip()[:600]}"
         ) from error
-    return Path(folder)
+    return name, path
+
+
+def _bound(
+    module: nn.Module,
+    tokenizer: Any,
+    name: str,
+    stored: dict[str, Any] | None,
+    origin: Mapping[str, Any] = MappingProxyType({}),
+) -> Model:
+    """A module as a checked model."""
+    family = family_of(module)
+    convolution = next((part for part in module.modules() if isinstance(part, nn.Conv2d)), None)
+    if family.vision is not None and convolution is not None and convolution.in_channels != 3:
+        raise UnsupportedModelError(
+            f"{name} reads images of {convolution.in_channels} channels, but image tasks are RGB, 3 channels"
+        )
+    model = Model(module, family, tokenizer=tokenizer, name=name, preprocessing=stored, origin=origin)
+    check_conformance(model)
+    return model
 
 
 # ---- devices and number types
@@ -276,13 +260,11 @@ def choose_dtype(dtype: NumberType, device: torch.device, stored: torch.dtype | 
     Raises:
         InputError: For anything but a floating-point type.
     """
-    if isinstance(dtype, torch.dtype):
-        if not dtype.is_floating_point or dtype.itemsize == 1:
-            raise InputError(f"dtype is {dtype}; expected 'auto', bfloat16, float16, float32 or float64")
+    half = (torch.bfloat16, torch.float16)
+    if isinstance(dtype, torch.dtype) and dtype in (*half, torch.float32, torch.float64):
         return dtype
     if dtype not in ("auto", None):
-        raise InputError(f"dtype is {dtype!r}; expected 'auto' or a torch.dtype such as torch.bfloat16")
-    half = (torch.bfloat16, torch.float16)
+        raise InputError(f"dtype is {dtype}; expected 'auto', or torch.bfloat16, float16, float32 or float64")
     if stored == torch.float64 or (stored in half and device.type != "cpu"):
         return stored
     return torch.float32
@@ -297,11 +279,10 @@ def number_type(name: str | None) -> torch.dtype | None:
 
 
 def check_weight_files(directory: Path, *, allow_pickle: bool) -> None:
-    """Refuse a directory whose weights are not in `model.safetensors`, or in the files its index names.
+    """Refuse weights that are pickles, unless they are allowed, or that lie outside the directory.
 
     Raises:
-        UnsafeFileError: If they are pickles and `allow_pickle` is false, or lie elsewhere.
-        FileFormatError: If there are none, or one of an index is missing.
+        UnsafeFileError: For such weights.
         UnsupportedModelError: If the directory holds an adapter, which transformers would load by itself.
     """
     if (directory / "adapter_config.json").is_file():
@@ -315,7 +296,7 @@ def check_weight_files(directory: Path, *, allow_pickle: bool) -> None:
         names = sorted({str(name) for name in (read_object(index).get("weight_map") or {}).values()})
     else:
         names = sorted(path.name for suffix in ("bin", "pt", "pth") for path in directory.glob(f"*.{suffix}"))
-    for name in names or [WEIGHTS]:
+    for name in names:
         elsewhere, pickled = Path(name).name != name, not name.endswith(".safetensors")
         if elsewhere or (pickled and not allow_pickle):
             raise UnsafeFileError(
@@ -323,12 +304,7 @@ def check_weight_files(directory: Path, *, allow_pickle: bool) -> None:
                 "pickle can run any code, and files elsewhere are not read; convert them to safetensors, or "
                 "pass allow_pickle=True if you trust the origin of the pickles beside config.json"
             )
-        if not (directory / name).is_file():
-            raise FileFormatError(
-                f"{directory} has no weights {name}; expected {WEIGHTS} beside config.json, or all files its "
-                "index names (pickles of a repository are fetched only with allow_pickle=True)"
-            )
-        if not pickled:
+        if not pickled and (directory / name).is_file():
             refuse_pickle(directory / name)
 
 
@@ -339,7 +315,12 @@ def is_timm_directory(path: Path) -> bool:
 
 
 def check_description(directory: Path) -> dict[str, Any]:
-    """The entries of `config.json`; refused if they name weights, or a model that is not served."""
+    """The entries of `config.json`, seen before weights are fetched or read.
+
+    Raises:
+        UnsafeFileError: If they name files of weights.
+        UnsupportedModelError: For quantised weights, a post-norm layout or an unknown model type.
+    """
     path = directory / "config.json"
     config = read_object(path)
     if (named := config.get("transformers_weights")) is not None:
@@ -347,7 +328,15 @@ def check_description(directory: Path) -> dict[str, Any]:
             f"{path} names its own weight files ({printable(repr(named))[:200]}), but weights are read "
             f"only from {WEIGHTS} or {INDEX}; remove transformers_weights"
         )
-    refuse_config(config, str(directory))
+    for field in ("quantization_config", "compression_config"):
+        if config.get(field) is not None:
+            raise UnsupportedModelError(
+                f"{directory}: its configuration has {field}, so the stored weights differ from the numbers "
+                "it computes with; dequantise it (model.dequantize() of transformers) and save it again"
+            )
+    model_type = config.get("model_type")
+    if isinstance(model_type, str) and family_of_type(model_type) is None:
+        raise _unknown(str(directory), model_type, kind=model_type, config=config)
     return config
 
 
@@ -368,9 +357,6 @@ def from_directory(
         warnings.filterwarnings("ignore", message="IProgress not found")
         import transformers
     location = str(directory)
-    if device_map is not None:
-        with needs_extra("placement", "device_map needs accelerate"):
-            import accelerate  # noqa: F401 - only whether it can be imported counts
     with file_errors(location, "a causal language model or image classifier"):
         if check_description(directory).get("model_type") == "attention_only":
             from assay.models import attention_only  # which imports transformers, too
@@ -379,7 +365,6 @@ def from_directory(
         check_weight_files(directory, allow_pickle=allow_pickle)
         config = transformers.AutoConfig.from_pretrained(location, trust_remote_code=False)
         config._attn_implementation = None  # a name of a repository here would load a kernel from it
-        refuse_config({**vars(config), "model_type": config.model_type}, location)
         family = family_of_type(config.model_type)
         kind = "CausalLM" if family is None or family.vision is None else "ImageClassification"
         place = choose_device(device if device_map is None else "auto")
@@ -428,14 +413,8 @@ def file_errors(location: str, what: str, expected: str = _EXPECTED) -> Iterator
         yield
     except AssayError:
         raise
-    except pickle.UnpicklingError as error:
-        raise UnsafeFileError(
-            f"{location!r} holds a pickle with more than weights, which is rejected: "
-            f"{printable(str(error))[:300]}"
-        ) from error
-    # ImportError: a configuration may ask for a library that is not installed.
-    except (OSError, ImportError, SafetensorError, StrictDataclassError, *MALFORMED) as error:
-        said = str(error).rstrip(".")
+    except (*_DAMAGED, StrictDataclassError) as error:
+        said = printable(str(error)).rstrip(".")
         raise FileFormatError(f"cannot load {location!r} as {what}: {said}{expected}") from error
 
 
@@ -502,23 +481,6 @@ def family_of(module: nn.Module) -> Family:
 def family_of_type(model_type: object) -> Family | None:
     """The description of a Hugging Face model type; None if there is none."""
     return next((family for family in FAMILIES.values() if model_type in family.model_types), None)
-
-
-def refuse_config(config: dict[str, Any], location: str) -> None:
-    """Refuse a `config.json` of a model that is not served, before its weights are fetched or read.
-
-    Raises:
-        UnsupportedModelError: For quantised weights, a post-norm layout or an unknown model type.
-    """
-    for field in ("quantization_config", "compression_config"):
-        if config.get(field) is not None:
-            raise UnsupportedModelError(
-                f"{location}: its configuration has {field}, so the stored weights differ from the numbers "
-                "it computes with; dequantise it (model.dequantize() of transformers) and save it again"
-            )
-    model_type = config.get("model_type")
-    if isinstance(model_type, str) and family_of_type(model_type) is None:
-        raise _unknown(location, model_type, kind=model_type, config=config)
 
 
 def _unknown(what: str, model_type: object, *, kind: str, config: dict[str, Any]) -> UnsupportedModelError:

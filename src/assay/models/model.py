@@ -120,8 +120,13 @@ class Model:
         parameters = sorted(self.module.named_parameters())
         state = weight_state(parameters)
         if state not in self._hashed:
+            facts = json.dumps(self.family.facts(self.module), sort_keys=True, default=str)
+            digest = hashlib.sha256(facts.encode())
+            for name, parameter in parameters:
+                digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
+                digest.update(_bytes(parameter))
             self._hashed.clear()
-            self._hashed[state] = hash_weights(self.family.facts(self.module), parameters)
+            self._hashed[state] = digest.hexdigest()[:16]
         return self._hashed[state]
 
     def refresh(self) -> None:
@@ -506,16 +511,11 @@ def check_weights(module: nn.Module, name: str) -> None:
         NonFiniteError: If a parameter is NaN or infinite.
     """
     for path, parameter in module.named_parameters():
-        if parameter.is_meta:
+        if parameter.is_meta or (parameter.is_floating_point() and parameter.dtype.itemsize == 1):
             raise UnsupportedModelError(
-                f"weight {path!r} of {name} has no values (device 'meta'); load it first, e.g. with "
-                "from_pretrained. Parts that accelerate keeps on the CPU or the disk have none either: give "
-                "load_model the folder and device_map="
-            )
-        if parameter.is_floating_point() and parameter.dtype.itemsize == 1:
-            raise UnsupportedModelError(
-                f"weight {path!r} of {name} is stored as {parameter.dtype}, which layers cannot compute "
-                "with; dequantise the weights first (model.dequantize())"
+                f"weight {path!r} of {name} is {parameter.dtype} on device {parameter.device}: layers cannot "
+                "compute with it. Load it first, e.g. with from_pretrained or load_model(folder, "
+                "device_map=), and dequantise it (model.dequantize())"
             )
         if not bool(torch.isfinite(parameter).all()):
             raise NonFiniteError(
@@ -526,15 +526,6 @@ def check_weights(module: nn.Module, name: str) -> None:
 def _bytes(values: Tensor) -> memoryview:
     data: memoryview = values.detach().cpu().contiguous().view(torch.uint8).numpy().data
     return data
-
-
-def hash_weights(facts: Mapping[str, Any], parameters: Iterable[tuple[str, Tensor]]) -> str:
-    """SHA-256 over facts and parameters, in order: names, shapes, types, bytes (16 hex digits)."""
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
-    for name, parameter in parameters:
-        digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}".encode())
-        digest.update(_bytes(parameter))
-    return digest.hexdigest()[:16]
 
 
 def weight_state(parameters: Iterable[tuple[str, Tensor]]) -> tuple[Any, ...]:

@@ -1,7 +1,5 @@
 """Vision models of timm: by name, or from a directory that timm wrote."""
 
-import importlib.util
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,11 +8,9 @@ import torch
 from torch import nn
 
 from assay.core.errors import FileFormatError, MissingExtraError, install_command
-from assay.models.family import FAMILIES
+from assay.models.family import height_and_width
 
 
-_SIGNATURE = "{}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
-_OPERATORS = ("nms", "qnms")  # which torchvision registers shape rules for
 _DECLARED: list[torch.library.Library] = []  # declarations last as long as these objects
 
 
@@ -46,17 +42,12 @@ def _import_torchvision() -> None:
     Its operators do not load there, and its import fails when it registers shape rules for some. Models call
     none of them, so that their signatures are enough.
     """
-    if importlib.util.find_spec("torchvision") is None:
-        return  # timm's own import then names what is missing
     try:
         import torchvision
     except RuntimeError:
-        extension = sys.modules.get("torchvision.extension")
-        if extension is None or extension._has_ops() or hasattr(torch.ops.torchvision, "nms"):
-            raise
         _DECLARED.append(torch.library.Library("torchvision", "FRAGMENT"))
-        for name in _OPERATORS:
-            _DECLARED[-1].define(_SIGNATURE.format(name))
+        for name in ("nms", "qnms"):
+            _DECLARED[-1].define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
         import torchvision  # noqa: F401 - again, for its effect: the rules now find their operators
 
 
@@ -80,8 +71,9 @@ def from_timm(source: str | Path) -> nn.Module:
 
 def preprocessing(module: nn.Module) -> dict[str, Any] | None:
     """What a timm model knows about its images, with the size it takes now; None if it knows nothing."""
-    stored, vision = getattr(module, "pretrained_cfg", None), FAMILIES["timm-vit"].vision
-    if vision is None or not isinstance(stored, Mapping) or not stored:
+    stored: Any = getattr(module, "pretrained_cfg", None)
+    if not isinstance(stored, Mapping) or not stored:
         return None
     kept = {key: value for key, value in stored.items() if key not in ("file", "source")}  # where it lay
-    return {**kept, "input_size": [3, *vision.image_size(module)]}
+    patches: Any = module.patch_embed
+    return {**kept, "input_size": [3, *height_and_width(patches.img_size)]}

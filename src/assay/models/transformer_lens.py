@@ -119,7 +119,6 @@ def _converted(weights: dict[str, Tensor]) -> tuple[dict[str, Tensor], dict[str,
         )
     config = {
         "model_type": "attention_only",
-        "architectures": ["AttentionOnlyForCausalLM"],
         "vocab_size": vocabulary,
         "n_positions": len(positions),
         "n_embd": width,

@@ -11,8 +11,6 @@ from assay.core.errors import UnsupportedModelError
 from assay.models.decoders import GPT2
 from assay.models.family import (
     Config,
-    Fused,
-    Separate,
     Sizes,
     Vision,
     config_facts,
@@ -43,7 +41,7 @@ VIT = like(
     unembed="classifier",
     learned_positions=False,
     attention="attention",
-    qkv=Separate(q="attention.q_proj", k="attention.k_proj", v="attention.v_proj"),
+    qkv=("attention.q_proj", "attention.k_proj", "attention.v_proj"),
     out="attention.o_proj",
     activation="mlp.activation_fn",
     sizes=lambda module: config_sizes(tower_config(module)),
@@ -106,7 +104,7 @@ CLIP = like(
     mlp_norm="layer_norm2",
     final_norm=None,
     attention="self_attn",
-    qkv=Separate(q="self_attn.q_proj", k="self_attn.k_proj", v="self_attn.v_proj"),
+    qkv=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     out="self_attn.out_proj",
     scaling=lambda attention: attention.scale,
     vision=_CLIP,
@@ -141,8 +139,8 @@ class TimmVision(Vision):
             return "it drops patches (patch_drop); create it with patch_drop_rate=0"
         if module.grad_checkpointing:
             return "it runs its blocks twice (grad_checkpointing); call module.set_grad_checkpointing(False)"
-        reasons = (_timm_block_refuses(block) for block in module.blocks)
-        return next((f"blocks.{n} {why}" for n, why in enumerate(reasons) if why is not None), None)
+        others = sorted({type(block).__name__ for block in module.blocks} - {"Block"})
+        return f"it has blocks of type {', '.join(others)}; supported is timm's Block" if others else None
 
     def hidden(self, module: Any, images: Tensor) -> Tensor:
         return module.forward_features(images)  # type: ignore[no-any-return]  # a tensor
@@ -174,21 +172,6 @@ class TimmVision(Vision):
         return tuple(str(name) for name in names) if names and len(names) == n_classes else None
 
 
-def _timm_block_refuses(block: Any) -> str | None:
-    if (kind := type(block).__name__) != "Block":
-        return f"is a {kind}; supported are blocks that normalise before attention and MLP"
-    attention = block.attn
-    if (kind := type(attention).__name__) != "Attention":
-        return f"has a {kind}; supported is plain multi-head attention"
-    if getattr(attention, "gate", None) is not None:
-        return "gates its attention output (attn.gate)"
-    if not isinstance(getattr(attention, "norm", nn.Identity()), nn.Identity):
-        return "normalises the outputs of all its heads together (attn.norm)"
-    if not isinstance(block.norm1, nn.LayerNorm):
-        return f"has norm {type(block.norm1).__name__}; supported is LayerNorm"
-    return None
-
-
 def _timm_gated(block: nn.Module) -> str | None:
     """Where a gated MLP's product is read: its norm, which is a placeholder where it has none."""
     kind = type(block.get_submodule("mlp")).__name__
@@ -212,22 +195,15 @@ def _timm_sizes(module: Any) -> Sizes:
 
 
 def _timm_facts(module: Any) -> dict[str, Any]:
-    """What, besides the weights, decides a module's numbers."""
+    """What, besides names, shapes and numbers of the weights, decides what a module computes."""
     first = module.blocks[0]
+    names = ("global_pool", "num_prefix_tokens", "no_embed_class", "pool_include_prefix")
     return {
-        "class": "VisionTransformer" + "Distilled" * hasattr(module, "head_dist"),
-        "depth": len(module.blocks),
-        "heads": int(first.attn.num_heads),
-        "mlp": type(first.mlp).__name__,
-        "activation": str(first.mlp.act),
-        "gate_last": bool(getattr(first.mlp, "gate_last", False)),
-        "pool": module.global_pool,
-        "eps": float(first.norm1.eps),
-        "image_size": list(height_and_width(module.patch_embed.img_size)),
-        "patch": list(module.patch_embed.patch_size),
-        "prefix": int(module.num_prefix_tokens),
-        "no_embed_class": bool(getattr(module, "no_embed_class", False)),
-        "pool_include_prefix": bool(getattr(module, "pool_include_prefix", False)),
+        **{name: getattr(module, name, None) for name in names},
+        "image_size": height_and_width(module.patch_embed.img_size),
+        "heads": first.attn.num_heads,
+        "mlp": [type(first.mlp).__name__, str(first.mlp.act), getattr(first.mlp, "gate_last", None)],
+        "eps": first.norm1.eps,
     }
 
 
@@ -244,7 +220,7 @@ like(
     final_norm="norm",
     unembed="head",
     attention="attn",
-    qkv=Fused(path="attn.qkv"),
+    qkv=("attn.qkv",),
     out="attn.proj",
     activation="mlp.act",
     gated=_timm_gated,

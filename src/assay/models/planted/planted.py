@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 
-from assay.core.errors import InputError, check_least, unknown_name
+from assay.core.errors import check_least, unknown_name
 from assay.models.loading import load_model
 from assay.models.model import Model
 from assay.models.planted.programs import PROGRAMS, PlantedExamples, Program, duplicate
@@ -34,7 +34,7 @@ class Planted:
         model: The native module, described as any other.
         edges: Names of the edges of the circuit, in the order of the graph: those that carry what differs
             between a clean and a corrupted input to the answer, under `resample` ablation.
-        program: What the weights were written for.
+        program: What the weights were written for; `program.tokens` says what each token id stands for.
     """
 
     name: str
@@ -44,11 +44,6 @@ class Planted:
 
     def __repr__(self) -> str:
         return f"Planted({self.name!r}, edges={len(self.edges)} of {self.model.graph.n_edges})"
-
-    @property
-    def tokens(self) -> tuple[str, ...]:
-        """What each token id stands for."""
-        return self.program.tokens
 
     def examples(self, n: int, seed: int = 0) -> PlantedExamples:
         """Pairs of inputs, drawn from the program's own distribution.
@@ -89,7 +84,7 @@ def planted_model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float3
 
     Raises:
         UnknownNameError: If there is no such model; the message names those that there are.
-        InputError: If the seed is negative or the dtype no floating-point type.
+        InputError: If the seed is negative.
 
     Example:
         >>> planted = planted_model("induction/gpt2/bare")
@@ -97,8 +92,6 @@ def planted_model(name: str, *, seed: int = 0, dtype: torch.dtype = torch.float3
         'input->a0.h0.v'
     """
     check_least(0, seed=seed)
-    if not dtype.is_floating_point:
-        raise InputError(f"weights of a planted model are floating-point numbers; got dtype {dtype}")
     if name not in _VARIANTS:
         raise unknown_name("planted model", name, planted_names())
     write, sharpness, extras = _VARIANTS[name]
