@@ -2,7 +2,7 @@
 
 from assay.circuits.certified import CertifiedCircuit, certify
 from assay.circuits.circuit import Circuit, load_circuit, prune, published_circuit, published_circuits
-from assay.circuits.exchange import ExportedCircuit, export_circuit, read_eap_ig, write_eap_ig
+from assay.circuits.exchange import export_circuit, read_eap_ig, write_eap_ig
 from assay.circuits.files import write_atomically
 from assay.circuits.heads import HeadCircuit, Role, load_head_circuit, published_head_circuits
 from assay.circuits.scores import EdgeScores, load_scores
@@ -13,7 +13,6 @@ __all__ = [
     "CertifiedCircuit",
     "Circuit",
     "EdgeScores",
-    "ExportedCircuit",
     "HeadCircuit",
     "Role",
     "Spans",

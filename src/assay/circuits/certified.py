@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 RESAMPLES = 1000
 DELETION = 0.6
 DECISIONS = ("included", "excluded", "abstained")
-SHARED_BASELINES = ("mean", "mean-positional", "noise")  # ablated values taken from the whole data set
+SHARED_BASELINES = ("mean", "mean-positional")  # ablated values taken from the whole data set
 _CELLS = 1 << 23  # parts times edges held at a time: 32 MB in float32
 
 
@@ -85,10 +85,8 @@ class CertifiedCircuit(Plotted):
 
     def __repr__(self) -> str:
         counts = ", ".join(f"{(self.edges['decision'] == each).sum()} {each}" for each in DECISIONS)
-        return (
-            f"CertifiedCircuit({counts} of {self.graph.n_edges} edges, {self.resamples} parts of "
-            f"{self.n_examples} examples, level {self.provenance['level']:g})"
-        )
+        parts = f"{self.resamples} parts of {self.n_examples} examples, level {self.provenance['level']:g}"
+        return f"CertifiedCircuit({counts} of {self.graph.n_edges} edges, {parts})"
 
     def to_frame(self) -> "pd.DataFrame":
         """The rows of `edges` that are included or left open, most frequent first."""
@@ -151,7 +149,7 @@ def certify(
     Notes:
         The promise is about this procedure on edited data: the vote of random parts of the edited examples
         comes out the same way. It is not about the circuit's faithfulness, and not about scores that use the
-        other examples (ablations `mean`, `mean-positional` and `noise`; learned masks): there an edit changes
+        other examples (ablations `mean` and `mean-positional`; learned masks): there an edit changes
         the other examples' scores too. `provenance["assumes"]` states it where the ablation is known.
         An empty part selects nothing. No forward passes: one matrix product per call.
 
@@ -174,10 +172,7 @@ def certify(
     check_n_edges(k, scores.graph.valid)
     valid = scores.graph.valid
     if scores.per_example is None or not len(scores.per_example):
-        raise InputError(
-            "certify needs a score per example, but these scores hold none; make them with "
-            "discover(..., per_example=True)"
-        )
+        raise InputError("certify needs scores per example; make them with discover(..., per_example=True)")
     table = scores.per_example[:, valid]  # in edge order
     if not bool(table.isfinite().all()):
         raise InputError("certify needs finite scores per example, but some are NaN or infinite")
@@ -186,11 +181,8 @@ def certify(
     counts = top_counts(table, torch.from_numpy(kept), k, absolute=absolute)
     votes = decide(resamples, int(valid.sum()), level=level, deletion=deletion, radius=radius)
     if radius and (votes["decision"] == "abstained").all():
-        raise InputError(
-            f"radius is {radius}, but not even {resamples} agreeing parts certify so many edits at deletion "
-            f"{deletion} with this level and number of edges; use a smaller radius, more resamples or a "
-            "larger deletion"
-        )
+        text = f"radius is {radius}, but not even {resamples} agreeing parts certify so many edits"
+        raise InputError(f"{text}; use a smaller radius, more resamples or a larger deletion")
     edges = votes.iloc[counts.numpy()].reset_index(drop=True)
     edges.insert(0, "edge", slot_names(scores.graph, None, valid))
     record: dict[str, Any] = {"selection": "certified", "k": k, "absolute": absolute, "deletion": deletion}

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from assay.circuits.files import flags, read_edges, shipped, write_edges
+from assay.circuits.files import check_graph, read_edges, shipped, write_edges
 from assay.circuits.heads import HeadCircuit, check_heads, heads_of, load_head_circuit
 from assay.circuits.spans import Spans, check_n_edges
 from assay.core.errors import AssayWarning, GraphMismatchError, HubError, InputError, ShapeError, check_name
@@ -43,7 +43,6 @@ class Circuit(Plotted):
         heads: The kept heads as (layer, head) for a circuit made from heads, else None. Dropping such a
             circuit ablates its heads; dropping an edge circuit keeps the complement of its edges.
         provenance: What produced it, JSON-able.
-        roles: For head circuits with published roles: role -> heads.
         spans: Names of the spans of positions and what reaches what; None: every edge is kept everywhere or
             nowhere. The edge u->v at a span carries the output of u at its positions into the input of v at
             the same positions: for k and v where keys and values stand, for q, MLPs and logits where they
@@ -56,7 +55,6 @@ class Circuit(Plotted):
     mask: Bool[Tensor, "... n_sources n_targets"]
     heads: tuple[tuple[int, int], ...] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    roles: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=dict)
     spans: Spans | None = None
 
     def __post_init__(self) -> None:
@@ -66,9 +64,7 @@ class Circuit(Plotted):
             raise ShapeError(f"mask is {got}; expected a torch.bool mask of shape {shape}")
         if bool((outside := self.mask & ~slots).any()):
             name = slot_names(self.graph, self.spans, outside)[0]
-            raise InputError(
-                f"mask keeps {name}, which is not an edge of the graph; start from Circuit.full()"
-            )
+            raise InputError(f"mask keeps {name}, which is not an edge; start from Circuit.full()")
 
     # ---- making ---------------------------------------------------------------------------------
 
@@ -132,7 +128,6 @@ class Circuit(Plotted):
             UnknownNameError: For text that is neither a shipped name nor a file.
             GraphMismatchError: For a head circuit of another model shape.
         """
-        roles: dict[str, tuple[tuple[int, int], ...]] = {}
         provenance: dict[str, Any] = {}
         if isinstance(heads, str | Path):
             heads = heads_of(str(heads)) or load_head_circuit(heads)
@@ -142,7 +137,6 @@ class Circuit(Plotted):
                     f"head circuit {heads.id!r} describes {heads.n_layers} layers of {heads.n_heads} heads, "
                     f"but the graph has {graph.n_layers} of {graph.n_heads}"
                 )
-            roles = {name: role.heads for name, role in heads.roles.items()}
             provenance = {"published": heads.id, "task": heads.task}
             heads = heads.heads
         head_set = check_heads(heads, graph.n_layers, graph.n_heads)
@@ -153,7 +147,7 @@ class Circuit(Plotted):
         columns = (graph.feeds & rows).any(1)
         columns[-1] = True
         mask = graph.valid & rows[:, None] & columns
-        return cls(graph=graph, mask=mask, heads=head_set, roles=roles, provenance=provenance)
+        return cls(graph=graph, mask=mask, heads=head_set, provenance=provenance)
 
     @classmethod
     def random(cls, graph: Graph, n_edges: int, *, seed: int = 0) -> "Circuit":
@@ -258,7 +252,7 @@ class Circuit(Plotted):
         self._check(other)
         shared = {key: value for key, value in self.provenance.items() if other.provenance.get(key) == value}
         if self.heads is None or other.heads is None:
-            circuit = replace(self, mask=operation(self.mask, other.mask), heads=None, roles={})
+            circuit = replace(self, mask=operation(self.mask, other.mask), heads=None)
         else:
             heads = sorted(operation(set(self.heads), set(other.heads)))
             circuit = Circuit.from_heads(self.graph, heads, mlps=self.keeps_mlps or other.keeps_mlps)
@@ -279,10 +273,7 @@ class Circuit(Plotted):
         return Circuit.from_heads(self.graph, [], mlps=self.keeps_mlps)
 
     def _check(self, other: "Circuit") -> "Circuit":
-        if other.graph.fingerprint != self.graph.fingerprint:
-            raise GraphMismatchError(
-                f"the circuits have different graphs: {self.graph.describe()} and {other.graph.describe()}"
-            )
+        check_graph("the other circuit", other.graph, self.graph)
         one, two = (None if each.spans is None else each.spans.describe() for each in (self, other))
         if one != two:
             raise InputError("the circuits have different spans of positions; compare them as .anywhere()")
@@ -326,7 +317,7 @@ class Circuit(Plotted):
         mask[..., self.graph.head_source(layer, head), :] = False
         heads = None if self.heads is None else tuple(pair for pair in self.heads if pair != (layer, head))
         provenance = {"parent": self.hash, "without": [layer, head]}
-        return replace(self, mask=mask, heads=heads, roles={}, provenance=provenance)
+        return replace(self, mask=mask, heads=heads, provenance=provenance)
 
     def connected(self, *, warn: bool = True) -> "Circuit":
         """Only the edges on a kept path from `input` to `logits`; no logit changes under resampling.
@@ -352,7 +343,6 @@ class Circuit(Plotted):
             {"mask": self.mask},
             kind="circuit",
             heads=self.heads,
-            roles={name: list(heads) for name, heads in self.roles.items()},
             provenance=dict(self.provenance),
             spans=self.spans,
         )
@@ -443,8 +433,9 @@ def load_circuit(path: str | Path, graph: Graph | None = None) -> Circuit:
     """Read a circuit written by `Circuit.save`.
 
     Args:
-        path: The file, or an address of the Hugging Face Hub, `hf://OWNER/NAME`, where needed with
-            `@REVISION` and `/PATH` behind it. Private ones need `HF_TOKEN` or `hf auth login`.
+        path: The file, or an address of the Hugging Face Hub: `hf://OWNER/NAME`, followed by `@REVISION` and
+            `/PATH` where they are not the main branch and `circuit.safetensors`. Private repositories need
+            `HF_TOKEN` or `hf auth login`.
         graph: The graph it must belong to; default: the one it was saved with.
 
     Raises:
@@ -456,12 +447,10 @@ def load_circuit(path: str | Path, graph: Graph | None = None) -> Circuit:
     stored, arrays, metadata = read_edges(path, "circuit", graph)
     with malformed(path, "a circuit written by .save()"):
         heads, shape = metadata.get("heads"), (stored.n_layers, stored.n_heads)
-        roles = metadata.get("roles", {}).items()
         return Circuit(
             graph=stored,
-            mask=flags(arrays["mask"]),
+            mask=arrays["mask"].bool(),
             heads=None if heads is None else check_heads(heads, *shape),
-            roles={name: check_heads(pairs, *shape) for name, pairs in roles},
             provenance=metadata["provenance"],
             spans=Spans.restored(metadata.get("spans")),
         )
@@ -477,9 +466,8 @@ def _fetched(address: str) -> Path:
         file = "/".join(path) or "circuit.safetensors"
         return Path(hf_hub_download(f"{owner}/{name}", file, revision=revision or None))
     except (OSError, ValueError) as error:
-        raise HubError(
-            f"cannot fetch {printable(address)[:200]}: {error}; write hf://OWNER/NAME@REVISION/PATH.safetensors"
-        ) from error
+        text = f"cannot fetch {printable(address)[:200]}: {error}"
+        raise HubError(f"{text}; write hf://OWNER/NAME@REVISION/PATH.safetensors") from error
 
 
 def published_circuits() -> tuple[str, ...]:

@@ -15,9 +15,8 @@ Submissions to MIB (Mueller et al. 2025) are folders of such files, `task_model/
 import json
 import pickle
 import re
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,15 +25,14 @@ from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
 from assay.circuits.circuit import Circuit, reader_of
-from assay.circuits.files import MOST_CELLS, write_atomically
+from assay.circuits.files import MOST_CELLS, check_graph, write_atomically
 from assay.circuits.scores import EdgeScores
-from assay.core.errors import FileFormatError, GraphMismatchError, InputError, UnsafeFileError, check_name
+from assay.core.errors import AssayWarning, FileFormatError, GraphMismatchError, InputError, UnsafeFileError
 from assay.core.record import library_version
 from assay.core.untrusted import malformed, parse_json
 from assay.graph import Graph, build_graph
 
 
-SHARED = ("refuse", "any", "all")
 _FORM = "a graph file of EAP-IG at edge level, with cfg, nodes and edges"
 _SHOWN = 80  # of a name in a message: hostile files hold long ones
 
@@ -58,16 +56,15 @@ class GraphFile(NamedTuple):
 # ---- EAP-IG: reading ------------------------------------------------------------------------------------
 
 
-def read_eap_ig(path: str | Path, graph: Graph | None = None, *, shared: str = "refuse") -> GraphFile:
+def read_eap_ig(path: str | Path, graph: Graph | None = None) -> GraphFile:
     """Scores and circuit of a file that EAP-IG or MIB wrote.
 
     Args:
         path: A `.json` file, or a `.pt` file that holds nothing but tensors and plain values.
         graph: The graph they must fit, `model.graph`. Needed for grouped-query models: such a file has k and
             v edges per query head, and those of a group are joined into the graph's one: scores add up.
-            Default: the graph that the file describes.
-        shared: What a circuit keeps where the copies of a joined edge disagree: `refuse` the file, or keep
-            the edge if `any` or if `all` of them are kept.
+            An edge is in the circuit if any of its copies is; a warning, and `split_edges` of the circuit's
+            provenance, count those whose copies disagree. Default: the graph that the file describes.
 
     Returns:
         Scores in float64 if a value is not a float32 number, else in float32: a file is read back exactly.
@@ -79,13 +76,11 @@ def read_eap_ig(path: str | Path, graph: Graph | None = None, *, shared: str = "
         UnknownNameError: The first edge that the graph does not have.
         NonFiniteError: The first edge whose score is NaN or infinite.
         GraphMismatchError: A file of another model shape.
-        InputError: Copies of a joined edge that disagree.
 
     References:
         Hanna et al. (2024), arXiv:2403.17806; Mueller et al. (2025), arXiv:2504.13151.
     """
     path = Path(path)
-    check_name("rule for shared edges", shared, SHARED)
     with malformed(path, _FORM):
         if not path.is_file():
             raise FileFormatError(f"{path} does not exist; expected {_FORM}, .json or .pt")
@@ -101,10 +96,8 @@ def read_eap_ig(path: str | Path, graph: Graph | None = None, *, shared: str = "
         scores, kept = (_torch_matrices if path.suffix == ".pt" else _json_matrices)(document, theirs)
     ours = graph or theirs
     if not ours.mlps or _unshared(ours) != theirs:
-        raise GraphMismatchError(
-            f"{path} describes {theirs.describe()}, but the requested graph is {ours.describe()}. Give the "
-            "graph of the model that the file was made with"
-        )
+        text = f"{path} describes {theirs.describe()}, but the requested graph is {ours.describe()}"
+        raise GraphMismatchError(f"{text}. Give the graph of the model that the file was made with")
     provenance = {"format": "eap-ig", "file": path.name, "sign": "positive: keep", "method": "imported"}
     edge_scores = circuit = None
     if scores is not None:
@@ -112,7 +105,10 @@ def read_eap_ig(path: str | Path, graph: Graph | None = None, *, shared: str = "
         exact = bool((values.float().double() == values).all())
         edge_scores = EdgeScores(ours, values.float() if exact else values, provenance=provenance)
     if kept is not None and bool(kept.any()):
-        mask, split = _joined(kept, ours, shared, path)
+        mask, split = _joined(kept, ours)
+        if split:
+            text = f"{path} keeps some of the copies of {split} edges that are single ones here"
+            warnings.warn(f"{text}; the circuit keeps them", AssayWarning, stacklevel=2)
         circuit = Circuit(graph=ours, mask=mask, provenance={**provenance, "split_edges": split})
     return GraphFile(ours, edge_scores, circuit)
 
@@ -190,22 +186,12 @@ def copies_of(ours: Graph) -> Int[Tensor, " R"]:
     return torch.tensor([ours.target_index(shared(name)) for name in _unshared(ours).targets])
 
 
-def _joined(
-    kept: Bool[Tensor, "S R"], ours: Graph, shared: str, path: Path
-) -> tuple[Bool[Tensor, "S own"], int]:
-    """Flags of `ours`, and how many edges have copies that disagree."""
+def _joined(kept: Bool[Tensor, "S R"], ours: Graph) -> tuple[Bool[Tensor, "S own"], int]:
+    """Edges of `ours` of which a copy is kept, and how many have copies that disagree."""
     columns = copies_of(ours)
-    copies = columns.bincount(minlength=ours.n_targets)
     count = torch.zeros(ours.valid.shape, dtype=torch.long).index_add_(1, columns, kept.long())
-    split = (count > 0) & (count < copies)
-    if shared == "refuse" and bool(split.any()):
-        row, column = split.nonzero()[0].tolist()
-        raise InputError(
-            f"{path} keeps {int(count[row, column])} of the {int(copies[column])} copies of "
-            f"{ours.edge_name(row, column)}, which is a single edge here ({int(split.sum())} are split in "
-            "this way); read it with shared='any' or 'all', or select a circuit from the scores"
-        )
-    return (count == copies if shared == "all" else count > 0) & ours.valid, int(split.sum())
+    split = (count > 0) & (count < columns.bincount(minlength=ours.n_targets))
+    return (count > 0) & ours.valid, int(split.sum())
 
 
 # ---- EAP-IG: writing ------------------------------------------------------------------------------------
@@ -240,10 +226,8 @@ def write_eap_ig(
     ours, kept = what.graph, what if isinstance(what, Circuit) else circuit
     if not ours.mlps:
         raise GraphMismatchError("EAP-IG graphs have MLPs, so an attention-only graph cannot be written")
-    if kept is not None and kept.graph.fingerprint != ours.fingerprint:
-        raise GraphMismatchError(
-            f"the circuit belongs to the graph {kept.graph.describe()}, the scores to {ours.describe()}"
-        )
+    if kept is not None:
+        check_graph("the circuit", kept.graph, ours)
     theirs = _unshared(ours)
     columns = copies_of(ours)
     mask = torch.zeros_like(theirs.valid) if kept is None else kept.mask[:, columns]
@@ -267,140 +251,109 @@ def write_eap_ig(
 # ---- Neuronpedia ----------------------------------------------------------------------------------------
 
 
-class ExportedEdge(NamedTuple):
-    """An edge: `source` writes, `reader` reads at the slot `target`; ablating a positive `score` hurts."""
+def scored_edges(circuit: Circuit, scores: EdgeScores | None = None) -> list[tuple[str, str, float]]:
+    """Source, target and score of the edges of a circuit, the strongest first; without scores each weighs 1.
 
-    source: str
-    target: str
-    reader: str
-    score: float
+    Of edges at spans, those kept at some span are listed. Ablating an edge of a positive score hurts.
 
-
-@dataclass(frozen=True, kw_only=True)
-class ExportedCircuit:
-    """A circuit with what an export says about it.
-
-    Attributes:
-        circuit: The circuit. Of edges at spans, those kept at some span are exported.
-        scores: Scores of its edges; without them every edge weighs 1.
-        model: Id of the model, e.g. `gpt2`.
-        prompt: A prompt of the task.
-        tokens: Its tokens.
+    Raises:
+        GraphMismatchError: If the scores belong to another graph.
+        InputError: For a circuit without edges.
     """
-
-    circuit: Circuit
-    scores: EdgeScores | None = None
-    model: str = ""
-    prompt: str = ""
-    tokens: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        graph, scores = self.circuit.graph, self.scores
-        if scores is not None and scores.graph.fingerprint != graph.fingerprint:
-            raise GraphMismatchError(
-                f"the scores belong to another graph, {scores.graph.describe()}; the circuit's is "
-                f"{graph.describe()}"
-            )
-        if self.circuit.n_edges == 0:
-            raise InputError("the circuit keeps no edge, so there is nothing to export")
-
-    @cached_property
-    def edges(self) -> tuple[ExportedEdge, ...]:
-        """Its edges, the strongest first."""
-        graph, mask = self.circuit.graph, self.circuit.anywhere().mask
-        values = mask.double() if self.scores is None else self.scores.total().values
-        edges = []
-        for row, column in mask.nonzero().tolist():
-            source, target = graph.sources[row], graph.targets[column]
-            edges.append(ExportedEdge(source, target, reader_of(target), float(values[row, column])))
-        return tuple(sorted(edges, key=lambda edge: -abs(edge.score)))
-
-    @property
-    def nodes(self) -> frozenset[str]:
-        """Nodes at the ends of its edges; a shared key/value head is a node (`a1.kv0`)."""
-        return frozenset(end for edge in self.edges for end in (edge.source, edge.reader))
+    graph, mask = circuit.graph, circuit.anywhere().mask
+    if scores is not None:
+        check_graph("the table of scores", scores.graph, graph)
+    if circuit.n_edges == 0:
+        raise InputError("the circuit keeps no edge, so there is nothing to export")
+    values = mask.double() if scores is None else scores.total().values
+    places = mask.nonzero().tolist()
+    edges = [
+        (graph.sources[row], graph.targets[column], float(values[row, column])) for row, column in places
+    ]
+    return sorted(edges, key=lambda edge: -abs(edge[2]))
 
 
-def attribution_graph(exported: ExportedCircuit) -> dict[str, Any]:
+def attribution_graph(
+    circuit: Circuit, *, scores: EdgeScores | None = None, model: str = "", tokens: Sequence[str] = ()
+) -> dict[str, Any]:
     """The circuit as an attribution graph of Neuronpedia: `metadata`, `qParams`, `nodes` and `links`.
 
     Notes:
         The format has one link between two nodes, so the scores of the query, key and value edges between
         them are summed. Its nodes stand at token positions; circuits of edges have none, so the input stands
-        at the first and everything else at the last token. Heads have the feature type `attention head`; the
-        roles of a published circuit become supernodes.
+        at the first and everything else at the last token. Heads have the feature type `attention head`.
 
     References:
         The JSON schema that Neuronpedia publishes for uploads (hijohnnylin/neuronpedia, graph-schema.json).
     """
-    tokens = list(exported.tokens) or [exported.prompt or "prompt"]
-    nodes = _nodes(exported.circuit.graph, exported.nodes, len(tokens) - 1)
+    edges = scored_edges(circuit, scores)
+    ends = {end for source, target, _ in edges for end in (source, reader_of(target))}
+    nodes = _nodes(circuit.graph, ends, max(0, len(tokens) - 1))
     links: dict[tuple[str, str], float] = {}
-    for edge in exported.edges:
-        pair = nodes[edge.source]["node_id"], nodes[edge.reader]["node_id"]
-        links[pair] = links.get(pair, 0.0) + edge.score
-    groups: dict[str, list[str]] = {}
-    for role, heads in exported.circuit.roles.items():
-        for name in (f"a{layer}.h{head}" for layer, head in heads):
-            if name in nodes:
-                nodes[name]["clerp"] = f"{name} ({role})"
-                groups.setdefault(role, []).append(nodes[name]["node_id"])
+    for source, target, score in edges:
+        pair = nodes[source]["node_id"], nodes[reader_of(target)]["node_id"]
+        links[pair] = links.get(pair, 0.0) + score
     info = {
-        "description": f"Circuit of {len(exported.edges):,} edges among heads and MLPs.",
+        "description": f"Circuit of {len(edges):,} edges among heads and MLPs.",
         "generator": {"name": "assay", "version": library_version()},
     }
     return {
         "metadata": {
-            "slug": f"assay-{exported.circuit.hash}",
-            "scan": exported.model or "unknown",
-            "prompt_tokens": tokens,
-            "prompt": exported.prompt,
+            "slug": f"assay-{circuit.hash}",
+            "scan": model or "unknown",
+            "prompt_tokens": list(tokens) or ["prompt"],
+            "prompt": "".join(tokens),
             "info": info,
         },
-        "qParams": {
-            "linkType": "both",
-            "pinnedIds": [each for members in groups.values() for each in members],
-            "supernodes": [[role, *members] for role, members in groups.items()],
-            "clickedId": "",
-            "sg_pos": "",
-        },
+        "qParams": {"linkType": "both", "pinnedIds": [], "supernodes": [], "clickedId": "", "sg_pos": ""},
         "nodes": list(nodes.values()),
         "links": [{"source": one, "target": other, "weight": sum_} for (one, other), sum_ in links.items()],
     }
 
 
-def _nodes(graph: Graph, named: frozenset[str], last: int) -> dict[str, dict[str, Any]]:
+def _nodes(graph: Graph, named: set[str], last: int) -> dict[str, dict[str, Any]]:
     """Some nodes, by name; features of a layer are its heads, the key/value heads they share, and its MLP."""
-    n_heads, n_shared = graph.n_heads, graph.n_kv_heads
+    heads = [f"h{head}" for head in range(graph.n_heads)] + [f"kv{head}" for head in range(graph.n_kv_heads)]
     places = {"input": ("E", 0, "embedding"), "logits": (str(graph.n_layers), 0, "logit")}
-    for layer in range(graph.n_layers):
-        heads = [f"h{head}" for head in range(n_heads)] + [f"kv{head}" for head in range(n_shared)]
+    for layer in map(str, range(graph.n_layers)):
         for feature, head in enumerate(heads):
-            places[f"a{layer}.{head}"] = str(layer), feature, "attention head"
-        places[f"m{layer}"] = str(layer), n_heads + n_shared, "mlp"
+            places[f"a{layer}.{head}"] = layer, feature, "attention head"
+        places[f"m{layer}"] = layer, len(heads), "mlp"
     nodes = {}
     for name in (each for each in places if each in named):
-        layer_name, feature, kind = places[name]
+        layer, feature, kind = places[name]
         position = 0 if name == "input" else last
         nodes[name] = {
-            "node_id": f"{layer_name}_{feature}_{position}",
+            "node_id": f"{layer}_{feature}_{position}",
             "feature": feature,
-            "layer": layer_name,
+            "layer": layer,
             "ctx_idx": position,
             "feature_type": kind,
-            "jsNodeId": f"{layer_name}_{feature}-{position}",
-            "influence": None,
-            "activation": None,
+            "jsNodeId": f"{layer}_{feature}-{position}",
             "clerp": name,
         }
     return nodes
 
 
-def export_circuit(path: str | Path, exported: ExportedCircuit) -> Path:
+def export_circuit(
+    path: str | Path,
+    circuit: Circuit,
+    *,
+    scores: EdgeScores | None = None,
+    model: str = "",
+    tokens: Sequence[str] = (),
+) -> Path:
     """Write a circuit as an attribution graph of Neuronpedia, a `.json` file.
+
+    Args:
+        path: The file.
+        circuit: The circuit.
+        scores: Scores of its edges; without them every edge weighs 1.
+        model: Id of the model, e.g. `gpt2`.
+        tokens: Those of a prompt of the task.
 
     Raises:
         OutputError: If the file cannot be written.
     """
-    document = json.dumps(attribution_graph(exported), indent=1, allow_nan=False)
-    return write_atomically(Path(path), document.encode())
+    document = attribution_graph(circuit, scores=scores, model=model, tokens=tokens)
+    return write_atomically(Path(path), json.dumps(document, indent=1, allow_nan=False).encode())

@@ -84,10 +84,8 @@ def write_arrays(path: Path, arrays: dict[str, Tensor], metadata: dict[str, Any]
     Raises:
         OutputError: If the file cannot be written.
     """
-    arrays = {
-        name: (array.to(torch.uint8) if array.dtype == torch.bool else array).contiguous()
-        for name, array in arrays.items()
-    }
+    flags = {name: array.to(torch.uint8) for name, array in arrays.items() if array.dtype == torch.bool}
+    arrays = {name: array.contiguous() for name, array in (arrays | flags).items()}
     text = json.dumps({"format": FORMAT, **metadata}, sort_keys=True, default=str)
     return write_atomically(path, save(arrays, {"assay": text, "sha256": _digest(arrays, text)}))
 
@@ -126,13 +124,6 @@ def read_arrays(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any
     return arrays, metadata
 
 
-def flags(array: Tensor) -> Tensor:
-    """Flags that `write_arrays` kept as bytes; a ValueError where the array holds something else."""
-    if array.dtype != torch.uint8 or bool((array > 1).any()):
-        raise ValueError(f"its flags are {array.dtype}; expected bytes that are 0 or 1")
-    return array.bool()
-
-
 def real_numbers(array: Tensor) -> Tensor:
     """The array, if it holds floating-point numbers; a ValueError where it holds something else."""
     if not array.dtype.is_floating_point:
@@ -152,6 +143,13 @@ def write_edges(
     of = {"graph": graph.describe(), "fingerprint": graph.fingerprint}
     at = {} if spans is None else {"spans": spans.describe()}
     return write_arrays(Path(path), arrays, {**of, **at, **metadata})
+
+
+def check_graph(what: str, own: Graph, asked: Graph) -> None:
+    """Refuse what belongs to another graph than the one asked for."""
+    if own.fingerprint != asked.fingerprint:
+        text = f"{what} belongs to another model: its graph is {own.describe()}"
+        raise GraphMismatchError(f"{text}, but the requested one is {asked.describe()}")
 
 
 def read_edges(
@@ -177,9 +175,5 @@ def read_edges(
             raise ValueError(f"its graph is {metadata['graph']}, which is too large to be read")
         if metadata["fingerprint"] != stored.fingerprint:
             raise ValueError("graph description and fingerprint disagree")
-    if graph is not None and graph.fingerprint != stored.fingerprint:
-        raise GraphMismatchError(
-            f"{path} belongs to another model: its graph is {stored.describe()}, but the requested one is "
-            f"{graph.describe()}"
-        )
+    check_graph(str(path), stored, graph or stored)
     return stored, arrays, metadata

@@ -8,6 +8,7 @@ import json
 import math
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -32,25 +33,8 @@ _READ = ("schema", "index_base", "id", "task", "model", "heads", "roles", "pathw
 DATA = "data/heads"
 
 # Only their order counts: with early, mid and late alone 1, 2, 4 rank like 1, 2, 3.
-BAND_ORDINALS: Mapping[str, int] = {
-    "very_early": 1,
-    "early": 1,
-    "mid_early": 2,
-    "early_mid": 2,
-    "mid": 2,
-    "midlate": 3,
-    "mid_late": 3,
-    "late": 4,
-}
-
-
-def band_ordinal(band: str) -> int:
-    """Rank of a band of depth, 1 (early) to 4 (late); an unknown band is 2, with a warning."""
-    if band not in BAND_ORDINALS:
-        known = ", ".join(BAND_ORDINALS)
-        text = f"unknown band {band!r} counts as the middle (ordinal 2); known bands: {known}"
-        warnings.warn(text, AssayWarning, stacklevel=2)
-    return BAND_ORDINALS.get(band, 2)
+_BANDS = (("very_early", "early"), ("mid_early", "early_mid", "mid"), ("midlate", "mid_late"), ("late",))
+BAND_ORDINALS: Mapping[str, int] = {band: rank for rank, names in enumerate(_BANDS, 1) for band in names}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +54,11 @@ class Role:
 
     @cached_property
     def ordinal(self) -> int | None:
-        """Rank of the band, 1 to 4; None without a band."""
-        return None if self.band is None else band_ordinal(self.band)
+        """Rank of the band, 1 (early) to 4 (late); None without. An unknown one is 2, with a warning."""
+        if self.band is not None and self.band not in BAND_ORDINALS:
+            text = f"unknown band {self.band!r} counts as the middle (ordinal 2); known bands: "
+            warnings.warn(text + ", ".join(BAND_ORDINALS), AssayWarning, stacklevel=2)
+        return None if self.band is None else BAND_ORDINALS.get(self.band, 2)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -107,29 +94,22 @@ class HeadCircuit:
     def __post_init__(self) -> None:
         shape = (self.n_layers, self.n_heads)
         object.__setattr__(self, "heads", check_heads(self.heads, *shape))
-        roles = {
-            name: replace(each, heads=check_heads(each.heads, *shape)) for name, each in self.roles.items()
-        }
+        roles = {name: replace(one, heads=check_heads(one.heads, *shape)) for name, one in self.roles.items()}
         object.__setattr__(self, "roles", roles)
-        owners: dict[Head, str] = {}
-        for head, name in ((head, name) for name, role in roles.items() for head in role.heads):
-            if owners.setdefault(head, name) != name:
-                raise InputError(
-                    f"{self.id}: head {head} has two roles, {owners[head]!r} and {name!r}; give it one"
-                )
-        for head in sorted(set(owners) ^ set(self.heads)) if roles else ():
-            what = f"has role {owners[head]!r} but is not in `heads`" if head in owners else "has no role"
-            raise InputError(f"{self.id}: head {head} {what}; every head belongs to exactly one role")
+        count = Counter(head for role in roles.values() for head in role.heads)
+        for head in sorted({*count, *self.heads}) if roles else ():
+            if count[head] != 1 or head not in self.heads:
+                inside = "in" if head in self.heads else "not in"
+                text = f"head {head} has {count[head]} roles and is {inside} `heads`"
+                raise InputError(f"{self.id}: {text}; every head of the circuit belongs to exactly one role")
         for name in (name for pathway in self.pathways for name in pathway):
             check_name(f"role in the pathways of {self.id}:", name, roles)
         _ = self.depths  # a cycle is an error of the file, not of whoever asks first
         _ = [role.ordinal for role in roles.values()]  # so is an unknown band
 
     def __repr__(self) -> str:
-        return (
-            f"HeadCircuit({self.id!r}, {self.k} of {self.n_layers * self.n_heads} heads, "
-            f"{len(self.roles)} roles)"
-        )
+        every = self.n_layers * self.n_heads
+        return f"HeadCircuit({self.id!r}, {self.k} of {every} heads, {len(self.roles)} roles)"
 
     # ---- sets -----------------------------------------------------------------------------------
 
@@ -137,11 +117,6 @@ class HeadCircuit:
     def k(self) -> int:
         """Number of heads."""
         return len(self.heads)
-
-    @property
-    def sparsity(self) -> float:
-        """Share of all heads that are in the circuit, k / H in [0, 1]."""
-        return self.k / (self.n_layers * self.n_heads)
 
     @property
     def members(self) -> Bool[np.ndarray, " H"]:
@@ -213,10 +188,13 @@ class HeadCircuit:
         if document.get("schema") != SCHEMA or document.get("index_base") != 0:
             raise FileFormatError(
                 f"{origin} is not a {SCHEMA} file with zero-based heads (schema {document.get('schema')!r}, "
-                f"index_base {document.get('index_base')!r})"
+                f"index_base {document.get('index_base')!r}); a file of EAP-IG is read with read_eap_ig"
             )
         with malformed(origin, f"a complete {SCHEMA} file"):
-            model = document["model"]
+            model, roles = document["model"], {}
+            for name, role in document.get("roles", {}).items():
+                stated = {key: role[key] for key in ("band", "description") if key in role}
+                roles[name] = Role(heads=_pairs(role["heads"]), **stated)
             return cls(
                 id=document["id"],
                 n_layers=model["n_layers"],
@@ -224,14 +202,7 @@ class HeadCircuit:
                 model_id=model.get("id"),
                 task=document.get("task"),
                 heads=_pairs(document["heads"]),
-                roles={
-                    name: Role(
-                        heads=_pairs(role["heads"]),
-                        band=role.get("band"),
-                        description=role.get("description", ""),
-                    )
-                    for name, role in document.get("roles", {}).items()
-                },
+                roles=roles,
                 pathways=_pairs(document.get("pathways", ())),
                 about={key: value for key, value in document.items() if key not in _READ},
             )
@@ -305,14 +276,11 @@ def check_heads(heads: Iterable[Sequence[int] | str], n_layers: int, n_heads: in
     for entry in heads:
         (pair,) = (heads_of(entry) or [None]) if isinstance(entry, str) else [tuple(entry)]
         if pair is None or len(pair) != 2 or any(type(index) is not int for index in pair):
-            raise InputError(
-                f"head {entry!r} is not a pair (layer, head) of whole numbers, e.g. (2, 3), or a name such "
-                "as 'a2.h3'"
-            )
+            text = f"head {entry!r} is not a pair (layer, head) of whole numbers"
+            raise InputError(f"{text}, e.g. (2, 3), or a name such as 'a2.h3'")
         if not (0 <= pair[0] < n_layers and 0 <= pair[1] < n_heads):
             raise InputError(
-                f"head {pair} is out of range: the graph has {n_layers} layers of {n_heads} heads (counted "
-                "from 0)"
+                f"head {pair} is out of range: the graph has {n_layers} layers of {n_heads} heads"
             )
         if pair in pairs:
             raise InputError(f"head {pair} is listed twice; list each head once")

@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from assay.circuits.circuit import HUB, Circuit, load_circuit, published_circuit, published_circuits
+from assay.circuits.files import check_graph
 from assay.circuits.heads import HeadCircuit, heads_of, load_head_circuit, published_head_circuits
 from assay.circuits.spans import check_everywhere
-from assay.core.errors import GraphMismatchError, InputError, unknown_name
+from assay.core.errors import InputError, unknown_name
 from assay.graph import Graph
 from assay.models import Model
 from assay.tasks import Task, digits_source, load_images, load_task
@@ -50,9 +51,5 @@ def named_circuit(source: str | Path, graph: Graph) -> Circuit | HeadCircuit:
     if text not in names:
         raise unknown_name("circuit", text, [*names, *published_head_circuits()])
     circuit = published_circuit(text)
-    if circuit.graph.fingerprint != graph.fingerprint:
-        raise GraphMismatchError(
-            f"circuit {text!r} belongs to another model: its graph is {circuit.graph.describe()}, but the "
-            f"requested one is {graph.describe()}"
-        )
+    check_graph(f"circuit {text!r}", circuit.graph, graph)
     return circuit

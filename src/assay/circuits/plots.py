@@ -1,4 +1,4 @@
-"""Pictures of circuits: where the scores are, which edges are kept, and which were certified."""
+"""Pictures of circuits: where the scores are, and which edges are kept."""
 
 from typing import TYPE_CHECKING
 

@@ -62,11 +62,8 @@ class EdgeScores(Plotted):
         shape = tuple(self.slots.shape)
         if tuple(self.values.shape) != shape:
             raise ShapeError(f"values has shape {tuple(self.values.shape)}; expected {shape}")
-        rows = {
-            "per_example": (self.per_example, shape),
-            "resampled": (self.resampled, (self.graph.n_edges,)),
-        }
-        for name, (each, of) in rows.items():
+        for name, of in (("per_example", shape), ("resampled", (self.graph.n_edges,))):
+            each = getattr(self, name)
             if each is not None and (self.spans is not None or tuple(each.shape[1:]) != of):
                 raise ShapeError(
                     f"{name} has shape {tuple(each.shape)}; expected [n, *{of}], and none for scores at spans"

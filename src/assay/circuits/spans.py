@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Bool, Int64
 from torch import Tensor
 
-from assay.core.errors import InputError, ShapeError, check_name
+from assay.core.errors import InputError, check_name
 from assay.tasks import Task
 
 
@@ -53,12 +53,6 @@ class Spans:
             raise InputError(
                 f"spans are named {list(self.names)}; give different names without '@' and '->', which edge "
                 "names use"
-            )
-        n = len(self)
-        if (tuple(self.reach.shape), tuple(self.read.shape)) != ((n, n), (n,)):
-            raise ShapeError(
-                f"reach is {tuple(self.reach.shape)} and read {tuple(self.read.shape)} for {n} spans; "
-                f"expected ({n}, {n}) and ({n},)"
             )
 
     def __len__(self) -> int:

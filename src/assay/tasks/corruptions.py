@@ -6,11 +6,11 @@ random draw of an image comes from the stream `corruption/KEY/ID` of the seed, s
 other images nor on their order.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
 
 import numpy as np
 import scipy
@@ -34,23 +34,26 @@ Graded = Callable[[Numbers, np.random.Generator, int], Numbers]
 Style = Callable[[Pixels, np.random.Generator], Pixels]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Corruption:
     """One calibration domain.
 
     Attributes:
-        key: Name in the registry, e.g. `gaussian-noise-3` or `cartoon`.
         family: The corruption without its severity: `gaussian-noise`.
-        severity: 1 to 5; None for a stylisation, which has none.
         summary: What it does, one line.
         apply: Pixels `[height, width, 3]` and generator to new pixels of the same shape.
+        severity: 1 to 5; None for a stylisation, which has none.
     """
 
-    key: str
     family: str
-    severity: int | None
     summary: str
-    apply: Callable[[Pixels, np.random.Generator], Pixels]
+    apply: Style
+    severity: int | None = None
+
+    @property
+    def key(self) -> str:
+        """Name in the registry, e.g. `gaussian-noise-3` or `cartoon`."""
+        return self.family if self.severity is None else f"{self.family}-{self.severity}"
 
 
 def corrupt(images: ImageTask, key: str, *, seed: int = 0) -> ImageTask:
@@ -85,10 +88,9 @@ def corrupt(images: ImageTask, key: str, *, seed: int = 0) -> ImageTask:
     entry = CORRUPTIONS[key]
     if images.images is not None:
         raise InputError("the images were given normalised; corruptions need 8-bit pixels")
-    height, width = images.image_size
-    if min(height, width) < MIN_SIDE:
-        text = f"corruptions need at least {MIN_SIDE} pixels in height and width"
-        raise ShapeError(f"images are {height} x {width}; {text}")
+    if min(images.image_size) < MIN_SIDE:
+        sides = " x ".join(map(str, images.image_size))
+        raise ShapeError(f"images are {sides}; corruptions need {MIN_SIDE} pixels in height and width")
     record = {"key": key, "seed": seed} | ({"frost_textures": "plasma"} if entry.family == "frost" else {})
     return replace(
         images,
@@ -116,12 +118,9 @@ class _Corrupted(Pictures):
         """There is none: see `decoded`."""
 
     def decoded(self, row: int, transform: EvalTransform) -> Pixels:
-        inner, rng = self._images, stream(self._seed, f"corruption/{self._key}/{self._ids[row]}")
-        if inner.source is not None:
-            pixels = inner.source.decoded(row, inner.transform or EvalTransform(resize=None))
-        else:
-            assert inner.pixels is not None  # `corrupt` refuses normalised images
-            pixels = inner.pixels[row]
+        inner, source = self._images, self._images.source
+        pixels = np.asarray(inner.pixels)[row] if source is None else source.decoded(row, inner.numbers)
+        rng = stream(self._seed, f"corruption/{self._key}/{self._ids[row]}")
         return CORRUPTIONS[self._key].apply(pixels, rng)
 
     def marks(self, rows: Sequence[int]) -> Iterator[str]:
@@ -291,11 +290,8 @@ def _bilateral(x: Pixels, *, diameter: int, sigma: float) -> Pixels:
     padded = np.pad(planes, ((0, 0), (reach, reach), (reach, reach)), mode="reflect")
     total, weights = np.zeros(planes.shape), np.zeros((height, width))
     closeness = np.exp(-(np.arange(3 * 255 + 1) ** 2) / (2 * sigma**2))
-    for down in range(-reach, reach + 1):
-        for right in range(-reach, reach + 1):
-            squared = down**2 + right**2
-            if squared > reach**2:
-                continue
+    for down, right in itertools.product(range(-reach, reach + 1), repeat=2):
+        if (squared := down**2 + right**2) <= reach**2:
             neighbour = padded[:, reach + down :, reach + right :][:, :height, :width]
             difference = np.abs(neighbour - planes).sum(0, dtype=np.int16)
             weight = (np.exp(-squared / (2 * sigma**2)) * closeness)[difference]
@@ -375,11 +371,7 @@ _STYLES: dict[str, tuple[str, Style]] = {
 CORRUPTIONS: Registry[Corruption] = Registry("corruption", holds=Corruption)
 for _family, (_text, _function) in _GRADED.items():
     for _level in (1, 2, 3, 4, 5):
-        _facts: dict[str, Any] = {"family": _family, "severity": _level, "key": f"{_family}-{_level}"}
-        _facts |= {
-            "summary": f"{_text}; severity {_level} of 5",
-            "apply": partial(_in_units, _function, _level),
-        }
-        CORRUPTIONS.add(_facts["key"], Corruption(**_facts))
+        _apply, _summary = partial(_in_units, _function, _level), f"{_text}; severity {_level} of 5"
+        CORRUPTIONS.add(f"{_family}-{_level}", Corruption(_family, _summary, _apply, _level))
 for _key, (_text, _style) in _STYLES.items():
-    CORRUPTIONS.add(_key, Corruption(key=_key, family=_key, severity=None, summary=_text, apply=_style))
+    CORRUPTIONS.add(_key, Corruption(_key, _text, _style))

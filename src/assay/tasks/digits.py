@@ -29,15 +29,12 @@ from assay.tasks.images import ImageTask
 DIGIT_CLASSES = ("low", "high")
 DIGIT_COLOURS = ("orange", "blue")  # the colour of a class stands at its number
 DIGIT_SWAPS = ("digit", "colour", "both")
-DIGIT_AGREEMENTS = (0.9, 0.5, 0.1)  # the domains that are named in lists; any share can be drawn
 COLOUR_DIGITS = "colour-digits"
-COLOUR_DIGITS_VERSION = 1  # raised when the same arguments draw other images than before
 
 SIDE = 28
 N_TEST = 500  # of the 1,797 handwritten digits; the others are for training
 _PAINT = np.array([(255, 150, 20), (60, 160, 255)], dtype=np.float64)  # a pair for colour-blind readers too
 _MARGIN = 2  # empty pixels round the 8 x 8, so that interpolation ends in black
-_BRIGHTEST = 16.0
 
 
 def draw_digits(
@@ -96,13 +93,11 @@ def draw_digits(
     if n < 1 or size < 14 or start < 0:
         raise InputError(f"n={n}, size={size}, start={start}; give at least 1 image of 14 pixels, from 0")
     ids = range(start, start + n)
-    options: dict[str, Any] = {
-        "agreement": float(agreement),
-        "label_noise": float(label_noise),
-        "split": split,
-    }
-    options |= {"swap": swap, "seed": seed, "size": size}
-    drawn = [_draw(i, **options) for i in ids]
+    # The version is raised when the same arguments draw other images than before.
+    about = {"generator": COLOUR_DIGITS, "generator_version": 1}
+    how: dict[str, Any] = {"agreement": float(agreement), "label_noise": float(label_noise), "split": split}
+    how |= {"swap": swap, "seed": seed, "size": size}
+    drawn = [_draw(number, **how) for number in ids]
     images, labels, digits, colours, sources = zip(*drawn, strict=True)
     return ImageTask(
         pixels=np.stack(images),
@@ -117,9 +112,7 @@ def draw_digits(
         },
         classes=DIGIT_CLASSES,
         name=COLOUR_DIGITS,
-        config={"generator": COLOUR_DIGITS, "generator_version": COLOUR_DIGITS_VERSION}
-        | options
-        | {"start": start, "n": n},
+        config=about | how | {"start": start, "n": n},
     )
 
 
@@ -131,12 +124,12 @@ def digits_task(
     answer: str = "label",
     agreement: float = 0.9,
     seed: int = 0,
-    split: str = "test",
     start: int = 0,
 ) -> ImageTask:
     """Coloured digits with counterparts, as an image classifier of two classes reads them.
 
-    The other class is the foil; objective and ablation are `logit_diff` and `resample` unless told otherwise.
+    They are of the split `test`. The other class is the foil; objective and ablation are `logit_diff` and
+    `resample` unless told otherwise.
 
     Args:
         model: A loaded image classifier of two classes; its stored transform is applied.
@@ -146,7 +139,6 @@ def digits_task(
             stands for. With `swap="colour"` the latter asks what carries the colour.
         agreement: Probability that the colour is the one of the label. 0.5 makes the two cues independent.
         seed: Root seed of all random draws.
-        split: `test` or `train`.
         start: Number of the first image.
 
     Raises:
@@ -161,13 +153,11 @@ def digits_task(
     check_name("answer of coloured digits", answer, ("label", "colour"))
     if model.vision is None or model.n_classes != len(DIGIT_CLASSES):
         raise InputError(f"{model.id} is not a classifier of the 2 classes; use load_model('colour-digits')")
-    how = {"agreement": agreement, "seed": seed, "split": split, "size": model.image_size[0], "start": start}
+    how = {"agreement": agreement, "seed": seed, "split": "test", "size": model.image_size[0], "start": start}
     images, others = (draw_digits(n, swap=each, **how) for each in (None, swap))
     task = images.with_transform(EvalTransform.for_model(model))
-    right = task.labels
-    if answer == "colour":
-        right = torch.tensor([DIGIT_COLOURS.index(colour) for colour in images.fields["colour"]])
-    assert right is not None
+    colours = torch.tensor([DIGIT_COLOURS.index(colour) for colour in images.fields["colour"]])
+    right = colours if answer == "colour" else task.answers[:, 0]
     shown = {"counterparts": {**others.config, "domain": others.domain}, "answer": answer}
     return replace(
         task,
@@ -215,7 +205,7 @@ def _draw(
     painted = Image.fromarray(ink).transform(
         (size, size), Image.Transform.AFFINE, back, Image.Resampling.BICUBIC
     )
-    shade = np.clip(np.asarray(painted, dtype=np.float64) / _BRIGHTEST, 0, 1)[..., None]
+    shade = np.clip(np.asarray(painted, dtype=np.float64) / 16, 0, 1)[..., None]
     pixels = np.rint(shade * brightness * _PAINT[colour]).astype(np.uint8)
     return pixels, label, int(_handwritten()[1][source]), colour, source
 

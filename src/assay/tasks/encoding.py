@@ -2,8 +2,8 @@
 
 import re
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -12,13 +12,10 @@ from jaxtyping import Int
 from torch import Tensor
 
 from assay.core.errors import AssayWarning, InputError, TokenizationError, check_name
-from assay.tasks.task import PairTask
 
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-    from assay.tasks.grammar import Grammar
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,8 +102,6 @@ class Tokens:
         self.tokenizer: Any = tokenizer
         self.chat, self.answer_tokens = chat, answer_tokens
         self._continuations: dict[tuple[str, str], tuple[int, ...] | None] = {}
-        if tokenizer is None and (chat or bos):
-            raise TokenizationError("chat=True and bos=True need a tokenizer; pass the model's")
         if chat and getattr(tokenizer, "chat_template", None) is None:
             raise TokenizationError("chat=True needs a chat template; assign one to tokenizer.chat_template")
         begins = tokenizer is not None and (not chat if bos is None else bos)
@@ -156,59 +151,49 @@ class Tokens:
         """Ids of each prompt, and for each slot the place of the last token of its filler.
 
         Raises:
-            TokenizationError: If a piece of a prompt is unknown to the vocabulary, or text has no tokenizer.
+            TokenizationError: If a piece of a prompt is unknown to the vocabulary, text has no tokenizer, or
+                a chat is asked for but there is no text.
         """
         texts = iter(self._encode_texts([prompt for prompt in prompts if prompt.ids is None]))
         rows = []
         for prompt in prompts:
             if prompt.ids is None:
-                rows.append(next(texts))
-                continue
-            if self.chat:
+                ids, places = next(texts)
+                prefix = self.prefix
+            elif self.chat:
                 raise TokenizationError(f"prompt {prompt} has no text for a chat template; set chat to False")
-            prefix = () if prompt.whole else self.prefix
-            places = {name: stop - 1 + len(prefix) for name, (_, stop) in prompt.slots.items()}
-            rows.append((prefix + prompt.ids, places))
+            else:
+                ids, places = prompt.ids, {name: stop - 1 for name, (_, stop) in prompt.slots.items()}
+                prefix = () if prompt.whole else self.prefix
+            rows.append((prefix + ids, {name: at + len(prefix) for name, at in places.items()}))
         return rows
 
     def _encode_texts(self, prompts: Sequence[Prompt]) -> list[tuple[tuple[int, ...], dict[str, int]]]:
+        """Ids of prompts of text without what begins them, and the places of their slots among these."""
         if not prompts:
             return []
         if self.tokenizer is None:
             raise TokenizationError(f"prompt {prompts[0]} is text, but the tokenizer is missing; pass it")
-        turns, fast = [self.turn_of(prompt.text) for prompt in prompts], bool(self.tokenizer.is_fast)
-        encoded = self.tokenizer(
-            [text for text, _ in turns], add_special_tokens=False, return_offsets_mapping=fast
-        )
-        offsets = encoded["offset_mapping"] if fast else [None] * len(prompts)
-        rows, twice, unknown, n_before = [], [], self.tokenizer.unk_token_id, len(self.prefix)
-        for prompt, (text, shift), ids, around in zip(
-            prompts, turns, encoded["input_ids"], offsets, strict=True
-        ):
+        turns = [self.turn_of(prompt.text) for prompt in prompts]
+        encoded = self.tokenizer([text for text, _ in turns], add_special_tokens=False)
+        rows, twice, unknown = [], list[str](), self.tokenizer.unk_token_id
+        for row, (prompt, (text, shift)) in enumerate(zip(prompts, turns, strict=True)):
+            ids = tuple(encoded["input_ids"][row])
             if unknown in ids and unknown != self.tokenizer.eos_token_id:
                 place = ids.index(unknown)
                 raise TokenizationError(f"prompt {text!r} has a word outside the vocabulary (token {place})")
-            if n_before and tuple(ids[:n_before]) == self.prefix:
+            ends = {name: end + shift - 1 for name, (_, end) in prompt.slots.items()}
+            places = {name: encoded.char_to_token(row, end) for name, end in ends.items()}
+            if None in places.values():
+                fact = f"the tokenizer drops the end of a slot of {text!r}"
+                raise TokenizationError(f"{fact}; build a PairTask from token ids instead")
+            if self.prefix and ids[: len(self.prefix)] == self.prefix:
                 twice.append(text)
-            places = {
-                name: n_before + self._token_at(text, end + shift, around)
-                for name, (_, end) in prompt.slots.items()
-            }
-            rows.append((self.prefix + tuple(ids), places))
+            rows.append((ids, places))
         if twice:
             fact = f"{len(twice)} of {len(turns)} prompts begin with BOS twice, as {twice[0]!r} has one"
             warnings.warn(f"{fact}; remove it there, or set bos to False", AssayWarning, stacklevel=2)
         return rows
-
-    def _token_at(self, text: str, end: int, offsets: Sequence[tuple[int, int]] | None) -> int:
-        """The place of the token with the last character of a span."""
-        if offsets is None:
-            return len(self.ids(text[:end])) - 1
-        for index, (start, stop) in enumerate(offsets):
-            if start < end <= stop:
-                return index
-        dropped = f"{text[end - 1 : end]!r} at character {end - 1} of {text!r}"
-        raise TokenizationError(f"the tokenizer drops {dropped}; build a PairTask from token ids instead")
 
     def turn_of(self, text: str) -> tuple[str, int]:
         """The text as the model reads it, and by how many characters its words move.
@@ -240,11 +225,8 @@ class Tokens:
 
     def scored_by(self, text: str, piece: str) -> int | None:
         """The id by which an answer after the prompt `text` is scored; None if it breaks the rule."""
-        context, piece = self._in_turn(text, piece)
-        if self.answer_tokens == "one":
-            return self.one_token(context, piece)
-        ids = self._added(context, piece)
-        return ids[0] if ids and ids[0] != self.tokenizer.unk_token_id else None
+        ids = self._possible(*self._in_turn(text, piece))
+        return ids[0] if ids and (len(ids) == 1 or self.answer_tokens == "first") else None
 
     def answer_id(self, prompt: Prompt, piece: str | int, what: str) -> int:
         """`scored_by`, or an error that names the prompt.
@@ -272,35 +254,27 @@ class Tokens:
     def continuation(self, context: str, piece: str) -> tuple[int, ...] | None:
         """The ids that `piece` adds after `context`; None if it changes the ids before it."""
         if (key := (self.tail(context), piece)) not in self._continuations:
-            self.learn(context, [piece])
+            before, both = self.tokenizer([key[0], "".join(key)], add_special_tokens=False)["input_ids"]
+            added = tuple(both[len(before) :]) if both[: len(before)] == before else None
+            self._continuations[key] = added
         return self._continuations[key]
 
-    def learn(self, context: str, pieces: Iterable[str]) -> None:
-        """Look up many continuations of one context in one call, which is much faster than one by one."""
-        tail = self.tail(context)
-        new = [piece for piece in dict.fromkeys(pieces) if (tail, piece) not in self._continuations]
-        if new:
-            texts = [tail, *(tail + piece for piece in new)]
-            before, *both = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
-            for piece, ids in zip(new, both, strict=True):
-                added = tuple(ids[len(before) :]) if ids[: len(before)] == before else None
-                self._continuations[tail, piece] = added
-
     def one_token(self, context: str, piece: str) -> int | None:
-        """The id of `piece` after `context` if it is exactly one known token, else None.
+        """The id of `piece` after `context` if it is exactly one known token, else None."""
+        ids = self._possible(context, piece)
+        return ids[0] if len(ids) == 1 else None
+
+    def _possible(self, context: str, piece: str) -> tuple[int, ...]:
+        """The ids of `piece` after `context`; none if the first is unknown or the two cannot be parted.
 
         Where the tokenizer would merge piece and context (" 12" and "80" are one token of GPT-2), the piece
-        is still a possible next token: then its own id counts, if that decodes to it.
+        is still a possible next token: then its own ids count, if they decode to it.
         """
-        added = self._added(context, piece)
-        return added[0] if added and len(added) == 1 and added[0] != self.tokenizer.unk_token_id else None
-
-    def _added(self, context: str, piece: str) -> tuple[int, ...] | None:
-        """The ids of `piece` after `context`, or its own where they would merge."""
-        added = self.continuation(context, piece)
-        if added is None and self.tokenizer.decode(self.ids(piece)) == piece:
-            return self.ids(piece)
-        return added
+        ids = self.continuation(context, piece)
+        if ids is None:
+            own = self.ids(piece)
+            ids = own if self.tokenizer.decode(own) == piece else ()
+        return () if ids[:1] == (self.tokenizer.unk_token_id,) else ids
 
     @staticmethod
     def tail(text: str) -> str:
@@ -326,14 +300,11 @@ def encode_prompts(prompts: Sequence[Prompt], tokens: Tokens) -> EncodedPrompts:
     rows, places = zip(*tokens.encode(prompts), strict=True)
     if () in rows:
         raise TokenizationError(f"prompt {prompts[rows.index(())]} has no token; give it some text")
-    scored = {}
-    for what, name in (("answer", "answers"), ("wrong answer", "wrong")):
-        pieces = [getattr(prompt, name) for prompt in prompts]
-        ids = [
-            [tokens.answer_id(prompt, piece, what) for piece in own]
-            for prompt, own in zip(prompts if all(pieces) else (), pieces, strict=False)
-        ]
-        scored[name] = _padded(ids, -1) if ids else None
+    scored: dict[str, Tensor | None] = {"answers": None, "wrong": None}
+    for name, what in (("answers", "answer"), ("wrong", "wrong answer")):
+        if all(getattr(prompt, name) for prompt in prompts):
+            ids = [[tokens.answer_id(each, piece, what) for piece in getattr(each, name)] for each in prompts]
+            scored[name] = _padded(ids, -1)
     named = dict.fromkeys(name for prompt in prompts for name in prompt.fields)
     fields = {name: [prompt.fields.get(name) for prompt in prompts] for name in named}
     shared = [name for name in places[0] if all(name in each for each in places)]
@@ -352,78 +323,3 @@ def _padded(rows: Sequence[Sequence[int]], fill: int) -> Int[Tensor, "n width"]:
     """Rows of unequal length as one matrix, filled on the right."""
     width = max(map(len, rows))
     return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows])
-
-
-class NoPairsError(TokenizationError):
-    """No pair has prompts of one token count, or answers that the tokens they are scored by distinguish."""
-
-
-def pair_task(
-    clean: Sequence[Prompt],
-    corrupted: Sequence[Prompt],
-    tokens: Tokens,
-    *,
-    name: str,
-    grammar: "Grammar | None" = None,
-    config: Mapping[str, Any] | None = None,
-    notes: tuple[str, ...] = (),
-) -> PairTask:
-    """A task out of clean prompts and, in the same order, their corrupted counterparts.
-
-    Pairs are left out where their prompts differ in token count, and, where the first token of an answer
-    decides, where right and wrong answers begin with the same. Notes of the task count them, and its `ids`
-    are their places in the two lists.
-
-    Args:
-        clean: The prompts.
-        corrupted: Their counterparts.
-        tokens: The tokenizer.
-        name: Name of the task.
-        grammar: What the prompts were drawn from.
-        config: How the task was made.
-        notes: What was left out before.
-
-    Raises:
-        TokenizationError: If a prompt has no answer, or breaks a rule of `encode_prompts`.
-        NoPairsError: If no pair is left.
-    """
-    left = encode_prompts(clean, tokens)
-    right = encode_prompts([replace(each, answers=(), wrong=()) for each in corrupted], tokens)
-    kept, reason = left.lengths == right.lengths, "whose prompts differ in token count"
-    if not bool(kept.any()):
-        one, other = (
-            f"{side[0]} has {n}" for side, n in ((clean, left.lengths[0]), (corrupted, right.lengths[0]))
-        )
-        text = f"pair 0: clean prompt {one} tokens, corrupted prompt {other} (all {len(clean)} pairs differ)"
-        raise NoPairsError(f"{text}; patching by position needs equal counts, so use words of one token")
-    if left.answers is None:
-        without = next(prompt for prompt in clean if not prompt.answers)
-        raise TokenizationError(f"prompt {without} has no answer; give at least one")
-    if bool(kept.all()) and tokens.answer_tokens == "first" and left.wrong is not None:
-        same = (left.answers[:, :, None] == left.wrong[:, None]) & (left.answers[:, :, None] >= 0)
-        kept, reason = ~same.flatten(1).any(1), "whose right and wrong answers begin with the same token"
-        if not bool(kept.any()):
-            text = f"answers {clean[0].answers} and wrong answers {clean[0].wrong} of the prompt {clean[0]}"
-            raise NoPairsError(f"{text} begin with the same token, as in all {len(clean)} pairs")
-    facts: dict[str, Any] = {"name": name, "grammar": grammar, "config": config or {}, "notes": notes}
-    if not bool(kept.all()):
-        rows = kept.nonzero().flatten().tolist()
-        facts["notes"] += (f"{len(clean) - len(rows)} of {len(clean)} pairs, {reason}, are left out",)
-        clean, corrupted = ([side[row] for row in rows] for side in (clean, corrupted))
-        task = pair_task(clean, corrupted, tokens, **facts)
-        return replace(task, ids=torch.tensor(rows)[task.ids])
-    return PairTask(
-        clean=left.ids,
-        corrupted=right.ids,
-        answers=left.answers,
-        wrong=left.wrong,
-        lengths=left.lengths,
-        fields={**left.fields, **{f"corrupted.{key}": values for key, values in right.fields.items()}},
-        objective="logit_diff" if grammar is None else grammar.objective,
-        texts=left.texts,
-        corrupted_texts=right.texts,
-        slots=left.slots,
-        tokenizer=tokens.tokenizer,
-        pad_id=tokens.pad_id,
-        **facts,
-    )

@@ -86,13 +86,10 @@ def first_rows(codes: Int64[np.ndarray, " n"]) -> Bool[np.ndarray, " n"]:
 def example_notes(task: PairTask | ImageTask, codes: Int64[np.ndarray, " n"]) -> tuple[str, ...]:
     """How many rows of a task equal their counterparts, and how many are copies."""
     kind, equal = "pairs" if isinstance(task, PairTask) else "images", int((codes < 0).sum())
-    copies = len(codes) - equal - int(first_rows(codes).sum())
-    of = f"of the {task.n} {kind} of {task.name!r}"
-    texts = (
-        (equal, f"{equal} {of} equal their counterparts; nothing is ablated on them, so they are left out"),
-        (copies, f"{copies} {of} are copies of others and are not counted again"),
-    )
-    return tuple(text for count, text in texts if count)
+    copies, of = len(codes) - equal - int(first_rows(codes).sum()), f"of the {task.n} {kind} of {task.name!r}"
+    left_out = f"{equal} {of} equal their counterparts; nothing is ablated on them, so they are left out"
+    again = f"{copies} {of} are copies of others and are not counted again"
+    return (left_out,) * bool(equal) + (again,) * bool(copies)
 
 
 def different_examples(

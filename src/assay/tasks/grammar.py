@@ -8,17 +8,16 @@ first k prompts of a longer draw are the draw of k.
 import functools
 import importlib.resources
 import json
-import math
 import string
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 
-from assay.core.errors import AssayWarning, InputError, TokenizationError, check_name, unknown_name
+from assay.core.errors import AssayWarning, InputError, TokenizationError, check_name
 from assay.tasks.encoding import Prompt, Tokens
 
 
@@ -39,7 +38,6 @@ class Grammar(ABC):
         objective: Key of the objective the task is judged by unless told otherwise.
         corruptions: Kinds of corruption, the default first.
         heatmap_fields: Pairs of fields worth a table of their own in worst-case reports.
-        varied: Slots that a search may vary one by one.
         fillers: Slot to what is drawn for it, uniformly, in the order of the draws.
         notes: What the tokenizer leaves out of the prompts, a sentence each.
     """
@@ -48,7 +46,6 @@ class Grammar(ABC):
     objective: ClassVar[str] = "logit_diff"
     corruptions: ClassVar[tuple[str, ...]]
     heatmap_fields: ClassVar[tuple[tuple[str, str], ...]] = ()
-    varied: ClassVar[tuple[str, ...]] = ()
 
     tokens: Tokens
     _: KW_ONLY
@@ -84,112 +81,105 @@ class Grammar(ABC):
         """Each clean prompt, with its wrong answers, and its corrupted counterpart."""
         return list(zip(prompts, self.corrupt(prompts, rng), strict=True))
 
-    def slots(self, values: Values, *, corrupted: bool = False) -> tuple[str, ...]:
-        """What can be varied about a (clean or corrupted) prompt by itself; none unless declared."""
-        return self.varied
-
-    def variants(self, values: Values, slot: str, *, corrupted: bool = False) -> Iterator[Values]:
-        """The same prompt with every other filler of one slot that the grammar can produce.
+    def variants(self, values: Values, *, corrupted: bool = False) -> dict[str, list[Values]]:
+        """What a search can vary about a prompt: slot -> the prompt with each of the slot's other fillers.
 
         A filler that appears in several places changes in all of them; fillers that the prompt holds
         elsewhere already, where the grammar keeps them apart, are left out.
 
         Args:
             values: Fillers of the prompt.
-            slot: One of `slots(values, corrupted=corrupted)`.
             corrupted: Whether it is a corrupted prompt: the variants are then corrupted prompts of some
                 clean one, not necessarily the same as before.
         """
-        return others(values, slot, self.fillers[slot])
+        return {slot: others(values, slot, fillers) for slot, fillers in self.fillers.items()}
+
+
+@dataclass(eq=False, repr=False, kw_only=True)
+class ListedGrammar(Grammar):
+    """A grammar whose words are lists, each the user's own or the published one.
+
+    Attributes:
+        published: Where the published lists are: a file, and the entry in it if it holds several tasks.
+    """
+
+    published: ClassVar[tuple[str, ...]]
 
     @property
-    def population(self) -> int | None:
-        """Number of distinct clean prompts; None where they are not counted."""
-        return math.prod(map(len, self.fillers.values())) if self.fillers else None
+    def data(self) -> Mapping[str, Any]:
+        """The published lists and rules."""
+        name, *entry = self.published
+        return task_data(name)[entry[0]] if entry else task_data(name)
 
-    @property
-    def corrupted_population(self) -> int | None:
-        """Number of distinct corrupted prompts over all clean ones; None where they are not counted."""
-        return self.population
-
-    # ---- what of a list the tokenizer can use
+    def listed(self, kind: str) -> Sequence[Any]:
+        """The user's own list of this name, or else the published one."""
+        fillers: Sequence[Any] = getattr(self, kind) or self.data[kind]
+        return fillers
 
     def one_token_words(
-        self, kind: str, words: Sequence[str], *, after: str, at_least: int = 2, answers: bool = False
+        self, kind: str, *, after: str, at_least: int = 1, answers: bool = False
     ) -> tuple[str, ...]:
-        """The fillers that are one token after `after` and a space.
+        """The words of a list that are one token after `after` and a space.
 
         With `answers`, they can also be scored as answers, which begin a turn in a chat. Errors: `usable`.
         """
         tokens, scored = self.tokens, answers and self.tokens.chat
+
+        def test(word: str) -> bool:
+            single = tokens.one_token(after, " " + word) is not None
+            return single and not (scored and tokens.scored_by(after, " " + word) is None)
+
         rule = "one token after a space" + (" and as an answer" if scored else "")
-        tokens.learn(after, [" " + word for word in words])
-        return self.usable(
-            kind,
-            words,
-            lambda word: (
-                tokens.one_token(after, " " + word) is not None
-                and not (scored and tokens.scored_by(after, word) is None)
-            ),
-            rule,
-            at_least=at_least,
-        )
+        return self.usable(kind, self.listed(kind), test, rule, at_least=at_least)
 
     def usable(
-        self, kind: str, fillers: Sequence[T], test: Callable[[T], bool], rule: str, *, at_least: int = 2
+        self, kind: str, fillers: Sequence[T], test: Callable[[T], bool], rule: str, *, at_least: int = 1
     ) -> tuple[T, ...]:
         """The fillers that pass the test of a token rule; the others are named in a warning.
 
         Raises:
             InputError: If a filler is listed twice.
-            TokenizationError: If fewer than `at_least` are left; the only one given is enough for two.
+            TokenizationError: If fewer than `at_least` are left.
         """
         if twice := [repr(filler) for i, filler in enumerate(fillers) if filler in fillers[:i]]:
             raise InputError(f"{self.key}: {kind} holds {', '.join(twice)} more than once")
         kept = tuple(filter(test, fillers))
         dropped = ", ".join(repr(filler) for filler in fillers if filler not in kept)
-        at_least = min(at_least, len(fillers)) if at_least == 2 else at_least
+        fact = f"{self.key}: {len(kept)} of {len(fillers)} {kind} can be used ({rule})"
+        fact += f"; dropped {dropped}" if dropped else ""
         if len(kept) < at_least:
-            text = f"{self.key}: {len(kept)} of {len(fillers)} {kind} can be used ({rule}); expected at least"
-            raise TokenizationError(
-                f"{text} {at_least}{dropped and f'; dropped {dropped}'}. Pass other {kind}"
-            )
+            raise TokenizationError(f"{fact}; expected at least {at_least}, pass other {kind}")
         if dropped:
-            left = f"dropped {len(fillers) - len(kept)} of {len(fillers)} {kind} ({rule}): {dropped}"
-            warnings.warn(f"{self.key}: {left}", AssayWarning, stacklevel=2)
+            warnings.warn(fact, AssayWarning, stacklevel=2)
         return kept
 
-    def chosen_templates(
-        self,
-        published: Mapping[int, str],
-        ids: Sequence[int],
-        own: Sequence[str],
-        *,
-        needs: Sequence[str],
-        allows: Sequence[str] = (),
-    ) -> dict[int, str]:
-        """Template id to text: a user's own, numbered from 0, or else those of the data file by id.
 
-        Raises:
-            UnknownNameError: If an id is not in the data file.
-            InputError: If an own template has the wrong slots.
-        """
-        for template in own:
-            names = set(slot_names(template))
-            if not set(needs) <= names <= {*needs, *allows}:
-                optional = f", and may have {', '.join(allows)}" if allows else ""
-                text = f"{self.key}: template {template!r} has the slots {', '.join(sorted(names)) or 'none'}"
-                raise InputError(f"{text}; it must have {', '.join(needs)}{optional}")
-        if own:
-            return dict(enumerate(own))
-        for template_id in ids:
-            if template_id not in published:
-                raise unknown_name(f"{self.key} template id", template_id, map(str, published))
-        return {each: published[each] for each in ids}
+@dataclass(eq=False, repr=False, kw_only=True)
+class TemplatedGrammar(ListedGrammar):
+    """A grammar with several templates, one of which is drawn for each prompt.
 
-    def fits(self, word: str, slot: str, templates: Iterable[str]) -> bool:
+    Args:
+        template_ids: Numbers of published templates.
+
+    Attributes:
+        texts: Number of a template -> template.
+
+    Raises:
+        UnknownNameError: If there is no published template of a number.
+    """
+
+    template_ids: Sequence[int] = (0,)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        texts = [each if isinstance(each, str) else each["text"] for each in self.data["templates"]]
+        for number in self.template_ids:
+            check_name(f"{self.key} template id", str(number), [*map(str, range(len(texts)))])
+        self.texts = {number: texts[number] for number in self.template_ids}
+
+    def fits(self, word: str, slot: str) -> bool:
         """Whether a filler is one token wherever the templates put it."""
-        before = [template.split(f"{{{slot}}}")[0] for template in templates]
+        before = [template.split(f"{{{slot}}}")[0] for template in self.texts.values()]
         stems = [(text, text.rstrip(" ")) for text in before]
         return all(self.tokens.one_token(stem, text[len(stem) :] + word) is not None for text, stem in stems)
 
@@ -239,9 +229,9 @@ def pick_distinct(rng: np.random.Generator, options: Sequence[T], n: int) -> lis
     return [options[int(i)] for i in rng.choice(len(options), size=n, replace=False)]
 
 
-def others(values: Values, slot: str, fillers: Iterable[Any]) -> Iterator[Values]:
+def others(values: Values, slot: str, fillers: Iterable[Any]) -> list[Values]:
     """The same prompt with each filler of a slot but its own."""
-    return ({**values, slot: filler} for filler in fillers if filler != values[slot])
+    return [{**values, slot: filler} for filler in fillers if filler != values[slot]]
 
 
 # ---- indirect objects
@@ -250,7 +240,7 @@ _NAME_SLOTS = ("name1", "name2", "name3")
 
 
 @dataclass(eq=False, repr=False, kw_only=True)
-class IndirectObject(Grammar):
+class IndirectObject(TemplatedGrammar):
     """Indirect object identification: "When Mary and John went out, John gave a ring to" " Mary".
 
     Two distinct names, a place and an object, each uniform; the answer is the name that stands once.
@@ -259,8 +249,6 @@ class IndirectObject(Grammar):
         tokens: The model's tokenizer.
         corruption: `abc` (three distinct names drawn anew), `s2_rand`, `s2_io_flip`, `s1_io_flip`.
         template_ids: Templates out of the data file (0-14 base, 15-19 extra), drawn uniformly.
-        templates: Own templates with the slots name1, name2, name3 and, if wanted, place and object;
-            they take the place of `template_ids`.
         orders: `ABBA` (the answer stands first) and `BABA`, drawn uniformly.
         names: Names to draw from; of these three, default: the published ones.
         places: Places to draw from.
@@ -272,11 +260,10 @@ class IndirectObject(Grammar):
     """
 
     key = "ioi"
+    published = ("ioi",)
     corruptions = ("abc", "s2_rand", "s2_io_flip", "s1_io_flip")
     heatmap_fields = (("place", "object"), ("object", "corrupted.object"), ("place", "corrupted.place"))
 
-    template_ids: Sequence[int] = (0,)
-    templates: Sequence[str] = ()
     orders: Sequence[str] = ("ABBA",)
     names: Sequence[str] = ()
     places: Sequence[str] = ()
@@ -285,22 +272,11 @@ class IndirectObject(Grammar):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        data = task_data(self.key)
-        published = {entry["id"]: entry["text"] for entry in data["templates"]}
-        needs, allows = _NAME_SLOTS, ("place", "object")
-        self.texts = self.chosen_templates(
-            published, self.template_ids, self.templates, needs=needs, allows=allows
-        )
         for order in self.orders:
             check_name("IOI order", order, ("ABBA", "BABA"))
         least = 5 if self.avoid_clean_names else 3
-        self.names = self.one_token_words(
-            "names", self.names or data["names"], after="the", at_least=least, answers=True
-        )
-        self.scene = {
-            "place": self.one_token_words("places", self.places or data["places"], after="the"),
-            "object": self.one_token_words("objects", self.objects or data["objects"], after="the"),
-        }
+        self.names = self.one_token_words("names", after="the", at_least=least, answers=True)
+        self.scene = {slot: self.one_token_words(f"{slot}s", after="the") for slot in ("place", "object")}
 
     def choose(self, rng: np.random.Generator) -> Values:
         template_id, order = pick(rng, tuple(self.texts)), pick(rng, self.orders)
@@ -330,37 +306,20 @@ class IndirectObject(Grammar):
         template = self.texts[values["template_id"]]
         return filled(template, values, values=values, answers=(answer,), wrong=(wrong,), fields=fields)
 
-    def slots(self, values: Values, *, corrupted: bool = False) -> tuple[str, ...]:
-        roles = not corrupted or self.corruption in ("s2_io_flip", "s1_io_flip")
-        scene = [slot for slot in self.scene if values[slot] is not None]
-        orders = ("order",) if roles and len(self.orders) > 1 else ()
-        return (*(("IO", "S") if roles else _NAME_SLOTS), *scene, *orders)
-
-    def variants(self, values: Values, slot: str, *, corrupted: bool = False) -> Iterator[Values]:
-        if slot in self.scene:
-            return others(values, slot, self.scene[slot])
-        shown = [values[each] for each in _NAME_SLOTS]
-        if slot == "order":
-            return iter([_renamed(values, shown[1], shown[0], shown[2])])
+    def variants(self, values: Values, *, corrupted: bool = False) -> dict[str, list[Values]]:
+        shown = [values[slot] for slot in _NAME_SLOTS]
         strangers = [name for name in self.names if name not in shown]
-        # A role changes in both of its places.
-        return (
-            _renamed(values, *(name if each == values[slot] else each for each in shown))
-            for name in strangers
-        )
-
-    @property
-    def population(self) -> int:
-        return len(self.orders) * math.perm(len(self.names), 2) * self._n_scenes()
-
-    @property
-    def corrupted_population(self) -> int | None:
-        return math.perm(len(self.names), 3) * self._n_scenes() if self.corruption == "abc" else None
-
-    def _n_scenes(self) -> int:
-        """Distinct templates with place and object filled in."""
-        used = (set(slot_names(text)) & set(self.scene) for text in self.texts.values())
-        return sum(math.prod(len(self.scene[slot]) for slot in slots) for slots in used)
+        roles = not corrupted or self.corruption in ("s2_io_flip", "s1_io_flip")
+        found = {  # a role changes in both of its places
+            slot: [
+                _renamed(values, *(new if old == values[slot] else old for old in shown)) for new in strangers
+            ]
+            for slot in (("IO", "S") if roles else _NAME_SLOTS)
+        }
+        scene = {slot: words for slot, words in self.scene.items() if values[slot] is not None}
+        found |= {slot: others(values, slot, words) for slot, words in scene.items()}
+        swapped = [_renamed(values, shown[1], shown[0], shown[2])]
+        return found | ({"order": swapped} if roles and len(self.orders) > 1 else {})
 
 
 def _renamed(values: Values, *names: str) -> Values:

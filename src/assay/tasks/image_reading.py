@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import UInt8
 from PIL import Image
 
-from assay.core.errors import FileFormatError, InputError, ShapeError
+from assay.core.errors import FileFormatError
 from assay.core.machine import DECODING
 from assay.tasks.image_transform import BROKEN, EvalTransform, read_rgb
 
@@ -21,6 +21,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 # Formats that Pillow knows by name and cannot decode, or only by another program.
 _NOT_DECODED = frozenset(("BUFR", "EPS", "GRIB", "HDF5", "MPEG", "WMF"))
+WAITING = 64  # decoded images of each worker that wait at most
 
 
 class Pictures(abc.ABC):
@@ -64,23 +65,18 @@ class Pictures(abc.ABC):
         """One picture after resize and crop.
 
         Raises:
-            FileFormatError: If it cannot be decoded, or is too large.
-            InputError: If it does not fit the transform.
+            FileFormatError: If it cannot be decoded, is too large, or does not fit the transform.
         """
         try:
             image, turned = read_rgb(self.content(row), turns=self.turns)
             if turned:
                 self.turned.add(row)
-            try:
-                return transform.pixels(image)
-            except InputError as error:
-                misfit = InputError(f"{self.name(row)}: {error}")
+            return transform.pixels(image)
         except (MemoryError, *BROKEN) as error:
             raise FileFormatError(
                 f"the image {self.name(row)} cannot be decoded ({str(error) or type(error).__name__}); "
                 "repair it, or skip such files with skip_bad (--skip-bad)"
             ) from error
-        raise misfit
 
 
 class Files(Pictures):
@@ -120,19 +116,23 @@ def endings() -> frozenset[str]:
 
 
 def image_paths(folder: Path, domain: str = "") -> tuple[list[Path], tuple[str, ...]]:
-    """Every image below a folder, sorted by path; and a note that counts other files by their ending."""
+    """Every image below a folder, sorted by path; and a note that counts other files by their ending.
+
+    Hidden files and folders are passed over.
+    """
     paths, others = [], Counter[str]()
     for path in sorted(folder.rglob("*")):
+        if any(part.startswith(".") for part in path.relative_to(folder).parts):
+            continue
         if path.suffix.lower() in endings():
             paths.append(path)
-        elif not path.name.startswith(".") and path.is_file():
+        elif path.is_file():
             others[path.suffix.lower() or "no ending"] += 1
     counts = ", ".join(f"{count} {ending}" for ending, count in sorted(others.items()))
-    text = f"{others.total()} files of {domain or folder.name} were left out by their endings: {counts}"
-    return paths, (text,) if others else ()
-
-
-# ------------------------------------------------------------------------------------------------- decoding
+    text = f"files of {domain or folder.name} were left out by their endings: {counts}"
+    if others.total() == 1:
+        text = f"file of {domain or folder.name} was left out by its ending: {counts}"
+    return paths, (f"{others.total()} {text}",) if others else ()
 
 
 def ahead(function: Callable[[T], R], items: Iterable[T], workers: int, *, waiting: int = 1) -> Iterator[R]:
@@ -157,46 +157,3 @@ def ahead(function: Callable[[T], R], items: Iterable[T], workers: int, *, waiti
             yield futures.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-WAITING = 64  # decoded images of each worker that wait at most
-_NOTHING = np.empty((0, 0, 3), np.uint8)
-
-
-def decode_rows(
-    source: Pictures,
-    rows: Sequence[int],
-    transform: EvalTransform,
-    workers: int,
-    *,
-    bad: list[int] | None = None,
-    keep: bool = True,
-) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
-    """The pixels of some pictures, or nothing of each unless they are to be kept; by threads, in order.
-
-    Rows that cannot be decoded go into `bad`, where it is given.
-
-    Raises:
-        FileFormatError: If one cannot be decoded, without `bad`.
-        ShapeError: If they differ in size.
-    """
-
-    def one(row: int) -> tuple[int, np.ndarray | FileFormatError]:
-        try:
-            pixels = source.decoded(row, transform)
-        except FileFormatError as error:
-            return row, error
-        return row, pixels if keep else _NOTHING
-
-    first, size = -1, tuple[int, ...]()
-    for row, found in ahead(one, rows, workers, waiting=WAITING if keep else 1):
-        if isinstance(found, FileFormatError):
-            if bad is None:
-                raise found
-            bad.append(row)
-            continue
-        first, size = (row, found.shape) if first < 0 else (first, size)
-        if found.shape != size:
-            text = f"{source.name(row)} is {found.shape[0]} x {found.shape[1]}, but {source.name(first)}"
-            raise ShapeError(f"{text} is {size[0]} x {size[1]}; give a transform that makes them equal")
-        yield found

@@ -230,16 +230,8 @@ class EvalTransform(Record):
 
 # Broken files make Pillow's decoders fail in all these ways, and the last two are of files beyond its limit
 # of pixels; InputError is a ValueError.
-BROKEN = (
-    *MALFORMED,
-    OSError,
-    SyntaxError,
-    EOFError,
-    struct.error,
-    zlib.error,
-    Image.DecompressionBombError,
-    Image.DecompressionBombWarning,
-)
+_BOMBS = (Image.DecompressionBombError, Image.DecompressionBombWarning)
+BROKEN = (*MALFORMED, OSError, SyntaxError, EOFError, struct.error, zlib.error, *_BOMBS)
 
 
 def read_rgb(content: Any, *, turns: bool = True) -> tuple[Image.Image, bool]:
@@ -321,9 +313,8 @@ def _size(size: Any, *, square: bool) -> tuple[int, int] | int:
     """The sides of a processor's `size`: a number, two, or a mapping of them."""
     if isinstance(size, int):
         return (size, size) if square else size
-    if isinstance(size, list | tuple) and len(size) == 2:
-        return int(size[0]), int(size[1])
-    match {key: value for key, value in dict(size).items() if value is not None}:
+    sides = dict(zip(("height", "width"), size, strict=True)) if isinstance(size, list | tuple) else size
+    match {key: value for key, value in sides.items() if value is not None}:
         case {"height": height, "width": width}:
             return int(height), int(width)
         case {"shortest_edge": side}:

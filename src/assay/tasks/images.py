@@ -4,8 +4,8 @@ import copy
 import hashlib
 import itertools
 import json
-from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -14,21 +14,100 @@ import torch
 from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 
-from assay.core.errors import InputError, ShapeError
+from assay.core.errors import FileFormatError, InputError, NonFiniteError, ShapeError, check_name
 from assay.core.machine import DECODING, free_memory, usable_cores
-from assay.tasks.image_reading import decode_rows
-from assay.tasks.image_rows import OF_CLASSES, ImageBatch, ImageRows, digest_of, little_endian
+from assay.core.random import stream
+from assay.tasks.image_reading import WAITING, Pictures, ahead
 from assay.tasks.image_transform import EvalTransform
-from assay.tasks.task import PairBatch, PairTask
+from assay.tasks.task import PairBatch, PairTask, chosen_rows, draw_rows, map_tensors
 
 
 FEW = 256  # images below which one thread is as fast
-MOST_WORKERS = 8  # unless asked for more
 PIECE = 32  # images of a batch that is read for its digests alone
+_OF_PIXELS = ("images", "corrupted")
+_OF_CLASSES = ("labels", "foils")
+
+
+class OfClasses:
+    """What objectives ask of images: the label is the answer, foils are what it is compared with."""
+
+    labels: Int[Tensor, " n"] | None
+    foils: Int[Tensor, "n n_foils"] | None
+
+    @property
+    def answers(self) -> Int[Tensor, "n 1"]:
+        """The right class of each image.
+
+        Raises:
+            InputError: If the labels are unknown.
+        """
+        if self.labels is None:
+            text = "the images have no labels, which this objective or metric needs"
+            raise InputError(f"{text}; give labels=, or objective='kl', 'js' or 'pseudo_margin'")
+        return self.labels[:, None]
+
+    @property
+    def wrong(self) -> Int[Tensor, "n n_foils"] | None:
+        """The classes the right one is compared with."""
+        return self.foils
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ImageBatch(OfClasses):
+    """Some rows of an image task, as a model pass takes them.
+
+    Attributes:
+        images: Normalised images `[batch, 3, height, width]`.
+        counterparts: Their counterparts, same shape; None if the task has none.
+        labels: Class of each image `[batch]`; None if unknown.
+        foils: Classes to compare with `[batch, n_foils]`; None if the task has none.
+        indices: Row numbers in the task.
+        ids: Number of each image in its data set; weights of resamples follow it.
+        lengths: Positions a model makes of each image `[batch]`; 0 before the task is bound to one.
+    """
+
+    images: Float[Tensor, "batch 3 h w"]
+    counterparts: Float[Tensor, "batch 3 h w"] | None
+    labels: Int[Tensor, " batch"] | None
+    foils: Int[Tensor, "batch n_foils"] | None
+    indices: Int[Tensor, " batch"]
+    ids: Int[Tensor, " batch"]
+    lengths: Int[Tensor, " batch"]
+
+    @property
+    def clean(self) -> Float[Tensor, "batch 3 h w"]:
+        """What a clean pass reads: the images."""
+        return self.images
+
+    @property
+    def corrupted(self) -> Float[Tensor, "batch 3 h w"]:
+        """What a corrupted pass reads: the counterparts.
+
+        Raises:
+            InputError: If the images have none.
+        """
+        if self.counterparts is None:
+            text = "the images have no counterparts for ablated activations; give ImageTask(corrupted=...)"
+            raise InputError(f"{text}, or use ablation='mean-positional', which needs none")
+        return self.counterparts
+
+    @property
+    def width(self) -> int:
+        """Positions a model makes of an image."""
+        return int(self.lengths[0])
+
+    @property
+    def positions(self) -> Int[Tensor, " batch"]:
+        """The position whose stream is read: the first, where models keep their CLS token."""
+        return torch.zeros_like(self.lengths)
+
+    def to(self, device: torch.device | str) -> "ImageBatch":
+        """The same batch with every tensor on `device`."""
+        return map_tensors(self, lambda tensor: tensor.to(device, non_blocking=tensor.is_pinned()))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class ImageTask(ImageRows):
+class ImageTask(OfClasses):
     """Images of one domain: normalised, in 8 bits, or in files that are decoded whenever the task is run.
 
     A run over files holds one batch and what other threads have decoded ahead: at most 64 images of 8 bits
@@ -73,8 +152,129 @@ class ImageTask(ImageRows):
         (4, (32, 32), [0, 1, 2, 3])
     """
 
+    images: Float[Tensor, "n 3 h w"] | None = None
+    pixels: UInt8[np.ndarray, "n h w 3"] | None = None
+    source: Pictures | None = None
+    # Left out, these are filled in by `__post_init__`, so that readers never meet None.
+    rows: Int[Tensor, " n"] = None  # type: ignore[assignment]  # until `__post_init__`
+    transform: EvalTransform | None = None
+    corrupted: Float[Tensor, "n 3 h w"] | None = None
+    labels: Int[Tensor, " n"] | None = None
+    foils: Int[Tensor, "n n_foils"] | None = None
+    ids: Int[Tensor, " n"] = None  # type: ignore[assignment]  # until `__post_init__`
+    domain: str = ""
+    fields: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    classes: tuple[str, ...] | None = None
+    name: str = "custom"
+    objective: str = "kl"
+    ablation: str = "mean-positional"
+    config: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()
+    workers: int | None = None
+    n_tokens: int = 0
+
+    def __post_init__(self) -> None:
+        contents = [each for each in (self.images, self.pixels, self.source) if each is not None]
+        if len(contents) != 1 or len(contents[0]) == 0:
+            raise InputError(f"domain {self.domain or self.name!r} has no images; give at least one")
+        changed: dict[str, Any] = {}
+        for names, read in ((_OF_PIXELS, _floats), (("rows", "ids", *_OF_CLASSES), _integers)):
+            given = {name: getattr(self, name) for name in names}
+            changed |= {name: read(name, value) for name, value in given.items() if value is not None}
+        changed.setdefault("rows", torch.arange(len(contents[0])))
+        changed.setdefault("ids", changed["rows"])
+        if "images" in changed and "corrupted" in changed:
+            changed["corrupted"] = changed["corrupted"].to(changed["images"].dtype)
+        if self.transform is not None and (self.source is None or self.source.size is not None):
+            changed["transform"] = replace(self.transform, resize=None, crop=None)  # applied by now
+        for name, value in changed.items():
+            object.__setattr__(self, name, value)
+        _check(self)
+
     def __repr__(self) -> str:
         return f"ImageTask({self.name!r}, domain={self.domain!r}, n={self.n})"
+
+    @property
+    def n(self) -> int:
+        """Number of images."""
+        return len(self.rows)
+
+    @property
+    def numbers(self) -> EvalTransform:
+        """The transform of a run; before a model is known, pixels are scaled to [-1, 1]."""
+        return self.transform or EvalTransform(resize=None)
+
+    @cached_property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width in pixels after the transform; where it does not tell, of the first image."""
+        if self.images is not None:
+            return self.images.shape[2], self.images.shape[3]
+        if self.source is None:
+            assert self.pixels is not None  # one of the three is given
+            return self.pixels.shape[1], self.pixels.shape[2]
+        size = self.source.size or self.numbers.size
+        return size or self.source.decoded(int(self.rows[0]), self.numbers).shape[:2]
+
+    def subset(self, indices: Int[Tensor, " k"] | Int[np.ndarray, " k"] | Sequence[int]) -> "ImageTask":
+        """The images in these rows, in this order; they keep their ids.
+
+        Args:
+            indices: Row numbers, 0 .. n - 1; repeats are allowed.
+
+        Raises:
+            InputError: If there is none, or one is out of range.
+        """
+        rows = chosen_rows(indices, self.n)
+        given = {name: getattr(self, name) for name in (*_OF_PIXELS, *_OF_CLASSES, "ids")}
+        changed = {name: value[rows] for name, value in given.items() if value is not None}
+        changed["fields"] = {name: [values[i] for i in rows.tolist()] for name, values in self.fields.items()}
+        changed["rows"] = torch.arange(len(rows)) if self.source is None else self.rows[rows]
+        changed["pixels"] = None if self.pixels is None else self.pixels[rows.numpy()]
+        return replace(self, **changed)
+
+    def sample(self, n: int, *, seed: int = 0) -> "ImageTask":
+        """`n` images drawn without replacement (all if there are fewer), in their order.
+
+        Args:
+            n: At least 1.
+            seed: Seed of the stream `images/sample`.
+        """
+        return self.subset(draw_rows(self.n, n, seed=seed))
+
+    def parts(self, k: int, *, seed: int = 0) -> tuple["ImageTask", ...]:
+        """`k` disjoint random parts that differ by at most one image in size, named `domain/1` to `domain/k`.
+
+        Args:
+            k: Number of parts, 1 .. n.
+            seed: Seed of the stream `images/parts`.
+        """
+        shuffled = stream(seed, "images/parts").permutation(self.n)
+        config = {**self.config, "parts": {"k": k, "seed": seed}}
+        return tuple(
+            replace(self.subset(np.sort(rows)), domain=f"{self.domain}/{number}", config=config)
+            for number, rows in enumerate(np.array_split(shuffled, k), start=1)
+        )
+
+    def by_field(self, *names: str) -> dict[str, "ImageTask"]:
+        """The images as one domain per combination of values of some fields (hospital, region), sorted.
+
+        A domain is called by its values; values that are numbers, with their field, as `slide 7`.
+
+        Raises:
+            UnknownNameError: If the images have no such field.
+        """
+        for name in names:
+            check_name(f"field of {self.domain or self.name}", name, self.fields)
+        rows: dict[tuple[str, ...], list[int]] = {}
+        for row, values in enumerate(zip(*(self.fields[name] for name in names), strict=True)):
+            rows.setdefault(tuple(map(str, values)), []).append(row)
+        domains = {}
+        for values in sorted(rows, key=lambda each: [by_size(value) for value in each]):
+            named = zip(names, values, strict=True)
+            domain = "/".join(f"{name} {value}" if value.isdecimal() else value for name, value in named)
+            domains[domain] = replace(self.subset(rows[values]), domain=domain)
+        return domains
 
     # ------------------------------------------------------------------------------------------- the images
 
@@ -92,24 +292,44 @@ class ImageTask(ImageRows):
             FileFormatError: If an image cannot be decoded; the batches before it were given.
         """
         parts = torch.arange(self.n).split(batch_size)
-        images: Iterator[Tensor]
         if self.images is not None:
-            images = (self.images[rows] for rows in parts)
-        elif self.pixels is not None:
-            images = (self.numbers.normalised(self.pixels[rows.numpy()]) for rows in parts)
-        else:
-            decoded = self._decoded()
-            stacks = (np.stack(list(itertools.islice(decoded, len(rows)))) for rows in parts)
-            images = map(self.numbers.normalised, stacks)
-        yield from map(self._batch, parts, images)
+            yield from map(self._batch, parts, self.images.split(batch_size))
+            return
+        pixels = self._decoded() if self.pixels is None else iter(self.pixels)
+        for rows in parts:
+            stack = np.stack(list(itertools.islice(pixels, len(rows))))
+            yield self._batch(rows, self.numbers.normalised(stack))
 
-    def _decoded(
-        self, bad: list[int] | None = None, *, keep: bool = True
-    ) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
-        """`decode_rows` of all images; rows that cannot be decoded go into `bad`, where it is given."""
+    def _decoded(self, bad: list[int] | None = None) -> Iterator[UInt8[np.ndarray, "h w 3"]]:
+        """The pixels of every image, in order; rows that cannot be decoded go into `bad`, where it is given.
+
+        Raises:
+            FileFormatError: If one cannot be decoded, without `bad`.
+            ShapeError: If they differ in size.
+        """
+        assert self.source is not None  # else nothing is decoded
+        rows, first = self.rows.tolist(), None
+        pictures = ahead(self._attempt, rows, self.decoding_workers, waiting=WAITING)
+        for row, pixels in zip(rows, pictures, strict=True):
+            if isinstance(pixels, FileFormatError):
+                if bad is None:
+                    raise pixels
+                bad.append(row)
+                continue
+            sides = f"{pixels.shape[0]} x {pixels.shape[1]}"
+            first = first or (row, sides)
+            if sides != first[1]:
+                text = f"{self.source.name(row)} is {sides}, but {self.source.name(first[0])} is {first[1]}"
+                raise ShapeError(f"{text}; give a transform that makes them equal")
+            yield pixels
+
+    def _attempt(self, row: int) -> UInt8[np.ndarray, "h w 3"] | FileFormatError:
+        """The pixels of a row of the source, or why it cannot be decoded."""
         assert self.source is not None
-        rows, workers = self.rows.tolist(), self.decoding_workers
-        return decode_rows(self.source, rows, self.numbers, workers, bad=bad, keep=keep)
+        try:
+            return self.source.decoded(row, self.numbers)
+        except FileFormatError as error:
+            return error
 
     def _batch(self, rows: Int[Tensor, " batch"], images: Float[Tensor, "batch 3 h w"]) -> ImageBatch:
         """The images with what is known of them; notes what identifies them."""
@@ -127,7 +347,6 @@ class ImageTask(ImageRows):
             indices=rows,
             ids=self.ids[rows],
             lengths=torch.full((len(rows),), self.n_tokens),
-            pinned=pinned,
         )
 
     @property
@@ -136,7 +355,7 @@ class ImageTask(ImageRows):
         if self.source is None:
             return 0
         asked = DECODING.get()[0] if self.workers is None else self.workers
-        return asked if asked is not None else 0 if self.n < FEW else min(MOST_WORKERS, usable_cores())
+        return asked if asked is not None else 0 if self.n < FEW else min(8, usable_cores())
 
     def held(self, *, skip_bad: bool = False) -> "ImageTask":
         """The same images, decoded once and held in 8 bits: for some that are read several times.
@@ -145,8 +364,8 @@ class ImageTask(ImageRows):
             skip_bad: Leave out images that cannot be decoded, and list them in `skipped`.
 
         Raises:
-            FileFormatError: If an image cannot be decoded and is not skipped.
-            InputError: If none can be decoded, or they do not fit into the memory.
+            FileFormatError: If an image cannot be decoded and is not skipped, or none can be.
+            InputError: If they do not fit into the memory.
             ShapeError: If they differ in size and no transform makes them equal.
         """
         if self.source is None:
@@ -168,14 +387,13 @@ class ImageTask(ImageRows):
         """The images that can be decoded, for which each is decoded once; the others are in `skipped`.
 
         Raises:
-            InputError: If there is none.
+            FileFormatError: If there is none.
         """
         if self.source is None:
             return self
-        bad: list[int] = []
-        for _ in self._decoded(bad, keep=False):
-            pass
-        return self._without(bad)
+        rows = self.rows.tolist()
+        attempts = zip(rows, ahead(self._attempt, rows, self.decoding_workers), strict=True)
+        return self._without([row for row, found in attempts if isinstance(found, FileFormatError)])
 
     def _without(self, bad: Sequence[int]) -> "ImageTask":
         """The images whose rows of the source are not bad."""
@@ -185,7 +403,7 @@ class ImageTask(ImageRows):
         names = tuple(self.source.name(row) for row in bad)
         good = [place for place, row in enumerate(self.rows.tolist()) if row not in bad]
         if not good:
-            raise InputError(f"none of the images of {self.domain!r} can be decoded, e.g. {names[0]}")
+            raise FileFormatError(f"none of the images of {self.domain!r} can be decoded, e.g. {names[0]}")
         return replace(
             self.subset(good),
             skipped=(*self.skipped, *names),
@@ -201,22 +419,18 @@ class ImageTask(ImageRows):
 
     # ------------------------------------------------------------------------------- as a model reads them
 
-    def for_model(self, model: Any, transform: EvalTransform | None = None) -> "ImageTask":
-        """The images as a model reads them: by its transform, labels in the order of its classes.
+    def for_model(self, model: Any) -> "ImageTask":
+        """The images as an image classifier reads them: by its transform, labels in the order of its classes.
 
-        Normalised images, and those that have a transform, stay as they are unless another is given.
-
-        Args:
-            model: An image classifier.
-            transform: Instead of the model's own.
+        Normalised images, and those that have a transform, stay as they are.
 
         Raises:
             InputError: If the images show a class that the model does not know.
         """
-        if self.images is not None or (transform is None and self.transform is not None):
+        if self.images is not None or self.transform is not None:
             return self
         images = self.with_classes(getattr(model, "classes", None))
-        return images.with_transform(transform or EvalTransform.for_model(model))
+        return images.with_transform(EvalTransform.for_model(model))
 
     def with_transform(self, transform: EvalTransform) -> "ImageTask":
         """The same images for a model of another transform; not yet bound to it.
@@ -279,11 +493,7 @@ class ImageTask(ImageRows):
         return torch.zeros(self.n, dtype=torch.long)
 
     def validate(
-        self,
-        image_size: tuple[int, int],
-        classes: Sequence[str] | None = None,
-        *,
-        n_classes: int | None = None,
+        self, image_size: tuple[int, int], classes: Sequence[str] | None = None, n_classes: int | None = None
     ) -> None:
         """Check the images against what a model reads and tells apart.
 
@@ -297,10 +507,10 @@ class ImageTask(ImageRows):
             InputError: If both have class names and they are not the same, in the same order, or a label is
                 not one of the model's classes.
         """
-        numbers = [each for each in (self.labels, self.foils) if each is not None]
-        largest = max((int(each.max()) for each in numbers), default=0)
-        if n_classes is not None and largest >= n_classes:
-            raise InputError(f"foils or labels hold class {largest}; the model has 0 to {n_classes - 1}")
+        for column in (self.labels, self.foils):
+            if column is not None and n_classes is not None and int(column.max()) >= n_classes:
+                text = f"foils or labels hold class {int(column.max())}"
+                raise InputError(f"{text}; the model has 0 to {n_classes - 1}")
         if self.image_size != tuple(image_size):
             own, wanted = (" x ".join(map(str, each)) for each in (self.image_size, image_size))
             raise ShapeError(f"the images of {self.domain!r} are {own}, but the model reads {wanted}")
@@ -361,7 +571,7 @@ class ImageTask(ImageRows):
         digest = hashlib.sha256(b"images" + b"".join(self.digests) + b"corrupted")
         for image in () if self.corrupted is None else self.corrupted:
             digest.update(digest_of(image))
-        for name in OF_CLASSES:
+        for name in _OF_CLASSES:
             if (value := getattr(self, name)) is not None:
                 digest.update(f"{name}{tuple(value.shape)}".encode() + little_endian(value))
         return digest.hexdigest()
@@ -386,7 +596,7 @@ class ImageTask(ImageRows):
         digest = hashlib.sha256(f"stream {json.dumps(self.numbers.to_dict())}".encode())
         for mark in self.source.marks(self.rows.tolist()):
             digest.update(mark.encode(errors="surrogateescape") + b"\0")
-        for name in ("ids", *OF_CLASSES):
+        for name in ("ids", *_OF_CLASSES):
             value = getattr(self, name)
             digest.update(name.encode() + (b"" if value is None else little_endian(value)))
         return digest.hexdigest()
@@ -401,3 +611,70 @@ class ImageTask(ImageRows):
 # What a model may be run on, and the parts it is run in.
 Task = PairTask | ImageTask
 Batch = PairBatch | ImageBatch
+
+
+# --------------------------------------------------------------------------------------------- tensors
+
+
+def digest_of(image: Float[Tensor, "3 h w"]) -> bytes:
+    """SHA-256 over type, shape and numbers of an image."""
+    return hashlib.sha256(f"{image.dtype}{tuple(image.shape)}".encode() + little_endian(image)).digest()
+
+
+def little_endian(value: Tensor) -> bytes:
+    """The numbers of a tensor as bytes, the same on every machine."""
+    numbers = value.contiguous().numpy()
+    return numbers.astype(numbers.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
+def _floats(name: str, value: Any) -> Tensor:
+    """Images as a floating-point tensor on the CPU, at least 32 bits wide, all finite."""
+    shape, kind = tuple(getattr(value, "shape", ())), getattr(value, "dtype", type(value).__name__)
+    if not isinstance(value, Tensor) or not value.is_floating_point() or len(shape) != 4 or shape[1] != 3:
+        text = "expected normalised images, floats [N, 3, H, W], or 8-bit images as pixels="
+        raise ShapeError(f"{name} is {kind} of shape {shape}; {text}")
+    finite = value.isfinite().flatten(1).all(1)
+    if not finite.all():
+        row = int(finite.long().argmin())
+        raise NonFiniteError(f"{name} holds NaN or infinite values, first in row {row}")
+    images = value.detach().cpu()
+    return images if images.dtype == torch.float64 else images.float()
+
+
+def _integers(name: str, numbers: Any) -> Tensor:
+    """Whole numbers as a tensor on the CPU."""
+    value = torch.as_tensor(numbers)
+    if value.is_floating_point() or value.dtype == torch.bool:
+        raise ShapeError(f"{name} is {value.dtype}; give integers (torch.long), one per image")
+    return value.detach().to("cpu", torch.long)
+
+
+def _check(task: ImageTask) -> None:
+    """Refuse columns that do not have one value per image, and numbers that mean nothing."""
+    n, pixels, labels, foils = task.n, task.pixels, task.labels, task.foils
+    if pixels is not None and (pixels.dtype != np.uint8 or pixels.ndim != 4 or pixels.shape[3] != 3):
+        raise ShapeError(f"pixels are {pixels.dtype} of shape {pixels.shape}; expected uint8 [N, H, W, 3]")
+    if task.corrupted is not None and tuple(task.corrupted.shape) != (n, 3, *task.image_size):
+        shapes = f"{task.image_size} have counterparts of shape {tuple(task.corrupted.shape)}"
+        raise ShapeError(f"{n} images of {shapes}; every image needs a counterpart of its size")
+    for name, values in task.fields.items():
+        if len(values) != n:
+            raise ShapeError(f"{name} has {len(values)} entries for {n} images; give one per image")
+    for name, ndim in (("labels", 1), ("ids", 1), ("foils", 2)):
+        column = getattr(task, name)
+        if column is None:
+            continue
+        least = int(column.min()) if column.numel() else 0
+        if column.ndim != ndim or len(column) != n or column.numel() == 0 or least < 0:
+            text = f"{name} is {list(column.shape)} from {least}"
+            raise ShapeError(f"{text}; give [{n}{', at least 1' * (ndim == 2)}], numbers from 0")
+    if labels is not None and task.classes is not None and int(labels.max()) >= len(task.classes):
+        text = f"labels holds {int(labels.max())} (image {int(labels.argmax())})"
+        raise InputError(f"{text}, but there are {len(task.classes)} classes, counted from 0")
+    if foils is not None and labels is not None and bool((same := (foils == labels[:, None]).any(1)).any()):
+        raise InputError(f"the foil of image {int(same.nonzero()[0])} is its label; give another class")
+
+
+def by_size(value: str) -> tuple[int, str]:
+    """Sorts numbers by size, and before words."""
+    return (int(value), "") if value.isdecimal() else (2**63, value)

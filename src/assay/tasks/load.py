@@ -14,24 +14,15 @@ from assay.core.errors import AssayWarning, InputError, TokenizationError, check
 from assay.core.random import stream
 from assay.core.registry import Registry
 from assay.tasks.digits import COLOUR_DIGITS, DIGIT_SWAPS
-from assay.tasks.encoding import Tokens, pair_task
+from assay.tasks.encoding import Tokens
 from assay.tasks.files import read_pairs
-from assay.tasks.grammar import Grammar, IndirectObject
-from assay.tasks.sentences import CapitalCountry, GenderedPronoun, GreaterThan, SubjectVerbAgreement
-from assay.tasks.sequences import Docstring, Induction
-from assay.tasks.task import PairTask, draw_rows
+from assay.tasks.grammar import Grammar
+from assay.tasks.grammars import GRAMMARS
+from assay.tasks.task import PairTask, draw_rows, pair_task
 
 
 TASKS: Registry[type[Grammar]] = Registry("task", holds=Grammar, classes=True)
-for _grammar in (
-    IndirectObject,
-    SubjectVerbAgreement,
-    GenderedPronoun,
-    CapitalCountry,
-    GreaterThan,
-    Docstring,
-    Induction,
-):
+for _grammar in GRAMMARS:
     TASKS.add(_grammar.key, _grammar)
 
 DEFAULT_N = 200
@@ -63,8 +54,7 @@ def load_task(
     Args:
         name: Key of a registered task (`assay.list("tasks")`; `greater_than` and `greater-than` are the
             same), or the path of a `.jsonl` or `.parquet` file of pairs (`read_pairs`); or a
-            `datasets.Dataset` or other map-style data set of such rows, with
-            `columns={"clean": "COLUMN", ...}` where its columns have other names.
+            `datasets.Dataset` or other map-style data set of such rows.
         model: A loaded model, or a tokenizer.
         n: Number of pairs. Default: 200, and all lines of a file. Of a file n lines are drawn at random, in
             their order (a file with fewer lines gives those, with a warning); `ids` are their line numbers.
@@ -81,7 +71,7 @@ def load_task(
         where: Field to value: only the lines of a file that have these, of which `n` are drawn. Default: as
             the model has it, else all.
         **options: Arguments of the task's grammar, e.g. `corruption="s2_io_flip"`, `template_ids=[0, 1]`,
-            `objects=["ring", "bone"]`.
+            `objects=["ring", "bone"]`; of rows of MIB, `corruption` and `leading_space`.
 
     Raises:
         UnknownNameError: If no task has this name, or an option has a value out of a fixed set.
@@ -106,7 +96,14 @@ def load_task(
     rules = dict(getattr(model, "prompt_rules", {}))
     rules |= {key: value for key, value in asked.items() if value is not None}
     where = rules.pop("where", None)
-    if not isinstance(name, str) or is_task_file(name):
+    is_drawn = isinstance(name, str) and not is_task_file(name)
+    key = name.replace("_", "-") if is_drawn and name not in TASKS else name
+    if is_drawn and key not in TASKS:
+        raise unknown_name("task", name, (*TASKS, "FILE.jsonl", "FILE.parquet"))
+    for option in options if is_drawn else ():
+        allowed = set(inspect.signature(TASKS[key]).parameters) - {"tokens"}
+        check_name(f"option of task {key!r}", option, allowed)
+    if not is_drawn:
         task = read_pairs(name, tokenizer, n=None if where else n, seed=seed, **rules, **options)
         if where:
             task = task.where(**where)
@@ -117,15 +114,9 @@ def load_task(
             warnings.warn(f"{task.config['file']} {text}", AssayWarning, stacklevel=2)
     elif where:
         raise InputError(f"where chooses lines of a file, but {name} is drawn; use its options instead")
+    elif tokenizer is None:
+        raise TokenizationError(f"task {key!r} needs a tokenizer; pass load_model(tokenizer=...)")
     else:
-        key = name if name in TASKS else name.replace("_", "-")
-        if key not in TASKS:
-            raise unknown_name("task", name, (*TASKS, "FILE.jsonl", "FILE.parquet"))
-        if tokenizer is None:
-            raise TokenizationError(f"task {key!r} needs a tokenizer; pass load_model(tokenizer=...)")
-        allowed = [option for option in inspect.signature(TASKS[key]).parameters if option != "tokens"]
-        for option in options:
-            check_name(f"option of task {key!r}", option, allowed)
         grammar = TASKS[key](Tokens(tokenizer, **rules), **options)
         task = draw_task(grammar, DEFAULT_N if n is None else n, seed=seed, options=options)
     if is_model:
@@ -148,8 +139,8 @@ def draw_task(
         "n": n,
         "seed": seed,
     }
-    facts: dict[str, Any] = {"grammar": grammar, "config": config, "notes": grammar.notes}
-    return pair_task(clean, corrupted, grammar.tokens, name=grammar.key, **facts)
+    task = pair_task(clean, corrupted, grammar.tokens, name=grammar.key, grammar=grammar, config=config)
+    return replace(task, notes=(*grammar.notes, *task.notes))
 
 
 def digits_source(source: Any) -> dict[str, Any] | None:

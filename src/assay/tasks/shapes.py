@@ -19,7 +19,6 @@ from assay.tasks.images import ImageTask
 
 
 SHAPE_CLASSES = ("circle", "cross", "moon", "square", "star", "triangle")
-SHAPES_VERSION = 1  # raised when the same arguments draw other images than before
 
 Numbers = NDArray[np.float64]
 
@@ -54,19 +53,18 @@ def draw_shapes(domain: str, n: int, *, seed: int = 0, size: int = 32, start: in
         raise InputError(f"n={n}, size={size}, start={start}; give at least 1 image of 16 pixels, from 0")
     ids = np.arange(start, start + n)
     labels = ids % len(SHAPE_CLASSES)
-    pixels = np.empty((n, size, size, 3), dtype=np.uint8)
-    for row, number in enumerate(ids):
-        rng = stream(seed, f"shapes/{domain}/{number}")
-        pixels[row] = _draw(SHAPE_CLASSES[labels[row]], _STYLES[domain], size, rng)
-    how = {"domain": domain, "seed": seed, "size": size, "start": start, "n": n}
+    rngs = (stream(seed, f"shapes/{domain}/{number}") for number in ids)
+    drawn = [_draw(SHAPE_CLASSES[i], _STYLES[domain], size, rng) for i, rng in zip(labels, rngs, strict=True)]
+    # The version is raised when the same arguments draw other images than before.
+    config = {"generator": "shapes", "generator_version": 1, "domain": domain, "seed": seed, "size": size}
     return ImageTask(
-        pixels=pixels,
+        pixels=np.stack(drawn),
         labels=torch.from_numpy(labels),
         ids=torch.from_numpy(ids),
         domain=domain,
         classes=SHAPE_CLASSES,
         name="shapes",
-        config={"generator": "shapes", "generator_version": SHAPES_VERSION, **how},
+        config=config | {"start": start, "n": n},
     )
 
 

@@ -7,20 +7,18 @@ import hashlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from jaxtyping import Int, Int64
+from jaxtyping import Bool, Int, Int64
 from torch import Tensor
 
 from assay.core.errors import InputError, ShapeError, TokenizationError, check_least, check_name
 from assay.core.machine import COUNTING
 from assay.core.random import stream
-
-
-if TYPE_CHECKING:
-    from assay.tasks.grammar import Grammar
+from assay.tasks.encoding import Prompt, Tokens, encode_prompts
+from assay.tasks.grammar import Grammar
 
 
 AnyBatch = TypeVar("AnyBatch")
@@ -124,7 +122,7 @@ class PairTask:
     corrupted_texts: tuple[str, ...] | None = None
     slots: Mapping[str, Int[Tensor, " n"]] = field(default_factory=dict)
     tokenizer: Any = None
-    grammar: "Grammar | None" = None
+    grammar: Grammar | None = None
     config: Mapping[str, Any] = field(default_factory=dict)
     pad_id: int = 0
     notes: tuple[str, ...] = ()
@@ -204,8 +202,7 @@ class PairTask:
         asked = [(self.fields[name], str(value)) for name, value in values.items()]
         rows = [row for row in range(self.n) if all(str(each[row]) == text for each, text in asked)]
         if not rows:
-            wanted = ", ".join(f"{name}={value!r}" for name, value in values.items())
-            raise InputError(f"none of the {self.n} pairs of {self.name!r} has {wanted}; check the values")
+            raise InputError(f"none of the {self.n} pairs of {self.name!r} has the values {values}")
         note = f"{self.n - len(rows)} of {self.n} pairs have other values of {', '.join(values)}"
         return replace(self.subset(rows), notes=(*self.notes, note) if len(rows) < self.n else self.notes)
 
@@ -252,19 +249,88 @@ class PairTask:
         """Check every token id against a model's vocabulary, and the length against what it reads.
 
         Raises:
-            TokenizationError: If an id is `n_vocab` or more (the first such prompt is named), or the longest
-                prompt has more than `n_positions` tokens.
+            TokenizationError: If an id is `n_vocab` or more, or the longest prompt has more than
+                `n_positions` tokens.
         """
         if n_positions is not None and self.length > n_positions:
             text = f"the longest prompt of {self.name!r} has {self.length} tokens"
             raise TokenizationError(f"{text}, but the model reads only {n_positions}")
         for name in _OF_IDS:
             ids = getattr(self, name)
-            if ids is None or int(ids.max()) < n_vocab:
-                continue
-            row, place = (ids >= n_vocab).nonzero()[0].tolist()
-            text = f"{name} holds id {int(ids[row, place])} (prompt {row}, place {place}), but the vocabulary"
-            raise TokenizationError(f"{text} ends at {n_vocab - 1}; use this model's own tokenizer")
+            if ids is not None and (most := int(ids.max())) >= n_vocab:
+                text = f"{name} of {self.name!r} holds id {most}, but the vocabulary ends at {n_vocab - 1}"
+                raise TokenizationError(f"{text}; use this model's own tokenizer")
+
+
+# ---- out of prompts
+
+
+class NoPairsError(TokenizationError):
+    """No pair has prompts of one token count, or answers that the tokens they are scored by distinguish."""
+
+
+def pair_task(
+    clean: Sequence[Prompt],
+    corrupted: Sequence[Prompt],
+    tokens: Tokens,
+    *,
+    name: str,
+    grammar: Grammar | None = None,
+    config: Mapping[str, Any] | None = None,
+) -> PairTask:
+    """A task out of clean prompts and, in the same order, their corrupted counterparts.
+
+    Pairs are left out where their prompts differ in token count, and, where the first token of an answer
+    decides, where right and wrong answers begin with the same. Notes of the task count them, and its `ids`
+    are their places in the two lists.
+
+    Args:
+        clean: The prompts.
+        corrupted: Their counterparts.
+        tokens: The tokenizer.
+        name: Name of the task.
+        grammar: What the prompts were drawn from.
+        config: How the task was made.
+
+    Raises:
+        TokenizationError: If a prompt has no answer, or breaks a rule of `encode_prompts`.
+        NoPairsError: If no pair is left.
+    """
+    left = encode_prompts(clean, tokens)
+    right = encode_prompts([replace(each, answers=(), wrong=()) for each in corrupted], tokens)
+    if left.answers is None:
+        without = next(prompt for prompt in clean if not prompt.answers)
+        raise TokenizationError(f"prompt {without} has no answer; give at least one")
+    kept, reason = left.lengths == right.lengths, "whose prompts differ in token count"
+    if bool(kept.all()) and tokens.answer_tokens == "first" and left.wrong is not None:
+        kept = ~_common(left.answers, left.wrong)
+        reason = "whose right and wrong answers begin with the same token"
+    rows = kept.nonzero().flatten().tolist()
+    if not rows:
+        one, other = f"{clean[0]} has {left.lengths[0]}", f"{corrupted[0]} has {right.lengths[0]}"
+        text = f"pair 0: clean prompt {one} tokens, corrupted prompt {other}"
+        raise NoPairsError(f"{text} ({len(clean)} of {len(clean)} pairs, {reason}, would be left out)")
+    facts: dict[str, Any] = {"name": name, "grammar": grammar, "config": config or {}}
+    if len(rows) < len(clean):
+        note = f"{len(clean) - len(rows)} of {len(clean)} pairs, {reason}, are left out"
+        task = pair_task([clean[row] for row in rows], [corrupted[row] for row in rows], tokens, **facts)
+        return replace(task, ids=torch.tensor(rows)[task.ids], notes=(note, *task.notes))
+    facts |= {name: getattr(left, name) for name in ("answers", "wrong", "lengths", "texts", "slots")}
+    return PairTask(
+        clean=left.ids,
+        corrupted=right.ids,
+        fields={**left.fields, **{f"corrupted.{key}": values for key, values in right.fields.items()}},
+        objective="logit_diff" if grammar is None else grammar.objective,
+        corrupted_texts=right.texts,
+        tokenizer=tokens.tokenizer,
+        pad_id=tokens.pad_id,
+        **facts,
+    )
+
+
+def _common(answers: Int[Tensor, "n n_answers"], wrong: Int[Tensor, "n n_wrong"]) -> Bool[Tensor, " n"]:
+    """Rows in which an answer is also a wrong one."""
+    return ((answers[:, :, None] == wrong[:, None]) & (answers[:, :, None] >= 0)).flatten(1).any(1)
 
 
 # ---- rows
@@ -352,8 +418,7 @@ def _check_values(task: PairTask) -> None:
     refusals.append(((lengths < 1) | (lengths > task.length), f"lengths is out of range 1..{task.length}"))
     refusals.append(((positions < 0) | (positions >= lengths), "positions lies outside its prompt"))
     if task.wrong is not None:
-        same = (task.answers[:, :, None] == task.wrong[:, None]) & (task.answers[:, :, None] >= 0)
-        refusals.append((same, "an answer is also a wrong answer"))
+        refusals.append((_common(task.answers, task.wrong), "an answer is also a wrong answer"))
     for bad, fact in refusals:
         if bool(bad.any()):
             raise InputError(f"{fact} (prompt {int(bad.reshape(task.n, -1).any(1).nonzero()[0])})")
