@@ -224,7 +224,6 @@ def main() -> None:
                 name: {
                     "forwards": round(runs[name] / runs["forward"], 3),
                     "connected edges": circuit.connected().n_edges,
-                    "plan": CircuitRunner(model, circuit, resample=True).plan.counts(),
                 }
                 for name, circuit in circuits.items()
             },

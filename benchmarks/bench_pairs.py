@@ -139,7 +139,6 @@ def on_gpt2(
         "goal": 0.8 if name.startswith("ioi") else 0.4,
         "seconds": {"forward": round(forward, 5), "pair": round(pair, 5)},
         "hours for a million pairs": round(1e6 * (pair + 2 * prepare / 1000) / 3600, 2),
-        "plan": runner.runner.plan.counts(),
     }
 
 

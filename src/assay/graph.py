@@ -9,7 +9,6 @@ indexed by edges is one dense tensor `[n_sources, n_targets]`; names are looked 
 
 import hashlib
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -18,7 +17,7 @@ import torch
 from jaxtyping import Bool, Int
 from torch import Tensor
 
-from assay.core.errors import AssayWarning, InputError, UnknownNameError, near_matches
+from assay.core.errors import InputError, UnknownNameError, near_matches
 
 
 CHANNELS = ("q", "k", "v")
@@ -200,22 +199,8 @@ class Graph:
         return _look_up("source", name, name, self._source_rows)
 
     def target_index(self, name: str) -> int:
-        """Column of a target; EAP-IG's spelling, `a0.h3<q>`, is accepted.
-
-        Where heads share keys and values, `a1.h1.k` is an older spelling of `a1.kv1.k`: the number is that of
-        the key/value head. It is read with a warning.
-        """
-        ours = _EAP_IG.sub(r".\1", name)
-        if self.n_kv_heads < self.n_heads and (match := _OLD_SHARED.fullmatch(ours)):
-            warnings.warn(
-                f"a name like 'a1.h1.k' is ambiguous in a graph whose {self.n_heads} heads share "
-                f"{self.n_kv_heads} key/value heads. Its number is read as that of the key/value head; "
-                "write 'a1.kv1.k'",
-                AssayWarning,
-                stacklevel=2,
-            )
-            ours = f"{match[1]}kv{match[2]}"
-        return _look_up("target", ours, name, self._target_columns)
+        """Column of a target; EAP-IG's spelling, `a0.h3<q>`, is accepted."""
+        return _look_up("target", _EAP_IG.sub(r".\1", name), name, self._target_columns)
 
     def edge_name(self, source: int, target: int) -> str:
         """`a0.h1->a2.h0.q`."""
@@ -268,7 +253,6 @@ def build_graph(
 
 
 _EAP_IG = re.compile(r"<([qkv])>$")
-_OLD_SHARED = re.compile(r"(a\d+\.)h(\d+\.[kv])")
 
 
 def _look_up(kind: str, name: str, given: str, known: Mapping[str, int]) -> int:

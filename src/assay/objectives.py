@@ -6,7 +6,7 @@ The same functions drive discovery (their gradient is what attribution propagate
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -16,16 +16,8 @@ from assay.core.errors import InputError, ShapeError
 from assay.core.registry import Registry
 
 
-@runtime_checkable
-class ObjectiveBatch(Protocol):
-    """What an objective may ask of a batch: token ids, padded with -1."""
-
-    @property
-    def answers(self) -> Int[Tensor, "batch n_answers"]: ...
-    @property
-    def wrong(self) -> Int[Tensor, "batch n_wrong"] | None: ...
-
-
+# Logits, those of the clean run, and the batch, whose `answers` and `wrong` are token ids padded with -1: to
+# the loss of each example.
 Loss = Callable[[Tensor, Tensor, Any], Tensor]
 
 
@@ -55,7 +47,7 @@ class Objective:
         self,
         logits: Float[Tensor, "batch d_vocab"],
         clean_logits: Float[Tensor, "batch d_vocab"],
-        batch: Any,  # an `ObjectiveBatch`: checking that would read the answers, which not every task has
+        batch: Any,
     ) -> Float[Tensor, " batch"]:
         """Loss of each example; higher means the behaviour is more damaged."""
         if self.needs_wrong and batch.wrong is None:
@@ -123,30 +115,27 @@ _PAIRED = {"needs_answers": True, "needs_wrong": True}
 
 
 @_registered("logit_diff", **_PAIRED, source="Wang et al. 2022, arXiv:2211.00593")
-def _logit_diff(logits: Tensor, clean_logits: Tensor, batch: ObjectiveBatch) -> Tensor:
+def _logit_diff(logits: Tensor, clean_logits: Tensor, batch: Any) -> Tensor:
     """-(mean logit of the answers - mean logit of the wrong answers)."""
-    assert batch.wrong is not None
     return _mean_at(logits, batch.wrong) - _mean_at(logits, batch.answers)
 
 
 @_registered("logit_diff_max", **_PAIRED, source="Conmy et al. 2023, arXiv:2304.14997")
-def _logit_diff_max(logits: Tensor, clean_logits: Tensor, batch: ObjectiveBatch) -> Tensor:
+def _logit_diff_max(logits: Tensor, clean_logits: Tensor, batch: Any) -> Tensor:
     """-(mean logit of the answers - largest logit of the wrong answers)."""
-    assert batch.wrong is not None
     picked, present = _gather(logits, batch.wrong)
     return picked.masked_fill(~present, -torch.inf).amax(1) - _mean_at(logits, batch.answers)
 
 
 @_registered("prob_diff", **_PAIRED, unit="probability", source="Hanna et al. 2023, arXiv:2305.00586")
-def _prob_diff(logits: Tensor, clean_logits: Tensor, batch: ObjectiveBatch) -> Tensor:
+def _prob_diff(logits: Tensor, clean_logits: Tensor, batch: Any) -> Tensor:
     """-(probability of the answers - probability of the wrong answers)."""
-    assert batch.wrong is not None
     probabilities = logits.softmax(1)
     return _sum_at(probabilities, batch.wrong) - _sum_at(probabilities, batch.answers)
 
 
 @_registered("ce", needs_answers=True, unit="nats")
-def _cross_entropy(logits: Tensor, clean_logits: Tensor, batch: ObjectiveBatch) -> Tensor:
+def _cross_entropy(logits: Tensor, clean_logits: Tensor, batch: Any) -> Tensor:
     """-log of the probability mass on the answers, in nats."""
     picked, present = _gather(logits.log_softmax(1), batch.answers)
     return -picked.masked_fill(~present, -torch.inf).logsumexp(1)

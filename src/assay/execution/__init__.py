@@ -13,7 +13,6 @@ from assay.execution.ablation import (
 from assay.execution.cuts import CutRunner
 from assay.execution.forward import run_circuit, run_model
 from assay.execution.pairs import PairRunner, PreparedInputs
-from assay.execution.plan import compile_plan
 from assay.execution.runner import CircuitRunner
 from assay.execution.runs import CircuitRuns
 from assay.execution.soft import SoftRunner
@@ -33,7 +32,6 @@ __all__ = [
     "Prepared",
     "PreparedInputs",
     "SoftRunner",
-    "compile_plan",
     "get_ablation",
     "run_circuit",
     "run_model",

@@ -6,9 +6,9 @@ would read if every edge were cut. For heads `prepare_heads` gives the outputs t
 """
 
 import abc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -470,15 +470,12 @@ class Mean(Ablation):
         if reference is None:
             return self._means(model, task, batch_size, keep)
         if self.per_position:
-            check_aligned(self.key, reference, task)
+            check_aligned(self.key, [*reference.lengths.tolist(), *task.lengths.tolist()])
         if model not in self._made:
             self._made[model] = self._means(model, reference, batch_size, None)
         return self._made[model]
 
     def _means(self, model: Model, task: Task, batch_size: int, keep: KeptRuns | None) -> Prepared:
-        if self.per_position:
-            check_several(self.key, task.n)
-            check_aligned(self.key, task, task)
         sums = MeanSums(model, self, keep=keep)
         for batch in task.batches(batch_size):
             sums.add(batch)
@@ -487,7 +484,7 @@ class Mean(Ablation):
     def prepare_heads(self, setting: Setting) -> Replacement:
         reference = self._reference(setting.model) or setting.reference
         if self.per_position:
-            check_aligned(self.key, reference, setting.task)
+            check_aligned(self.key, [*reference.lengths.tolist(), *setting.task.lengths.tolist()])
         rows = setting.finite(reference) if self.per_position else setting.real(reference)
         means = [z.double()[rows].mean(0) for z in setting.outputs(reference)]
         means = [mean[None] if self.per_position else mean[None, None] for mean in means]
@@ -495,39 +492,15 @@ class Mean(Ablation):
 
 
 class Noise(Ablation):
-    """Gaussian noise of the source's own standard deviation over the clean examples.
+    """Gaussian noise of the head's own standard deviation over the reference prompts, for heads alone.
 
-    Each example draws from a stream of its own row number, so results do not depend on the batch size.
-    For heads the noise is drawn before the output projection.
+    Each example draws from a stream of its own row number, so results do not depend on the batch size. The
+    noise is drawn before the output projection.
     """
 
     key = "noise"
     draws = 5
     summary = "noise of its own spread over the examples"
-
-    def prepare(self, model: Model, task: Task, *, batch_size: int, seed: int) -> Prepared:
-        def moments(value: Tensor, weight: Tensor) -> Tensor:
-            value = value * weight
-            return torch.stack([value.sum((0, 1, 3)), value.square().sum((0, 1, 3))])
-
-        totals = reduce(_added, (_source_sums(model, batch, moments) for batch in task.batches(batch_size)))
-        width_of = [model.d_model] + [model.d_head] * model.n_layers + [model.d_model] * model.n_layers
-        deviations = []
-        for (total, square), width in zip(totals, width_of, strict=True):
-            n = int(task.lengths.sum()) * width
-            spread = ((square - total.square() / n) / max(n - 1, 1)).clamp(min=0).sqrt()
-            deviations.append(spread.float().repeat_interleave(width))
-
-        def baseline(batch: Batch, trace: Trace | None = None) -> Baseline:
-            widths = [len(deviation) for deviation in deviations]
-            shape = batch.width, sum(widths)
-            rngs = (stream(seed, f"noise/{row}") for row in batch.indices.tolist())
-            draws = torch.from_numpy(np.stack([rng.standard_normal(shape, "float32") for rng in rngs]))
-            parts = zip(draws.to(model.device).split(widths, dim=2), deviations, strict=True)
-            values = [(part * deviation).to(model.dtype) for part, deviation in parts]
-            return Baseline.by_source(model, values)
-
-        return Prepared(baseline=baseline)
 
     def prepare_heads(self, setting: Setting) -> Replacement:
         real = setting.real(setting.reference)
@@ -555,7 +528,8 @@ class NoiseAdditive(Ablation):
                 model.forward(batch.clean)
             rngs = [stream(seed, f"noise-additive/{row}") for row in batch.indices.tolist()]
             noisy = []
-            for value, nodes in _by_source(model, clean):
+            heads = [(z, model.n_heads) for z in clean.z]
+            for value, nodes in [(clean.input, 1), *heads, *((mlp, 1) for mlp in clean.mlp)]:
                 by_node = value.double().unflatten(-1, (nodes, -1))
                 drawn = np.stack([rng.standard_normal(by_node.shape[1:]) for rng in rngs])
                 noise = torch.from_numpy(drawn).to(by_node.device) * _own_spread(by_node, batch)
@@ -590,40 +564,6 @@ def _shared(model: Model, values: list[Tensor], kept: KeptRuns | None = None) ->
     return Prepared(baseline=baseline, kept=kept)
 
 
-def _by_source(model: Model, trace: Trace) -> list[tuple[Tensor, int]]:
-    """Outputs of `input`, the heads of each block, and the MLPs, with the number of sources in each."""
-    return [(trace.input, 1), *((z, model.n_heads) for z in trace.z), *((mlp, 1) for mlp in trace.mlp)]
-
-
-def _source_sums(
-    model: Model, batch: Batch, total: Callable[[Tensor, Tensor], Tensor], keep: KeptRuns | None = None
-) -> list[Tensor]:
-    """Sums over a batch of something about the outputs of every source: one forward pass.
-
-    Args:
-        model: The model.
-        batch: Its clean inputs are run.
-        total: From values `[batch, pos, nodes, width]` and weights of real positions, both float64, to sums.
-        keep: Where to leave the pass for who reads it next.
-
-    Returns:
-        One for `input`, one per block for the heads, one per block for the MLP.
-    """
-    batch = batch.to(model.device)
-    with torch.no_grad(), model.tracing() as trace:
-        hidden = model.forward(batch.clean)
-        if keep is not None:
-            logits = model.read(hidden, batch.positions)
-            keep.put("run", batch, (trace, logits), trace.nbytes + logits.nbytes)
-    positions = torch.arange(batch.width, device=model.device)
-    weight = (positions < batch.lengths[:, None])[..., None, None].double()
-    return [total(v.double().unflatten(-1, (nodes, -1)), weight) for v, nodes in _by_source(model, trace)]
-
-
-def _added(first: list[Tensor], second: list[Tensor]) -> list[Tensor]:
-    return [one + other for one, other in zip(first, second, strict=True)]
-
-
 class MeanSums:
     """What a mean ablation measures, from batches that are given one at a time.
 
@@ -652,7 +592,7 @@ class MeanSums:
     def __init__(self, model: Model, ablation: Mean, *, keep: KeptRuns | None = None) -> None:
         self.model, self.ablation, self.n = model, ablation, 0
         self._keep, self._positions = keep, 0
-        self._widths: set[int] = set()
+        self._lengths: set[int] = set()
         self._sums: list[Tensor] = []
 
     def add(self, batch: Batch) -> None:
@@ -661,13 +601,18 @@ class MeanSums:
         Raises:
             InputError: If `mean-positional` meets examples of another length.
         """
-        self._widths |= set(batch.lengths.tolist())
-        if self.ablation.per_position and len(self._widths) > 1:
-            raise unequal_lengths(self.ablation.key, sorted(self._widths))
-        sums = _source_sums(
-            self.model, batch, lambda value, weight: (value * weight).sum(0, True).flatten(2), self._keep
-        )
-        self._sums = _added(self._sums, sums) if self._sums else sums
+        self._lengths |= set(batch.lengths.tolist())
+        if self.ablation.per_position:
+            check_aligned(self.ablation.key, self._lengths)
+        model, batch = self.model, batch.to(self.model.device)
+        with torch.no_grad(), model.tracing() as trace:
+            hidden = model.forward(batch.clean)
+            if self._keep is not None:
+                logits = model.read(hidden, batch.positions)
+                self._keep.put("run", batch, (trace, logits), trace.nbytes + logits.nbytes)
+        real = (torch.arange(batch.width, device=model.device) < batch.lengths[:, None])[..., None]
+        sums = [(value.double() * real).sum(0, True) for value in (trace.input, *trace.z, *trace.mlp)]
+        self._sums = [one + more for one, more in zip(self._sums, sums, strict=True)] if self._sums else sums
         self.n += len(batch.indices)
         self._positions += int(batch.lengths.sum())
 
@@ -677,34 +622,26 @@ class MeanSums:
         Raises:
             InputError: Before the first example; for `mean-positional` before the second.
         """
-        if self.ablation.per_position or self.n == 0:
-            check_several(self.ablation.key, self.n)
+        if self.n < 1 + self.ablation.per_position:
+            raise InputError(
+                f"{self.ablation.key} ablation takes a mean over examples and got {self.n}; give at least 2 "
+                "examples"
+            )
         sums, count = self._sums, self.n
         if not self.ablation.per_position:
             sums, count = [value.sum(1, keepdim=True) for value in sums], self._positions
         return _shared(self.model, [(value / count).to(self.model.dtype) for value in sums], self._keep)
 
 
-def check_several(key: str, n: int) -> None:
-    """Refuse a mean over no example, or of each position over one."""
-    if n < 2:
-        raise InputError(f"{key} ablation takes a mean over examples and got {n}; give at least 2 examples")
-
-
-def check_aligned(key: str, reference: Task, task: Task) -> None:
+def check_aligned(key: str, lengths: Iterable[int]) -> None:
     """Refuse prompts of different lengths where each position has a mean of its own."""
-    lengths = sorted({*reference.lengths.tolist(), *task.lengths.tolist()})
-    if len(lengths) > 1:
-        raise unequal_lengths(key, lengths)
+    different = sorted(set(lengths))
+    if len(different) > 1:
+        raise InputError(
+            f"{key} uses the mean of each position, but the prompts have lengths {different}; use prompts of "
+            "one template, or 'mean'"
+        )
 
 
-def unequal_lengths(key: str, lengths: list[int]) -> InputError:
-    """What to say of prompts of different lengths where each position has a mean of its own."""
-    return InputError(
-        f"{key} uses the mean of each position, but the prompts have lengths {lengths}; use prompts of "
-        "one template, or 'mean'"
-    )
-
-
-for _ablation in (Resample(), Zero(), Mean(), Mean(per_position=True), Noise(), NoiseAdditive()):
+for _ablation in (Resample(), Zero(), Mean(), Mean(per_position=True), NoiseAdditive()):
     ABLATIONS.add(_ablation.key, _ablation)

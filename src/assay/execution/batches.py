@@ -26,9 +26,8 @@ def choose_batch_size(
     n: int | None = None,
     asked: int | None = None,
     bytes_per_example: int = 0,
-    memory: int | None = None,
 ) -> int:
-    """Examples per pass: what was asked for or suits the device, but not more than memory seems to hold.
+    """Examples per pass: what was asked for or suits the device, but not more than 60 % of the free memory.
 
     Args:
         model: The model.
@@ -36,20 +35,18 @@ def choose_batch_size(
         n: How many examples or pairs there are; default: those of the task.
         asked: Batch size the caller wants; a larger one than fits is split, not failed.
         bytes_per_example: Extra memory of one example beyond a plain pass, rather too much than too little.
-        memory: Bytes to spend; default: 60 % of what is free on the model's device.
 
     Raises:
-        InputError: If `asked` or `memory` is below 1.
+        InputError: If `asked` is below 1.
     """
     if asked is None:
         asked = max(1, TOKENS_PER_PASS // task.length) if model.device.type == "cpu" else 4096
-    memory = free_memory(model.device) * 6 // 10 if memory is None else memory
-    check_least(1, batch_size=asked, memory=memory)
+    check_least(1, batch_size=asked)
     length, kept = task.length, bytes_per_example > 0  # activations stay for later
     attention = 4 * model.n_heads * length**2 * (model.n_layers if kept else 1)  # as kernels that keep it do
     stream = model.d_model * length * (12 * model.n_layers if kept else 24)
     each = bytes_per_example + 4 * (stream + attention + 4 * model.n_vocab)  # rather too much
-    return max(1, min(memory // each, asked, task.n if n is None else n))
+    return max(1, min(free_memory(model.device) * 6 // 10 // each, asked, task.n if n is None else n))
 
 
 def with_room(run: Callable[[int], T], size: int) -> T:

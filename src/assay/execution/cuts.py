@@ -3,10 +3,10 @@
 While every edge into the targets before v is kept, each source that v can read writes its clean value a_u.
 Cutting some of its edges therefore moves its input by a known amount,
 
-    x_v = (x_v of the current run) + sum over the newly cut u of (b_u - a_u),
+    x_v = (x_v of the clean run) + sum over the cut u of (b_u - a_u),
 
-b_u the ablated value, and only what v reaches through kept edges differs from the current run. So many sets
-of cuts are evaluated in one pass of a plan that starts from the current run.
+b_u the ablated value, and only what v and the targets cut before reach through kept edges differs from the
+clean run. So many sets of cuts are evaluated in one pass of a plan that starts from the clean run.
 (The runs are those of Conmy et al. 2023, arXiv:2304.14997, algorithm 1, and of `run_circuit`.)
 """
 
@@ -20,7 +20,7 @@ from assay.circuits import Circuit
 from assay.core.errors import UnsupportedModelError
 from assay.execution.ablation import Baseline
 from assay.execution.plan import Inlet, compile_plan
-from assay.execution.runner import CircuitRunner, Observer
+from assay.execution.runner import CircuitRunner
 from assay.models import Model, Trace
 
 
@@ -64,8 +64,6 @@ class CutRunner:
         self.kept: Bool[Tensor, "n_sources n_targets"] = model.graph.valid.clone()
         self._examples: list[_CutExamples] = []
         self._current: tuple[int, CircuitRunner] | None = None
-        # Sources whose edges into the current target are cut, but not in the current run.
-        self._new: list[int] = []
 
     @torch.no_grad()
     def add(self, inputs: Tensor, baseline: Baseline, read: Int[Tensor, " n"]) -> Float[Tensor, "n d_vocab"]:
@@ -87,25 +85,20 @@ class CutRunner:
         return next((inlet for inlet in inlets if inlet.moved == target), None)
 
     def _runner(self, target: int) -> CircuitRunner:
-        """Runs in which one target is moved, and all else starts from the current run."""
-        if self._current is not None and self._current[0] == target:
-            return self._current[1]
-        if self._current is not None and self._new:
-            before, runner = self._current
-            for examples in self._examples:
-                examples.settle(runner, before, self._new)
-        model, self._new = self.model, []
-        plan = compile_plan(
-            model.graph,
-            self.kept,
-            resample=True,
-            pools=model.pools,
-            coupling=model.coupling,
-            origin=target,
-            moved=frozenset(self._examples[0].offsets) if self._examples else (),
-        )
-        circuit = Circuit(graph=model.graph, mask=self.kept)
-        self._current = target, CircuitRunner(model, circuit, resample=True, plan=plan)
+        """Runs from the clean one in which a target is moved, as are those that have lost edges."""
+        if self._current is None or self._current[0] != target:
+            model = self.model
+            cut = (model.graph.valid & ~self.kept).any(0).nonzero().squeeze(1).tolist()
+            plan = compile_plan(
+                model.graph,
+                self.kept,
+                resample=True,
+                pools=model.pools,
+                coupling=model.coupling,
+                moved={*cut, target},
+            )
+            circuit = Circuit(graph=model.graph, mask=self.kept)
+            self._current = target, CircuitRunner(model, circuit, resample=True, plan=plan)
         return self._current[1]
 
     @torch.no_grad()
@@ -123,43 +116,37 @@ class CutRunner:
             For each batch of examples in the order they were added, the logits of all hypotheses.
         """
         runner = self._runner(target)
-        more = torch.ones(len(cuts), len(self._new), dtype=torch.bool)
         for examples in self._examples:
-            yield examples.logits(runner, target, [*self._new, *sources], torch.cat([more, cuts], 1))
+            yield examples.logits(runner, target, sources, cuts)
 
+    @torch.no_grad()
     def cut(self, target: int, sources: Sequence[int]) -> None:
         """Cut edges into a target for good."""
-        self._runner(target)
         self.kept[list(sources), target] = False
-        self._new += sources
+        for examples in self._examples if sources else ():
+            more = examples.differences(sources, everywhere=True).sum(0)
+            examples.offsets[target] = examples.offsets.get(target, 0) + more
 
 
-class _CutExamples(Baseline):
-    """Some examples: their run with the edges cut so far, and what their sources would carry when cut.
-
-    The run is the clean one, less what was told of later ones.
+class _CutExamples:
+    """Some examples: their clean run, and what their sources would carry when cut.
 
     Attributes:
         clean: The clean pass.
         read: Read position of each example.
         change: Ablated minus clean output of every source.
-        offsets: What the streams of targets have beyond those of the clean run.
-        own: Projections of a block, where some differ from the clean run's.
+        offsets: What the cuts so far add to the input of a target, `[n, pos, d_model]`.
     """
 
     def __init__(self, model: Model, clean: Trace, baseline: Baseline, read: Tensor) -> None:
-        super().__init__(model=model, input=clean.input, z=list(clean.z), mlp=list(clean.mlp), trace=clean)
-        self.clean, self.read, self.index = clean, read, torch.arange(len(read), device=read.device)
+        self.model, self.clean, self.read = model, clean, read
+        self.index = torch.arange(len(read), device=read.device)
         self.offsets: dict[int, Tensor] = {}
-        self.own: dict[int, Tensor] = {}
         sources = zip(
             (baseline.input, *baseline.z, *baseline.mlp), (clean.input, *clean.z, *clean.mlp), strict=True
         )
         wide = model.result_dtype
         self.change = Baseline.by_source(model, [cut.to(wide) - value.to(wide) for cut, value in sources])
-
-    def channels(self, layer: int) -> Float[Tensor, "rows pos n_channels d_head"]:
-        return self.own[layer] if layer in self.own else super().channels(layer)
 
     def at(self, value: Tensor, *, everywhere: bool) -> Tensor:
         return value if everywhere else value[self.index, self.read]
@@ -186,51 +173,20 @@ class _CutExamples(Baseline):
         target: int,
         sources: Sequence[int],
         cuts: Bool[Tensor, "hypotheses cut_sources"],
-        observer: Observer | None = None,
     ) -> Float[Tensor, "hypotheses n d_vocab"]:
         """Logits of all hypotheses about the edges into a target."""
         k, n = len(cuts), len(self.read)
 
         def moves(column: int, everywhere: bool) -> Tensor:
-            offset = self.offsets.get(column)
-            if column == target:
-                differences = self.differences(sources, everywhere=everywhere)
-                own = (cuts.to(differences) @ differences.flatten(1)).view(k, *differences.shape[1:])
-                offset = own if offset is None else own + offset
-            assert offset is not None
-            return offset.expand(k, n, *offset.shape[-2 if everywhere else -1 :]).flatten(0, 1)
+            if column != target:
+                return self.at(self.offsets[column], everywhere=everywhere)[None]
+            differences = self.differences(sources, everywhere=everywhere)
+            own = (cuts.to(differences) @ differences.flatten(1)).view(k, *differences.shape[1:])
+            before = self.offsets.get(target)
+            return own if before is None else own + self.at(before, everywhere=everywhere)
 
         rows, read = self.index.repeat(k), self.read.repeat(k)
-        logits = runner.logits(self.clean, self, read, rows=(rows, rows), moves=moves, observer=observer)
+        start = Baseline.of(self.model, self.clean)
+        logits = runner.logits(self.clean, start, read, rows=(rows, rows), moves=moves)
         by_hypothesis: Tensor = logits.to(self.model.result_dtype).unflatten(0, (k, n))
         return by_hypothesis
-
-    @torch.no_grad()
-    def settle(self, runner: CircuitRunner, target: int, sources: Sequence[int]) -> None:
-        """Make the run with edges from some sources into a target cut the current one."""
-        noted: list[tuple[str, int, int, Tensor]] = []
-        every = torch.ones(1, len(sources), dtype=torch.bool)
-        self.logits(runner, target, sources, every, lambda *each: noted.append(each))
-        for each in noted:  # once the run no longer reads them
-            self._note(*each)
-
-    def _note(self, kind: str, layer: int, number: int, value: Tensor) -> None:
-        """Take in something that a run with one more cut computed; see `Observer`."""
-        graph = self.model.graph
-        everywhere = value.ndim == 3 and value.shape[1] == self.input.shape[1]
-        value = value[:, 0] if value.ndim == 3 and not everywhere else value
-        place = (slice(None), slice(None)) if everywhere else (self.index, self.read)
-        if kind == "stream":
-            # Two streams of a block are read, by its attention and its MLP, then that of `logits`.
-            reads_mlp = graph.mlps and layer < graph.n_layers and number == graph.mlp_target(layer)
-            clean = self._streams[2 * layer + reads_mlp]
-            self.offsets[number] = value - self.at(clean.to(value.dtype), everywhere=everywhere)
-        elif kind == "mlp":
-            self.mlp[layer] = self.mlp[layer].to(value.dtype, copy=True)
-            self.mlp[layer][place] = value
-        elif kind == "z":
-            self.z[layer] = self.z[layer].to(value.dtype, copy=True)
-            self.z[layer].unflatten(-1, (graph.n_heads, -1))[(*place, number)] = value
-        else:
-            self.own[layer] = self.channels(layer).clone()
-            self.own[layer][(*place, number - graph.channel_target(layer, "q"))] = value

@@ -59,7 +59,6 @@ def run_model(
     *,
     corrupted: bool = False,
     batch_size: int | None = None,
-    memory: int | None = None,
     check: bool = True,
 ) -> Float[Tensor, "n d_vocab"]:
     """Logits of the unablated model at the read position of every example.
@@ -69,7 +68,6 @@ def run_model(
         task: The examples.
         corrupted: Run the corrupted inputs instead of the clean ones.
         batch_size: Examples per pass; default: by free memory.
-        memory: Bytes that a pass may take; default: 60 % of what is free.
         check: Refuse NaN or infinite logits; False returns them, for callers that count such examples.
 
     Returns:
@@ -88,7 +86,7 @@ def run_model(
             results.append(model.read(hidden, batch.positions).to(model.result_dtype).cpu())
         return torch.cat(results)
 
-    logits = with_room(run, choose_batch_size(model, task, asked=batch_size, memory=memory))
+    logits = with_room(run, choose_batch_size(model, task, asked=batch_size))
     if check:
         which = "corrupted" if corrupted else "clean"
         check_finite(logits, f"{model.id} on the {which} input", torch.arange(task.n))
@@ -103,7 +101,6 @@ def run_circuit(
     ablation: str | Ablation | None = None,
     pairs: Int[Tensor, "pairs 2"] | None = None,
     batch_size: int | None = None,
-    memory: int | None = None,
     seed: int = 0,
     check: bool = True,
     shelf: BaselineShelf | None = None,
@@ -114,12 +111,11 @@ def run_circuit(
         circuit: The edges to keep, everywhere or at spans of positions.
         model: The model.
         task: The examples.
-        ablation: What a cut edge carries: `resample`, `zero`, `mean`, `mean-positional` or `noise`; default:
-            the task's own.
+        ablation: What a cut edge carries: `resample`, `zero`, `mean`, `mean-positional` or `noise-additive`;
+            default: the task's own.
         pairs: (clean index, corrupted index) pairs to run instead of the task's own pairing; needs
             `resample`. A pass over an input serves all pairs of a block of inputs.
         batch_size: Examples or pairs per pass; default: by free memory.
-        memory: Bytes that a pass may take; default: 60 % of what is free.
         seed: Root seed of the noise.
         check: Refuse NaN or infinite logits; False returns them, for callers that count such examples.
         shelf: Keeps the ablated activations for the next circuit of the same model, task and ablation.
@@ -153,11 +149,11 @@ def run_circuit(
     else:
         runner = CircuitRunner(model, circuit, resample=replacement.paired)
         if runner.plan.everything:
-            logits = run_model(model, task, batch_size=batch_size, memory=memory, check=check)
+            logits = run_model(model, task, batch_size=batch_size, check=check)
             return logits if pairs is None else logits[pairs[:, 0]]
     extra = runner.bytes_per_pair(task.length)
     n = task.n if pairs is None else len(pairs)
-    size = choose_batch_size(model, task, n=n, asked=batch_size, bytes_per_example=extra, memory=memory)
+    size = choose_batch_size(model, task, n=n, asked=batch_size, bytes_per_example=extra)
     kept = BaselineShelf(max_bytes=0) if shelf is None else shelf
 
     def ablated(size: int) -> Tensor:
@@ -292,8 +288,7 @@ def attention_pattern(model: Model, task: PairTask, row: int) -> Float[Tensor, "
     patterns = []
     for layer, block in enumerate(model.blocks):
         channels = block.channels(trace.qkv[layer]).transpose(-3, -2)
-        queries, keyed = channels.tensor_split([block.n_heads], -3)
-        keys, values = keyed.chunk(2, -3)
+        queries, keys, values = channels.split([block.n_heads, block.n_kv_heads, block.n_kv_heads], -3)
         unit = torch.eye(length, dtype=values.dtype, device=values.device)
         mixed = attention.mix(
             layer,

@@ -18,9 +18,9 @@ Garriga-Alonso 2024, equation 1.) The plan is made once per mask and holds no te
 - targets of one block that keep the same sources share one input and one norm;
 - a target that keeps almost everything at all positions starts from the running total and subtracts.
 
-A run may also start from another run and move the input of one target, as `assay.execution.cuts` does. That
-run then takes the place of the ablated one in all of this: sources that the target does not reach equal their
-value in it.
+A run may also start from the clean run and move the inputs of some targets, as `assay.execution.cuts` does.
+That run then takes the place of the ablated one in all of this: sources that those targets do not reach equal
+their value in it.
 
 A plan is made by NumPy: it takes thousands of steps on few booleans, and each costs less than in PyTorch.
 """
@@ -121,13 +121,6 @@ class CompiledMask:
         """How many blocks of the model must be run on the clean input."""
         return int(self.graph.source_layer.numpy()[self.clean & self.somewhere].max(initial=0))
 
-    def counts(self) -> dict[str, int]:
-        """Live sources by kind, for reports and tests."""
-        live, per_pair = self.somewhere, self.somewhere & ~self.clean
-        kinds = {"live": live, "clean": live & self.clean, "per_pair": per_pair}
-        kinds["read_position_only"] = per_pair & ~self.everywhere
-        return {kind: int(rows.sum()) for kind, rows in kinds.items()} | {"inlets": len(self.inlets)}
-
 
 def _feeds(graph: Graph, coupling: Coupling) -> Bool[np.ndarray, "n_targets n_sources"]:
     """True where a target is an input of the node behind a source, or moves it through the other heads."""
@@ -147,24 +140,23 @@ def source_types(
     mask: Bool[Tensor, "n_sources n_targets"],
     *,
     coupling: Coupling = "none",
-    origin: int | None = None,
+    moved: Collection[int] = (),
 ) -> tuple[Sources, Sources]:
     """Which sources are clean and which are ablated-only; all others mix the two inputs.
 
     A target is clean if it keeps every upstream edge and all those sources are clean; it is ablated if
     every upstream edge is cut or comes from an ablated source; a node is what all its targets are. Where
-    one target is moved, everything is ablated but what it reaches.
+    targets are moved, everything is ablated but what they reach.
     """
     clean, ablated = (np.zeros(graph.n_sources, dtype=np.bool_) for _ in range(2))
-    clean[0], ablated[0] = origin is None, origin is not None
+    clean[0], ablated[0] = not moved, bool(moved)
+    stays = ~np.isin(np.arange(graph.n_targets), [*moved])
     inputs, valid = _feeds(graph, coupling), graph.valid.numpy()
     for columns, rows in graph.stages:
         before = slice(0, rows.start)  # sources that may have written
         kept = mask.numpy()[before, columns]
         target_clean = np.asarray((~valid[before, columns] | (kept & clean[before, None])).all(0))
-        target_ablated = np.asarray((~kept | ablated[before, None]).all(0))
-        if origin is not None and columns.start <= origin < columns.stop:
-            target_ablated[origin - columns.start] = False
+        target_ablated = np.asarray((~kept | ablated[before, None]).all(0)) & stays[columns]
         feeds = inputs[columns, rows]
         clean[rows] = ~(feeds & ~target_clean[:, None]).any(0)
         ablated[rows] = ~(feeds & ~target_ablated[:, None]).any(0)
@@ -178,7 +170,6 @@ def compile_plan(
     resample: bool,
     pools: bool = False,
     coupling: Coupling = "none",
-    origin: int | None = None,
     moved: Collection[int] = (),
 ) -> CompiledMask:
     """Work out what an ablated run of `mask` has to compute.
@@ -190,12 +181,12 @@ def compile_plan(
             a source fed by ablated values only equals its own ablated value.
         pools: True where `logits` reads all positions (mean pooling), not one.
         coupling: Which heads of a block depend on each other's inputs; see `Model.coupling`.
-        origin: The one target whose input is moved, where the run starts from another run.
-        moved: Targets whose streams in that run have amounts of their own; see `CircuitRunner.logits`.
+        moved: Targets whose inputs are moved, where the run starts from another run; see
+            `CircuitRunner.logits`.
     """
     if mask.shape != graph.valid.shape:
         raise ShapeError(f"mask has shape {tuple(mask.shape)}; expected {tuple(graph.valid.shape)}")
-    clean, ablated = source_types(graph, mask, coupling=coupling, origin=origin)
+    clean, ablated = source_types(graph, mask, coupling=coupling, moved=moved)
     kept: Mask = mask.numpy() & ~ablated[:, None] if resample else mask.numpy()
     everywhere, somewhere = _liveness(graph, kept, clean, pools=pools, coupling=coupling)
     kept, computed = kept & somewhere[:, None], somewhere & ~clean
@@ -206,8 +197,8 @@ def compile_plan(
         """Kept sources of a target, or the cut ones where that list is shorter."""
         total = at_all and bool(from_total[column])
         terms = tuple(np.flatnonzero((left_out if total else kept)[:, column]).tolist())
-        changed = column == origin or (column in moved and bool(terms or total))
-        return Inlet(everywhere=at_all, from_total=total, terms=terms, moved=column if changed else None)
+        own = column if column in moved else None
+        return Inlet(everywhere=at_all, from_total=total, terms=terms, moved=own)
 
     def attention(layer: int) -> AttentionStep | None:
         first = graph.head_source(layer)

@@ -27,8 +27,6 @@ BOTH = (True, False)  # what is needed at all positions, and what is needed at t
 Rows = tuple[Int[Tensor, " pairs"] | None, Int[Tensor, " pairs"] | None]
 Moves = Callable[[int, bool], Tensor]
 Take = Callable[[Tensor, int, Numbers], Tensor]
-# Told of what is computed: `stream`, `channel` (of a target), `z` or `mlp`; block; target, or head; value.
-Observer = Callable[[str, int, int, Tensor], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -218,7 +216,6 @@ class CircuitRunner:
         rows: Rows = (None, None),
         shared: int = 0,
         moves: Moves | None = None,
-        observer: Observer | None = None,
     ) -> Float[Tensor, "n d_vocab"]:
         """Logits at the read position, row by row.
 
@@ -230,11 +227,11 @@ class CircuitRunner:
             shared: First positions at which all inputs of both sides are alike, before any that is read:
                 a causal model does the same there on all of them, so they are not run again.
             moves: Of a plan with moved targets: from a target, and whether it is wanted at all positions, to
-                what is added to its input, `[n, pos, d_model]` or at the read position `[n, d_model]`.
-            observer: Told of the input of every computed target, and of what nodes make of it.
+                what is added to its input, `[k, m, pos, d_model]` or at the read position `[k, m, d_model]`,
+                where the pairs are k groups of m and groups may share it (k = 1).
         """
         assert not self.plan.everything, "a full circuit is the model itself; run the model instead"
-        return _CircuitRun(self, clean, baseline, read, rows, shared, moves, observer).finish()
+        return _CircuitRun(self, clean, baseline, read, rows, shared, moves).finish()
 
 
 def _is_range(numbers: Numbers) -> bool:
@@ -273,7 +270,6 @@ class _CircuitRun:
     rows: Rows
     shared: int
     moves: Moves | None
-    observer: Observer | None
 
     def __post_init__(self) -> None:
         runner, clean, read, shared = self.runner, self.clean, self.read, self.shared
@@ -332,25 +328,22 @@ class _CircuitRun:
             if mlp is not None:
                 self.put(graph.mlp_source(layer), *mlp)
         stream = self.streams(self.baseline.final_in(), self.runner.final)[0]
-        if self.observer is not None:
-            self.observer("stream", model.n_layers, graph.n_targets - 1, stream)
         return model.finish(stream, self.read)
 
     def streams(self, ablated: Tensor, inputs: _Inputs) -> Float[Tensor, "inputs n ... d_model"]:
         """What some inlets read: the ablated stream and the kept differences."""
         everywhere = inputs.inlets[0].everywhere
         start = self.of_baseline(ablated, everywhere)
-        moves = {}
-        if self.moves is not None:
-            moved = enumerate(inlet.moved for inlet in inputs.inlets)
-            moves = {number: self.moves(target, everywhere) for number, target in moved if target is not None}
         coefficients = self.runner.coefficients[inputs.matrix]
-        if not coefficients.numel():
-            return torch.stack([start + moves.get(number, 0) for number in range(len(inputs.inlets))])
-        some = self.take(self.store[everywhere], 0, inputs.slots).flatten(1)
-        streams: Tensor = torch.addmm(start.reshape(1, -1), coefficients, some).unflatten(1, start.shape)
-        for number, move in moves.items():
-            streams[number] += move
+        if coefficients.numel():
+            some = self.take(self.store[everywhere], 0, inputs.slots).flatten(1)
+            streams: Tensor = torch.addmm(start.reshape(1, -1), coefficients, some).unflatten(1, start.shape)
+        else:
+            streams = start.expand(len(inputs.inlets), *start.shape).clone()
+        for stream, inlet in zip(streams, inputs.inlets, strict=True):
+            if self.moves is not None and inlet.moved is not None:
+                move = self.moves(inlet.moved, everywhere)
+                stream.unflatten(0, (-1, move.shape[1])).add_(move)
         return streams
 
     def heads(self, layer: int) -> dict[bool, Float[Tensor, "heads n pos d_head"]]:
@@ -409,9 +402,6 @@ class _CircuitRun:
                 kv_of_head=[place - own.start for place in read],
             )
             z = block.rescaled(z.to(self.runner.dtype))
-            if self.observer is not None:
-                for head, value in zip(heads, z.unbind(1), strict=True):
-                    self.observer("z", layer, head, value)
             outputs[everywhere] = self.take(z, 1, plan.live).transpose(0, 1)
         return outputs
 
@@ -430,9 +420,8 @@ class _CircuitRun:
             return channels
         streams = self.streams(self.baseline.attention_in(layer), plan.inputs)
         normed = block.attention_norm(streams.to(self.model.dtype)).flatten(1, -2)
-        first = self.model.graph.channel_target(layer, "q")
         projections = self.runner.projections(layer, everywhere)
-        for (inputs, read, places), (weight, bias) in zip(plan.groups, projections, strict=True):
+        for (inputs, _, places), (weight, bias) in zip(plan.groups, projections, strict=True):
             some = normed[inputs]
             product = torch.bmm(some, weight) if bias is None else torch.baddbmm(bias, some, weight)
             parts = product.view(len(some), *shape[:2], -1, block.d_head).permute(0, 3, 1, 2, 4).flatten(0, 1)
@@ -440,11 +429,6 @@ class _CircuitRun:
                 channels = parts
             else:
                 self.fill(channels, places, parts)
-            if self.observer is not None:
-                for number, channel in enumerate(read):
-                    stream = streams[inputs.start + number * len(some) // len(read)]
-                    self.observer("stream", layer, first + channel, stream)
-                    self.observer("channel", layer, first + channel, parts[number])
         return channels
 
     def fill(self, channels: Tensor, places: Numbers, values: Tensor) -> None:
@@ -467,9 +451,6 @@ class _CircuitRun:
             return self.chosen(self.clean.mlp[layer], self.rows[0], everywhere), ablated
         stream = self.streams(self.baseline.mlp_in(layer), inputs)[0]
         output = self.model.blocks[layer].run_mlp(stream.to(self.model.dtype)).to(self.runner.dtype)
-        if self.observer is not None:
-            self.observer("stream", layer, self.model.graph.mlp_target(layer), stream)
-            self.observer("mlp", layer, self.model.graph.mlp_target(layer), output)
         return output, ablated
 
     # ---- keeping differences --------------------------------------------------------------------

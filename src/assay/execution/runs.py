@@ -163,12 +163,9 @@ class CircuitRuns:
                 check=False,
                 shelf=self._kept.shelf,
             )
-        self._kept.logits[circuit.hash] = logits
-        while (
-            len(self._kept.logits) > 1
-            and sum(kept.nbytes for kept in self._kept.logits.values()) > LOGIT_BYTES
-        ):
-            self._kept.logits.popitem(last=False)
+        kept[circuit.hash] = logits
+        while len(kept) > 1 and sum(each.nbytes for each in kept.values()) > LOGIT_BYTES:
+            kept.popitem(last=False)
         return logits
 
     def margins(self, which: Which) -> np.ndarray:

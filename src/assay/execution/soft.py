@@ -43,8 +43,8 @@ class SoftPairs:
     embedded: Float[Tensor, "batch pos d_model"]
     baseline: Baseline
     tables: dict[Hashable, Tables]
-    read: Int[Tensor, "batch ..."]
-    model_logits: Float[Tensor, "batch ... d_vocab"]
+    read: Int[Tensor, " batch"]
+    model_logits: Float[Tensor, "batch d_vocab"]
 
     def __len__(self) -> int:
         return len(self.read)

@@ -113,7 +113,9 @@ class _Search:
                 self._decide(target, sources[::-1] if self.method.order == "reverse" else sources)
         n, ablation = self.task.n, self.settings.ablation
         measured = ablation.paired or measures(ablation)
-        kept = (self._values() >= self.method.threshold) & self.graph.valid
+        # Decisions are made on the scores as the caller will see them.
+        scores = (self.total / n).to(self.model.result_dtype)
+        kept = (scores >= self.method.threshold) & self.graph.valid
         return Sweep(
             total=self.total,
             forward=n * (1.0 + measured + self.runs),
@@ -126,10 +128,6 @@ class _Search:
                 "runs": self.runs,
             },
         )
-
-    def _values(self) -> Tensor:
-        """The scores as the caller will see them; decisions are made on these very numbers."""
-        return (self.total / self.task.n).to(self.model.result_dtype)
 
     # ---- one target -------------------------------------------------------------------------------
 

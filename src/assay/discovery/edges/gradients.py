@@ -243,7 +243,7 @@ class GradientSums:
         n, length = differences.input.shape[:2]
         blocks = max((len(sums.mlps) for sums in self.blocks), default=1)
         rows = extra * (self.model.graph.n_sources + blocks * (self.model.blocks[0].n_channels + 1))
-        size = max(1, CHUNK_BYTES // (rows * length * self.model.d_model * 4))
+        size = max(1, CHUNK_BYTES // (rows * length * self.model.d_model * differences.input.itemsize))
         return (slice(start, min(start + size, n)) for start in range(0, n, size))
 
     def contract(

@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores
+from assay.discovery.edges.gradients import ActivationDifferences
 from assay.discovery.edges.method import METHODS, BatchMethod, BatchScores, Choices, Sweep
 from assay.execution import ABLATIONS, Prepared
 from assay.execution.forward import check_finite
@@ -124,18 +125,12 @@ def _outputs(
     model: Model, trace: Trace, places: tuple[Tensor, Tensor]
 ) -> Float[Tensor, "tokens n_sources d_model"]:
     """What every source writes at some tokens, in the order of the graph."""
-    wide, graph = model.result_dtype, model.graph
-    first = trace.input[places]
-    outputs = torch.empty(len(first), graph.n_sources, model.d_model, dtype=wide, device=first.device)
-    outputs[:, 0] = first
-    for layer, block in enumerate(model.blocks):
-        row = graph.head_source(layer)
-        z = trace.z[layer][places].to(wide).unflatten(-1, (model.n_heads, model.d_head))
-        heads = torch.bmm(z.transpose(0, 1), block.out_weight().to(wide))
-        outputs[:, row : row + model.n_heads] = heads.transpose(0, 1)
-        if graph.mlps:
-            outputs[:, graph.mlp_source(layer)] = trace.mlp[layer][places]
-    return outputs
+    streams = [value[places] for value in (trace.input, *trace.mlp)]
+    written = torch.stack(streams).to(model.result_dtype)[:, :, None]
+    z = torch.stack([value[places] for value in trace.z]).to(model.result_dtype)[:, :, None]
+    z = z.unflatten(-1, (model.n_heads, model.d_head))
+    by_source = ActivationDifferences(model=model, input=written[0], z=z, mlp=written[1:]).expand(slice(None))
+    return by_source[:, :, 0].transpose(0, 1).contiguous()
 
 
 def _importance(

@@ -1,5 +1,6 @@
 """What the learned masks share: runs of drawn examples under masks, warm starts, when it is settled."""
 
+import warnings
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from assay.circuits import EdgeScores
-from assay.core.errors import GraphMismatchError, check_least
+from assay.core.errors import AssayWarning, GraphMismatchError, check_least
 from assay.core.random import torch_stream
 from assay.discovery.edges.method import (
     Choices,
@@ -22,6 +23,9 @@ from assay.execution.batches import free_memory
 from assay.execution.soft import SoftPairs, SoftRunner
 from assay.models import Model
 from assay.tasks import Batch, Task, map_tensors
+
+
+SETTLED = 0.9  # Jaccard overlap of the kept edges over the last tenth of the updates, at least
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -173,6 +177,48 @@ class LearnedMask(EdgeMethod):
             return start, Sweep.empty(model.graph)
         sweep = get_method(start).sweep(model, task, settings, size)
         return EdgeScores(model.graph, (sweep.total / task.n).float()), sweep
+
+    def finished(
+        self,
+        openness: Float[Tensor, "n_sources n_targets"],
+        runs: MaskedRuns,
+        spent: Sweep,
+        losses: list[float],
+        *,
+        masks: int,
+        overlap: float,
+        decided: bool,
+        state: str,
+    ) -> Sweep:
+        """The sweep of a training; with a warning where it has not settled, of which `state` tells more.
+
+        Args:
+            openness: What the edges are ranked by.
+            runs: The runs of the updates.
+            spent: What the scores took that the mask started from.
+            losses: Mean objective of each update.
+            masks: Masked runs of each example drawn.
+            overlap: Jaccard overlap of the kept edges over the last tenth of the updates.
+            decided: Whether the gates are as far open or closed as they should be.
+            state: How far they are.
+        """
+        settled = decided and overlap >= SETTLED
+        if not settled:
+            warnings.warn(
+                f"{self.key} has not settled after {self.updates} updates. {state}; over the last tenth of "
+                f"the updates the kept edges overlap by {overlap:.2f} (Jaccard; expected {SETTLED}). Give "
+                f"more updates, e.g. updates={2 * self.updates}",
+                AssayWarning,
+                stacklevel=6,
+            )
+        forward, backward = runs.passes(self.updates, masks=masks)
+        tenth = max(1, self.updates // 10)
+        return Sweep(
+            total=openness.double() * runs.task.n,
+            forward=spent.forward + forward,
+            backward=spent.backward + backward,
+            details={"converged": settled, "overlap": overlap, "loss": sum(losses[-tenth:]) / tenth},
+        )
 
 
 def agreement(first: Bool[Tensor, "*edges"], second: Bool[Tensor, "*edges"]) -> float:

@@ -21,7 +21,7 @@ from assay.graph import Graph
 from assay.models import Model
 from assay.objectives import Loss, Objective, get_objective
 from assay.stats import poisson_weights
-from assay.tasks import Batch, Task, map_tensors
+from assay.tasks import Batch, Task
 from assay.tasks.examples import describe_discovery
 
 
@@ -243,10 +243,7 @@ class EdgeMethod(abc.ABC):
     def options(self) -> dict[str, Any]:
         """Its options that are not the defaults, as they enter provenance, JSON-able."""
         given = [(each, getattr(self, each.name)) for each in dataclasses.fields(self)]
-        changed = [
-            (each, value) for each, value in given if value is not each.default and value != each.default
-        ]
-        return {each.name: plain_option(value) for each, value in changed}
+        return {each.name: plain_option(value) for each, value in given if value != each.default}
 
     def choices(
         self,
@@ -310,17 +307,12 @@ class BatchMethod(EdgeMethod):
         """Score a batch and take it into a sweep.
 
         Raises:
-            NonFiniteError: If a score is NaN or infinite; the message names the example.
+            NonFiniteError: If a score is NaN or infinite; the message names the examples of the batch.
             InputError: If an image whose weights are drawn comes a second time.
         """
         batch = batch.to(model.device)
         result = self.score(model, batch, prepared, settings)
-        if not bool(torch.isfinite(result.scores).all()):
-            example = _first_bad(self, model, batch, prepared, settings)
-            raise NonFiniteError(
-                f"method {self.key!r} gave NaN or infinite scores for example {example}; check the "
-                "model's weights and dtype (float16 gradients overflow)"
-            )
+        check_scores(result.scores, self, batch)
         if settings.resamples:
             edges = result.scores.to(model.result_dtype)
             if edges.ndim == 3:  # not of the edges into one target
@@ -363,15 +355,13 @@ def get_method(method: str | EdgeMethod, **options: Any) -> EdgeMethod:
     return entry.configured(**options) if options else entry
 
 
-def _first_bad(method: BatchMethod, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> int:
-    """Row of the first example whose own scores are not finite."""
-    for row in range(len(batch.indices)):
-        here = slice(row, row + 1)
-        one = map_tensors(batch, lambda tensor: tensor[here])  # noqa: B023 - called within this round
-        alone = method.score(model, one, prepared, settings).scores
-        if not bool(torch.isfinite(alone).all()):
-            break
-    return int(batch.indices[row])
+def check_scores(scores: Tensor, method: EdgeMethod, batch: Batch) -> None:
+    """Refuse scores that are NaN or infinite, naming the first and the last example of the batch."""
+    if not bool(torch.isfinite(scores).all()):
+        raise NonFiniteError(
+            f"method {method.key!r} gave NaN or infinite scores for an example from {int(batch.indices[0])} "
+            f"to {int(batch.indices[-1])}; check the model's weights and dtype (float16 gradients overflow)"
+        )
 
 
 def provenance_of(model: Model, task: Task, method: EdgeMethod, settings: Choices) -> dict[str, Any]:

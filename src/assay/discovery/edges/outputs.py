@@ -6,7 +6,7 @@ one forward pass per quadrature node. The depth bias of the output needs nothing
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Float32
 from torch import Tensor
 
-from assay.discovery.edges.eap_ig import EapIgInputs, Node
+from assay.discovery.edges.eap_ig import EapIgInputs
 from assay.discovery.edges.gradients import ActivationDifferences
 from assay.discovery.edges.method import BatchScores, Choices, Sweep, provenance_of
 from assay.discovery.edges.running import ScoreSums
@@ -59,7 +59,6 @@ def output_scores(
     steps: int = 5,
     quadrature: str = "midpoint",
     batch_size: int | None = None,
-    memory: int | None = None,
     per_example: bool = True,
     resamples: int = 0,
     seed: int = 0,
@@ -74,10 +73,9 @@ def output_scores(
         steps: Quadrature nodes, at least 1.
         quadrature: `midpoint`, `left` (the published rule), `right` or `gauss-legendre`.
         batch_size: Examples per pass; default: by free memory. Results do not depend on it.
-        memory: Bytes that a pass may take; default: 60 % of what is free.
         per_example: Also return the scores of each example.
         resamples: Also return the scores in so many resamples of the examples, as `discover` does.
-        seed: Root seed (noise ablations, resamples).
+        seed: Root seed (noise, resamples).
 
     Raises:
         InputError: For settings that cannot be served.
@@ -98,9 +96,8 @@ def output_scores(
         seed=seed,
     )
     task = model.bind(task)
-    size = choose_batch_size(
-        model, task, asked=batch_size, bytes_per_example=8 * model.d_model * task.length * 4, memory=memory
-    )
+    extra = 8 * model.d_model * task.length * 4
+    size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra)
     started = time.perf_counter()
     prepared = settings.ablation.prepare(model, task, batch_size=size, seed=seed)
     sums = OutputSums(model, settings, prepared)
@@ -115,8 +112,23 @@ class _OutputGradient(EapIgInputs):
 
     def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
         nodes, reference = self.nodes(settings), settings.ablation.key != "zero"
-        with model.frozen():
-            scores = _scores(model, batch, prepared.baseline(batch), settings, nodes)
+        baseline, gradient = prepared.baseline(batch), torch.zeros(())
+        with torch.no_grad(), model.tracing() as clean:
+            hidden = model.forward(batch.clean)
+            clean_logits = model.read(hidden, batch.positions).to(model.result_dtype)
+            check_finite(clean_logits, f"{model.id} on the clean input", batch.indices)
+        ablated = baseline.input.to(clean.input.dtype).expand_as(clean.input)
+        for node in nodes:
+            with torch.no_grad():
+                start = ablated + node.alpha * (clean.input - ablated)
+                stream = model.through(start, clean)
+            leaf = (stream if model.pools else at_reads(stream, batch.positions)).requires_grad_()
+            with model.frozen(), torch.enable_grad():
+                logits = model.finish(leaf, batch.positions).to(model.result_dtype)
+                loss = settings.objective(logits, clean_logits, batch)
+                (found,) = torch.autograd.grad(loss.sum(), leaf)
+            gradient = gradient.to(found.device) + node.weight * found.to(model.result_dtype)
+        scores = _contract(model, clean, baseline, batch, gradient)
         return BatchScores(scores=scores, forward=1 + len(nodes) + reference)  # clean, each node, ablated
 
 
@@ -150,31 +162,6 @@ class OutputSums(ScoreSums):
             provenance=provenance or {},
             details=facts,
         )
-
-
-def _scores(
-    model: Model, batch: Batch, baseline: Baseline, settings: Choices, nodes: Sequence[Node]
-) -> Float[Tensor, "batch n_sources"]:
-    """Scores of one batch, example by example."""
-    with torch.no_grad(), model.tracing() as clean:
-        hidden = model.forward(batch.clean)
-        clean_logits = model.read(hidden, batch.positions).to(model.result_dtype)
-        check_finite(clean_logits, f"{model.id} on the clean input", batch.indices)
-    ablated = baseline.input.to(clean.input.dtype).expand_as(clean.input)
-    gradient = None
-    for node in nodes:
-        with torch.no_grad():
-            start = ablated + node.alpha * (clean.input - ablated)
-            stream = model.through(start, clean)
-        leaf = (stream if model.pools else at_reads(stream, batch.positions)).requires_grad_()
-        with torch.enable_grad():
-            logits = model.finish(leaf, batch.positions).to(model.result_dtype)
-            loss = settings.objective(logits, clean_logits, batch)
-            (found,) = torch.autograd.grad(loss.sum(), leaf)
-        part = node.weight * found.to(model.result_dtype)
-        gradient = part if gradient is None else gradient + part
-    assert gradient is not None
-    return _contract(model, clean, baseline, batch, gradient)
 
 
 def _contract(

@@ -19,10 +19,10 @@ from jaxtyping import Float, Int, Int64
 from torch import Tensor
 
 from assay.circuits.spans import Place, Spans
-from assay.core.errors import InputError, NonFiniteError
+from assay.core.errors import InputError
 from assay.discovery.edges.eap_ig import PathGradient
 from assay.discovery.edges.gradients import ActivationDifferences, GradientSums, at_read
-from assay.discovery.edges.method import METHODS, Choices, EdgeMethod, Sweep, measures
+from assay.discovery.edges.method import METHODS, Choices, EdgeMethod, Sweep, check_scores, measures
 from assay.models import Model
 from assay.tasks import Task
 
@@ -75,12 +75,7 @@ class TaskSpans:
             passes = self.method.gradients(model, batch, prepared, settings, sums)
             here = self.labels[batch.indices.cpu()].to(model.device)
             scores = by_span(sums, passes.differences(), batch.positions, here, len(self.spans))
-            if not bool(torch.isfinite(scores).all()):
-                first, last = int(batch.indices[0]), int(batch.indices[-1])
-                raise NonFiniteError(
-                    f"method {self.method.key!r} gave NaN or infinite scores for an example from {first} to "
-                    f"{last}; check the model's weights and dtype"
-                )
+            check_scores(scores, self.method, batch)
             sweep.add(passes.result(scores[None]), len(here))
         sweep.forward += task.n * measures(settings.ablation)
         return sweep

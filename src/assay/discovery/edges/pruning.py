@@ -16,7 +16,6 @@ no penalty weight to tune, and the goal is met at every step. At the end the edg
 """
 
 import math
-import warnings
 from dataclasses import dataclass
 
 import torch
@@ -26,7 +25,7 @@ from torch import Tensor
 from assay.circuits import EdgeScores
 from assay.circuits.scores import strongest
 from assay.circuits.spans import check_n_edges
-from assay.core.errors import AssayWarning, InputError, NonFiniteError
+from assay.core.errors import InputError, NonFiniteError
 from assay.core.random import torch_stream
 from assay.discovery.edges.masked_runs import Drawn, LearnedMask, MaskedRuns, agreement
 from assay.discovery.edges.method import METHODS, Choices, Sweep
@@ -38,7 +37,6 @@ TEMPERATURE, LOW, HIGH = 0.5, -0.1, 1.1  # of the gates
 BOUND = 8.0  # |a| beyond this is certain for all purposes; without a bound it drifts and cannot come back
 WIDEN = 2.0  # the goal starts at this many times the wanted size and reaches it half-way
 AVERAGED = 0.2  # share of the updates, at the end, over which the openness is averaged
-SETTLED = 0.9  # Jaccard overlap of the most open edges over the last tenth of the updates, at least
 OPEN = 0.5  # mean probability that their gates are open, at least
 
 
@@ -127,33 +125,26 @@ class EdgePruning(LearnedMask):
             losses.append(training.step(runs.draw(step), step, generator))
         chosen, valid = training.most_open(), model.graph.valid
         probability = open_probability(training.averaged.cpu())
-        overlap, openness = agreement(before, chosen), float(probability[chosen].mean())
-        settled = overlap >= SETTLED and openness >= OPEN
-        if not settled:
-            warnings.warn(
-                f"edge-pruning has not settled after {self.updates} updates. Its {n_edges} most open gates "
-                f"are open with a probability of {openness:.2f} (expected {OPEN}); over the last tenth of "
-                f"the updates they overlap by {overlap:.2f} (Jaccard; expected {SETTLED}). Give more "
-                f"updates, e.g. updates={2 * self.updates}",
-                AssayWarning,
-                stacklevel=5,
-            )
-        forward, backward = runs.passes(self.updates, masks=1)
-        between = (probability > 0.1) & (probability < 0.9)
-        return Sweep(
-            total=training.ranking().double() * task.n,
-            forward=spent.forward + forward,
-            backward=spent.backward + backward,
-            details={
-                "converged": settled,
-                "overlap": overlap,
-                "open": openness,
-                "loss": sum(losses[-tenth:]) / tenth,
-                "expected_edges": training.size(training.openness.detach()),
-                "undecided": float(between[valid].double().mean()),
-                "n_edges": n_edges,
-            },
+        openness = float(probability[chosen].mean())
+        sweep = self.finished(
+            training.ranking(),
+            runs,
+            spent,
+            losses,
+            masks=1,
+            overlap=agreement(before, chosen),
+            decided=openness >= OPEN,
+            state=f"Its {n_edges} most open gates are open with a probability of {openness:.2f} (expected "
+            f"{OPEN})",
         )
+        between = (probability > 0.1) & (probability < 0.9)
+        sweep.details |= {
+            "open": openness,
+            "expected_edges": training.size(training.openness.detach()),
+            "undecided": float(between[valid].double().mean()),
+            "n_edges": n_edges,
+        }
+        return sweep
 
 
 METHODS.add(EdgePruning.key, EdgePruning())

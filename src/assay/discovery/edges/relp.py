@@ -19,9 +19,8 @@ from assay.discovery.edges.gradients import ActivationDifferences, GradientSums
 from assay.discovery.edges.method import METHODS, BatchMethod, BatchScores, Choices, check_differentiable
 from assay.execution import Prepared
 from assay.execution.forward import check_finite
-from assay.models import Block, Model, Norm, Trace
+from assay.models import Block, Model, Norm
 from assay.models.block import constant_scale, replace_gradient
-from assay.models.conformance import check_heads_apart
 from assay.models.family import submodule
 from assay.tasks import Batch
 
@@ -66,19 +65,6 @@ class Relp(BatchMethod):
             )
 
     def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
-        trace = self._propagate(model, batch, settings)
-        sums = GradientSums(model, constant_scale=True)
-        sums.add(trace, batch.positions, 1.0)
-        baseline = prepared.baseline(batch)
-        differences = ActivationDifferences.between(model, trace, baseline, batch.lengths)
-        return BatchScores(
-            scores=sums.contract(differences, batch.positions, per_example=settings.apart),
-            forward=1 + int(settings.ablation.paired),
-            backward=1,
-        )
-
-    def _propagate(self, model: Model, batch: Batch, settings: Choices) -> Trace:
-        """The clean run and its backward pass under the rules."""
         # The rules come before the trace, so that its hooks see what they made of a value or gradient.
         rules = relevance_rules(model)
         with model.frozen(), rules, torch.enable_grad(), model.tracing(gradients=True) as trace:
@@ -89,7 +75,15 @@ class Relp(BatchMethod):
             assert trace.leaf is not None
             check_differentiable(loss, settings)
             torch.autograd.grad(loss.sum(), trace.leaf)
-        return trace
+        sums = GradientSums(model, constant_scale=True)
+        sums.add(trace, batch.positions, 1.0)
+        baseline = prepared.baseline(batch)
+        differences = ActivationDifferences.between(model, trace, baseline, batch.lengths)
+        return BatchScores(
+            scores=sums.contract(differences, batch.positions, per_example=settings.apart),
+            forward=1 + int(settings.ablation.paired),
+            backward=1,
+        )
 
 
 METHODS.add(Relp.key, Relp())
@@ -105,11 +99,8 @@ def relevance_rules(model: Model) -> Iterator[None]:
         model: The model; its hooks are removed at the end, also after an error.
 
     Raises:
-        UnsupportedModelError: If a norm or an MLP is of a kind without a rule; it is named. For image
-            classifiers with a norm of all heads' outputs or behind their branches, too.
+        UnsupportedModelError: If a norm or an MLP is of a kind without a rule; it is named.
     """
-    if model.vision is not None:
-        check_heads_apart(model, "relp")
     with ExitStack() as hooks:
 
         def add(module: nn.Module, hook: Callable[..., Tensor | None]) -> None:

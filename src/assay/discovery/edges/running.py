@@ -43,7 +43,6 @@ def discover(
     steps: int = 5,
     quadrature: str = "midpoint",
     batch_size: int | None = None,
-    memory: int | None = None,
     per_example: bool = False,
     resamples: int = 0,
     spans: str | Mapping[str, Place] | None = None,
@@ -65,7 +64,6 @@ def discover(
         steps: Quadrature nodes of the integrated-gradient methods.
         quadrature: `midpoint` (default), `left` (the published rule), `right` or `gauss-legendre`.
         batch_size: Examples per pass; default: by free memory. Results do not depend on it.
-        memory: Bytes that a pass may take; default: 60 % of what is free.
         per_example: Also keep the scores of each example (same passes). For small data; for any other:
         resamples: Also keep the mean scores in so many resamples of the examples (same passes), for intervals
             that need no scores of single examples: 200 is usual, 0 keeps none. A Poisson bootstrap, whose
@@ -84,7 +82,7 @@ def discover(
         `details` has the passes spent; for `eap-ig-inputs` the completeness gap; for a half-precision model
         `drift`, the relative L2 distance of the scores of at most 8 examples from those of a float32
         copy under the same treatment: a fraction, >= 0. It is NaN, and `drift_reason` says why, where the
-        copy would take more than 8 GiB (2.1 billion weights) or than `memory`.
+        copy would take more than 8 GiB (2.1 billion weights) or than 60 % of what is free.
 
     Raises:
         UnknownNameError: For an unknown method, option, objective or ablation; near matches are named.
@@ -107,7 +105,7 @@ def discover(
     task = model.bind(task)
     at = None if spans is None else TaskSpans.of(configured, model, task, spans, settings)
     extra = configured.bytes_per_example(model, task.length, settings) * (1 if at is None else 2)
-    size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra, memory=memory)
+    size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra)
     started, sizes = time.perf_counter(), [size]
 
     def run(size: int) -> Sweep:
@@ -117,19 +115,17 @@ def discover(
     sweep = with_room(run, size)
     details = {"seconds": time.perf_counter() - started, "batch_size": sizes[-1]}
     if model.dtype in (torch.bfloat16, torch.float16) and isinstance(configured, BatchMethod):
-        details |= _drift(model, task, configured, settings, sizes[-1], memory)
+        details |= _drift(model, task, configured, settings, sizes[-1])
     provenance = provenance_of(model, task, configured, settings) | ({} if at is None else at.describe())
     return scores_of(model, sweep, task.n, provenance, details, spans=None if at is None else at.spans)
 
 
-def _drift(
-    model: Model, task: Task, method: EdgeMethod, settings: Choices, size: int, memory: int | None
-) -> dict[str, Any]:
+def _drift(model: Model, task: Task, method: EdgeMethod, settings: Choices, size: int) -> dict[str, Any]:
     """`drift`: relative L2 distance of half-precision scores from those of a float32 copy; or why not."""
     if not method.needs_gradients:
         return {}
     takes = 4 * model.n_parameters
-    most = min(free_memory(model.device) * 6 // 10 if memory is None else memory, WIDE_BYTES)
+    most = min(free_memory(model.device) * 6 // 10, WIDE_BYTES)
     if takes > most:
         reason = (
             f"no drift: a float32 copy of {model.id} takes {takes / 2**30:.3g} GiB, where {most / 2**30:.3g} "
@@ -196,7 +192,7 @@ class ScoreSums:
         """Score a batch: the passes of the method.
 
         Args:
-            batch: Bound to the model; for images `batch.bound(model.n_tokens)`.
+            batch: Of a task that is bound to the model (`Model.bind`).
 
         Raises:
             NonFiniteError: If a score is NaN or infinite.

@@ -10,8 +10,6 @@ averaged over its whole range between cut and kept. (Li and Janson 2024, arXiv:2
 """
 
 import math
-import time
-import warnings
 from dataclasses import dataclass
 
 import torch
@@ -19,7 +17,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from assay.circuits import EdgeScores, prune
-from assay.core.errors import AssayWarning, InputError, NonFiniteError, check_least
+from assay.core.errors import InputError, NonFiniteError, check_least
 from assay.core.random import torch_stream
 from assay.discovery.edges.masked_runs import LearnedMask, MaskedRuns, agreement
 from assay.discovery.edges.method import METHODS, Choices, Sweep
@@ -30,7 +28,6 @@ from assay.tasks import Task
 
 CLIP = 5.0  # of the gradient's norm, for the edges into one block
 STEEP = 4.0  # |theta| of a warm start at most: p from .02 to .98, so every gate can still turn
-SETTLED = 0.9  # Jaccard overlap of the kept edges over the last tenth of the updates, at least
 UNDECIDED = 1 / 3  # share of the edges with .1 < p < .9, at most
 
 
@@ -74,43 +71,26 @@ class Ugs(LearnedMask):
         return usual / 5 if paired else usual
 
     def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
-        began = time.perf_counter()
         start, spent = self.start(model, task, settings, size)
         runs = MaskedRuns(model, task, settings, size, examples=self.examples, updates=self.updates)
         training = _EdgeProbabilities(
             self, model.graph, model.device, paired=settings.ablation.paired, start=start
         )
-        history = [training.step(runs, number, settings.seed) for number in range(self.updates)]
-        overlap = training.settled()
+        losses = [training.step(runs, number, settings.seed) for number in range(self.updates)]
         probability = training.probability().detach().cpu().double()
         undecided = float(((probability > 0.1) & (probability < 0.9)).sum() / model.graph.n_edges)
-        settled = overlap >= SETTLED and undecided <= UNDECIDED
-        if not settled:
-            warnings.warn(
-                f"ugs has not settled after {self.updates} updates. {undecided:.0%} of the edges are "
-                f"undecided (.1 < p < .9; allowed {UNDECIDED:.0%}); over the last tenth of the updates the "
-                f"kept edges overlap by {overlap:.2f} (Jaccard; expected {SETTLED}). Give more updates, "
-                f"e.g. updates={2 * self.updates}",
-                AssayWarning,
-                stacklevel=5,
-            )
-        forward, backward = runs.passes(self.updates, masks=self.samples)
-        tenth = max(1, len(history) // 10)
-        details = {
-            "converged": settled,
-            "overlap": overlap,
-            "loss": sum(history[-tenth:]) / tenth,
-            "loss_at_start": sum(history[:tenth]) / tenth,
-            "n_open": int((probability > 0.5).sum()),
-            "undecided": undecided,
-            "learning_seconds": time.perf_counter() - began,
-        }
-        return Sweep(
-            total=probability * task.n,
-            forward=spent.forward + forward,
-            backward=spent.backward + backward,
-            details=details,
+        sweep = self.finished(
+            probability,
+            runs,
+            spent,
+            losses,
+            masks=self.samples,
+            overlap=training.settled(),
+            decided=undecided <= UNDECIDED,
+            state=f"{undecided:.0%} of the edges are undecided (.1 < p < .9; allowed {UNDECIDED:.0%})",
         )
+        sweep.details |= {"n_open": int((probability > 0.5).sum()), "undecided": undecided}
+        return sweep
 
 
 class _EdgeProbabilities:
