@@ -101,17 +101,12 @@ def _divergence(
     return np.asarray((_mean_log_ratio(log_p, log_m) + _mean_log_ratio(log_q, log_m)) / 2)
 
 
-def restrict(
+def _restrict(
     logits: Float[np.ndarray, "n d_vocab"], ids: Int[np.ndarray, "n n_ids"]
 ) -> Float64[np.ndarray, "n n_ids"]:
     """Logits of a set of outputs alone, so that probabilities renormalise on it.
 
-    Args:
-        logits: Logits over the whole vocabulary.
-        ids: The set of each example, padded with -1; repeated ids count once.
-
-    Returns:
-        `-inf` at padding and repetitions.
+    `ids` are padded with -1; padding and repeated ids get `-inf`.
     """
     ordered = np.sort(ids, axis=1)
     repeated = np.zeros(ids.shape, dtype=bool)
@@ -131,7 +126,7 @@ def answer_log_probability(
     """
     check_answers(answers, logits.shape[1])
     sums = _by_rows(lambda block: scipy.special.logsumexp(block.astype(np.float64), axis=1)[:, None], logits)
-    return np.asarray(scipy.special.logsumexp(restrict(logits, answers), axis=1) - sums[:, 0])
+    return np.asarray(scipy.special.logsumexp(_restrict(logits, answers), axis=1) - sums[:, 0])
 
 
 def answer_is_top(
@@ -199,12 +194,11 @@ def _kl(
         Conmy et al. 2023, arXiv:2304.14997.
     """
     used = finite_examples(runs, "full", "keep")
-    full, keep = run_logits(runs, "full"), run_logits(runs, "keep")
-    id_ = spec.id
+    logits, id_ = [run_logits(runs, "full"), run_logits(runs, "keep")], spec.id
     if restricted_to is not None:
-        ids = _answer_set(runs, restricted_to, full.shape)
-        full, keep, id_ = restrict(full, ids), restrict(keep, ids), f"{spec.id}_restricted"
-    values = divergences(full, keep, kinds=DIVERGENCES)
+        ids, id_ = _answer_set(runs, restricted_to, logits[0].shape), f"{spec.id}_restricted"
+        logits = [_restrict(each, ids) for each in logits]
+    values = divergences(*logits, kinds=DIVERGENCES)
     parts = {
         kind: record(spec, values, mean_of(kind), used=used, id=f"D03.{kind}", unit=UNITS[kind], rule=None)
         for kind in DIVERGENCES[1:]
@@ -234,14 +228,13 @@ def _answer_set(
     if isinstance(restricted_to, str):
         check_name("restricted_to", restricted_to, ("answers",))
         sets = [runs.task.answers, *([] if runs.task.wrong is None else [runs.task.wrong])]
-        ids = torch.cat(sets, dim=1).numpy()
-    else:
-        ids = np.broadcast_to(np.array(list(restricted_to), dtype=np.int64), (n, len(restricted_to)))
-        if not len(restricted_to) or ids.min() < 0:
-            raise InputError(f"restricted_to is {restricted_to!r}; give at least one output id >= 0")
-    if ids.max(initial=-1) >= d_vocab:
-        raise InputError(f"restricted_to holds id {ids.max()}, but the vocabulary ends at {d_vocab - 1}")
-    return ids
+        return np.asarray(torch.cat(sets, dim=1).numpy())
+    ids = np.array(restricted_to, dtype=np.int64)
+    if not len(ids) or ids.min() < 0 or ids.max() >= d_vocab:
+        raise InputError(
+            f"restricted_to is {restricted_to!r}; give at least one output id, from 0 to {d_vocab - 1}"
+        )
+    return np.broadcast_to(ids, (n, len(ids)))
 
 
 # ------------------------------------------------------------------------------------------- cross-entropy

@@ -16,6 +16,7 @@ from assay.stats import RatioOfSums, mean_of, ratio_of, recovery_of
 from assay.tasks import ImageTask
 
 
+ESSENTIAL, FAITHFUL = 0.05, 0.5  # importance of a head above which, faithfulness from which
 SMALL_MARGIN = 1e-3  # share of the median |margin| below which a single example's ratio says nothing
 
 
@@ -142,26 +143,21 @@ def minimality_class(faithfulness: float, without: Float64[np.ndarray, " n_heads
     return "quasi_minimal" if broken.any() else "not_minimal"
 
 
-def _minimality(
-    runs: CircuitRuns, spec: MetricSpec, *, essential_above: float = 0.05, faithful_from: float = 0.5
-) -> Measurement:
+def _minimality(runs: CircuitRuns, spec: MetricSpec) -> Measurement:
     """Mean over heads of the faithfulness lost with the head: m_h = F(C) - F(C without h).
 
     The heads are those listed for a head circuit, else those of the connected form of an edge circuit; C
     without h keeps no edge that leaves h. Negative importance: the circuit is better without the head.
 
-    Options:
-        essential_above: Importance above which a head counts as essential.
-        faithful_from: Faithfulness below which a circuit counts as broken, for the class.
-
-    Undefined (`no_heads`) for a circuit without heads, (`zero_denominator`) as `faithfulness`. The
-    detail `heads` has importance and delta-method standard error of each.
+    A head counts as essential from an importance above 0.05, a circuit as broken, for the class, below a
+    faithfulness of 0.5. Undefined (`no_heads`) for a circuit without heads, (`zero_denominator`) as
+    `faithfulness`. The detail `heads` has importance and delta-method standard error of each.
 
     References:
         Wang et al. 2022, arXiv:2211.00593.
     """
     heads, used = runs.circuit.kept_heads(), finite_examples(runs, "full", "keep")
-    details: dict[str, Any] = {"essential_above": essential_above, "faithful_from": faithful_from}
+    details: dict[str, Any] = {"essential_above": ESSENTIAL, "faithful_from": FAITHFUL}
     facts: dict[str, Any] = {"warnings": task_warnings(runs, used), "details": details}
     if not heads:
         nothing = dict.fromkeys(_IMPORTANCE.components, np.zeros(len(used)))
@@ -177,9 +173,9 @@ def _minimality(
         linear = [_IMPORTANCE.linearised(np.stack([keep, row, full])[:, used]) for row in without]
         errors = np.std(linear, axis=1, ddof=1) / math.sqrt(n) if n > 1 else np.full(len(heads), math.nan)
         details["faithfulness"] = faithfulness
-        details["class"] = minimality_class(faithfulness, left, faithful_from)
+        details["class"] = minimality_class(faithfulness, left, FAITHFUL)
         details["essential"] = [
-            name for name, each in zip(names, importance, strict=True) if each > essential_above
+            name for name, each in zip(names, importance, strict=True) if each > ESSENTIAL
         ]
         details["share_essential"] = len(details["essential"]) / len(heads)
         details["heads"] = {

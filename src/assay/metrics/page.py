@@ -12,7 +12,7 @@ from assay.core.measurement import FEW_PROMPTS, FEWEST_PROMPTS, SAME_PROMPTS, Me
 from assay.core.record import Record
 from assay.page import text as words
 from assay.page.blocks import Cell, Column, Figure, Note, Page, Row, Section, Table, folded_record
-from assay.page.draw import INK, MUTED, PAPER, RULE, SUPPORTS, axes_of
+from assay.page.draw import INK, MUTED, RULE, SUPPORTS, axes_of
 from assay.page.text import NARROW, Span, Text, code
 
 
@@ -254,30 +254,22 @@ def plot_measurement(measurement: Measurement, ax: "Axes | None" = None) -> "Axe
     Raises:
         InputError: If the value and all its parts are undefined.
     """
-    parts = {measurement.name: measurement} | {
-        name: part for name, part in measurement.parts.items() if part.unit == measurement.unit
-    }
-    rows = {name: part for name, part in parts.items() if math.isfinite(part.value)}
+    rows = {measurement.name: measurement, **measurement.parts}
+    rows = {name: part for name, part in rows.items() if part.unit == measurement.unit}
+    rows = {name: part for name, part in rows.items() if math.isfinite(part.value)}
     if not rows:
         raise InputError(f"cannot plot {measurement.name}: it is undefined ({measurement.reason})")
     ax = axes_of(ax, 6.6, 0.9 + 0.34 * max(2, len(rows)))
-    rule, random = measurement.rule, (measurement.baseline.get("random") or {}).get("value")
-    limits = () if rule is None else (rule.pass_at, rule.fail_at)
-    for limit in (each for each in limits if each is not None):
+    for limit in measurement.rule.limits if measurement.rule else ():
         ax.axvline(limit, color=MUTED, linewidth=0.9, linestyle=(0, (1, 2.5)))
-    for place, (name, part) in enumerate(rows.items()):
+    for place, part in enumerate(rows.values()):
         interval = part.interval()
         ax.plot([interval.low, interval.high], [place] * 2, color=SUPPORTS, linewidth=2.2)
-        face = SUPPORTS if name == measurement.name else PAPER
-        ax.plot([part.value], [place], "o", color=SUPPORTS, markersize=6, markerfacecolor=face)
-    if random is not None:
-        ax.plot([random], [0], "s", color=MUTED, markersize=5, markerfacecolor="none")
+        ax.plot(part.value, place, "o", color=SUPPORTS, markersize=6)
     ax.set_yticks(range(len(rows)), [name.replace("-", " ") for name in rows])
     ax.set_ylim(len(rows) - 0.5, -0.5)
     unit = f", {measurement.unit}" if measurement.unit else ""
-    marks = (["dotted: limits"] if rule else []) + (["square: random circuits"] if random is not None else [])
-    notes = "; ".join([f"n = {measurement.n}", "line: 95 % interval", *marks])
-    ax.set_xlabel(f"{measurement.name.replace('-', ' ')}{unit}\n({notes})")
+    ax.set_xlabel(f"value{unit} (n = {measurement.n}; line: 95 % interval; dotted: limits)")
     return ax
 
 

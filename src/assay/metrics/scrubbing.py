@@ -1,12 +1,9 @@
 """Whether a circuit still does the task when everything outside it comes from other prompts."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Float64
-from torch import Tensor
 
 from assay.core.errors import check_least
 from assay.core.measurement import Measurement, Rule
@@ -18,24 +15,32 @@ from assay.execution.batches import choose_batch_size
 from assay.execution.forward import finite_rows
 from assay.metrics.divergence import divergences, run_logits
 from assay.metrics.metric import MetricSpec, finite_examples, record, task_warnings
-from assay.stats import RatioOfSums, mean_of, ratio_of
+from assay.stats import mean_of, ratio_of
 
 
-def _scrubbed(
-    runs: CircuitRuns,
-    spec: MetricSpec,
-    statistic: RatioOfSums,
-    values_of: Callable[[Float[Tensor, "n d_vocab"]], Float64[np.ndarray, " n"]],
-    *over: Float64[np.ndarray, " n"],
-    draws: int,
-    same_answer: bool,
-) -> Measurement:
-    """A statistic of runs with all but the circuit as in donors' clean runs, averaged over draws of donors.
+def _scrub(runs: CircuitRuns, spec: MetricSpec, *, draws: int = 5, same_answer: bool = False) -> Measurement:
+    """The run in which all but the circuit comes from other prompts, averaged over draws of these donors.
 
-    A circuit of heads has the others replaced inside plain passes, one of edges has its other edges patched.
+    Each prompt has a donor of its own length, and whatever lies outside the circuit carries what it carries
+    in the donor's clean run: a circuit of heads has the others replaced inside plain passes, one of edges has
+    its other edges patched. `scrub-recovery` is sum y_scrub / sum y_full, the share of the model's margin
+    that is left; `scrub-kl` the mean KL(model || run). A prompt alone in its length is left out
+    (`without_donor`). The ablation of the runs plays no part.
+
+    Options:
+        draws: Draws of donors that are averaged.
+        same_answer: Only donors with the same right answers; prompts without one are left out.
+
+    The recovery is undefined (`zero_denominator`) where |sum y_full| < 1e-8 n. The detail `value_by_draw` has
+    each draw.
+
+    References:
+        Chan et al. 2022, Causal Scrubbing.
     """
     check_least(1, draws=draws)
     model, task, circuit = runs.model, runs.task, runs.circuit
+    recovery = spec.key == "scrub-recovery"
+    statistic, over = (ratio_of("scrub", "full"), [runs.margins("full")]) if recovery else (mean_of("kl"), [])
     donor = INTERVENTIONS["resample-donor-same-class" if same_answer else "resample-donor"]
     size = choose_batch_size(model, task, asked=runs.batch_size)
     setting = Setting(model=model, task=task, reference=task, batch_size=size, seed=runs.seed)
@@ -47,7 +52,8 @@ def _scrubbed(
         else:
             logits = run_with_edges_replaced(circuit, donor, setting)
         used &= finite_rows(logits).numpy()
-        values.append(values_of(logits))
+        nats = {} if recovery else divergences(run_logits(runs, "full"), logits.numpy())
+        values.append(runs.margins_from(logits) if recovery else nats["kl"])
     served = donor.served(setting)
     used &= served
     details: dict[str, Any] = {"draws": draws, "without_donor": int((~served).sum())}
@@ -58,50 +64,8 @@ def _scrubbed(
         details |= {"value_by_draw": by_draw, "sd_over_draws": spread}
     with np.errstate(invalid="ignore"):  # of examples that do not count
         components = dict(zip(statistic.components, (np.mean(values, axis=0), *over), strict=True))
-    warnings = task_warnings(runs, used) if over else ()
+    warnings = task_warnings(runs, used) if recovery else ()
     return record(spec, components, statistic, used=used, warnings=warnings, details=details)
-
-
-def _scrub_recovery(
-    runs: CircuitRuns, spec: MetricSpec, *, draws: int = 5, same_answer: bool = False
-) -> Measurement:
-    """Share of the model's margin that is left when all but the circuit comes from other prompts.
-
-    sum y_scrub / sum y_full: each prompt has a donor of its own length, and whatever lies outside the circuit
-    carries what it carries in the donor's clean run. y_scrub is the mean over draws of donors. A prompt alone
-    in its length is left out (`without_donor`). The ablation of the runs plays no part.
-
-    Options:
-        draws: Draws of donors that are averaged.
-        same_answer: Only donors with the same right answers; prompts without one are left out.
-
-    Undefined (`zero_denominator`) where |sum y_full| < 1e-8 n. The detail `value_by_draw` has each draw.
-
-    References:
-        Chan et al. 2022, Causal Scrubbing.
-    """
-    how: dict[str, Any] = {"draws": draws, "same_answer": same_answer}
-    return _scrubbed(runs, spec, ratio_of("scrub", "full"), runs.margins_from, runs.margins("full"), **how)
-
-
-def _scrub_kl(
-    runs: CircuitRuns, spec: MetricSpec, *, draws: int = 5, same_answer: bool = False
-) -> Measurement:
-    """Mean KL(model || run) when all but the circuit comes from other prompts, averaged over donors.
-
-    Options:
-        draws: Draws of donors that are averaged.
-        same_answer: Only donors with the same right answers; prompts without one are left out.
-
-    References:
-        Chan et al. 2022, Causal Scrubbing.
-    """
-    full = run_logits(runs, "full")
-
-    def nats(logits: Float[Tensor, "n d_vocab"]) -> Float64[np.ndarray, " n"]:
-        return divergences(full, logits.numpy())["kl"]
-
-    return _scrubbed(runs, spec, mean_of("kl"), nats, draws=draws, same_answer=same_answer)
 
 
 SPECS = (
@@ -115,7 +79,7 @@ SPECS = (
         runs=("full",),
         more_runs=True,
         meaning="Share of the margin that is left when all but the circuit comes from other prompts.",
-        compute=_scrub_recovery,
+        compute=_scrub,
     ),
     MetricSpec(
         key="scrub-kl",
@@ -129,6 +93,6 @@ SPECS = (
         runs=("full",),
         more_runs=True,
         meaning="Mean divergence from the model when all but the circuit comes from other prompts.",
-        compute=_scrub_kl,
+        compute=_scrub,
     ),
 )

@@ -186,7 +186,6 @@ def _topk(
     *,
     K: Sequence[int] | None = None,
     support: str = "full",
-    vocabulary: int | None = None,
 ) -> Measurement:
     """Share of the model's K most confident outputs that are among the circuit's: Acc@K; the value is Acc@1.
 
@@ -197,7 +196,6 @@ def _topk(
         K: List sizes, below the number of outputs. Default 1, 5, 10; for at most 10 outputs, 1 and a quarter.
         support: What tau_K ranks: the model's top K (`full`, tau-b), the shared outputs (`intersection`,
             tau-b) or both lists (`union`, Fagin's K^(1/2)).
-        vocabulary: Outputs that can be ranked, from the first. Default: as many as the tokenizer has.
 
     The interval is Clopper-Pearson for K = 1, else that of a bounded mean, which holds at every n. Passes
     when Acc@1 > 0.95 and Acc@5 > 0.90.
@@ -207,7 +205,9 @@ def _topk(
         Wang et al. 2022, arXiv:2211.00593; Conmy et al. 2023, arXiv:2304.14997.
     """
     both = [run_logits(runs, which) for which in ("full", "keep")]
-    n_outputs = _rankable(runs, vocabulary, both[0].shape[1])
+    tokenizer, n_outputs = runs.model.tokenizer, both[0].shape[1]
+    if tokenizer is not None:  # the last rows of a padded unembedding are no tokens
+        n_outputs = min(len(tokenizer), n_outputs)
     ks, used = check_k(K, n_outputs), finite_examples(runs, "full", "keep")
     # Excluded examples are ranked as all equal and counted nowhere.
     full, keep = (np.where(used[:, None], run[:, :n_outputs], 0.0) for run in both)
@@ -238,18 +238,6 @@ def _topk(
     main, judged = parts[f"acc@{ks[0]}"], judge_agreement(parts)
     warnings = (*main.warnings, *["many_ties"] * any(share > MANY_TIES for share in ties.values()))
     return replace(main, id=spec.id, details=details, parts=parts, judged=judged, warnings=warnings)
-
-
-def _rankable(runs: CircuitRuns, vocabulary: int | None, d_vocab: int) -> int:
-    """How many outputs can be ranked, from the first."""
-    if vocabulary is None:
-        tokenizer = runs.model.tokenizer
-        return d_vocab if tokenizer is None else min(len(tokenizer), d_vocab)
-    if not 1 < vocabulary <= d_vocab:
-        raise InputError(
-            f"vocabulary is {vocabulary}; expected 2 to {d_vocab}, the number of outputs of the model"
-        )
-    return vocabulary
 
 
 SPECS = (

@@ -29,6 +29,7 @@ from assay.stats.estimate import finite
 
 ROUNDING = 1e-12  # relative error of a computed tail; a failure this close to the allowed one meets it
 METHODS = {1: ("order-statistic",), 2: ("ustat", "published")}  # by the axes of the values, the default first
+_WORDS = {"order-statistic": "order statistic", "ustat": "U-statistic", "published": "as published"}
 _LARGEST = 2 * 10**6  # exact sample size; it takes some seconds
 
 
@@ -79,12 +80,10 @@ class Certificate(Record):
     def statement(self) -> str:
         """The certificate in a sentence."""
         name, n = f"percentile {100 * self.percentile:.10g}", f"{self.n} independent values"
+        how = _WORDS[self.method] + ("" if self.rigorous else ", approximate")
         if self.bound is None:
-            start = f"no bound on {name} at confidence {self.delta:g}: {n}, "
-            return f"{start}{self.n_needed} needed ({self.method})"
-        kind = "" if self.rigorous else ", approximate"
-        bound = f"{name} is at most {self.bound:.6g} with confidence {self.confidence:.6g}"
-        return f"{bound} ({self.method}, {n}{kind})"
+            return f"no bound on {name} at confidence {self.delta:g}: {n}, {self.n_needed} needed ({how})"
+        return f"{name} is at most {self.bound:.6g} with confidence {self.confidence:.6g} ({how}, {n})"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +144,7 @@ def certificate(
 
     Example:
         >>> certificate(np.arange(1.0, 1001.0), 0.99).statement
-        'percentile 99 is at most 996 with confidence 0.971314 (order-statistic, 1000 independent values)'
+        'percentile 99 is at most 996 with confidence 0.971314 (order statistic, 1000 independent values)'
         >>> certificate(np.arange(1.0, 1001.0), 0.999).n_needed
         2995
     """

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from assay.core.errors import check_least
 from assay.discovery.heads.scores import HeadScores, provenance_of
 from assay.execution.batches import choose_batch_size
-from assay.models import Block, Model, Separate
+from assay.models import Block, Model
 from assay.objectives import Loss, Objective, get_objective
 from assay.tasks import Batch, Task
 from assay.tasks.task import draw_rows
@@ -212,7 +212,7 @@ def _active(site: Sequence[Tensor], block: Block, head: int) -> int:
 
 def _value_columns(block: Block) -> tuple[int, Tensor]:
     """Which projection module makes the values, and its output columns per key/value head."""
-    separate = isinstance(block.family.qkv, Separate)
+    separate = len(block.qkv) == 3
     heads = [block.n_heads, block.n_kv_heads, block.n_kv_heads] if separate else [block.n_channels]
     widths = [count * block.d_head for count in heads]
     # Numbering the outputs and laying them out as channels says where each channel stands.

@@ -15,7 +15,7 @@ from assay.circuits import Circuit
 from assay.core.errors import InputError
 from assay.core.registry import Registry
 from assay.execution import ABLATIONS, Ablation, BaselineShelf, run_circuit
-from assay.execution.ablation import Replacement, Setting, Site, check_aligned
+from assay.execution.ablation import Noise, Replacement, Setting, Site, check_aligned
 from assay.models.model import at_reads
 
 
@@ -150,7 +150,7 @@ for _intervention in (
     Donor(key="resample-donor", summary="outputs on another clean prompt"),
     Donor(key="resample-donor-same-class", same_answer=True, summary="the same, of a prompt with its answer"),
     ABLATIONS["noise-additive"],
-    ABLATIONS["noise"],
+    Noise(),
     Soft(),
     AttentionUniform(),
 ):
@@ -187,7 +187,7 @@ def run_with_edges_replaced(
             f"(Circuit.from_heads), or one of {have}, resample-donor"
         )
     if ablation == "mean-positional":
-        check_aligned(ablation, setting.reference, prompts)
+        check_aligned(ablation, [*setting.reference.lengths.tolist(), *prompts.lengths.tolist()])
     chosen, size = ABLATIONS[ablation], setting.batch_size
     seed = setting.seed + 1000 * setting.draw  # another stream per draw
     shelf = BaselineShelf(max_bytes=0) if shelf is None else shelf

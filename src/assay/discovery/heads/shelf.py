@@ -1,4 +1,4 @@
-"""Columns of a measurement table on disk: blocks of rows that are added and never changed."""
+"""Arrays of one job on disk: named blocks that are added and never changed."""
 
 import json
 from collections.abc import Mapping
@@ -7,75 +7,61 @@ from typing import Any
 
 import numpy as np
 import torch
-from jaxtyping import Float64
 
-from assay.circuits.files import read_arrays, real_numbers, write_arrays, write_atomically
+from assay.circuits.files import read_arrays, write_arrays, write_atomically
 from assay.core.errors import FileFormatError, InputError, writing
+from assay.core.record import canonical_json
 from assay.core.untrusted import malformed, read_object
 
 
-KIND = "block of a measurement table"
-
-
 class Shelf:
-    """The folder of one table: its record in `table.json`, a safetensors file per block of rows of a column.
+    """The folder of one job: its record in `job.json`, a safetensors file per block.
 
     Args:
         folder: It is made if it does not exist.
         identity: Content hash of the record.
-        record: What the table is a function of.
+        record: What the arrays are a function of.
 
     Raises:
-        InputError: If the folder holds the table of something else; the facts that differ are named.
+        InputError: If the folder holds another job; the facts that differ are named.
         FileFormatError: If its record cannot be read.
         OutputError: If the folder cannot be written.
     """
 
     def __init__(self, folder: Path, identity: str, record: Mapping[str, Any]) -> None:
-        self.folder, self.identity = folder, identity
-        path = folder / "table.json"
+        self.folder, self.identity, path = folder, identity, folder / "job.json"
         with writing(f"make the folder {folder}", "choose a writable one"):
             folder.mkdir(parents=True, exist_ok=True)
+        text = canonical_json({"hash": identity, "record": dict(record)})
         if not path.exists():
-            content = {"hash": identity, "record": dict(record)}
-            write_atomically(path, json.dumps(content, indent=1, allow_nan=False).encode())
+            write_atomically(path, text.encode())
             return
-        found = read_object(path, "the record of a measurement table")
-        with malformed(path, "the record of a measurement table"):
+        found, own = read_object(path, "the record of a job"), json.loads(text)["record"]
+        with malformed(path, "the record of a job"):
             stored = dict(found["record"])
         if found.get("hash") != identity:
-            differing = sorted(key for key in {*stored, *record} if stored.get(key) != record.get(key))
+            differing = sorted(key for key in {*stored, *own} if stored.get(key) != own.get(key))
             raise InputError(
-                f"the table in {folder} belongs to another {', '.join(differing)}: its hash is "
-                f"{found.get('hash')}, expected {identity}. Give this table its own folder"
+                f"the blocks in {folder} belong to another {', '.join(differing)}: their hash is "
+                f"{found.get('hash')}, expected {identity}. Give this job its own folder"
             )
 
-    def _path(self, column: str, start: int) -> Path:
-        return self.folder / f"{column.replace('/', '~')}.{start:08d}.safetensors"
+    def _path(self, name: str, number: int) -> Path:
+        return self.folder / f"{name.replace('/', '~')}.{number:08d}.safetensors"
 
-    def has(self, column: str, start: int = 0) -> bool:
-        """Whether the block of a column that begins at a row is there."""
-        return self._path(column, start).exists()
+    def read(self, name: str, number: int = 0) -> dict[str, np.ndarray] | None:
+        """The arrays of a block; None where there is none, or where its file is damaged or of another job."""
+        path = self._path(name, number)
+        try:
+            arrays, header = read_arrays(path, name)
+            if header.get("job") != self.identity or any(array.is_complex() for array in arrays.values()):
+                return None
+            with malformed(path, name):
+                return {key: array.numpy() for key, array in arrays.items()}
+        except FileFormatError:
+            return None
 
-    def read(self, column: str, start: int = 0) -> Float64[np.ndarray, "*shape"]:
-        """One block.
-
-        Raises:
-            FileFormatError: If the file is truncated, changed, or of another table.
-        """
-        path = self._path(column, start)
-        arrays, header = read_arrays(path, KIND)
-        if (header.get("table"), header.get("column")) != (self.identity, column):
-            raise FileFormatError(
-                f"{path} holds {header.get('column')!r} of the table {header.get('table')!r}, expected "
-                f"{column!r} of {self.identity!r}; delete it, and it will be measured again"
-            )
-        with malformed(path, KIND):
-            return np.asarray(real_numbers(arrays["values"]).numpy(), dtype=np.float64)
-
-    def write(self, column: str, start: int, values: Float64[np.ndarray, "*shape"]) -> None:
-        """Add a block; one that is there already stays as it is."""
-        path = self._path(column, start)
-        if not path.exists():
-            arrays = {"values": torch.from_numpy(np.ascontiguousarray(values))}
-            write_arrays(path, arrays, {"kind": KIND, "table": self.identity, "column": column})
+    def write(self, name: str, number: int, **arrays: np.ndarray) -> None:
+        """Add a block, whole or not at all."""
+        tensors = {key: torch.from_numpy(np.ascontiguousarray(array)) for key, array in arrays.items()}
+        write_arrays(self._path(name, number), tensors, {"kind": name, "job": self.identity})

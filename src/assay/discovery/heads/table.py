@@ -213,7 +213,6 @@ class MeasurementTable:
         Raises:
             UnknownNameError: For a name or method that there is not.
             InputError: For prompts without what the column needs: wrong answers, donors, one length.
-            FileFormatError: If a kept block is truncated or was changed.
         """
         if name not in self._columns:
             self._columns |= self._filled(name)
@@ -234,7 +233,7 @@ class MeasurementTable:
             return self._in_blocks(name, outside((), self.model))
         if name == "y_drop1/circuit":
             # What the table over all heads holds already is not measured again.
-            if "y_drop1" in self._columns or (self._shelf is not None and self._shelf.has("y_drop1")):
+            if "y_drop1" in self._columns or (self._shelf is not None and self._shelf.read("y_drop1")):
                 return {name: self.column("y_drop1")[:, self.places]}
             return self._in_blocks(name, self.heads)
         if name == "ocse":
@@ -267,13 +266,14 @@ class MeasurementTable:
         self, name: str, make: Callable[[], Mapping[str, np.ndarray]], start: int = 0
     ) -> dict[str, np.ndarray]:
         """Columns, or blocks of them from a row on, read from the folder or made and kept there."""
-        if self._shelf is not None and self._shelf.has(name, start):
-            return {name: self._shelf.read(name, start)}
+        block = None if self._shelf is None else self._shelf.read(name, start)
+        if block is not None:
+            return {name: np.asarray(block["values"], dtype=np.float64)}
         with self._counting():
             made = {key: np.asarray(value, dtype=np.float64) for key, value in make().items()}
         if self._shelf is not None:
             for key, value in made.items():
-                self._shelf.write(key, start, value)
+                self._shelf.write(key, start, values=value)
         return made
 
     @contextmanager

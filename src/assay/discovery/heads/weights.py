@@ -335,7 +335,6 @@ class EdgeTest(Record):
         p_value: Two-sided, of Welch's t distribution; NaN where undefined.
         permutation_p: Two-sided, of t among 999 random choices of as many pairs: it holds for skewed values,
             where few edges make Welch's too small. NaN where undefined.
-        degrees_of_freedom: Welch-Satterthwaite.
         mean_edges, mean_others: Mean composition of either side.
         n_edges: Pairs that the circuit joins.
         n_others: Other pairs.
@@ -344,7 +343,6 @@ class EdgeTest(Record):
 
     statistic: float = math.nan
     p_value: float = math.nan
-    degrees_of_freedom: float = math.nan
     mean_edges: float
     mean_others: float
     n_edges: int
@@ -402,7 +400,6 @@ def edge_test(
     return EdgeTest(
         statistic=statistic,
         p_value=float(found.pvalue),
-        degrees_of_freedom=float(found.df),
         permutation_p=_permutation_p(edges, others, abs(statistic), stream(seed, "edge-test")),
         **sizes,
     )
