@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from assay.analyses.worst_case.divergence import Divergence, Kernel, get_divergence
-from assay.analyses.worst_case.evaluation import FolderShelf, Progress, sample_values
+from assay.analyses.worst_case.evaluation import FORMAT, Progress, sample_values
 from assay.analyses.worst_case.result import WorstCase, facts_of, notes_on
 from assay.analyses.worst_case.rows import Rerun
 from assay.analyses.worst_case.sampling import PairSample, grammar_of, sample_pairs, usual_protocol
@@ -15,6 +15,8 @@ from assay.analyses.worst_case.sanity import check_known_runs
 from assay.circuits import Circuit
 from assay.circuits.naming import named_task
 from assay.core.errors import InputError
+from assay.core.record import record_id
+from assay.discovery.heads.shelf import Shelf
 from assay.execution.forward import check_circuit
 from assay.models import Model
 from assay.tasks import Task, is_task_file, load_task
@@ -165,7 +167,7 @@ def run_sample(
     if directory is not None:
         record = facts["provenance"]
         job = {name: record[name] for name in record if name not in ("machine", "thresholds")}
-        shelf = FolderShelf(Path(directory), job)
+        shelf = Shelf(Path(directory), record_id("blocks", {"format": FORMAT, **job}), job)
     check_known_runs(model, circuit, sample)
     values = sample_values(circuit, model, sample, measured, shelf=shelf, progress=progress)
     return WorstCase(

@@ -7,14 +7,8 @@ runs of one circuit. Logits live for one block of pairs only.
 """
 
 import itertools
-import json
-import tokenize
-import zlib
-from collections.abc import Callable, Iterator, Mapping
-from io import BytesIO
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 import torch
@@ -30,17 +24,15 @@ from assay.analyses.worst_case.divergence import (
     table_divergences,
 )
 from assay.analyses.worst_case.sampling import PairSample, PromptSet, first_occurrences, task_of
-from assay.circuits import Circuit, write_atomically
-from assay.core.errors import InputError, NonFiniteError, OutputError
-from assay.core.record import canonical_json
-from assay.core.untrusted import parse_json
+from assay.circuits import Circuit
+from assay.core.errors import InputError, NonFiniteError
+from assay.discovery.heads.shelf import Shelf
 from assay.execution import Ablation, PairRunner, PreparedInputs, get_ablation, run_circuit, run_model
 from assay.execution.batches import TOKENS_PER_PASS, free_memory
 from assay.models import Model
 
 
 TILE = 128  # inputs a side of one block of a product
-BLOCK = "block-{:06d}.npz"
 LISTED = 8192  # pairs of one block of a list
 FORMAT = 1  # raised when blocks are cut or written in another way than before
 HELD = 2**25  # numbers of logits, or of images, that are held at a time, per run of single pairs
@@ -162,11 +154,9 @@ class PairEvaluator:
 
     def _values(self, rows: Rows, model: Tensor, circuit: Tensor, empty: Tensor) -> PairValues:
         clean = self.clean.subset(rows)
-        return PairValues(
-            pair_divergences(self.divergence, model, circuit, clean),
-            pair_divergences(self.divergence, model, empty, clean),
-            (circuit.argmax(-1) != model.argmax(-1)).cpu().numpy(),
-        )
+        differs = (circuit.argmax(-1) != model.argmax(-1)).cpu().numpy()
+        kept, nothing = (pair_divergences(self.divergence, model, run, clean) for run in (circuit, empty))
+        return PairValues(kept, nothing, differs)
 
     # ---- by the parts that pairs share ------------------------------------------------------------
 
@@ -260,66 +250,13 @@ def _undefined(shape: tuple[int, ...]) -> PairValues:
 # ------------------------------------------------------------------------------- every pair, resumable
 
 
-class FolderShelf:
-    """A directory that keeps the finished blocks of one job.
-
-    Args:
-        directory: Made if it does not exist.
-        job: What the values are a function of.
-
-    Raises:
-        InputError: If the directory holds the blocks of another job.
-        OutputError: If it cannot be written.
-    """
-
-    def __init__(self, directory: Path, job: Mapping[str, Any]) -> None:
-        self.directory, path = directory, directory / "job.json"
-        job = {"format": FORMAT, **json.loads(canonical_json(job))}
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            earlier = parse_json(path.read_text(encoding="utf-8")) if path.exists() else job
-        except OSError as error:
-            raise OutputError(f"cannot use {directory} for blocks: {error.strerror}") from error
-        except ValueError:
-            earlier = None  # some other program's file
-        if earlier != job:
-            known = earlier if isinstance(earlier, dict) else {}
-            names = ", ".join(name for name in job if known.get(name) != job[name])
-            raise InputError(
-                f"{directory} contains the blocks of another job (different: {names}); give another "
-                "directory, or delete this one"
-            )
-        write_atomically(path, json.dumps(job, indent=1).encode())
-
-    def read(self, number: int) -> PairValues | None:
-        """A finished block; None where there is none, or where its file is damaged."""
-        try:
-            with np.load(
-                BytesIO((self.directory / BLOCK.format(number)).read_bytes()), allow_pickle=False
-            ) as arrays:
-                return PairValues(**arrays)
-        except (OSError, EOFError, ValueError, TypeError, BadZipFile, zlib.error, tokenize.TokenError):
-            return None
-
-    def write(self, number: int, values: PairValues, *, finished: int, total: int) -> None:
-        content = BytesIO()
-        np.savez(content, **values._asdict())
-        try:
-            write_atomically(self.directory / BLOCK.format(number), content.getvalue())
-        except OutputError as error:
-            raise OutputError(
-                f"{error}. {finished} of {total} blocks are saved in {self.directory}: free some space and "
-                "run the same command again to resume"
-            ) from error
-
-
 def sample_values(
     circuit: Circuit,
     model: Model,
     sample: PairSample,
     divergence: Divergence,
     *,
-    shelf: FolderShelf | None = None,
+    shelf: Shelf | None = None,
     progress: Progress | None = None,
 ) -> PairValues:
     """Values of all pairs of a sample, in its shape; equal pairs are run once.
@@ -362,13 +299,15 @@ def sample_values(
     tell: Progress = progress or (lambda stage, done, total: None)
     tell("attack", 0, total)
     for number, block in enumerate(blocks):
-        values = None if shelf is None else shelf.read(number)
-        if values is None:
+        kept = None if shelf is None else shelf.read("block", number)
+        if kept is not None:
+            values = PairValues(**kept)
+        else:
             run = evaluator.table if sample.pairs is None else evaluator.pairs
             found = run(rows[block[0]], columns[block[-1]])
             values = PairValues(found.divergence.astype(kind), found.empty.astype(kind), found.argmax_differs)
             if shelf is not None:
-                shelf.write(number, values, finished=number, total=len(blocks))
+                shelf.write("block", number, **values._asdict())
         for into, value in zip(distinct, values, strict=True):
             into[block] = value
         done += values.divergence.size

@@ -1,27 +1,24 @@
 """Divergences grouped by what the prompts were filled with, and which fillings are significantly worse."""
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-import scipy
-from jaxtyping import Bool, Float64, Int64
+from jaxtyping import Float64, Int64
 
 from assay.analyses.worst_case.rows import pair_ids
 from assay.analyses.worst_case.sampling import CORRUPTED, PairSample, PromptSet
 from assay.core.errors import check_name
-from assay.core.random import stream
 from assay.core.record import plain
-from assay.stats import CellTable, benjamini_hochberg, cell_table, cell_tests, spearman_test
+from assay.stats import CellTable, cell_table, cell_tests
 from assay.stats.significance import SPARSE
+from assay.stats.summary import shares_of
 
 
 SHARES = {"max": 1.0, "p99.9": 0.999, "p99.99": 0.9999}  # percentiles of heatmaps
 FEWEST, MOST = 2, 200  # distinct values of a field that is tested
-FEWEST_NUMBERS = 10  # distinct values of a field whose trend is tested
 POOLED = 0.99  # pairs above this percentile of all of them count as exceeding
 LEVEL = 0.05  # false discovery rate of what is called significant
 
@@ -83,14 +80,11 @@ class FieldLabels:
         """Whether there are enough and not too many values."""
         return FEWEST <= len(self.values) <= MOST
 
-    def means(
-        self, values: Values, groups: Int64[np.ndarray, " inputs"], n: int
-    ) -> tuple[Float64[np.ndarray, " n"], Bool[np.ndarray, " n"]]:
-        """Mean divergence over the pairs of each group of inputs, and which groups have pairs."""
+    def means(self, values: Values) -> Float64[np.ndarray, " n_values"]:
+        """Mean divergence over the pairs of each value; NaN without pairs."""
         of_pairs = values if self.sample.pairs is not None else values.mean(axis=1 - self.axis)
-        total = np.bincount(groups[self.used], minlength=n)
-        sums = np.bincount(groups[self.used], weights=of_pairs, minlength=n)
-        return np.divide(sums, total, out=np.full(n, np.nan), where=total > 0), total > 0
+        groups, n = self.codes[self.used], len(self.values)
+        return shares_of(np.bincount(groups, of_pairs, n), np.bincount(groups, minlength=n))
 
 
 def known_fields(sample: PairSample) -> tuple[str, ...]:
@@ -128,7 +122,7 @@ def field_tests(values: Values, sample: PairSample, *, seed: int = 0) -> list[di
     records: list[dict[str, Any]] = []
     for labels, aliases in _tested(sample):
         tests = _tests(values, [labels], seed)
-        mean, _ = labels.means(values, labels.codes, len(labels.values))
+        mean = labels.means(values)
         # Distinct inputs that bear each value and are part of a pair.
         seen = np.unique(np.stack([labels.codes, labels.side.distinct.inverse])[:, labels.used], axis=1)
         n_inputs = np.bincount(seen[0], minlength=len(labels.values))
@@ -150,50 +144,6 @@ def field_tests(values: Values, sample: PairSample, *, seed: int = 0) -> list[di
                 }
             )
     return sorted(records, key=lambda record: (record["p_value"], -record["exceed"]))
-
-
-def field_trends(values: Values, sample: PairSample, *, seed: int = 0) -> list[dict[str, Any]]:
-    """Whether the divergence rises or falls with a field of numbers.
-
-    For every numeric field with at least 10 different values: Spearman's rho between the value and the mean
-    divergence over each distinct input's pairs, a two-sided permutation test over inputs, Benjamini-Hochberg
-    over the fields. A field of many values, each on a few inputs, shows here what `field_tests` cannot.
-
-    Returns:
-        Records by ascending p-value.
-    """
-    records: dict[tuple[int, bytes], dict[str, Any]] = {}
-    for name in known_fields(sample):
-        labels = FieldLabels.of(sample, name)
-        numbers = np.array([_number(value) for value in labels.values])
-        if len(numbers) < FEWEST_NUMBERS or np.isnan(numbers).any():
-            continue
-        first, inverse = labels.side.distinct
-        mean, used = labels.means(values, inverse, len(first))
-        x, y = numbers[labels.codes[first]][used], mean[used]
-        # A field in the same order as another, or in the opposite one, is another name of it.
-        order = (labels.axis, min(scipy.stats.rankdata(each).tobytes() for each in (x, -x)))
-        if order in records:
-            records[order]["aliases"].append(name)
-            continue
-        trend = spearman_test(x, y, rng=stream(seed, f"trend/{name}"))
-        if not math.isnan(trend.rho):
-            facts = {"n_inputs": len(x), "n_values": len(numbers), "rho": trend.rho, "p_value": trend.p_value}
-            records[order] = {"field": name, "aliases": [], **facts}
-    tested = list(records.values())
-    if tested:
-        adjusted = benjamini_hochberg(np.array([record["p_value"] for record in tested]))
-        for record, q_value in zip(tested, adjusted.tolist(), strict=True):
-            record |= {"q_value": q_value, "significant": q_value <= LEVEL}
-    return sorted(tested, key=lambda record: (record["p_value"], -abs(record["rho"])))
-
-
-def _number(value: Any) -> float:
-    """A number, or text that is one ("07"); NaN for anything else."""
-    text = isinstance(value, str) and value.isdigit()
-    return (
-        float(value) if text or (isinstance(value, int | float) and not isinstance(value, bool)) else math.nan
-    )
 
 
 def heatmaps(values: Values, sample: PairSample, *, seed: int = 0) -> list[dict[str, Any]]:

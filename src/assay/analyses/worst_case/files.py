@@ -17,7 +17,7 @@ _KIND = "worst_case"
 _SIDES = ("clean", "corrupted", "reference")
 _SLOT = ".slot."
 _IDS = ("tokens", "lengths", "positions", "answers", "wrong")
-_PLAIN: tuple[str, ...] = ("protocol", "independent", "paired", "reuse_clean", "own_rows", "population")
+_PLAIN: tuple[str, ...] = ("protocol", "independent", "paired", "reuse_clean", "own_rows")
 _PLAIN += ("seed", "streams", "task", "ablation")
 
 

@@ -2,20 +2,19 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from assay.analyses.worst_case.divergence import DIVERGENCES
 from assay.analyses.worst_case.page_parts import (
-    Percentile,
+    STATISTICS,
     Words,
+    certified,
     field_blocks,
     missing_edges,
-    percentiles,
     searched_pairs,
     significant,
-    sound_certificate,
     worst_pairs,
 )
 from assay.analyses.worst_case.result import NOT_CERTIFIED
@@ -33,7 +32,7 @@ from assay.page.blocks import (
     columns,
     folded_record,
 )
-from assay.page.draw import MUTED, OPPOSES, RULE, SUPPORTS, axes_of
+from assay.page.draw import LABEL_SIZE, MUTED, OPPOSES, SUPPORTS, axes_of
 from assay.page.text import (
     NARROW,
     Text,
@@ -65,11 +64,6 @@ METHODS = {
     "ustat": "all {what}, as a U-statistic",
     "published": "as published",
 }
-FAR = 100.0  # a median that far below the largest value calls for a logarithmic axis
-MARKED = ("p50", "p95", "p99", "p99.9", "p99.99", "max")
-CIRCUIT: dict[str, Any] = {"marker": "o", "color": SUPPORTS, "markersize": 5}
-BOUND: dict[str, Any] = {"marker": "|", "color": OPPOSES, "markersize": 10, "markeredgewidth": 2}
-EMPTY: dict[str, Any] = {"marker": "s", "color": MUTED, "markersize": 4, "markerfacecolor": "none"}
 PROTOCOLS = {
     "inputs": "{clean} distinct {of}s were run, each by itself: the ablation reads no second {of}.",
     "all": "Each of {clean} distinct clean {of}s was run with each of {corrupted} distinct {second} "
@@ -159,8 +153,7 @@ def heading(document: Document) -> dict[str, Any]:
 
 def _guarantee(document: Document, words: Words) -> str:
     """The strongest sound certificate, and the lowest percentile for which there is none."""
-    shares = sorted({each["percentile"] for each in document["certificates"] if each["rigorous"]})
-    certificates = [each for share in shares if (each := sound_certificate(document, share))]
+    certificates = sorted(certified(document).values(), key=lambda each: each["percentile"])
     if not certificates:
         return f"No bound is certified: {_no_certificate(document)}."
     sentences = []
@@ -189,17 +182,21 @@ def _no_certificate(document: Document) -> str:
 
 def _tail(document: Document, words: Words) -> Figure:
     """The distribution beside its percentiles."""
-    counts, summary, what = document["histogram"]["counts"], document["summary"], words.noun
-    share = counts[0] / max(sum(counts), 1)
-    first = f"; {percent(share)} of the circuit’s {what} are in the first bin" if share > 0.5 else ""
+    summary, what = document["summary"], words.noun
+    anchor, z, sound = document.get("anchor") or {}, summary.get("z") or {}, certified(document)
     rows: list[list[Cell | Text]] = []
-    for each in percentiles(document):
-        bound: Text = "" if each.n_needed is None else quiet("none")
-        if each.bound is not None:
-            bound = f"\N{LESS-THAN OR EQUAL TO}\N{NO-BREAK SPACE}{significant(each.bound)}"
-        z = Cell(text="" if each.z is None else number(each.z, 1), style="quiet")
-        empty = "" if each.anchor is None else significant(each.anchor)
-        rows.append([each.name, significant(each.value), z, bound, empty])
+    for key, value in summary["absolute"].items():
+        if key == "count" or (value is None and key.startswith("p")):
+            continue  # a percentile that so few pairs do not resolve
+        bound: Text = ""
+        if key in sound:
+            limit = sound[key]["bound"]
+            below = f"\N{LESS-THAN OR EQUAL TO}\N{NO-BREAK SPACE}{significant(limit)}"
+            bound = quiet("none") if limit is None else below
+        score = Cell(text="" if z.get(key) is None else number(z[key], 1), style="quiet")
+        empty = significant(anchor["absolute"][key]) if anchor else ""
+        name = STATISTICS.get(key, f"percentile {key[1:]}")
+        rows.append([name, significant(value), score, bound, empty])
     shares = [(f"first {words.answer} differs", summary.get("argmax_differs"))]
     shares += [
         (f"above {significant(float(each['threshold']))}", each["share"])
@@ -207,7 +204,7 @@ def _tail(document: Document, words: Words) -> Figure:
     ]
     rows += [[name, percent(value), "", "", ""] for name, value in shares if value is not None]
     compared = ""
-    if anchor := document.get("anchor"):
+    if anchor:
         compared = (
             f" On {percent(anchor['share_above'])} of the {what} the circuit is further from the model than "
             f"the empty circuit is. Ratio of means {significant(anchor['ratio_of_means'])}, rank correlation "
@@ -215,11 +212,10 @@ def _tail(document: Document, words: Words) -> Figure:
         )
     heads = columns(words.unit) + columns("circuit", "z", "certified", "empty circuit", numeric=True)
     return Figure(
-        draw=partial(plot_tail, document),
-        label="Histogram of the divergence of circuit and empty circuit, with percentiles; the numbers are "
-        "in the table.",
-        note=f"Blue: the circuit; grey: the empty circuit on the same {what}; the model would be at 0. "
-        f"{what.capitalize()} per bin are on a logarithmic axis{first}.",
+        draw=partial(_histogram, document),
+        label="Histogram of the divergence of circuit and empty circuit; the numbers are in the table.",
+        note=f"Blue: the circuit; grey: the empty circuit on the same {what}; the model would be at 0. Both "
+        "axes are logarithmic, and the first bin holds all that is less. Vertical lines: certified bounds.",
         blocks=[Table(columns=heads, rows=rows, style="percentiles")],
         caption="Percentiles are those of the sample; a certified bound is one on the percentile of the "
         f"distribution it was drawn from.{compared}",
@@ -257,9 +253,6 @@ def _certificates(document: Document, words: Words) -> Block:
             remark = f"none: needs {needed} independent {words.counted}; there are {n}"
         else:
             bound, confidence = significant(each["bound"]), percent(each["confidence"])
-            if each.get("reason") == "below_delta":
-                asked = percent(each["delta"])
-                remark = f"less than the requested {asked}; {needed} {words.counted} would be enough"
         rank = "" if each["order"] is None else f"{number(each['order'])} of {number(each['n_values'])}"
         method = METHODS.get(each["method"], each["method"]).replace("{what}", what)
         name = (method, quiet(" (theorem)") if each["rigorous"] else "")
@@ -292,95 +285,41 @@ def _facts(document: Document, words: Words) -> list[tuple[str, Text]]:
 
 
 def plot_worst_case(worst: "WorstCase", ax: "Axes | None" = None) -> "Axes":
-    """Draw the divergences of all pairs and their percentiles; on given axes the histogram alone."""
-    document = worst.distribution()
-    return plot_tail(document) if ax is None else plot_histogram(document, ax)
+    """Draw the divergences of circuit and empty circuit, and the certified bounds, as the page does."""
+    return _histogram(worst.distribution(), ax)
 
 
-def plot_tail(document: Document) -> "Axes":
-    """Draw the histogram above, its percentiles below; returns the axes of the histogram."""
-    from matplotlib.figure import Figure
-
-    height = 0.7 + 0.27 * len(marks(document))
-    figure = Figure(figsize=(7.6, height + 2.7), layout="constrained")
-    above, below = figure.subplots(2, 1, height_ratios=[2.7, height])
-    plot_histogram(document, above)
-    plot_percentiles(document, below)
-    for ax in (above, below):
-        ax.set_facecolor("none")
-    return cast("Axes", above)
-
-
-def marks(document: Document) -> list[Percentile]:
-    """The percentiles that are drawn, ascending."""
-    return [each for each in percentiles(document) if each.key in MARKED and each.value is not None]
-
-
-def plot_histogram(document: Document, ax: "Axes") -> "Axes":
-    """Draw the divergences of circuit and empty circuit, pairs on a logarithmic axis: the tail is news."""
+def _histogram(document: Document, ax: "Axes | None" = None) -> "Axes":
+    """Both axes are logarithmic, since the tail is what matters; a line at each certified bound."""
     from matplotlib.ticker import NullFormatter
 
-    ax, words, histogram = axes_of(ax, 7.6, 3.0), Words(document), document["histogram"]
+    ax, words, histogram = axes_of(ax, 7.6, 3.0), Words(document), document["logarithmic_histogram"]
     edges = np.array(histogram["edges"], dtype=float)
     if edges[-1] == edges[0]:  # all divergences are 0: one bin of no width
-        edges = np.array([0.0, 1.0])
+        edges = np.array([0.5, 1.0])
+    ax.set_xscale("log")
     ax.set_yscale("log")
-    for name, colour, alpha, width in (("anchor_counts", MUTED, 0.22, 0.9), ("counts", SUPPORTS, 0.28, 1.4)):
+    for name, label, colour, alpha in (
+        ("anchor_counts", "empty circuit", MUTED, 0.22),
+        ("counts", "circuit", SUPPORTS, 0.28),
+    ):
         shown = np.array(histogram[name], dtype=float)
         shown[shown == 0] = np.nan
         ax.stairs(shown, edges, baseline=0.5, fill=True, color=colour, alpha=alpha)
-        ax.stairs(shown, edges, baseline=0.5, color=colour, linewidth=width)
-    ax.set_ylim(0.5, 2.5 * max(histogram["counts"] + histogram["anchor_counts"]))
-    ax.set_xlim(0, edges[-1] * 1.02)
+        ax.stairs(shown, edges, baseline=0.5, color=colour, linewidth=1.2, label=label)
+    ax.set_ylim(0.5, 12 * max(histogram["counts"] + histogram["anchor_counts"]))
+    ax.set_xlim(edges[0], edges[-1] * 1.1)
+    style: dict[str, Any] = {"rotation": 90, "ha": "left", "va": "top", "color": OPPOSES}
+    style |= {"fontsize": LABEL_SIZE, "transform": ax.get_xaxis_transform()}
+    for key, each in certified(document).items():
+        if each["bound"] is not None:
+            ax.axvline(each["bound"], color=OPPOSES, linewidth=1.2)
+            ax.text(each["bound"], 0.98, f" {key} certified", **style)
+    ax.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False, labelcolor=MUTED)
     ax.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value >= 1 else f"{value:g}")
     ax.yaxis.set_minor_formatter(NullFormatter())
     ax.set_xlabel(f"divergence from the model, {words.unit}")
     ax.set_ylabel(f"{words.noun} per bin")
-    return ax
-
-
-def plot_percentiles(document: Document, ax: "Axes") -> "Axes":
-    """Draw a row per percentile: the sample's, a line up to its certified bound, the empty circuit's.
-
-    The axis is logarithmic where the circuit's median and the empty circuit's worst lie far apart.
-    """
-    from matplotlib.lines import Line2D
-
-    rows, words, ax = marks(document), Words(document), axes_of(ax, 7.6, 3.0)
-    shown = [value for row in rows for value in (row.value, row.anchor, row.bound) if value and value > 0]
-    start, end = 0.0, max(shown, default=1.0) * 1.02
-    if shown and end > FAR * min(shown):
-        ax.set_xscale("log")
-        ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-        start, end = min(shown) / 1.3, end * 1.1
-    ax.set_xlim(start, end)
-    for place, row in enumerate(rows):
-        assert row.value is not None
-        ax.axhline(place, color=RULE, linewidth=0.6, zorder=0)
-        if row.anchor is not None:
-            ax.plot(row.anchor, place, **EMPTY, clip_on=False)
-        if row.bound is not None:
-            ax.plot([row.value, row.bound], [place] * 2, color=OPPOSES, linewidth=2, solid_capstyle="butt")
-            ax.plot(row.bound, place, **BOUND, clip_on=False)
-        ax.plot(row.value, place, **CIRCUIT, clip_on=False, zorder=4)
-    names = [row.name if row.n_needed is None else f"{row.name}, no bound" for row in rows]
-    ax.set_yticks(range(len(rows)), names)
-    ax.set_ylim(len(rows) - 0.5, -0.6)
-    ax.tick_params(axis="y", left=False)
-    ax.spines["left"].set_visible(False)
-    ax.set_xlabel(f"divergence, {words.unit}")
-    styles = {"circuit, this sample": CIRCUIT, "certified: at most here": BOUND, "empty circuit": EMPTY}
-    ax.legend(
-        handles=[Line2D([], [], linestyle="", label=name, **style) for name, style in styles.items()],
-        loc="lower left",
-        bbox_to_anchor=(0, 1),
-        ncols=3,
-        frameon=False,
-        fontsize=8.5,
-        labelcolor=MUTED,
-        handletextpad=0.2,
-        borderaxespad=0.1,
-    )
     return ax
 
 

@@ -4,7 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from assay.page.text import MINUS, Span, Text, bold, code, listed, number, perce
 
 Document = Mapping[str, Any]
 STATISTICS = {"mean": "mean", "std": "standard deviation", "min": "least", "p50": "median", "max": "worst"}
-NAMED = 4  # field values and trends named in a sentence
+NAMED = 4  # field values named in a sentence
 OPEN_PAIRS, LISTED_PAIRS, LISTED_EDGES = 8, 40, 12
 SPARSE = 20  # inputs below which a value or a cell is marked
 LISTED_TESTS = 60
@@ -79,49 +79,13 @@ class Words:
         return number(known) + distinct + ("" if n == known else f" ({number(n)} draws)")
 
 
-class Percentile(NamedTuple):
-    """A statistic of the sample and what is certified about that of the distribution.
-
-    Attributes:
-        key: `mean`, `p99`, `max`, ...
-        name: What a reader calls it.
-        value: Of the circuit in this sample; None where undefined.
-        z: The same in standard deviations from the mean, or None.
-        anchor: Of the empty circuit, or None.
-        bound: Certified upper bound, or None.
-        n_needed: Independent values that a bound takes where there is none for lack of them, else None.
-    """
-
-    key: str
-    name: str
-    value: float | None
-    z: float | None
-    anchor: float | None
-    bound: float | None
-    n_needed: int | None
-
-
-def percentiles(document: Document) -> list[Percentile]:
-    """The summary of a worst case, less percentiles that so few pairs do not resolve."""
-    summary, anchor = document["summary"], (document.get("anchor") or {}).get("absolute") or {}
-    rows = []
-    for key, value in summary["absolute"].items():
-        ranked = key.startswith("p")
-        if key == "count" or (value is None and ranked):
-            continue
-        certificate = (sound_certificate(document, float(key[1:]) / 100) if ranked else None) or {}
-        bound, z = certificate.get("bound"), (summary.get("z") or {}).get(key)
-        needed = certificate.get("n_needed") if bound is None else None
-        name = STATISTICS.get(key, f"percentile {key[1:]}")
-        rows.append(Percentile(key, name, value, z, anchor.get(key), bound, needed))
-    return rows
-
-
-def sound_certificate(document: Document, share: float) -> Document | None:
-    """The first certificate of a percentile that holds for every distribution; one with a bound if any."""
-    every = [each for each in document["certificates"] if each["rigorous"]]
-    sound = [each for each in every if abs(each["percentile"] - share) < 1e-12]
-    return min(sound, key=lambda each: each["bound"] is None, default=None)
+def certified(document: Document) -> dict[str, Document]:
+    """By percentile, as `p99`, the first certificate that is a theorem; one with a bound if there is any."""
+    sound: dict[str, Document] = {}
+    for each in sorted(document["certificates"], key=lambda each: each["bound"] is None):
+        if each["rigorous"]:
+            sound.setdefault(f"p{100 * each['percentile']:.10g}", each)
+    return sound
 
 
 # ---------------------------------------------------------------------------------------------- fields
@@ -130,14 +94,7 @@ def sound_certificate(document: Document, share: float) -> Document | None:
 def field_blocks(fields: Document, words: Words) -> list[Block]:
     """Values whose pairs are worse than others, and a heat map for each pair of fields."""
     tests = list(fields.get("tests") or ())
-    trends = [
-        f"{'rises' if each['rho'] > 0 else 'falls'} with {_field_name(each['field'])} "
-        f"(rank correlation {each['rho']:.2f} over {number(each['n_inputs'])} {words.of}s)"
-        for each in fields.get("trends") or ()
-        if each["significant"]
-    ]
-    trend = f" The divergence {' and '.join(trends[:NAMED])}." if trends else ""
-    blocks: list[Block] = [Note(text=_finding(tests, words) + trend)]
+    blocks: list[Block] = [Note(text=_finding(tests, words))]
     if tests:
         blocks.append(_tests(tests, words))
     return [*blocks, *(_heat_figure(each, words.unit) for each in fields.get("heatmaps") or ())]

@@ -13,7 +13,7 @@ import torch
 from jaxtyping import Bool, Float64, Int64
 
 from assay.analyses.worst_case.divergence import Divergence
-from assay.analyses.worst_case.fields import FieldLabels, field_table, field_tests, field_trends, heatmaps
+from assay.analyses.worst_case.fields import FieldLabels, field_table, field_tests, heatmaps
 from assay.analyses.worst_case.files import read_pairs, write_pairs
 from assay.analyses.worst_case.rows import (
     Rerun,
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 SHOWN_PAIRS, SHOWN_INPUTS = 10, 5
-BINS = 100  # of the histogram
+BINS = 100  # of a histogram
+SMALLEST_SHOWN = 1e-6  # of the largest divergence, where logarithmic bins begin
 CERTIFIED = (0.95, 0.99, 0.999)  # percentiles of the default certificates
 NOT_CERTIFIED = "this sample does not support a certificate: "  # before the reason
 FACTS = ("model", "task", "circuit", "ablation", "divergence", "unit", "provenance")
@@ -58,7 +59,8 @@ _DISTRIBUTION = {
         "mean_standard_error": "statistics.standard_error",
     },
     "anchor": "anchor",
-    "histogram": "_histograms",
+    "histogram": "_histogram",
+    "logarithmic_histogram": "_logarithmic_histogram",
     "certificates": "_usual_certificates",
 }
 
@@ -93,14 +95,13 @@ class WorstCase(Plotted, Record):
         "n_distinct_pairs": "n_distinct_pairs",
         "n_distinct_clean": "sample.clean.distinct.first_index.size",
         "n_distinct_corrupted": "sample.corrupted.distinct.first_index.size",
-        "population": "sample.population",
         **same("**facts"),
         "maximum_exceedance": "_largest_exceedance",
         "worst": "_shown_pairs",
         "worst_clean": "worst_inputs.clean",
         "worst_corrupted": "worst_inputs.corrupted",
         "pictures": "pictures",
-        "fields": {"tests": "field_tests", "trends": "field_trends", "heatmaps": "heatmaps"},
+        "fields": {"tests": "field_tests", "heatmaps": "heatmaps"},
         **same(*FINDINGS),
         "warnings": "_listed_warnings",
         "seconds": "seconds",
@@ -238,8 +239,7 @@ class WorstCase(Plotted, Record):
 
     def maximum_exceedance(self, *, delta: float = 0.95) -> float:
         """Share of the distribution that may exceed the largest divergence seen, with confidence `delta`."""
-        reason = not_certified(self.sample)
-        if reason is not None:
+        if (reason := not_certified(self.sample)) is not None:
             raise InputError(NOT_CERTIFIED + reason)
         n = len(counted_rows(self.sample)) if self.sample.own_rows else min(self.divergence.shape)
         return maximum_exceedance(max(n // 2, 1) if self.sample.paired else n, delta=delta)
@@ -329,15 +329,6 @@ class WorstCase(Plotted, Record):
         return field_tests(self.divergence, self.sample, seed=self.sample.seed)
 
     @cached_property
-    def field_trends(self) -> list[dict[str, Any]]:
-        """Numeric fields with which the divergence rises or falls, by ascending p-value.
-
-        Records `field`, `n_inputs`, `n_values`, `rho` (Spearman, over distinct inputs), `p_value`, `q_value`,
-        `significant`.
-        """
-        return field_trends(self.divergence, self.sample, seed=self.sample.seed)
-
-    @cached_property
     def heatmaps(self) -> list[dict[str, Any]]:
         """Max, p99.9 and p99.99 over the pairs of fields that the task names, with tests of the cells."""
         return heatmaps(self.divergence, self.sample, seed=self.sample.seed)
@@ -375,14 +366,20 @@ class WorstCase(Plotted, Record):
     def _listed_warnings(self) -> list[dict[str, str]]:
         return [{"name": name, "message": message} for name, message in self.warnings.items()]
 
-    def _histograms(self) -> dict[str, Any]:
-        """Circuit and empty circuit in the same bins."""
+    def _histogram(self) -> dict[str, Any]:
+        """Circuit and empty circuit in the same bins of equal width."""
+        return self._counted(np.linspace(0.0, 1.0, BINS + 1))
+
+    def _logarithmic_histogram(self) -> dict[str, Any]:
+        """The same in bins of equal ratio; the first holds all that is less."""
+        return self._counted(np.geomspace(SMALLEST_SHOWN, 1.0, BINS + 1))
+
+    def _counted(self, ends: Float64[np.ndarray, " ends"]) -> dict[str, Any]:
+        """Pairs between some shares of the largest divergence; one bin where all are 0."""
         largest = max(float(self.divergence.max()), float(self.empty.max()))
-        if largest == 0:
-            whole = [self.divergence.size]
-            return {"edges": [0.0, 0.0], "counts": whole, "anchor_counts": whole}
-        counts, edges = np.histogram(self.divergence, bins=BINS, range=(0.0, largest))
-        anchor, _ = np.histogram(self.empty, bins=BINS, range=(0.0, largest))
+        edges = largest * ends if largest else np.zeros(2)
+        runs = (np.clip(values, edges[0], edges[-1]) for values in (self.divergence, self.empty))
+        counts, anchor = (np.histogram(values, edges)[0] for values in runs)
         return {"edges": edges, "counts": counts, "anchor_counts": anchor}
 
     @cached_property
@@ -476,12 +473,10 @@ class WorstCase(Plotted, Record):
             f"{'' if ablation == 'resample' else ablation + ' ablation, '}"
             f"circuit of {circuit['n_edges']:,} edges, {self.facts['divergence']} in {self.unit})"
         ]
-        for name, values in (
-            ("circuit", self.statistics.absolute),
-            ("empty circuit", self.anchor["absolute"]),
-        ):
-            rows = {key: values[key] for key in ("mean", "p50", "p99", "p99.9", "max")}
-            shown = "  ".join(f"{key} {value:.4g}" for key, value in rows.items() if value is not None)
+        brief = {"circuit": self.statistics.absolute, "empty circuit": self.anchor["absolute"]}
+        for name, values in brief.items():
+            known = {key: values[key] for key in ("mean", "p50", "p99", "p99.9", "max")}
+            shown = "  ".join(f"{key} {value:.4g}" for key, value in known.items() if value is not None)
             lines.append(f"  {name:<14}{shown}")
         lines += [f"  note: {message}" for message in self.warnings.values()]
         return "\n".join(lines)
@@ -509,10 +504,11 @@ def not_certified(sample: PairSample) -> str | None:
             "independent; sample again without reuse_clean"
         )
     if not sample.independent:
+        drawn = sample.own_rows and "clean" in sample.streams
         return (
-            "its inputs are rows of the task that were not declared independent, that were drawn more than "
-            "once, or that the circuit was discovered on; run the rows unchanged with "
-            "independent=True if they are independent and new to the circuit"
+            "its inputs are rows of the task that were "
+            f"{'drawn more than once' if drawn else 'not declared independent'}; run them unchanged with "
+            "independent=True (--independent) if they are independent and new to the circuit"
         )
     if sample.own_rows and not len(counted_rows(sample)):
         return "each of its inputs equals its counterpart, so nothing is ablated"
@@ -589,12 +585,6 @@ def notes_on(circuit: Circuit, sample: PairSample) -> dict[str, str]:
             "no kept path leads from the input to the logits: the output of the circuit is that of the "
             "model on the corrupted input, whatever the clean input"
         )
-    for name, exist in sample.population.items():
-        drawn = getattr(sample, name).n
-        if exist is not None and drawn > exist:
-            notes[f"repeated_{name}_inputs"] = (
-                f"{drawn:,} {name} inputs were drawn and {exist:,} distinct ones exist"
-            )
     if sample.reference is not None and "baseline" in sample.streams:
         notes["given_baseline"] = (
             f"the values of {sample.ablation!r} ablation were measured on {sample.reference.n:,} prompts "

@@ -144,7 +144,7 @@ class ClassNames:
 
 
 _IDENTITY: tuple[str, ...] = ("protocol", "n_pairs", "independent", "paired", "reuse_clean", "own_rows")
-_IDENTITY += ("population", "seed", "streams", "data_hash", "task")
+_IDENTITY += ("seed", "streams", "data_hash", "task")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
@@ -163,8 +163,6 @@ class PairSample:
             the two sides are then not independent of each other.
         reuse_clean: Whether the corrupted inputs were made from the clean ones of the same sample.
         own_rows: Whether the pairs or inputs are rows of the task, rather than draws of its grammar.
-        population: Number of distinct inputs that exist on each side, `clean` and `corrupted`; None where
-            they are not counted.
         seed: Root seed of all random draws.
         streams: What each stream of draws was named; empty where nothing was drawn.
         tokenizer: Tokenizer of the ids, used to show them; of images, the names of their classes.
@@ -183,7 +181,6 @@ class PairSample:
     paired: bool = False
     reuse_clean: bool = False
     own_rows: bool = False
-    population: Mapping[str, int | None]
     seed: int = 0
     streams: Mapping[str, str]
     tokenizer: Any = None
@@ -325,8 +322,7 @@ def sample_pairs(
     check_name("protocol", protocol, PROTOCOLS)
     check_least(1, n_clean=n_clean, n_corrupted=n_corrupted)
     check_ablation(ablation, protocol)
-    if reuse_clean:
-        _check_reuse(protocol, n_clean, n_corrupted)
+    _check_reuse(reuse_clean, protocol, n_clean, n_corrupted)
     grammar, streams, facts = grammar_of(task), dict[str, str](), dict[str, Any]()
 
     def draws(name: str) -> np.random.Generator:
@@ -338,12 +334,9 @@ def sample_pairs(
     own_rows = grammar is None or protocol == "file" or crossed_rows
     n_second = n_corrupted if protocol == "all" else n_clean
     counterparts = protocol == "matched" or reuse_clean
-    population: dict[str, int | None] = {}
     if grammar is None or own_rows:
         clean, corrupted = _own_sides(task, alike=alike)
         facts = {"own_rows": True, "independent": independent, "paired": crossed_rows}
-        counts = (len(side.distinct.first_index) for side in (clean, corrupted))
-        population = dict(zip(("clean", "corrupted"), counts, strict=True))
         if protocol not in ("file", INPUTS) and not crossed_rows:
             rows = draws("clean").integers(task.n, size=n_clean)
             others = rows if counterparts else draws("corrupted").integers(task.n, size=n_second)
@@ -360,9 +353,6 @@ def sample_pairs(
         else:
             (clean,) = _drawn(grammar, n_clean, rng, list)
             (corrupted,) = _drawn(grammar, n_second, draws("corrupted:clean"), corrupt)
-    if grammar is not None:
-        population["clean"] = grammar.population
-        population["corrupted"] = grammar.population if alike else grammar.corrupted_population
     reference = None
     if edge_ablation(ablation).measured:
         reference = clean if grammar is None else _drawn(grammar, N_BASELINE, draws("baseline"), list)[0]
@@ -372,7 +362,6 @@ def sample_pairs(
         corrupted=corrupted,
         pairs=None if protocol == "all" else np.stack([np.arange(clean.n)] * 2, axis=1),
         reuse_clean=reuse_clean,
-        population=population,
         seed=seed,
         streams=streams,
         tokenizer=task.tokenizer if isinstance(task, PairTask) else ClassNames(task.classes),
@@ -400,8 +389,8 @@ def check_ablation(ablation: str, protocol: str) -> None:
         raise InputError(f"{ablation!r} ablation reads {reads}; use protocol {names} instead of {protocol!r}")
 
 
-def _check_reuse(protocol: str, n_clean: int, n_corrupted: int) -> None:
-    if protocol != "all" or n_clean != n_corrupted:
+def _check_reuse(reuse_clean: bool, protocol: str, n_clean: int, n_corrupted: int) -> None:
+    if reuse_clean and (protocol != "all" or n_clean != n_corrupted):
         raise InputError(
             f"reuse_clean corrupts each clean prompt of protocol 'all', but protocol is {protocol!r} with "
             f"n_clean={n_clean} and n_corrupted={n_corrupted}; choose 'all' and make the counts equal"

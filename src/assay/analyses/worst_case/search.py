@@ -154,7 +154,7 @@ class Climbs:
         return [
             (side, slot)
             for side, prompt in zip(sides, pair, strict=False)
-            for slot in self.grammar.slots(dict(prompt.values), corrupted=self._corrupts(side))
+            for slot in self.grammar.variants(dict(prompt.values), corrupted=self._corrupts(side))
         ]
 
     def _corrupts(self, side: str) -> bool:
@@ -165,7 +165,7 @@ class Climbs:
         """The pairs with another filler in one slot; some of a large slot."""
         side, slot = where
         values = dict(pair[SIDES.index(side)].values)
-        variants = self.grammar.variants(values, slot, corrupted=self._corrupts(side))
+        variants = self.grammar.variants(values, corrupted=self._corrupts(side))[slot]
         found = [self.grammar.render(each) for each in variants]
         if len(found) > LARGE_SLOT:
             chosen = draws.choice(len(found), size=TRIED, replace=False)
@@ -304,7 +304,7 @@ def search_worst(
         task = named_task(os.fspath(task), model)
     task = model.bind(task)
     grammar = grammar_of(task)
-    if grammar is None or not grammar.slots(grammar.choose(np.random.default_rng(seed))):
+    if grammar is None or not grammar.variants(grammar.choose(np.random.default_rng(seed))):
         raise InputError(
             f"a search varies the words of a grammar, but {task.name!r} has none to vary; worst_case runs "
             "every combination of the inputs that are given: protocol='all' (--protocol all)"
@@ -339,7 +339,6 @@ def search_worst(
         pairs=np.stack([np.arange(len(worst))] * 2, axis=1),
         independent=False,
         own_rows=True,
-        population={},
         task=task.describe(),
     )
     return SearchResult(
