@@ -2,53 +2,44 @@
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
-from jaxtyping import Float64, Real, Shaped
+from jaxtyping import Float64, Real
 
 from assay import stats
-from assay.analyses.calibration.gate import Found, Heads, Quantity, Undetermined, gate, named
+from assay.analyses.calibration.gate import Found, Quantity, Sampling, gate, named
 from assay.analyses.calibration.samples import FEWEST_AT_A_THIRD, cautious_alpha, inner_metric, sample
-from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, n_to_settle
+from assay.core.measurement import ONE_SIDED_95, Interval, Rule, n_to_settle
 from assay.page.text import number
 from assay.stats.intervals import FEWEST_FOR_MEANS
 
 
 LIMIT = 0.20
 _RULE = Rule(pass_at=LIMIT, higher=False)
-_ONE_ABLATION = ("It needs the circuit under at least two ablations.", "Measure another ablation.")
+_ONE = {"not_applicable": ("It needs the circuit under two ablations or more.", "Measure another ablation.")}
 _LABEL = "widest gap between two ablations"
+_DONORS, _NOISE = ("zero", "mean", "resample-donor"), ("zero", "mean", "noise-additive")
 
 Runs = Mapping[str, Real[np.ndarray, "n ..."]]
 Run = Real[np.ndarray, " n"]
-Labels = Shaped[np.ndarray, " n"] | None
-
-
-def _widest_pair(verdict: Verdict, heads: Heads) -> str:
-    pair, level = verdict.details.get("pair"), verdict.details.get("levels", {}).get("fail")
-    if not pair:
-        return ""
-    scores = " and ".join(number(verdict.values.get(name)) for name in pair)
-    found = f"Furthest apart: {named(pair)} ablation, with scores {scores}."
-    beyond = f"The gap lies beyond the limit at {100 * level:.1f} %, the level of a fail among all pairs."
-    return f"{found} {beyond}" if verdict.status == "fail" else found
 
 
 def _compare(
-    code: str, y_full: Any, y_circuit: Runs, expected: tuple[str, ...], inner: str, unit_id: Any
+    metric: str, y_full: Run, y_circuit: Runs, expected: Sequence[str], inner: str, how: Sampling
 ) -> Found:
-    """What both gates find, the divergence among it; a larger one is worse."""
+    """What both gates find: the divergence, a larger one is worse, and of E1b one less it."""
     statistic = inner_metric(inner)
     tables = {name: np.asarray(values, dtype=np.float64) for name, values in y_circuit.items()}
     usable = {name: values for name, values in tables.items() if np.isfinite(values).any() or not len(values)}
     lost = set(tables) - set(usable) | (set(expected) - set(tables) if len(tables) < len(expected) else set())
-    found = Found(details={"metric": code, "methods": sorted(usable), "missing": sorted(lost)})
+    found = Found(details={"metric": metric, "methods": sorted(usable), "missing": sorted(lost)})
     found.warn(method_missing=bool(lost))
     found.stop_if(len(usable) < 2, "not_applicable")
-    data = sample(unit_id, y_full=y_full, **{f"y_circuit of {name}": each for name, each in usable.items()})
+    data = sample(
+        how.unit_id, y_full=y_full, **{f"y_circuit of {name}": each for name, each in usable.items()}
+    )
     found.warnings += data.warnings
     found.details |= data.counts
     found.stop_if(data.missing())
@@ -67,7 +58,9 @@ def _compare(
     mean, divergence = np.mean(list(circuits.values()), axis=0), max(scores.values()) - min(scores.values())
     variation = stats.coefficient_of_variation(np.array(list(scores.values()))).value
     found.values |= {"divergence": divergence, "coefficient_of_variation": variation}
-    found.values["average"] = float(scores_of(mean[:, None])[0])
+    found.values["average"] = average = float(scores_of(mean[:, None])[0])
+    one_less = metric.startswith("E1b")
+    found.values |= {"method_invariance": 1 - divergence} if one_less else {}
     pairs = list(itertools.combinations(scores, 2))
     gaps = [scores[a] - scores[b] for a, b in pairs]
     differences = [statistic.scale * (circuits[a] - circuits[b]) for a, b in pairs]
@@ -81,7 +74,9 @@ def _compare(
     found.stop_if(not bounded and not lost and not few, "unbounded")
     flat = all(each.reason == "degenerate" for each in narrow)
     found.warn(zero_variance=flat)
-    found.details["pair"] = list(pairs[int(np.abs(gaps).argmax())])
+    found.details["pair"] = pair = list(pairs[int(np.abs(gaps).argmax())])
+    ends = " and ".join(number(scores[name]) for name in pair)
+    found.details["finding"] = f"Furthest apart: {named(pair)} ablation, with scores {ends}."
     found.details["levels"] = {name: 1 - tail for name, tail in tails.items()}
     told = [{"difference": gap, "interval": its} for gap, its in zip(gaps, plain, strict=True)]
     found.details["pairs"] = {f"{a} - {b}": each for (a, b), each in zip(pairs, told, strict=True)}
@@ -98,21 +93,16 @@ def _compare(
         beyond = max(map(_least, narrow)) > LIMIT
         found.open("stricter_level" if beyond else None, _n_needed(n, gaps, narrow, strict))
     elif found.status == "pass":
-        _unless_near_zero(found, statistic.offset * full + statistic.scale * mean, full, 1 - 2 * alpha)
+        # Scores near 0 would agree whatever the ablation does. Where their mean is proven to lie more than
+        # 0.20 from 0 and no pair differs by as much, no score is 0 and all have one sign.
+        near = _bounds(statistic.offset * full + statistic.scale * mean, full, 1 - 2 * alpha)
+        found.details["average"] = near.to_dict()
+        if not near.defined or _least(near) <= LIMIT:
+            far = abs(average) > LIMIT
+            found.open("near_zero", n_to_settle(n, average, near, -LIMIT, LIMIT) if far else None)
+    if one_less and found.interval is not None:
+        found.interval = replace(found.interval, low=1 - high, high=1 - low)
     return found
-
-
-def _unless_near_zero(found: Found, average: Run, full: Run, level: float) -> None:
-    """Open a pass, unless the mean over the methods is proven to lie more than 0.20 from 0.
-
-    Scores nearer 0 would agree whatever the ablation does. Where the mean is further from 0 and no pair
-    differs by as much, no score is 0 and all have one sign.
-    """
-    interval, value = _bounds(average, full, level), float(found.values["average"] or 0.0)
-    found.details["average"] = interval.to_dict()
-    if not interval.defined or _least(interval) <= LIMIT:
-        near = abs(value) <= LIMIT
-        found.open("near_zero", None if near else n_to_settle(len(full), value, interval, -LIMIT, LIMIT))
 
 
 def _least(interval: Interval) -> float:
@@ -150,16 +140,13 @@ def _bounds(
     question="Is the score the same whether the rest is set to zero, to its mean, or to another prompt's?",
     on_pass="The score needs no caveat about the ablation.",
     on_fail="State the ablation with every number; do not call the circuit sufficient.",
-    weakness="The largest of three noisy differences is biased upwards: at 10 prompts with a spread of 0.5 "
-    "identical methods diverge in two thirds of cases.",
+    weakness="The largest of noisy gaps is biased upwards: on 10 prompts equal methods often diverge.",
     number=Quantity(label=_LABEL, value="divergence", published="divergence", rule=_RULE),
-    reasons={"not_applicable": _ONE_ABLATION},
+    reasons=_ONE,
     sized=True,
-    finding=_widest_pair,
+    columns=lambda c: {"y_circuit": c.under(*_DONORS)},
 )
-def ablation_invariance(
-    y_full: Run, y_circuit: Runs, *, inner: str = "faithfulness", unit_id: Labels = None
-) -> Found:
+def ablation_invariance(y_full: Run, y_circuit: Runs, *, inner: str = "faithfulness", how: Sampling) -> Found:
     """Whether the score is the same under several ablations, within 0.20.
 
     Published: largest less smallest score below 0.20. With confidence: the same number against the same
@@ -172,7 +159,7 @@ def ablation_invariance(
         y_circuit: By method, of the circuit as `inner` says, `[n]`, or `[n, draws]` to be averaged, such as
             the donors; usually `zero`, `mean`, `resample-donor`.
         inner: `faithfulness` or `completeness`.
-        unit_id: Prompts that belong together.
+        how: What one observation is; nothing is drawn.
 
     Returns:
         Not applicable below two methods. A method without a finite run is left out, and without all three the
@@ -188,8 +175,7 @@ def ablation_invariance(
         Schuirmann (1987), doi:10.1007/BF01068419 (two one-sided tests); Hall (1992),
         doi:10.1111/j.2517-6161.1992.tb01876.x; Fieller (1954).
     """
-    expected = ("zero", "mean", "resample-donor")
-    return _compare("M98.ablation_invariance", y_full, y_circuit, expected, inner, unit_id)
+    return _compare("M98.ablation_invariance", y_full, y_circuit, _DONORS, inner, how)
 
 
 @gate(
@@ -205,31 +191,20 @@ def ablation_invariance(
         published="method_invariance",
         rule=Rule(pass_at=1 - LIMIT),
     ),
-    reasons={"not_applicable": _ONE_ABLATION},
+    reasons=_ONE,
     sized=True,
-    finding=_widest_pair,
+    columns=lambda c: {"y_circuit": c.under(*_NOISE)},
 )
-def method_invariance(
-    y_full: Run, y_circuit: Runs, *, inner: str = "faithfulness", unit_id: Labels = None
-) -> Found:
+def method_invariance(y_full: Run, y_circuit: Runs, *, inner: str = "faithfulness", how: Sampling) -> Found:
     """As `ablation_invariance` with `zero`, `mean`, `noise-additive`: one less the divergence, above 0.8.
 
     Args:
         y_full: Logit difference of the full model.
         y_circuit: By method, `[n]`, or `[n, draws]` to be averaged, such as five draws of noise.
         inner: `faithfulness` or `completeness`.
-        unit_id: Prompts that belong together.
+        how: What one observation is; nothing is drawn.
 
     Returns:
         As there; value, interval and thresholds are one less those of the divergence.
     """
-    expected = ("zero", "mean", "noise-additive")
-    try:
-        found = _compare("E1b.method_invariance", y_full, y_circuit, expected, inner, unit_id)
-    except Undetermined as why:
-        found = why.found
-    if (divergence := found.values.get("divergence")) is not None:
-        found.values["method_invariance"] = 1 - divergence
-    if (gap := found.interval) is not None:
-        found.interval = replace(gap, low=1 - gap.high, high=1 - gap.low)
-    return found
+    return _compare("E1b.method_invariance", y_full, y_circuit, _NOISE, inner, how)

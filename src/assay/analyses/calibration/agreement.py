@@ -2,27 +2,26 @@
 
 import itertools
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float64, Shaped
+from jaxtyping import Bool, Float64
 
 from assay import stats
 from assay.analyses.calibration.correlations import FEWEST_PROMPTS, Methods, Scores, best_of, upper
-from assay.analyses.calibration.gate import Found, Heads, Quantity, gate, method_name, named
-from assay.analyses.calibration.samples import SEED, gate_stream
+from assay.analyses.calibration.gate import Found, Quantity, Sampling, gate
 from assay.core.errors import check_name
-from assay.core.measurement import Rule, Verdict
-from assay.page.text import number
+from assay.core.measurement import Rule
 from assay.stats.significance import EXACT_RANKS
 
 
 LEARNING_COEFFICIENT = "C10"  # the method of which a low score may mean an important head
-_FEW = "the noise in the scores cannot be estimated well enough to correct for it"
-_OPEN = "The correlation is too close to its limit; scores per prompt for more {} would narrow the bounds."
+_OPEN = (
+    "The correlation is too close to its limit; scores per prompt of more methods would narrow the bounds."
+)
 _correlation = partial(Quantity, fewest=FEWEST_PROMPTS)
 _METHODS = _correlation(
     label="mean rank correlation of methods",
@@ -36,26 +35,6 @@ _KAPPA = _correlation(label="agreement on the best heads (κ)", rule=Rule(pass_a
 _W = Quantity(label="concordance of raters (W)", value="w", published="w", rule=Rule(pass_at=0.5))
 
 
-def _least_alike(verdict: Verdict, heads: Heads) -> str:
-    """The methods, or raters, whose orders of the heads agree least."""
-    who = "methods" if "lowest_pair" in verdict.details else "raters"
-    pair = verdict.details.get("lowest_pair") or verdict.details.get("worst_pair")
-    if not pair:
-        return ""
-    rho = verdict.details["pairs"]["/".join(pair)]
-    return f"The {who} that agree least: {named([*map(method_name, pair)])} (rank correlation {number(rho)})."
-
-
-def _alike(verdict: Verdict, heads: Heads) -> Iterator[dict[str, Any]]:
-    """Each pair of methods orders the heads alike: rho by a two-sided permutation test."""
-    n = verdict.details.get("n_heads_common", 0)
-    for pair, p in verdict.details.get("p_values", {}).items():
-        rho = verdict.details["pairs"][pair]
-        claim = {"name": f"{pair} order the heads alike", "passed": verdict.status == "pass" and rho > 0}
-        test = {"test_key": f"C12/{pair}", "p": p, "p_kind": "exact" if n <= EXACT_RANKS else "permutation"}
-        yield {**claim, **test, "value": rho, "baseline": 0.0, "n": n}
-
-
 @gate(
     code="C12",
     criterion="C5 Convergent validity",
@@ -66,41 +45,32 @@ def _alike(verdict: Verdict, heads: Heads) -> Iterator[dict[str, Any]]:
     source="mechanistic-validity framework; Shrout and Fleiss (1979), doi:10.1037/0033-2909.86.2.420",
     number=_METHODS,
     parts={"icc": _ICC},
-    few=_FEW,
-    reasons={
-        "not_applicable": ("It needs two methods that score the same five heads.", "Measure other scores.")
+    reasons={"not_applicable": ("It needs two methods that score five heads.", "Measure other scores.")},
+    when_open=_OPEN,
+    columns=lambda c: {
+        # Causation entropy is one of tasks with wrong answers.
+        "scores": c.known(
+            {"C2": c.restored(), "C5": c.effects("y_cross"), "C7": c.find("ocse"), "C10": c.get("llc")}
+        )
     },
-    when_open=_OPEN.format("methods"),
-    finding=_least_alike,
-    tests=_alike,
 )
 def convergent_validity(
     scores: Scores,
     *,
     members: Bool[np.ndarray, " H"] | None = None,
-    k: int | None = None,
     use: str = "signed",
     llc_direction: str = "raw",
-    unit_id: Shaped[np.ndarray, " P"] | None = None,
-    n_boot: int = 1000,
-    n_perm: int = 10_000,
-    task: str = "",
-    seed: int = SEED,
+    how: Sampling,
 ) -> Found:
     """Mean rank correlation of the scores that different methods give to the same heads.
 
     Args:
         scores: Method -> `[H]` scores or `[P, H]` scores per prompt, at least two methods. NaN marks a head
             that the method does not score (a whole column) or a prompt to drop from all methods.
-        members: The circuit's heads; their number is the default of `k`.
-        k: Size of the sets compared by Jaccard, and half the size of those `rho_top` looks at.
+        members: The circuit's heads: Jaccard compares sets of as many, `rho_top` twice as many.
         use: `signed` or `abs` scores.
         llc_direction: `specialised` turns the scores of C10 round (low is important); `raw` leaves them.
-        unit_id: Label of each prompt; prompts of one label are drawn together.
-        n_boot: Resamples; over prompts where any method has a score per prompt, else over heads.
-        n_perm: Permutations behind each pair's p.
-        task: Names the random stream.
-        seed: Roots it.
+        how: Resampled are prompts where any method has a score per prompt, else heads.
 
     Returns:
         Passes where the mean over pairs is above 0.5. `values`: `mean_rho`, `rho_top`, `icc_2_1` and
@@ -123,27 +93,29 @@ def convergent_validity(
     def orient(name: str, x: Any) -> Any:
         return -size(x) if name == turned else size(x)
 
-    methods = Methods.of(found, scores, orient, members, unit_id)
+    methods = Methods.of(found, scores, orient, members, how.unit_id)
     found.details["constant_methods"] = [name for name in scores if name not in methods.names]
     if LEARNING_COEFFICIENT in scores and not turned:
         found.details["note"] = "C10 enters as it is; with llc_direction='specialised' low scores rank first"
     x, n_heads = methods.scores, methods.scores.shape[1]
     found.stop_if(len(methods.names) < 2 or n_heads < 5, "not_applicable")
-    rng, found.n = gate_stream("C12", task, seed=seed), methods.n_units
+    rng, found.n = how.stream("C12"), methods.n_units
     rho = upper(stats.spearman_matrix(x))
-    found.interval, reliabilities = methods.bounds(stats.spearman_matrix, rng, n_boot, ranked=True)
+    found.interval, reliabilities = methods.bounds(stats.spearman_matrix, rng, how.n_boot, ranked=True)
     each_two = list(itertools.combinations(range(len(x)), 2))
-    p_values = [stats.spearman_test(x[a], x[b], rng=rng, n_permutations=n_perm).p_value for a, b in each_two]
+    p_values = [
+        stats.spearman_test(x[a], x[b], rng=rng, n_permutations=how.n_perm).p_value for a, b in each_two
+    ]
     z = (x - x.mean(axis=1, keepdims=True)) / x.std(axis=1, ddof=1, keepdims=True)
-    icc, icc_rng = stats.intraclass_correlation(z.T), gate_stream("C12", f"{task}/icc", seed=seed)
-    of_r, _ = methods.bounds(stats.pearson_matrix, icc_rng, n_boot, ranked=False)
+    icc = stats.intraclass_correlation(z.T)
+    of_r, _ = methods.bounds(stats.pearson_matrix, how.stream("C12", "/icc"), how.n_boot, ranked=False)
     # Of standardised scores ICC(2,1) is r / (1 - (1 - r) / n) of their mean correlation r.
     low, high = (r / (1 - (1 - r) / n_heads) for r in (of_r.low, of_r.high))
     of_icc = replace(of_r, low=low, high=high)
     by_icc = Found(values={"value": icc.agreement.value}, interval=of_icc, n=found.n)
     found.parts = {"icc": _ICC.judge(by_icc)}
     rho_top, jaccard = {}, {}
-    if k := methods.size(k, members):
+    if k := methods.size(members):
         best, wide = (best_of(x, min(each, n_heads)) for each in (k, 2 * k))
         for (a, b), name in zip(each_two, map("/".join, methods.pairs), strict=True):
             rho_top[name] = float(stats.spearman_matrix(x[[a, b]][:, wide[a] | wide[b]])[0, 1])
@@ -156,7 +128,11 @@ def convergent_validity(
     found.values["mean_disattenuated"] = _mean(told["disattenuated"].values())
     found.details |= {"rho_top": rho_top, "jaccard": jaccard, **told, "n_heads_common": n_heads}
     found.details["p_values"] = methods.by_pair(p_values)
-    found.details["lowest_pair"] = list(methods.pairs[rho.argmin()])
+    kind = "exact" if n_heads <= EXACT_RANKS else "permutation"
+    for name, p, r in zip(map("/".join, methods.pairs), p_values, rho, strict=True):
+        claim, about = f"{name} order the heads alike", {"value": float(r), "baseline": 0.0, "n": n_heads}
+        found.claim(f"C12/{name}", claim, p, kind, claimed="pass" if r > 0 else False, **about)
+    found.details["lowest_pair"] = methods.least_alike(found, rho)
     return found
 
 
@@ -164,14 +140,6 @@ def _mean(values: Collection[float] | Float64[np.ndarray, " _"]) -> float | None
     """Mean of what is defined; None if nothing is."""
     defined = [float(value) for value in values if not math.isnan(value)]
     return math.fsum(defined) / len(defined) if defined else None
-
-
-def _concordant(verdict: Verdict, heads: Heads) -> Iterator[dict[str, Any]]:
-    """Raters agree more than by chance: W against permutations."""
-    values, n = verdict.values, verdict.details.get("n_heads")
-    test = {"test_key": "F59/w", "p": values.get("p_permutation"), "p_kind": "permutation"}
-    numbers = {"value": values.get("w"), "baseline": values.get("chance"), "n": n}
-    yield {"name": "raters agree more than by chance", "passed": verdict.status == "pass", **test, **numbers}
 
 
 @gate(
@@ -185,40 +153,28 @@ def _concordant(verdict: Verdict, heads: Heads) -> Iterator[dict[str, Any]]:
     source="mechanistic-validity framework; Kendall and Babington Smith (1939), doi:10.1214/aoms/1177732186",
     number=_W,
     parts={"kendalls_w": _W, "mean_spearman": _RHO, "mean_kappa": _KAPPA},
-    few=_FEW,
-    reasons={
-        "not_applicable": ("It needs two raters whose scores differ between heads.", "Measure other scores.")
-    },
+    reasons={"not_applicable": ("It needs two raters that tell heads apart.", "Measure other scores.")},
     parts_share_reasons=False,
-    when_open=_OPEN.format("raters"),
-    finding=_least_alike,
-    tests=_concordant,
+    when_open=_OPEN,
+    columns=lambda c: {
+        "scores": c.known({"drop-effect": c.effects(), "dla": c.find("dla"), "ov-norm": c.find("ov_norm")})
+    },
 )
 def inter_rater(
     scores: Scores,
     *,
     members: Bool[np.ndarray, " H"] | None = None,
-    k: int | None = None,
     signed: Collection[str] = (),
-    unit_id: Shaped[np.ndarray, " P"] | None = None,
-    n_boot: int = 1000,
-    n_perm: int = 10_000,
-    task: str = "",
-    seed: int = SEED,
+    how: Sampling,
 ) -> Found:
     """Kendall's W, mean rank correlation and mean kappa of raters over all heads.
 
     Args:
         scores: Rater -> `[H]` scores or `[P, H]` scores per prompt, of which the mean counts; its magnitude
             unless the rater is `signed`.
-        members: The circuit's heads; their number is the default of `k`.
-        k: Size of the top sets that kappa compares.
+        members: The circuit's heads: kappa compares top sets of as many.
         signed: Raters whose sign counts: an opposing head then ranks low and disagrees with norms by design.
-        unit_id: Label of each prompt; prompts of one label are drawn together.
-        n_boot: Resamples; over prompts where any rater has scores per prompt, else over heads.
-        n_perm: Permutations behind the p of W.
-        task: Names the random stream.
-        seed: Roots it.
+        how: Resampled are prompts where any rater has scores per prompt, else heads.
 
     Returns:
         The status is that of W > 0.5, stated on the mean rank correlation with the same bound
@@ -235,13 +191,13 @@ def inter_rater(
     def orient(name: str, x: Any) -> Any:
         return x if name in signed else np.abs(x)
 
-    raters = Methods.of(found, scores, orient, members, unit_id)
+    raters = Methods.of(found, scores, orient, members, how.unit_id)
     found.details["constant_raters"] = [name for name in scores if name not in raters.names]
     m, n_heads = raters.scores.shape
     found.stop_if(m < 2, "not_applicable")
-    rng, limit = gate_stream("F59", task, seed=seed), (m - 2) / (2 * (m - 1))
-    concordance = stats.kendall_w(raters.scores, rng=rng, n_permutations=n_perm)
-    interval, reliabilities = raters.bounds(stats.spearman_matrix, rng, n_boot, ranked=True)
+    rng, limit = how.stream("F59"), (m - 2) / (2 * (m - 1))
+    concordance = stats.kendall_w(raters.scores, rng=rng, n_permutations=how.n_perm)
+    interval, reliabilities = raters.bounds(stats.spearman_matrix, rng, how.n_boot, ranked=True)
     rho, chi_square, at = concordance.mean_spearman, concordance.chi_square, {"pass": limit, "fail": limit}
     by_rho = _RHO.judge(Found(values={"value": rho}, interval=interval, n=raters.n_units, thresholds=at))
     low, high = ((1 + (m - 1) * end) / m for end in (interval.low, interval.high))
@@ -251,11 +207,11 @@ def inter_rater(
     found.values["p_permutation"] = concordance.permutation.p_value
     found.values |= {"chi_square": chi_square.statistic, "p_chi_square": chi_square.p_value}
     by_w = _W.judge(replace(found, thresholds={}, details={}, warnings=()))
-    k, of_kappa, kappa_pairs = raters.size(k, members), Found(values={"value": None}, n=raters.n_units), {}
+    k, of_kappa, kappa_pairs = raters.size(members), Found(values={"value": None}, n=raters.n_units), {}
     if k is None or k in (0, n_heads):
         of_kappa = of_kappa.undefined("not_applicable" if k is None else "one_category")
     else:
-        pairs, of_kappa.interval = raters.kappa(k, n_boot, gate_stream("F59", f"{task}/kappa", seed=seed))
+        pairs, of_kappa.interval = raters.kappa(k, how.n_boot, how.stream("F59", "/kappa"))
         of_kappa.values["value"], kappa_pairs = float(pairs.mean()), raters.by_pair(pairs)
     by_kappa = _KAPPA.judge(of_kappa)
     found.parts = {"kendalls_w": by_w, "mean_spearman": by_rho, "mean_kappa": by_kappa}
@@ -267,5 +223,8 @@ def inter_rater(
     found.warn(kappa_undefined=by_kappa.reason is not None)
     by_pair = upper(concordance.spearman)
     found.details |= {**raters.told(by_pair, reliabilities), "kappa_pairs": kappa_pairs}
-    found.details |= {"worst_pair": list(raters.pairs[by_pair.argmin()]), "n_raters": m, "n_heads": n_heads}
+    about = {"value": concordance.w.value, "baseline": 1 / m, "n": n_heads}
+    p = concordance.permutation.p_value
+    found.claim("F59/w", "raters agree more than by chance", p, "permutation", **about)
+    found.details |= {"worst_pair": raters.least_alike(found, by_pair), "n_raters": m, "n_heads": n_heads}
     return found

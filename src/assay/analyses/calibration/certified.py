@@ -5,17 +5,15 @@ prompts, so that a count of those which pass a test of their own is not binomial
 """
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import scipy
-from jaxtyping import Bool, Float64, Int, Real, Shaped
+from jaxtyping import Bool, Float64, Int, Real
 
-from assay.analyses.calibration.gate import Found, Heads, Quantity, gate, head_name, named
-from assay.analyses.calibration.samples import ALPHA, HALF, SEED, by_p, finite_heads, gate_stream, majorities
+from assay.analyses.calibration.gate import Found, Quantity, Sampling, gate, named
+from assay.analyses.calibration.samples import ALPHA, HALF, by_p, finite_heads, majorities
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import Verdict
 from assay.stats import benjamini_hochberg, mean_above, mean_tests, partial_conjunction
 from assay.stats.estimate import varies
 from assay.stats.intervals import FEWEST_FOR_MEANS
@@ -23,26 +21,13 @@ from assay.stats.significance import EXACT_SIGNS
 
 
 CERTIFIED, CONTINGENT = 0.95, 0.50  # published pass rates
-_TOO_MANY = 1e6  # root of a number of prompts beyond any practical sample
 
 
-def _contributing(verdict: Verdict, heads: Heads) -> Iterator[dict[str, Any]]:
-    found, n = verdict.details, verdict.details.get("n_units", 0)
-    for at, p in enumerate(found.get("p", ())):
-        # A sign-flip p is at least 2^-n: 0 marks a head with the same effect on every prompt, not tested.
-        if p is not None and p > 0:
-            claim = {"name": f"{head_name(at, heads)} contributes", "test_key": f"M3b/{at}", "p": float(p)}
-            kind, label = "exact" if n <= EXACT_SIGNS else "permutation", str(found["labels"][at])
-            numbers = {"value": float(found["mean_effects"][at]), "baseline": 0.0, "n": n}
-            yield {**claim, **numbers, "p_kind": kind, "passed": label == "certified"}
-
-
-def _uncertified(verdict: Verdict, heads: Heads) -> str:
-    labels, told = verdict.details.get("labels", ()), []
-    for label in ("contingent", "unstable"):
-        names = [head_name(at, heads) for at, each in enumerate(labels) if each == label]
-        told += [f"{label} {named(names)}"] if names else []
-    return f"Not certified: {'; '.join(told)}." if told else ""
+def _columns(c: Any) -> dict[str, Any]:
+    """Effects of the heads; below a hundredth of the margin lost by corrupting they are negligible."""
+    gap = c.get("y_full") - c.get("y_cor")
+    lost = float(gap[np.isfinite(gap)].mean()) if np.isfinite(gap).any() else 0.0
+    return {"effects": c.effects("y_drop1/circuit"), "smallest": 0.01 * lost if lost > 0 else None}
 
 
 @gate(
@@ -50,10 +35,8 @@ def _uncertified(verdict: Verdict, heads: Heads) -> str:
     criterion="Head-level stability",
     question="Do the heads of the circuit contribute, whichever prompts are looked at?",
     on_pass="At least half of the members contribute individually.",
-    on_fail="More than half of the members contribute less than the smallest effect that counts. Prune the "
-    "negligible heads and measure again.",
-    weakness="The mean of 80 % of the prompts varies half as much as the estimate itself, so a head without "
-    "effect is certified a quarter of the time, at any number of prompts.",
+    on_fail="More than half of the members contribute less than what counts: prune the negligible heads.",
+    weakness="A head without effect is certified a quarter of the time, at any number of prompts.",
     source="mechanistic-validity framework; Anani et al. (2026), arXiv:2602.22968",
     number=Quantity(
         label="share of heads with an effect above 0 that is not negligible",
@@ -62,25 +45,19 @@ def _uncertified(verdict: Verdict, heads: Heads) -> str:
         rule=HALF,
         fewest=FEWEST_FOR_MEANS,
     ),
-    few="the test of a mean does not hold for skewed effects",
     reasons={"not_applicable": ("The circuit has no heads.", "Give a circuit with at least one head.")},
-    when_open="Neither is established: that half of the heads have an effect above 0, or that more than "
-    "half have a negligible one. The deciding heads lie too close to a limit to predict the number of "
-    "prompts needed.",
-    finding=_uncertified,
-    tests=_contributing,
+    when_open="The deciding heads lie too close to a limit to predict the number of prompts needed.",
+    columns=_columns,
 )
 def certified_stability(
     effects: Real[np.ndarray, "n k"],
     *,
     smallest: float | None = None,
     signs: Real[np.ndarray, " k"] | None = None,
-    unit_id: Shaped[np.ndarray, " n"] | None = None,
     fraction: float = 0.8,
     n_draws: int = 20,
     subsamples: Int[np.ndarray, "n_draws size"] | None = None,
-    task: str = "",
-    seed: int = SEED,
+    how: Sampling,
 ) -> Found:
     """Whether half of a circuit's heads have an effect above 0, or more than half a negligible one.
 
@@ -95,12 +72,10 @@ def certified_stability(
         smallest: Mean effect below which a head is negligible, in the unit of the effects, at least 0.
             Default: 0, with the warning `smallest_is_zero`; a fail then needs heads of negative effect.
         signs: -1 for heads declared to oppose the task, whose effect is tested to be below 0; else 1.
-        unit_id: Prompts that belong together.
         fraction: Of the prompts in a subsample, rounded down; half of them, in 200 draws, is sounder.
         n_draws: Subsamples.
         subsamples: Given ones instead, indices of units.
-        task: Names the random stream.
-        seed: Its root.
+        how: Units are drawn whole.
 
     Returns:
         Undefined below five prompts; not applicable to an empty circuit. Below 20 prompts inconclusive
@@ -109,8 +84,7 @@ def certified_stability(
         standard error of its limit. A head without a finite effect is unstable (`head_not_finite`). A head
         with the same effect on every prompt is certified if that is above 0 (`zero_variance`).
         `details["labels"]` of single heads: certified where a one-sided sign-flip test certifies them after
-        Benjamini and Hochberg at 0.05, unstable where the mean effect is not above 0, else contingent;
-        `details["n_to_certify"]` has the prompts each contingent head would need at its present spread.
+        Benjamini and Hochberg at 0.05, unstable where the mean effect is not above 0, else contingent.
 
     References:
         Benjamini and Heller (2008), doi:10.1111/j.1541-0420.2007.00984.x; Fisher (1935); Benjamini and
@@ -121,24 +95,21 @@ def certified_stability(
     least = 0.0 if smallest is None else smallest
     if not 0 <= least < math.inf:
         raise InputError(f"smallest is {smallest}; give a mean effect of at least 0, or None")
-    data, finite = finite_heads(effects, unit_id)
+    data, finite = finite_heads(effects, how.unit_id)
     (x,) = data.vectors
     n, k = x.shape
-    direction = np.ones(k) if signs is None else np.asarray(signs, dtype=np.float64)
-    if direction.shape != (k,) or not np.isin(direction, (-1.0, 1.0)).all():
+    direction = np.ones(k) if signs is None else signs
+    if direction.shape != (k,) or not np.isin(direction, (-1, 1)).all():
         raise ShapeError(f"signs are {direction}; expected 1 or -1 for each of {k} heads")
     found = data.found("M3b.certified_stability", fewest=None, n_heads=k)
     found.thresholds = {"smallest": least}
     found.warn(head_not_finite=not finite.all())
     found.stop_if(data.missing(5) if k else "not_applicable")
     found.warn(smallest_is_zero=smallest is None)
-    rng = gate_stream("M3b", task, seed=seed)
+    rng = how.stream("M3b")
     if subsamples is None:
         size = max(1, math.floor(fraction * n + 1e-9))  # 0.8 * 35 is a little less than 28
         subsamples = rng.permuted(np.broadcast_to(np.arange(n), (n_draws, n)), axis=1)[:, :size]
-    elif subsamples.ndim != 2 or not subsamples.size or subsamples.min() < 0 or subsamples.max() >= n:
-        shape = subsamples.shape
-        raise ShapeError(f"subsamples has shape {shape}; rows of indices from 0 to {n - 1} are needed")
     rates = np.where(finite, (x[subsamples].mean(axis=1) > 0).mean(axis=0), 0.0)
     published = _labels(rates >= CERTIFIED, rates >= CONTINGENT)
     signed = x * direction
@@ -154,10 +125,16 @@ def certified_stability(
     found.details |= {"pass_rates": rates, "published_labels": published, "mean_effects": means * direction}
     found.details |= {"labels": labels, "p": p, "adjusted_p": adjusted}
     found.details["t_p"] = [each.t.p_value for each in tests]
-    found.details |= {"n_to_certify": _to_certify(signed, labels == "contingent"), **halves.details}
+    found.details |= halves.details
     found.values = {"share_positive": float(positive.mean()), "share_certified": float(certified.mean())}
     found.values["published_share_certified"] = float((published == "certified").mean())
     found.values |= halves.values
+    kind = "exact" if n <= EXACT_SIGNS else "permutation"
+    for at in np.flatnonzero(p > 0):  # a sign-flip p is at least 2^-n: 0 marks an effect that is not tested
+        numbers = {"head": int(at), "value": float((means * direction)[at]), "baseline": 0.0, "n": n}
+        found.claim(f"M3b/{at}", "{} contributes", p[at], kind, claimed=bool(certified[at]), **numbers)
+    counts = [f"{(labels == word).sum()} {word}" for word in ("certified", "contingent", "unstable")]
+    found.details["finding"] = f"Of {k} heads, {named(counts)}."
     found.status = halves.status
     found.n_needed = halves.n_needed if halves.status == "inconclusive" else None
     return found
@@ -227,14 +204,3 @@ def _n_to_prove(ratios: Float64[np.ndarray, " k"], least: int, n: int) -> int | 
         middle = (low + high) // 2
         low, high = (low, middle) if proven(middle) else (middle, high)
     return high
-
-
-def _to_certify(x: Float64[np.ndarray, "n k"], contingent: Bool[np.ndarray, " k"]) -> list[int | None]:
-    """Prompts at which each contingent head would reach a one-sided t of the level, others None."""
-    n = len(x)
-    t = float(scipy.stats.t.ppf(1 - ALPHA, n - 1))
-    needed: list[int | None] = [None] * x.shape[1]
-    for at in np.flatnonzero(contingent).tolist():
-        ratio = t * float(x[:, at].std(ddof=1)) / float(x[:, at].mean())
-        needed[at] = math.ceil(ratio**2) if ratio < _TOO_MANY else None
-    return needed

@@ -11,10 +11,11 @@ import scipy
 from jaxtyping import Bool, Float64
 
 from assay import stats
-from assay.analyses.calibration.gate import Found
+from assay.analyses.calibration.gate import Found, method_name, named
 from assay.analyses.calibration.samples import halves, mirrored, percentile_bounds, sample
-from assay.core.errors import InputError, ShapeError
+from assay.core.errors import ShapeError
 from assay.core.measurement import ONE_SIDED_95, Interval, undefined_interval
+from assay.page.text import number
 from assay.stats.estimate import varies
 
 
@@ -97,6 +98,12 @@ class Methods:
         """Values of the pairs by both names."""
         return {f"{a}/{b}": float(value) for (a, b), value in zip(self.pairs, values, strict=True)}
 
+    def least_alike(self, found: Found, rho: Float64[np.ndarray, " pairs"]) -> list[str]:
+        """The pair whose orders of the heads agree least, also noted in a sentence."""
+        pair, least = self.pairs[rho.argmin()], number(rho.min())
+        found.details["finding"] = f"Least alike: {named([*map(method_name, pair)])}, correlation {least}."
+        return list(pair)
+
     def told(self, rho: Float64[np.ndarray, " pairs"], reliabilities: Scores) -> dict[str, Any]:
         """What a verdict tells of the pairs and of what it was resampled over.
 
@@ -109,13 +116,9 @@ class Methods:
         over = ("heads", self.scores.shape[1]) if self.n_units is None else ("prompts", self.n_units)
         return {**told, "reliabilities": reliabilities, "resampled": over[0], "n": over[1]}
 
-    def size(self, k: int | None, members: Bool[np.ndarray, " H"] | None) -> int | None:
-        """Size of the circuit, said or counted among the heads left; None if neither is given."""
-        if k is None:
-            return None if members is None else int(members[self.heads].sum())
-        if not 0 <= k <= self.scores.shape[1]:
-            raise InputError(f"k is {k}; a number of heads between 0 and {self.scores.shape[1]} is needed")
-        return k
+    def size(self, members: Bool[np.ndarray, " H"] | None) -> int | None:
+        """Size of the circuit, counted among the heads left; None if there is none."""
+        return None if members is None else int(members[self.heads].sum())
 
     def bounds(self, matrix: Matrix, rng: Rng, n_boot: int, *, ranked: bool) -> tuple[Interval, Scores]:
         """Bounds of the mean of `matrix` over pairs, and reliabilities of the methods' scores.

@@ -11,10 +11,10 @@ import scipy
 from jaxtyping import Bool, Float64, Shaped
 
 from assay import stats
-from assay.analyses.calibration.gate import Found, Heads, Quantity, Undetermined, gate, named
-from assay.analyses.calibration.samples import SEED, cautious_alpha, gate_stream, sample
+from assay.analyses.calibration.gate import Found, Quantity, Sampling, Undetermined, gate, gate_stream
+from assay.analyses.calibration.samples import cautious_alpha, sample
 from assay.core.errors import InputError, ShapeError, check_name
-from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
+from assay.core.measurement import ONE_SIDED_95, Interval, Rule, undefined_interval
 from assay.page.blocks import Cell, Table, heat_map
 from assay.page.text import number
 
@@ -27,18 +27,6 @@ _VALUE = Quantity(label="effect on the own task less 3 times others", rule=Rule(
 Matrix = Float64[np.ndarray, "draws T T"]  # circuit, task
 Row = Float64[np.ndarray, "draws T"]
 Flags = Bool[np.ndarray, "T H"]
-
-
-def _finding(verdict: Verdict, heads: Heads) -> str:
-    """How specific the heads are, and the other circuits that are not."""
-    own, ratio = verdict.details.get("own"), verdict.values.get("ratio")
-    if ratio is None:
-        return ""
-    told = f"The heads matter {number(ratio)} times as much for {own} as for the others; a pass requires 3."
-    others = [name for name, part in verdict.sub_results.items() if part.status == "fail" and name != own]
-    either = " either" if verdict.status == "fail" else ""
-    also = f" Not specific{either}: the circuit{'s' * (len(others) > 1)} of {named(others)}."
-    return told + also if others else told
 
 
 def _heat(details: Mapping[str, Any]) -> Table | None:
@@ -65,21 +53,35 @@ def _heat(details: Mapping[str, Any]) -> Table | None:
     return replace(table, note=note, left=len(matrix) - len(names))
 
 
+def _columns(c: Any) -> dict[str, Any]:
+    """What heads restore in this task and in the others; a second task of a name has a stroke behind it."""
+    every = [c.table, *c.tables]
+    names = [each.task.name for each in every]
+    names = [name + "'" * names[:at].count(name) for at, name in enumerate(names)]
+    own, tables = names[0], dict(zip(names, every, strict=True))
+    if len(tables) < 2:
+        raise Undetermined("not_applicable", details={"needs": "another task with a circuit of its own"})
+    return {
+        "effects": {name: c.restored(each) for name, each in tables.items()},
+        "circuits": {name: each.members for name, each in tables.items()},
+        "own": own,
+        "gaps": {name: c.gap(each) for name, each in tables.items()},
+        "unit_id": None if c.unit_id is None else {own: c.unit_id},
+    }
+
+
 @gate(
     code="C17",
     criterion="M3 Baseline separation",
     question="Do the heads of a circuit matter more for their own task than for others?",
     on_pass="the heads matter for their task more than for others",
     on_fail="shared computation or too broad a circuit (expected for overlapping tasks)",
-    weakness="the published value is the mean ratio over all circuits, so that another task's circuit can "
-    "decide; the mean over other tasks lets effects of opposite sign cancel",
+    weakness="the published value is the mean over all circuits, so that another task's circuit can decide",
     number=_VALUE,
-    reasons={
-        "not_applicable": ("It needs a second task with its own circuit.", "Name one: --against (against=).")
-    },
+    reasons={"not_applicable": ("It needs a second task with a circuit.", "Name one: --against (against=).")},
     parts_share_reasons=False,
-    finding=_finding,
     figure=_heat,
+    columns=_columns,
 )
 def discriminant_validity(
     effects: Mapping[str, Any],
@@ -89,7 +91,7 @@ def discriminant_validity(
     gaps: Mapping[str, Any] | None = None,
     unit_id: Mapping[str, Shaped[np.ndarray, " P"]] | None = None,
     n_boot: int = 999,
-    seed: int = SEED,
+    how: Sampling,
 ) -> Found:
     """Effect of a circuit's heads on their own task against their effect on the other tasks.
 
@@ -108,7 +110,7 @@ def discriminant_validity(
         unit_id: Task -> label of each prompt; prompts of one label are drawn together. Those of tasks
             without labels stand alone.
         n_boot: Resamples of the prompts within each task.
-        seed: Roots the random stream.
+        how: Its seed roots the random stream.
 
     Returns:
         The verdict on E - 3 |m| (`value`); `ratio`, E / |m| within -1000 and 1000, is for display.
@@ -155,7 +157,7 @@ def discriminant_validity(
     found.stop_if(not all(abs(each.vectors[1].mean()) >= _TINY for each in kept), "zero_denominator")
     found.stop_if(not flags.any(axis=1).all(), "missing_heads")
     # The stream is not by name: relabelled tasks keep their draws.
-    rng, drawn = gate_stream("C17", seed=seed), []
+    rng, drawn = gate_stream("C17", seed=how.seed), []
     for each in kept:
         counts = np.concatenate([np.ones((1, each.n)), stats.draw_counts(each.n, n_boot, rng)])
         drawn.append(stats.resampled_ratios(_means(each.vectors[0], flags), each.vectors[1], counts))
@@ -188,6 +190,8 @@ def discriminant_validity(
     found.values = {name: judged.values[name] for name in ("value", "ratio", "own_effect", "off_mean")}
     found.values["mean_ratio_published"] = published
     found.values["share_off_diagonal_like_random"] = float(like_random.mean()) if len(like_random) else None
+    told = f"The heads matter {number(found.values['ratio'])} times as much for {own} as for the others"
+    found.details["finding"] = f"{told}; a pass requires 3."
     found.interval, found.published = judged.interval, Rule(pass_at=TIMES).published(published)
     found.status, found.reason, found.n_needed = judged.status, judged.reason, judged.n_needed
     return found

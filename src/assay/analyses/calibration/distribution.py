@@ -1,18 +1,18 @@
 """S1: do a circuit's heads stand out in direct effect, and how are their attributions distributed?"""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import scipy
-from jaxtyping import Bool, Float64, Shaped
+from jaxtyping import Bool, Float64
 
-from assay.analyses.calibration.gate import Found, Heads, Quantity, gate
-from assay.analyses.calibration.samples import SEED, cautious_alpha, gate_stream, halves, sample, scored_heads
-from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
+from assay.analyses.calibration.gate import Found, Quantity, Sampling, gate
+from assay.analyses.calibration.samples import cautious_alpha, halves, sample, scored_heads
+from assay.core.errors import InputError
+from assay.core.measurement import ONE_SIDED_95, Interval, Rule, undefined_interval
 from assay.discovery.heads.weights import EffectiveRank, effective_rank
 from assay.stats import auroc, draw_counts
 from assay.stats.estimate import EQUAL
@@ -62,13 +62,6 @@ def _ratio(size: Sizes, inside: Flags, outside: Flags) -> float | None:
     return float(size[inside].mean()) / below if below >= NO_EFFECT else None
 
 
-def _area(verdict: Verdict, heads: Heads) -> Iterator[dict[str, Any]]:
-    values, claim = verdict.values, "members rank above the other heads in direct effect"
-    test = {"test_key": "S1/auroc", "p": values.get("auroc_p"), "p_kind": "permutation"}
-    numbers = {"value": values.get("auroc"), "baseline": 0.5, "n": verdict.details.get("n")}
-    yield {"name": claim, "passed": verdict.status == "pass", **test, **numbers}
-
-
 @gate(
     code="S1",
     criterion="S1 Distributional Characterization",
@@ -78,8 +71,13 @@ def _area(verdict: Verdict, heads: Heads) -> Iterator[dict[str, Any]]:
     weakness="direct effects grow with depth, and magnitudes of noisy means are biased upwards",
     number=_RATIO,
     parts={"difference": replace(_RATIO, label="the same of effects on right less wrong answer")},
-    few="the spread of the effects cannot be estimated",
-    tests=_area,
+    columns=lambda c: {
+        "attributions": c.get("dla_correct"),
+        "outputs": c.get("z_last"),
+        "n_heads": c.table.model.n_heads,
+    },
+    # Beside the published attribution (correct output, no final norm) that to the margin, norm frozen.
+    beside=lambda c: {"difference": {"attributions": c.find("dla"), "outputs": None}},
 )
 def distributional_characterization(
     attributions: Any,
@@ -87,11 +85,7 @@ def distributional_characterization(
     *,
     outputs: Float64[np.ndarray, "P H d_head"] | None = None,
     n_heads: int | None = None,
-    unit_id: Shaped[np.ndarray, " P"] | None = None,
-    n_boot: int = 1000,
-    n_perm: int = 10_000,
-    task: str = "",
-    seed: int = SEED,
+    how: Sampling,
 ) -> Found:
     """Mean magnitude of the attribution of the circuit's heads over that of the others.
 
@@ -101,11 +95,7 @@ def distributional_characterization(
         members: The circuit's heads.
         outputs: Outputs of the heads at the answer, for their effective rank.
         n_heads: Heads per layer, for the ratio within layers that hold members.
-        unit_id: Label of each prompt; prompts of one label are drawn together.
-        n_boot: Resamples of the prompts.
-        n_perm: Permutations of membership behind the p of the AUROC.
-        task: Names the random stream.
-        seed: Roots it.
+        how: Permutations of membership are behind the p of the AUROC.
 
     Returns:
         Passes where the ratio of mean |mean over prompts| is above 2. `values`: it, `ratio_mean_of_abs` (mean
@@ -118,14 +108,10 @@ def distributional_characterization(
         The lower bound exists, and may pass, where the others' effect cannot be distinguished from 0.
     """
     table, k = np.asarray(attributions, dtype=np.float64), len(members)
-    if table.ndim != 2 or table.shape[1] != k:
-        raise ShapeError(f"attributions has shape {table.shape}; [prompts, {k} heads] is needed")
-    if outputs is not None and (outputs.ndim != 3 or outputs.shape[:2] != table.shape):
-        raise ShapeError(f"outputs has shape {outputs.shape}; [{len(table)}, {k}, d_head] is needed")
     if n_heads is not None and (n_heads < 1 or k % n_heads):
         raise InputError(f"n_heads is {n_heads}; expected heads per layer, of {k} in total")
     heads = scored_heads(table) if len(table) else np.ones(k, dtype=np.bool_)
-    kept, inside = sample(unit_id, table=table[:, heads]), members[heads]
+    kept, inside = sample(how.unit_id, table=table[:, heads]), members[heads]
     found = Found(n=kept.n)
     found.warn(missing_heads=not heads.all())
     found.warnings += kept.warnings
@@ -133,8 +119,8 @@ def distributional_characterization(
     found.stop_if(inside.all() or not inside.any(), "no_others" if inside.any() else "no_members")
     found.stop_if(kept.missing())
     units, used = kept.vectors[0], table[kept.used][:, heads]
-    size, rng = np.abs(units.mean(axis=0)), gate_stream("S1", task, seed=seed)
-    means = draw_counts(kept.n, n_boot, rng) @ units / kept.n
+    size, rng = np.abs(units.mean(axis=0)), how.stream("S1")
+    means = draw_counts(kept.n, how.n_boot, rng) @ units / kept.n
     layer = np.flatnonzero(heads) // (n_heads or len(heads))
     near = np.isin(layer, layer[inside]) & (n_heads is not None)
     spread = moments(used)
@@ -143,7 +129,7 @@ def distributional_characterization(
     found.values["ratio_layer_matched"] = _ratio(size, inside, near & ~inside)
     for name, side in (("circuit", inside), ("others", ~inside)):
         found.values[f"{name}_mean_variance"] = float(spread["variance"][side].mean())
-    found.values["auroc_p"] = _permuted(size, inside, rng, n_perm)
+    found.values["auroc_p"] = _permuted(size, inside, rng, how.n_perm)
     spread |= dict(zip(("mean_low", "mean_high"), np.quantile(means, [0.025, 0.975], axis=0), strict=True))
     if outputs is not None:
         singular = np.linalg.svd(outputs[kept.used][:, heads].swapaxes(0, 1), compute_uv=False)
@@ -152,6 +138,9 @@ def distributional_characterization(
     for name, column in spread.items():
         per_head[name][heads] = column
     found.details = {"n": kept.n, "n_dropped": kept.n_dropped, "per_head": per_head}
+    claim, area = "members rank above the other heads in direct effect", found.values["auroc"]
+    about = {"value": area, "baseline": 0.5, "n": kept.n}
+    found.claim("S1/auroc", claim, found.values["auroc_p"], "permutation", **about)
     found.stop_if(found.values["value"] is None, "zero_denominator")
     found.interval = _bounds(units, inside, rng)
     found.warn(zero_variance=found.interval.reason == "degenerate")

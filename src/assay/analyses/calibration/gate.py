@@ -9,19 +9,21 @@ import functools
 import inspect
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import numpy as np
 
 from assay.core.errors import InputError, check_least, unknown_name
-from assay.core.measurement import Interval, Rule, Verdict
+from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict
 from assay.core.record import BRIEF, Record
 from assay.core.registry import Registry
 from assay.page.text import listed
 
 
+SEED = 42  # root of the published resampling streams
 _MODERATE = "Between the limit of a fail and the limit of a pass: use the number with care."
 _SIZES = ("circuit_size", "n_heads")
 _COUNTS = ("n_boot", "n_perm", "n_draws", "n_halves")  # options of gates, at least 1
@@ -31,6 +33,48 @@ Heads = Sequence[Sequence[int]]  # (layer, head) of the circuit's heads, in the 
 Explanation = tuple[str, str]  # why, and what to do about it
 
 _SOLVES = "Measure more prompts, or use a task that the model solves."
+
+
+# ---- how a gate draws -------------------------------------------------------------------------------
+
+
+def gate_stream(code: str, task: str = "", *, seed: int = SEED) -> np.random.Generator:
+    """The generator of one gate on one task: results do not depend on which other gates ran.
+
+    `Generator(PCG64(SeedSequence([seed, crc32(code), crc32(task)])))`.
+    """
+    words = [seed, zlib.crc32(code.encode()), zlib.crc32(task.encode())]
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Sampling:
+    """Options that gates share: what they draw at random, and what is one observation.
+
+    A function of a gate that takes `how` is called with these as keywords, as in `n_boot=200, seed=1`.
+
+    Attributes:
+        task: Names the random stream.
+        seed: Its root.
+        unit_id: `[n]` label of each prompt; prompts of one label (one image, one sentence) are one
+            observation and are drawn together. None: each by itself.
+        strata: `[n]` class of each prompt: samples of a pool have the proportions of the pool (C16, C30).
+        n_boot: Resamples.
+        n_perm: Permutations behind a p-value, where not all can be counted.
+        level: Two-sided coverage of the bounds.
+    """
+
+    task: str = ""
+    seed: int = SEED
+    unit_id: Any = None
+    strata: Any = None
+    n_boot: int = 1000
+    n_perm: int = 10_000
+    level: float = ONE_SIDED_95
+
+    def stream(self, code: str, part: str = "") -> np.random.Generator:
+        """The generator of a gate, or of a part of one, on the task."""
+        return gate_stream(code, self.task + part, seed=self.seed)
 
 
 # ---- what a gate computes ---------------------------------------------------------------------------
@@ -80,6 +124,20 @@ class Found:
         """
         if applies:
             raise Undetermined(reason or str(applies), self)
+
+    def claim(self, key: str, name: str, p: Any, kind: str, *, claimed: Any = "pass", **more: Any) -> None:
+        """Note a p-value for M93, which reads it by `claims_of`.
+
+        Args:
+            key: Reports of the same test share it.
+            name: The claim that it speaks for; `{}` is where a head is named.
+            p: In the direction of the claim; None or NaN where it is undefined.
+            kind: As `PooledResult.p_kind`.
+            claimed: Whether the claim is made, or the status of the verdict that makes it.
+            **more: `head`, its place among the circuit's; `value`, `baseline`, `n` of a `PooledResult`.
+        """
+        told = {"test_key": key, "name": name, "p": p, "p_kind": kind, "claimed": claimed, **more}
+        self.details.setdefault("claims", []).append(told)
 
     def open(self, reason: str | None, n_needed: int | None = None) -> None:
         """Leave it without a verdict with confidence."""
@@ -221,10 +279,14 @@ class Quantity:
 
     def judges(self, function: Callable[..., Found | Verdict]) -> Callable[..., Verdict]:
         """Make a function of what it found, or why it did not, give verdicts."""
+        shared = _shared(function)
 
         @functools.wraps(function)
         def judge(*arrays: Any, **options: Any) -> Verdict:
             check_least(1, **{name: count for name, count in options.items() if name in _COUNTS})
+            if shared and "how" not in options:
+                given = {name: options.pop(name) for name in shared.intersection(options)}
+                options["how"] = Sampling(**given)
             try:
                 found = function(*arrays, **options)
             except Undetermined as why:
@@ -260,6 +322,12 @@ class Quantity:
         return replace(self.rule, pass_at=pass_at, fail_at=None if fail_at == pass_at else fail_at)
 
 
+def _shared(function: Callable[..., Any]) -> frozenset[str]:
+    """Options of `Sampling` that a function is told by its `how`; those of its own go before."""
+    own = set(inspect.signature(function).parameters)
+    return frozenset({each.name for each in fields(Sampling)} - own if "how" in own else ())
+
+
 def _finite(numbers: Mapping[str, float | None], name: str) -> float | None:
     value = numbers.get(name)
     return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
@@ -272,6 +340,10 @@ def _deciding(parts: Mapping[str, Verdict], names: Sequence[str]) -> str:
 
 
 # ---- the gate ---------------------------------------------------------------------------------------
+
+
+def _nothing(columns: Any) -> dict[str, Any]:
+    return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,7 +369,6 @@ class Gate:
         parts: The same of its parts, by their names in `sub_results`; `part.inner` of a part of a part. A
             part that is not listed is read as the gate is where it has such a number.
         decisive: Parts of which the worst decides; pages then show their numbers, not one of the gate.
-        few: Why there is no verdict below the number of prompts that its number needs (`Quantity.fewest`).
         reasons: Code of a reason -> why there is no verdict, and what to do about it, where this gate can say
             more than `REASONS` does.
         parts_share_reasons: Whether `reasons` speak of its parts, too.
@@ -305,11 +376,12 @@ class Gate:
         counts: What more of would settle it when the number is known.
         sized: Whether it takes `circuit_size` and `n_heads` (of the model), and warns of an empty circuit and
             of one that holds every head.
-        finding: Where a verdict that does not pass points: a sentence on the pair, the part or the heads that
-            stand out, or nothing.
-        tests: Fields of a `PooledResult` for M93: each p-value of a verdict, NaN where undefined, with the
-            claim that it speaks for.
         figure: A block of its page beside the tables, of a verdict's details.
+        columns: What `calibrate_all` hands it, by argument, of the `Columns` of a circuit. What it `needs`
+            beside these, units of prompts, task, seed and sizes follow by name. Entries `details` and
+            `warnings` are added to those of the verdict. An `Undetermined` raised here is the verdict.
+        beside: Verdicts that go with its own, by name in `sub_results`: the arguments that differ. One whose
+            first is None is left out.
     """
 
     key: str
@@ -327,15 +399,14 @@ class Gate:
     number: Quantity | None = None
     parts: Mapping[str, Quantity] = field(default_factory=dict)
     decisive: tuple[str, ...] = ()
-    few: str = ""
     reasons: Mapping[str, Explanation] = field(default_factory=dict)
     parts_share_reasons: bool = True
     when_open: str = "Measure more prompts."
     counts: str = "prompts"
     sized: bool = False
-    finding: Callable[[Verdict, Heads], str] | None = None
-    tests: Callable[[Verdict, Heads], Iterable[dict[str, Any]]] | None = None
     figure: Callable[[Mapping[str, Any]], Any] | None = None
+    columns: Callable[[Any], Mapping[str, Any]] = _nothing
+    beside: Callable[[Any], Mapping[str, Mapping[str, Any]]] = _nothing
 
     def __call__(self, *arrays: Any, **options: Any) -> Verdict:
         size, n_heads = (options.pop(name, None) if self.sized else None for name in _SIZES)
@@ -353,45 +424,43 @@ class Gate:
     @property
     def _reasons(self) -> Mapping[str, Explanation]:
         n = self._number.fewest
-        few = (f"Below {n} {self.counts}, {self.few}.", f"Measure at least {n} prompts.")
-        return {"too_few": few, **self.reasons} if self.few else self.reasons
+        few = (
+            f"Below {n} {self.counts}, no bounds hold for skewed values.",
+            f"Measure at least {n} prompts.",
+        )
+        return {"too_few": few, **self.reasons} if n else self.reasons
 
     def worded(self, verdict: Verdict) -> Verdict:
         """A verdict of this gate with `judged`: its number and what it means, also of its parts."""
-        parts = {name: self._worded_part(name, each) for name, each in verdict.sub_results.items()}
-        judged = self._number.of(verdict)
-        if part := _deciding(parts, self.decisive):
-            words = {name: getattr(judged, name) for name in ("status", "published", "reason")}
-            judged = replace(Judged.from_dict(parts[part].judged), part=part, **words)
-        because, remedy = explained(verdict.reason, self._reasons)
+        worded = self._worded(verdict, "", self._number, self._reasons)
+        judged = Judged.from_dict(worded.judged)
+        if part := _deciding(worded.sub_results, self.decisive):
+            words = {name: getattr(judged, name) for name in ("status", "published", "reason", "because")}
+            judged = replace(Judged.from_dict(worded.sub_results[part].judged), part=part, **words)
+        remedy = explained(verdict.reason, self._reasons)[1]
         if judged.state == "inconclusive" and not verdict.reason:
             remedy = self.when_open
         on_pass, on_fail = sentence(self.on_pass), sentence(self.on_fail)
-        meaning = {"pass": on_pass, "fail": on_fail, "moderate": _MODERATE}.get(
-            judged.state, f"If it passed: {on_pass} If it failed: {on_fail}"
-        )
-        judged = replace(judged, sentence=meaning, because=because, remedy=remedy)
-        return replace(verdict, judged=judged.to_dict(), sub_results=parts)
+        meanings = {"pass": on_pass, "fail": on_fail, "moderate": _MODERATE}
+        meaning = meanings.get(judged.state, f"If it passed: {on_pass} If it failed: {on_fail}")
+        return replace(worded, judged=replace(judged, sentence=meaning, remedy=remedy).to_dict())
 
-    def _worded_part(self, place: str, verdict: Verdict) -> Verdict:
-        name = place.rpartition(".")[2].replace("_", " ") or "no task"
-        number = self.parts.get(place) or Quantity(label=name)
-        if place not in self.parts and self.number is not None and self.number.value in verdict.values:
-            number = replace(self.number, label=name)
-        because, _ = explained(verdict.reason, self._reasons if self.parts_share_reasons else {})
-        inner = {
-            each: self._worded_part(f"{place}.{each}", part) for each, part in verdict.sub_results.items()
-        }
-        return replace(
-            verdict, judged=replace(number.of(verdict), because=because).to_dict(), sub_results=inner
-        )
+    def _worded(self, verdict: Verdict, place: str, number: Quantity, reasons: Any) -> Verdict:
+        """A verdict, or a part of one, with the number that it judges and why it is open."""
+        parts, inner = {}, reasons if self.parts_share_reasons else {}
+        for name, each in verdict.sub_results.items():
+            at, label = f"{place}.{name}".strip("."), name.replace("_", " ") or "no task"
+            like = self.number if self.number and self.number.value in each.values else Quantity(label=label)
+            parts[name] = self._worded(each, at, self.parts.get(at) or replace(like, label=label), inner)
+        judged = replace(number.of(verdict), because=explained(verdict.reason, reasons)[0])
+        return replace(verdict, judged=judged.to_dict(), sub_results=parts)
 
     @property
     def options(self) -> frozenset[str]:
         """Names of what its function may be told beside its arrays."""
         parameters = inspect.signature(self.function).parameters
         own = {name for name, each in parameters.items() if each.default is not each.empty}
-        return frozenset(own.union(_SIZES if self.sized else ()))
+        return frozenset(own.union(_shared(self.function) - {"level"}, _SIZES if self.sized else ()))
 
 
 GATES: Registry[Gate] = Registry("gate", holds=Gate)
@@ -497,7 +566,7 @@ REASONS: Mapping[str, Explanation] = {
 WARNINGS: Mapping[str, str] = {
     "prompts_dropped": "Prompts without a finite number in every run were left out.",
     "empty_circuit": "A circuit without heads was measured.",
-    "trivial_circuit": "The circuit holds every head, so it agrees with the model by construction.",
+    "trivial_circuit": "The circuit touches every head.",
     "zero_variance": "Some values do not vary at all, so the verdict uses only their sign or size.",
     "score_near_zero": "The score lies within three standard errors of 0: check it before its error.",
     "method_missing": "One of the ablations gave no usable run and was left out.",

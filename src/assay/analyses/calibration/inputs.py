@@ -5,7 +5,6 @@ belong together (another model, other prompts, another circuit) is refused befor
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +19,14 @@ from assay.circuits import Circuit, HeadCircuit, load_head_circuit
 from assay.core.errors import InputError, ShapeError, check_name
 from assay.core.measurement import ONE_SIDED_95, Measurement, Verdict
 from assay.discovery.heads import HeadScores
-from assay.discovery.heads.direct import HeadOutputs
-from assay.discovery.heads.membership import WeightPrediction
 from assay.discovery.heads.scores import member_flags
-from assay.discovery.heads.weights import Composition
 from assay.stats import Estimate
 from assay.tasks import PairTask
 
 
 Runs = tuple[Float64[np.ndarray, " n"], Float64[np.ndarray, " n"]]
 
-_LABELS = ("groups", "lengths", "unit_id", "strata", "effect_units", "pair_id", "sample_id", "prompt_hash")
+_LABELS = ("groups", "unit_id", "strata", "effect_units", "pair_id", "sample_id")
 _FACTS = ("model", "task", "prompts", "circuit", "ablation", "objective", "metric")
 # What things of one gate need not agree in; those of any other agree in all that they tell.
 _MAY_DIFFER: Mapping[str, tuple[str, ...]] = {
@@ -73,7 +69,7 @@ def calibrate(gate: str, *things: Any, **options: Any) -> Verdict:
     | `seed-variance` | C30 | a measurement of a pool [, the circuit] [, `y_other=` one of another circuit] |
     | `incremental-validity` | C36 | measurements of circuit and baseline [, `others=`] |
     | `inter-rater` | F59 | two or more head scores [, a circuit] |
-    | `distributional-characterization` | S1 | direct attributions, a circuit [, `outputs=` of heads] |
+    | `distributional-characterization` | S1 | direct attributions, a circuit |
     | `distributional-stability` | S3 | direct attributions, a circuit |
     | `multiple-comparisons` | M93 | {gate: verdict} or {task: {gate: verdict}}, p-values |
     | `ablation-invariance` | M98 | measurements under two or more ablations [, their circuit] |
@@ -93,9 +89,8 @@ def calibrate(gate: str, *things: Any, **options: Any) -> Verdict:
       the token lengths.
     - C14: further rows by the options of its function, which may be objects: head scores (`llc`,
       `attribution`, `spectral_norm`, `sv_entropy`), measurements (`faithfulness`, `completeness`,
-      `minimality`, `logit_diff_recovery`; `n_prompts` says of how many prompts), a `composition` beside a
-      `HeadCircuit`, a prediction from weights (`predicted`), a circuit (`published_members`), the verdict of
-      C13 (`partial_eta_sq`).
+      `logit_diff_recovery`; `n_prompts` says of how many prompts), head circuits (`predicted`,
+      `published_members`), the verdict of C13 (`partial_eta_sq`).
     - C17: patching scores come with the gaps that normalise them, so that effects are ratios of sums.
     - C30: `n_prompts=` is the size of the samples drawn from the pool.
     - M98, E1b: methods are named by the ablation of each measurement; several of one method with different
@@ -104,14 +99,14 @@ def calibrate(gate: str, *things: Any, **options: Any) -> Verdict:
       a group of random sets and gives a p. `members` and `baseline_members` may be the circuits.
     - S1, S3: as published, attributions to the correct answer that ignore the final norm,
       `assay.discover_heads(model, task, "dla", direction="correct", norm="none")`.
-    - M93: see `pooled_results` for which p-values count; bare p-values are taken for exact unless `p_kind=`
-      says otherwise, and claimed where below 0.05.
+    - M93: see `pooled_results` for which p-values count; bare p-values are taken for exact, and claimed where
+      below 0.05.
 
     Args:
         gate: Key or published code.
         *things: See the table.
         **options: Options of the gate's function, see its documentation. Labels of prompts (`groups`,
-            `unit_id`, `strata`, `pair_id`, ...) may name a field of `task=`; heads (`members`, ...) may be
+            `unit_id`, `pair_id`, ...) may name a field of `task=`; heads (`members`, ...) may be
             circuits. `task` is a task, or the name of the random stream; by default that of what
             is judged.
 
@@ -131,22 +126,21 @@ def calibrate(gate: str, *things: Any, **options: Any) -> Verdict:
     """
     found = find_gate(gate)
     for name in options:
-        known = found.options | {"task", *(("p_kind",) if found.code == "M93" else ())}
-        check_name(f"option of gate {found.key!r}", name, known)
-    task, p_kind = options.pop("task", None), options.pop("p_kind", "exact")
+        check_name(f"option of gate {found.key!r}", name, found.options | {"task"})
+    task = options.pop("task", None)
     about = task if isinstance(task, PairTask) else None
     told = _agreed(found, [*things, about, *options.values()])
     stream = about.name if about else told.get("task", "") if task is None else str(task)
     if found.code == "M93":
-        arrays, of_things = [_pooled(things, stream, p_kind)], dict[str, Any]()
-    else:
-        arrays, of_things = _arguments(found, list(_apart(things)))
+        return found([*_pooled(things, stream)])
+    things = tuple(_apart(things))
     like = next((each for each in things if isinstance(each, HeadScores)), None)
+    arrays, of_things = _arguments(found, things, like)
     options = {name: _option(found, name, value, about, like) for name, value in options.items()}
-    if about is not None and "groups" in found.options and len(arrays) < 3:
-        grouping = choose_groups(group_labels(about))
-        of_task = {"lengths": about.lengths.numpy(), "groups": None if grouping is None else grouping.labels}
-        of_things |= {name: value for name, value in of_task.items() if name in found.options}
+    if about and "groups" in found.options - set(options) and len(arrays) < 3:
+        lengths = about.lengths.numpy() if found.code == "C13" else None
+        labels, source = choose_groups(group_labels(about), lengths)
+        of_things |= {"groups": labels} | ({"groups_from": source} if "groups_from" in found.options else {})
     if "task" in found.options:
         of_things["task"] = stream
     if options.get("inner", inner := of_things.get("inner")) != inner and inner:
@@ -231,63 +225,56 @@ def _wrong(gate: Gate, what: str) -> InputError:
 # ---- things as arrays -------------------------------------------------------------------------------
 
 
-def _arguments(gate: Gate, things: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+def _arguments(
+    gate: Gate, things: Sequence[Any], like: HeadScores | None
+) -> tuple[list[Any], dict[str, Any]]:
     """Arrays of a gate in their order, and options that follow from the things."""
-    measured = [each for each in things if isinstance(each, Measurement)]
-    scores = [each for each in things if isinstance(each, HeadScores)]
-    circuits = [each for each in things if isinstance(each, Circuit | HeadCircuit)]
-    rest = [each for each in things if not isinstance(each, Measurement | HeadScores | Circuit | HeadCircuit)]
+    kinds: tuple[Any, ...] = (Measurement, HeadScores, Circuit | HeadCircuit)
+    sorts: Iterator[list[Any]] = ([each for each in things if isinstance(each, kind)] for kind in kinds)
+    (measured, scores, circuits), rest = sorts, [each for each in things if not isinstance(each, kinds)]
     if gate.code == "C23":
         return [_description(gate, things)], {}
     if gate.code == "C17":
         return _by_task(gate, rest)
     if odd := [each for each in rest if not isinstance(each, np.ndarray | Mapping)]:
         raise _wrong(gate, f"it does not use the {_describe(odd[0])}")
-    members = [_flags(gate, each, scores[0] if scores else None) for each in circuits]
+    runs, members = [_runs(gate, each) for each in measured], [_flags(gate, each, like) for each in circuits]
     if gate.code in ("C12", "F59") and scores:
         arrays: list[Any] = [_by_name(gate, scores)]
     elif gate.code in ("M98", "E1b") and measured:
-        arrays = [_runs(gate, measured[0])[0], _by_ablation(gate, measured)]
+        named: dict[str, list[Any]] = {}
+        for each, (_, kept) in zip(measured, runs, strict=True):
+            named.setdefault(str(each.provenance.get("ablation")), []).append(kept)
+        arrays = [runs[0][0], {name: _together(draws) for name, draws in named.items()}]
     else:
-        runs, tables = [_runs(gate, each) for each in measured], [_scored(gate, each) for each in scores]
+        tables = [_scored(gate, each) for each in scores]
         if tables and not members:
             raise _wrong(gate, "there is no circuit")
         if tables and "members" not in gate.needs:
             tables = [tables[0][:, members[0]]]
         arrays = [*(runs[0] if runs else ()), *(kept for _, kept in runs[1:]), *tables, *rest]
-    options = _of_measured(gate, measured) | (_of_circuit(gate, circuits[0], members[0]) if members else {})
-    if members and "members" in gate.needs:
-        arrays.insert(gate.needs.index("members"), members[0])
+    options: dict[str, Any] = {"inner": measured[0].name} if measured else {}
+    if members:
+        if "members" in gate.needs:
+            arrays.insert(gate.needs.index("members"), members[0])
+        options |= {"members": members[0], "head_edges": getattr(circuits[0], "head_edges", ())}
+        options |= {"circuit_size": int(members[0].sum()), "n_heads": len(members[0])} if gate.sized else {}
     if scores and gate.code in ("S1", "C14"):
         options["n_heads"] = scores[0].n_heads
     if len(arrays) > len(gate.needs) or len(members) > 1:
         raise _wrong(gate, f"it takes {', '.join(gate.needs)}, got {', '.join(map(_describe, things))}")
-    return arrays, options
-
-
-def _of_measured(gate: Gate, measured: Sequence[Measurement]) -> dict[str, Any]:
-    """What the scores are, where that is a choice."""
-    if measured and "inner" not in gate.options and any(each.name != "faithfulness" for each in measured):
-        raise _wrong(gate, "expected faithfulness")
-    return {"inner": measured[0].name} if measured and "inner" in gate.options else {}
-
-
-def _of_circuit(gate: Gate, circuit: Any, members: Bool[np.ndarray, " H"]) -> dict[str, Any]:
-    """What a gate may be told of a circuit: its flags, its size, its edges between heads."""
-    told = {"members": members, "head_edges": getattr(circuit, "head_edges", ())}
-    if gate.sized:
-        told |= {"circuit_size": int(members.sum()), "n_heads": len(members)}
-    return {name: each for name, each in told.items() if name in gate.options}
+    return arrays, {name: each for name, each in options.items() if name in gate.options}
 
 
 def _runs(gate: Gate, measurement: Measurement) -> Runs:
     """Per-prompt margins of the full model and of the circuit."""
-    names = {"faithfulness": ("full", "keep"), "completeness": ("full", "drop")}.get(measurement.name, ())
-    kept, statistic = [measurement.components.get(name) for name in names], measurement.statistic
-    if not names or any(each is None for each in kept):
+    other = {"faithfulness": "keep"} | ({"completeness": "drop"} if "inner" in gate.options else {})
+    names, statistic = ("full", other.get(measurement.name, "")), measurement.statistic
+    kept = [measurement.components.get(name) for name in names]
+    if any(each is None for each in kept):
         raise _wrong(
             gate,
-            "it needs the values per prompt of faithfulness or completeness, not this measurement of "
+            f"it needs the values per prompt of {' or '.join(other)}, not this measurement of "
             f"{measurement.name!r}: assay.measure(circuit, model, task, 'faithfulness')",
         )
     if statistic is not None and set(statistic.components) != set(names):
@@ -296,23 +283,9 @@ def _runs(gate: Gate, measurement: Measurement) -> Runs:
     return full, circuit
 
 
-def _circuit_runs(gate: Gate, draws: Sequence[Measurement]) -> Float64[np.ndarray, "n *draws"]:
+def _together(draws: Sequence[Float64[np.ndarray, " n"]]) -> Float64[np.ndarray, "n *draws"]:
     """Margins of the circuit, a column per draw where there are several."""
-    columns = [_runs(gate, each)[1] for each in draws]
-    return columns[0] if len(columns) == 1 else np.stack(columns, axis=1)
-
-
-def _by_ablation(gate: Gate, measured: Sequence[Measurement]) -> dict[str, Any]:
-    """The circuit's runs under each ablation, of one measurement or several draws."""
-    named: dict[str, list[Measurement]] = {}
-    for each in measured:
-        named.setdefault(str(each.provenance.get("ablation")), []).append(each)
-    for name, draws in named.items():
-        seeds = [each.provenance.get("seed") for each in draws]
-        if len(set(seeds)) < len(seeds):
-            told = f"{len(draws)} measurements use {name!r} with seeds {seeds}, not different ones"
-            raise _wrong(gate, told)
-    return {name: _circuit_runs(gate, draws) for name, draws in named.items()}
+    return draws[0] if len(draws) == 1 else np.stack(draws, axis=1)
 
 
 def _scored(gate: Gate, scores: HeadScores) -> Float64[np.ndarray, "*P H"]:
@@ -351,8 +324,6 @@ def _by_task(gate: Gate, mappings: Sequence[Any]) -> tuple[list[Any], dict[str, 
                 # The table holds differences over the mean gap; a resample has a mean gap of its own.
                 effects[name] = effects[name] * each.details["mean_gap"]
                 gaps[name] = np.asarray(each.details["gap"], dtype=np.float64)
-    if gaps and len(gaps) < len(effects):
-        raise _wrong(gate, f"only effects on {sorted(gaps)} are ratios of sums; score all tasks alike")
     return [effects, circuits], ({"gaps": gaps} if gaps else {})
 
 
@@ -361,9 +332,7 @@ def _description(gate: Gate, things: Sequence[Any]) -> HeadCircuit:
     found = [load_head_circuit(each) if isinstance(each, str | Path) else each for each in things]
     if len(found) != 1 or not isinstance(found[0], HeadCircuit):
         got = ", ".join(map(_describe, found))
-        raise _wrong(
-            gate, f"it needs the bands and pathways of the roles, a HeadCircuit or its file, got {got}"
-        )
+        raise _wrong(gate, f"it needs a HeadCircuit with bands and pathways, or its file, got {got}")
     return found[0]
 
 
@@ -383,7 +352,7 @@ def _option(gate: Gate, name: str, value: Any, task: PairTask | None, like: Head
         if task is None:
             raise InputError(f"{name}={value!r} names a field, but the task is missing; give task= too")
         check_name(f"field of task {task.name!r}", value, task.fields)
-        return np.array([each if name == "lengths" else str(each) for each in task.fields[value]])
+        return np.array([str(each) for each in task.fields[value]])
     match value:
         case Mapping():
             return {key: _option(gate, name, each, task, like) for key, each in value.items()}
@@ -391,41 +360,30 @@ def _option(gate: Gate, name: str, value: Any, task: PairTask | None, like: Head
             return _flags(gate, value, like)
         case HeadScores():
             return np.abs(value.flat) if name == "attribution" else value.flat
-        case HeadOutputs():
-            return value.z.double().numpy()
-        case Composition():
-            return {"q": value.q, "k": value.k, "v": value.v}
-        case WeightPrediction():  # where nothing was learned, nothing was predicted
-            return None if value.reason else value.predicted
-        case Measurement() if name in ("y_other", "others"):
-            return _circuit_runs(gate, [value])
         case [Measurement(), *_]:
-            return _circuit_runs(gate, value)
-        case Measurement() if name == "minimality":
-            heads = value.details["heads"].values()
-            return np.array([head["importance"] for head in heads], dtype=np.float64)
+            return _together([_runs(gate, each)[1] for each in value])
+        case Measurement() if name in ("y_other", "others"):
+            return _runs(gate, value)[1]
         case Measurement():
             return Estimate(value=value.value, interval=value.interval(ONE_SIDED_95), reason=value.reason)
     return _array(value)
 
 
-def _pooled(things: Iterable[Any], task: str, p_kind: str) -> list[PooledResult]:
+def _pooled(things: Iterable[Any], task: str) -> Iterator[PooledResult]:
     """M93: verdicts by gate, of one task or of several, p-values, and results that were made by hand."""
-    found: list[PooledResult] = []
-    for each in things:
+    for at, each in enumerate(things, start=1):
         if isinstance(each, PooledResult):
-            found.append(each)
+            yield each
         elif isinstance(each, Mapping) and all(isinstance(inner, Mapping) for inner in each.values()):
-            found += [one for name, verdicts in each.items() for one in pooled_results(verdicts, str(name))]
+            for name, verdicts in each.items():
+                yield from pooled_results(verdicts, str(name))
         elif isinstance(each, Mapping) and all(isinstance(inner, Verdict) for inner in each.values()):
-            found += pooled_results(each, task)
+            yield from pooled_results(each, task)
         elif isinstance(each, list | tuple | np.ndarray):
-            found += _pooled([*each], task, p_kind)
+            yield from _pooled([*each], task)
         elif isinstance(each, float | np.number):
-            claimed = bool(each < ALPHA)
-            found.append(PooledResult(name="", task=task, p=float(each), p_kind=p_kind, passed=claimed))
+            p, claimed = float(each), bool(each < ALPHA)
+            yield PooledResult(name=f"result {at}", task=task, p=p, p_kind="exact", passed=claimed)
         else:
             kinds = "verdicts by gate, pooled results and p-values"
             raise InputError(f"M93 takes {kinds}, not the {_describe(each)}")
-    numbered = enumerate(found, start=1)
-    return [each if each.name else replace(each, name=f"result {at}") for at, each in numbered]

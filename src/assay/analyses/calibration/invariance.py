@@ -1,17 +1,17 @@
 """C13, measurement invariance: is it one number for all templates of the prompts?"""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Real, Shaped
 
-from assay.analyses.calibration.gate import Found, Heads, Quantity, Undetermined, gate, named
-from assay.analyses.calibration.samples import SEED, gate_stream, inner_metric, sample, summed
+from assay.analyses.calibration.gate import Found, Quantity, Sampling, Undetermined, gate, named
+from assay.analyses.calibration.samples import inner_metric, sample, summed
 from assay.core.errors import check_name
-from assay.core.measurement import ONE_SIDED_95, Rule, Verdict
+from assay.core.measurement import ONE_SIDED_95, Rule
 from assay.page.text import number
 from assay.stats import group_differences
 from assay.stats.estimate import varies
@@ -21,10 +21,11 @@ from assay.tasks import PairTask
 
 Labels = Shaped[np.ndarray, " n"]
 Row = Float64[np.ndarray, " _"]
+Run = Real[np.ndarray, " n"]
 
 # Fields that prompts are grouped by unless told otherwise, in this order; `KEY_id` stands in for KEY.
 GROUP_FIELDS = ("template", "type", "category", "class", "domain", "corruption")
-FEWEST = 20  # prompts in groups from which the bounds are 95 % bounds of skewed scores, too
+FEWEST = 20  # prompts in groups
 SHARE_BETWEEN_GROUPS = Quantity(
     label="share of the spread that lies between groups",
     value="eta_squared",
@@ -32,19 +33,8 @@ SHARE_BETWEEN_GROUPS = Quantity(
     published="eta_squared",
     published_rule=Rule(pass_at=0.01, fail_at=0.06, higher=False),
     qualified_by="groups_from",
+    fewest=FEWEST,
 )
-
-
-class Grouping(NamedTuple):
-    """Groups of prompts and where they come from.
-
-    Attributes:
-        labels: `[n]`; prompts of groups below three are labelled too.
-        source: Metadata key, or `length` for thirds of token length.
-    """
-
-    labels: Labels
-    source: str
 
 
 def group_labels(*tasks: PairTask) -> dict[str, Labels]:
@@ -57,7 +47,7 @@ def group_labels(*tasks: PairTask) -> dict[str, Labels]:
     return found
 
 
-def choose_groups(metadata: Mapping[str, Labels], lengths: Any = None) -> Grouping | None:
+def choose_groups(metadata: Mapping[str, Labels], lengths: Any = None) -> tuple[Labels | None, str]:
     """The groups in which prompts are compared: the first usable of `GROUP_FIELDS`, else length.
 
     Args:
@@ -65,35 +55,34 @@ def choose_groups(metadata: Mapping[str, Labels], lengths: Any = None) -> Groupi
         lengths: Token lengths; short, medium and long prompts where no key has two groups of three.
 
     Returns:
-        None where nothing has two groups of at least three prompts.
+        Labels, and the key that they come from or `length`; no labels where nothing has two groups of at
+        least three prompts.
     """
-    groupings = [Grouping(metadata[key], key) for key in GROUP_FIELDS if key in metadata]
+    groupings = [(metadata[key], key) for key in GROUP_FIELDS if key in metadata]
     if lengths is not None and len(lengths) >= 9:
         cuts = np.searchsorted(np.quantile(lengths, (1 / 3, 2 / 3)), lengths, side="left")
-        groupings.append(Grouping(np.array(("short", "medium", "long"))[cuts], "length"))
-    for each in groupings:
-        if (np.unique(each.labels, return_counts=True)[1] >= FEWEST_PER_GROUP).sum() > 1:
-            return each
-    return None
+        groupings.append((np.array(("short", "medium", "long"))[cuts], "length"))
+    return next((each for each in groupings if _comparable(each[0])), (None, ""))
 
 
-def group_test(verdict: Verdict, heads: Heads = ()) -> Iterator[dict[str, Any]]:
-    """Welch's test of C13, claimed where the gate fails: that is what a fail says."""
-    values = verdict.values
-    claim = {"name": "the score differs between groups of prompts", "passed": verdict.status == "fail"}
-    numbers = {"value": values.get("eta_squared"), "baseline": values.get("expected_eta_squared")}
-    test = {"test_key": "C13/welch", "p": values.get("welch_p"), "p_kind": "F"}
-    yield {**claim, **test, **numbers, "n": verdict.details.get("n_prompts")}
+def _comparable(labels: Labels) -> bool:
+    """Whether two groups have three prompts or more; smaller ones are left out."""
+    return bool((np.unique(labels, return_counts=True)[1] >= FEWEST_PER_GROUP).sum() > 1)
 
 
-def _furthest(verdict: Verdict, heads: Heads) -> str:
-    groups = verdict.details.get("groups", {})
-    pair = verdict.details.get("largest_difference", {}).get("pair")
-    if not pair:
-        fields = verdict.details.get("fields")
-        return f"Fields that repeat often enough to group by: {named(fields)}." if fields else ""
-    scores = " and ".join(number(groups[name]) for name in pair)
-    return f"Furthest apart: {named(pair)}, with scores {scores}."
+def _columns(c: Any) -> dict[str, Any]:
+    """Runs on the pool with their groups or, without any, the fields that repeat often enough to make some.
+
+    Those have at most 12 values, two of them three times.
+    """
+    (labels, source), task = c.grouping(pool=True, lengths=True), c.table.task
+    if labels is not None:
+        return {**c.pool_runs, "groups": labels, "groups_from": source}
+    fields = {name: each for name, each in task.fields.items() if not name.startswith("corrupted.")}
+    counts = {name: np.unique([*map(str, each)], return_counts=True)[1] for name, each in fields.items()}
+    usable = [name for name, each in counts.items() if len(each) <= 12 and (each >= 3).sum() > 1]
+    told = f"Fields that repeat often enough to group by: {named(usable)}." if usable else ""
+    return {**c.pool_runs, "groups": None, "details": {"fields": usable, "finding": told}}
 
 
 @gate(
@@ -102,36 +91,22 @@ def _furthest(verdict: Verdict, heads: Heads) -> str:
     question="Does the score depend on the group of prompts that it is taken on?",
     on_pass="One number describes all groups of prompts.",
     on_fail="Report a number per group only, and the pair furthest apart; the aggregate misleads.",
-    weakness="Eta squared is biased upwards: with three groups and 60 prompts a perfectly invariant circuit "
-    "is below 0.01 in a quarter of samples and above 0.06 in a sixth.",
+    weakness="Eta squared is biased upwards: on 60 prompts invariant circuits exceed 0.06 one time in six.",
     number=SHARE_BETWEEN_GROUPS,
-    reasons={
-        "not_applicable": (
-            "These prompts have no groups to compare.",
-            "Use a task with several templates, or group the prompts by one of its fields: --groups FIELD "
-            "(groups= in Python).",
-        ),
-        "too_few": (
-            "Below 20 prompts in groups, no bounds hold for skewed scores.",
-            "Measure at least 20 prompts.",
-        ),
-    },
+    reasons={"not_applicable": ("The prompts have no groups.", "Name a field: --groups FIELD (groups=).")},
     sized=True,
-    finding=_furthest,
-    tests=group_test,
+    columns=_columns,
 )
 def measurement_invariance(
-    y_full: Real[np.ndarray, " n"],
-    y_circuit: Real[np.ndarray, " n"],
-    groups: Shaped[np.ndarray, " n"] | None = None,
+    y_full: Run,
+    y_circuit: Run,
+    groups: Labels | None = None,
     *,
-    lengths: Real[np.ndarray, " n"] | None = None,
+    groups_from: str = "given",
     inner: str = "faithfulness",
     dependent: str = "influence",
-    unit_id: Shaped[np.ndarray, " n"] | None = None,
     n_boot: int = 2000,
-    task: str = "",
-    seed: int = SEED,
+    how: Sampling,
 ) -> Found:
     """Share of the variance of per-prompt faithfulness that lies between groups of prompts.
 
@@ -143,16 +118,14 @@ def measurement_invariance(
         y_full: Logit difference of the full model.
         y_circuit: Of the circuit, as `inner` says.
         groups: Label of each prompt; groups of fewer than three are left out.
-        lengths: Token lengths, whose thirds are the groups where `groups` has fewer than two.
+        groups_from: What the labels are, for pages; see `choose_groups`.
         inner: `faithfulness` or `completeness`.
         dependent: `influence`, the score plus the influence of the prompt, whose group means are the groups'
             scores to first order; `ratio`, per prompt; `clean_logit_diff`, the published code's, which does
             not look at the circuit.
-        unit_id: Prompts that belong together. Where units lie in several groups (`units_cross_groups`),
-            bounds are the wider of those of independent cells and of a bootstrap of units.
         n_boot: Resamples for the simultaneous interval of the groups' differences.
-        task: Names the random stream.
-        seed: Its root.
+        how: Where units lie in several groups (`units_cross_groups`), bounds are the wider of those of
+            independent cells and of a bootstrap of units.
 
     Returns:
         Below 20 prompts in groups the verdict with confidence is inconclusive (`too_few`). Not applicable
@@ -163,30 +136,25 @@ def measurement_invariance(
         Welch (1951); Steiger (2004), doi:10.1037/1082-989X.9.2.164; Brown and Forsythe (1974).
     """
     statistic, data = inner_metric(inner), sample(None, y_circuit=y_circuit, y_full=y_full)
-    dependents: dict[str, Callable[[Any], Any]] = {
-        "influence": statistic.linearised,
-        "ratio": lambda table: statistic.of_sums(table.T, 1),
-        "clean_logit_diff": lambda table: table[1],
-    }
-    check_name("dependent variable", dependent, dependents)
     found = data.found("C13.measurement_invariance", dependent=dependent)
     found.thresholds = {"published_pass": 0.01, "published_fail": 0.06}
-    labelled = {} if groups is None else {"template": data.label(groups, "groups")}
-    grouping = choose_groups(labelled, None if lengths is None else data.label(lengths, "lengths"))
-    if grouping is None:
-        raise Undetermined("not_applicable", found)
-    found.details["groups_from"] = "given" if grouping.source == "template" else grouping.source
-    table, (names, group) = data.table, np.unique(grouping.labels, return_inverse=True)
+    labels = np.empty(0) if groups is None else data.label(groups, "groups")
+    found.stop_if(not _comparable(labels), "not_applicable")
+    found.details["groups_from"] = groups_from
+    table, (names, group) = data.table, np.unique(labels, return_inverse=True)
     unit = np.arange(len(group))
-    if unit_id is not None:  # sums over the prompts of one unit in one group are what is independent
-        unit = np.unique(data.label(unit_id, "unit_id"), return_inverse=True)[1]
+    if how.unit_id is not None:  # sums over the prompts of one unit in one group are what is independent
+        unit = np.unique(data.label(how.unit_id, "unit_id"), return_inverse=True)[1]
         cells, cell = np.unique(unit * len(names) + group, return_inverse=True)
         table, (unit, group) = summed(table.T, cell).T, np.divmod(cells, len(names))
     crossed = len(unit) > len(np.unique(unit))
     value = float(statistic.of_sums(table.sum(axis=1), table.shape[1]))
     found.stop_if(math.isnan(value), "zero_denominator")
     found.warn(unstable_denominator=statistic.unstable(table))
-    x = np.asarray(dependents[dependent](table))
+    variables = {"influence": statistic.linearised(table), "ratio": statistic.of_sums(table.T, 1)}
+    variables["clean_logit_diff"] = table[1]
+    check_name("dependent variable", dependent, variables)
+    x = np.asarray(variables[dependent])
     parts = [x[np.isfinite(x) & (group == at)] for at in range(len(names))]
     compared = group_differences(parts)
     # At 94 % the two ends are 95 % bounds of skewed scores, too.
@@ -196,28 +164,26 @@ def measurement_invariance(
     varied = any(varies(x[group == at]) for at in compared.used)
     found.warn(zero_variance=not varied, units_cross_groups=crossed)
     found.interval, found.n = replace(bounds, level=ONE_SIDED_95), len(x)
-    rng = gate_stream("C13", task, seed=seed)
-
-    def drawn() -> Float64[np.ndarray, "n_boot n"]:
-        """How often each cell is drawn where whole units are."""
-        n_units = int(unit.max()) + 1
-        return rng.multinomial(n_units, np.full(n_units, 1 / n_units), size=n_boot)[:, unit].astype(float)
-
+    rng = how.stream("C13")
     if crossed:
-        low, high = _eta_bounds(x, np.eye(len(names))[group], drawn())
+        low, high = _eta_bounds(x, np.eye(len(names))[group], _drawn(unit, n_boot, rng))
         low, high = min(found.interval.low, low), max(found.interval.high, high)
         found.interval = replace(found.interval, low=low, high=high, method=f"{bounds.method}+bootstrap")
-    used, tables = zip(*((str(names[at]), table[:, group == at]) for at in compared.used), strict=True)
+    used, tables = [str(names[at]) for at in compared.used], [table[:, group == at] for at in compared.used]
     scores = np.array([statistic.of_sums(each.sum(axis=1), each.shape[1]) for each in tables])
     largest: dict[str, Any] = {"reason": "zero_denominator"}
     if np.isfinite(scores).all():
         # Units are drawn together where they lie in several groups, otherwise each group draws its own.
-        together, replicates = drawn() if crossed else np.empty(0), np.empty((n_boot, len(scores)))
-        for place, (at, each) in enumerate(zip(compared.used, tables, strict=True)):
-            n = each.shape[1]
-            counts = together[:, group == at] if crossed else rng.multinomial(n, np.full(n, 1 / n), n_boot)
-            replicates[:, place] = statistic.of_sums(counts @ each.T, n)
-        largest = _furthest_apart(used, scores, replicates)
+        together = _drawn(unit, n_boot, rng) if crossed else None
+        drawn = [
+            _drawn(np.arange(each.shape[1]), n_boot, rng) if together is None else together[:, group == at]
+            for at, each in zip(compared.used, tables, strict=True)
+        ]
+        again = [statistic.of_sums(n @ each.T, each.shape[1]) for n, each in zip(drawn, tables, strict=True)]
+        largest = _furthest_apart(used, scores, np.stack(again, axis=1))
+    if pair := largest.get("pair"):
+        ends = " and ".join(number(scores[used.index(name)]) for name in pair)
+        found.details["finding"] = f"Furthest apart: {named(pair)}, with scores {ends}."
     found.details |= {"groups": dict(zip(used, scores, strict=True)), "sizes": list(compared.sizes)}
     found.details |= {"comparison": compared.to_dict(), "largest_difference": largest}
     for name in ("eta_squared", "omega_squared", "epsilon_squared"):
@@ -226,9 +192,18 @@ def measurement_invariance(
         found.values[f"{name}_p"] = getattr(compared, name).p_value
     found.values |= {"expected_eta_squared": compared.expected_eta_squared, inner: value}
     found.values |= {"welch_f": compared.welch.statistic, "range": float(np.ptp(scores))}
+    claim, p = "the score differs between groups of prompts", compared.welch.p_value
+    numbers = {"value": compared.eta_squared.value, "baseline": compared.expected_eta_squared}
+    found.claim("C13/welch", claim, p, "F", claimed="fail", n=data.n_prompts, **numbers)
     if sum(compared.sizes) < FEWEST:
         found.open("too_few", FEWEST)
     return found
+
+
+def _drawn(unit: Any, n_boot: int, rng: Any) -> Any:
+    """How often each cell is drawn, `[n_boot, cells]`, where whole units are."""
+    n_units = int(unit.max()) + 1
+    return rng.multinomial(n_units, np.full(n_units, 1 / n_units), size=n_boot)[:, unit].astype(float)
 
 
 def _furthest_apart(names: Sequence[str], scores: Row, drawn: Any) -> dict[str, Any]:

@@ -1,15 +1,16 @@
 """M93, many results at once: which claims survive that there were so many."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import scipy
 from jaxtyping import Bool
 
 from assay import stats
-from assay.analyses.calibration.gate import Found, Heads, Quantity, claim_name, find_gate, gate, named
+from assay.analyses.calibration.gate import Found, Heads, Quantity, find_gate, gate, head_name, named
 from assay.analyses.calibration.samples import ALPHA
 from assay.core.errors import InputError, check_name
 from assay.core.measurement import JUDGED, Rule, Verdict
@@ -43,7 +44,7 @@ class PooledResult:
         test_key: Reports of the same test share it; the first counts.
 
     Raises:
-        InputError: For a p outside [0, 1], a p without a known kind, or a negative e.
+        InputError: For a p outside [0, 1], or a p without a known kind.
     """
 
     name: str
@@ -63,8 +64,6 @@ class PooledResult:
             check_name("p_kind", self.p_kind, P_KINDS)
             if not 0 <= self.p <= 1:
                 raise InputError(f"{self.name}: p is {self.p}; expected a p-value in [0, 1]")
-        if self.e is not None and not self.e >= 0:
-            raise InputError(f"{self.name}: e is {self.e}; expected an e-value of at least 0")
 
     @property
     def tested_p(self) -> float | None:
@@ -72,6 +71,21 @@ class PooledResult:
         if self.p is not None:
             return self.p
         return None if self.e is None else 1 / max(1.0, self.e)
+
+
+def claims_of(verdict: Verdict, heads: Heads = ()) -> Iterator[dict[str, Any]]:
+    """What a gate claimed with a p-value, as fields of a `PooledResult`.
+
+    Args:
+        verdict: Of the gate.
+        heads: (layer, head) of the circuit's heads, to name them; without it they are counted.
+    """
+    for each in verdict.details.get("claims", ()):
+        told = dict(each)
+        at, claimed = told.pop("head", None), told.pop("claimed")
+        passed = verdict.status == claimed if isinstance(claimed, str) else claimed
+        name = told["name"] if at is None else told["name"].format(head_name(at, heads))
+        yield {**told, "name": name, "passed": passed}
 
 
 def pooled_results(
@@ -120,7 +134,7 @@ def pooled_results(
         gate = find_gate(gate_name)
         if gate.key == "multiple-comparisons":
             continue
-        tests = list(gate.tests(verdict, heads)) if gate.tests and verdict.values else []
+        tests = [*claims_of(verdict, heads)]
         tests = [each for each in tests if each["p"] is not None and not math.isnan(each["p"])]
         for each in tests:
             own = {"p": min(float(each["p"]), 1.0), "name": f"{gate.code}: {each['name']}", "task": task}
@@ -187,7 +201,8 @@ def _judge(pool: Sequence[PooledResult]) -> Found:
     found.values = {"value": value, "share_proven": proven, "m": float(len(p)), "n_survivors": n_survivors}
     found.values |= {"n_nominal": float((p < ALPHA).sum()), "n_claimed": n_claimed, **counted}
     found.values |= {f"n_{name}": float((q <= ALPHA).sum()) for name, q in adjusted.items()}
-    found.details["lost"] = [tested[i].name for i in np.flatnonzero(claimed & ~survivors)]
+    found.details["lost"] = lost = [tested[i].name for i in np.flatnonzero(claimed & ~survivors)]
+    found.details["finding"] = f"Lost: {named(lost)}." if lost else ""
     found.details["results"] = [
         {"name": each.name, "task": each.task, "p": float(p[i]), "claimed": bool(claimed[i])}
         | {name: float(q[i]) for name, q in adjusted.items()}
@@ -201,11 +216,6 @@ def _judge(pool: Sequence[PooledResult]) -> Found:
     return found
 
 
-def _lost(verdict: Verdict, heads: Heads) -> str:
-    lost = verdict.details.get("lost")
-    return f"Lost: {named([claim_name(each) for each in lost])}." if lost else ""
-
-
 @gate(
     code="M93",
     criterion="M5 Statistical Rigor",
@@ -213,22 +223,14 @@ def _lost(verdict: Verdict, heads: Heads) -> str:
     on_pass="more than half of the claims are true, allowing for their number",
     on_fail="it never does, for no p-value proves a claim false; drop the lost claims or collect more data",
     generalises_over="claims like these",
-    weakness="a pass flag turned into p = 0.01 survives as soon as a fifth of the pooled checks passed; the "
-    "stand-in for a standard error takes the coefficient of variation to be 1",
-    source="mechanistic-validity framework; Benjamini and Hochberg (1995), Goeman and Solari (2011, "
-    "doi:10.1214/11-STS356), Wang and Ramdas (2022, arXiv:2009.02824)",
+    weakness="a pass flag taken for p = 0.01 survives as soon as a fifth of the pooled checks passed",
+    source="mechanistic-validity framework; Benjamini and Hochberg (1995); Goeman and Solari (2011)",
     number=_SHARE,
     reasons={
-        "not_applicable": (
-            "None of the claimed results has its own p-value, so no claim can be lost.",
-            "Give results with a p-value, an e-value, or a measured test.",
-        ),
-        "not_proven": (
-            "More than half of the claims are not established after correction for the number of results.",
-            "Drop the lost claims, or collect more data.",
-        ),
+        "not_applicable": ("No claim has a p-value, so none can be lost.", "Give results with a p-value."),
+        "not_proven": ("Not half of the claims are established.", "Drop the lost ones, or take more data."),
     },
-    finding=_lost,
+    columns=lambda c: {"results": pooled_results(c.verdicts, c.table.task.name, heads=c.table.heads)},
 )
 def multiple_comparisons(results: Sequence[PooledResult]) -> Found:
     """Whether more than half of the claims are true, allowing for how many results were looked at.

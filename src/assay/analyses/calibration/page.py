@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from assay.analyses.calibration.battery import SCHEMA
 from assay.analyses.calibration.gate import GATES, REASONS, Judged, claim_name, head_name, sentence, warning
-from assay.core.errors import InputError
-from assay.core.measurement import JUDGED, Verdict
+from assay.core.measurement import JUDGED
 from assay.core.record import MACHINE
 from assay.page import blocks, text
-from assay.page.draw import INK, MUTED, OPPOSES, PAPER, RULE, SUPPORTS, axes_of, clipped
+from assay.page.draw import INK, MUTED, OPPOSES, PAPER, SUPPORTS, axes_of, clipped
 
 
 if TYPE_CHECKING:
@@ -27,16 +26,11 @@ FAR_TOO_MANY = 100_000
 OPEN_STATES = ("not applicable", "undefined", "inconclusive")
 COLOURS = {"pass": SUPPORTS, "moderate": INK, "fail": OPPOSES}
 _DASH = "\N{EN DASH}"
-KINDS = {
-    **{name: blocks.STATUSES[name] for name in ("pass", "fail", "moderate", "inconclusive")},
-    "not applicable": (_DASH, "not applicable"),
-    "undefined": (_DASH, "undefined"),
-    "none": blocks.STATUSES["none"],
-}
+# Every state with its verb, of one check and of several.
 _VERBS = {
     "pass": ("passes", "pass"),
-    "moderate": ("lies in between", "lie in between"),
     "fail": ("fails", "fail"),
+    "moderate": ("lies in between", "lie in between"),
     "inconclusive": ("is inconclusive", "are inconclusive"),
     "not applicable": ("does not apply", "do not apply"),
     "undefined": ("is undefined on these data", "are undefined on these data"),
@@ -71,22 +65,21 @@ def calibration_page(document: Record) -> blocks.Page:
 
 def title(document: Record) -> str:
     """What the page is about."""
-    return "What can be trusted of the measurements on a circuit of {} for {}".format(
-        *text.subject_of(document)
-    )
+    model, task = text.subject_of(document)
+    return f"What can be trusted of the measurements on a circuit of {model} for {task}"
 
 
 def overview(document: Record) -> str:
     """Every check with its verdict with confidence, then by its published rule; there is no overall score."""
-    states: dict[str, list[str]] = {name: [] for name in KINDS}
-    published: dict[str, list[str]] = {name: [] for name in JUDGED}
+    states, published = ({name: list[str]() for name in names} for names in (_VERBS, JUDGED))
     for gate in document["gates"]:
         judged, name = judged_of(gate["verdict"]), f"{gate['code']} {str(gate['name']).lower()}"
         if judged.state in ("not applicable", "undefined") and judged.because:
             first = judged.because.partition(". ")[0].rstrip(".")
             name += f" ({first[0].lower()}{first[1:]})"
         states.get(judged.state, states["none"]).append(name)
-        published.get(judged.published, []).append(str(gate["code"]))
+        if judged.published in JUDGED:
+            published[judged.published].append(str(gate["code"]))
     rules = _verdicts(published) or "nothing is decided"
     return (
         f"With confidence, {_verdicts(states)}. By the published rules, which take numbers at face value, "
@@ -109,8 +102,8 @@ def _subject(document: Record) -> str:
     what += f", the rest under {table['ablation']} ablation."
     if score is not None:
         value, between = text.estimate(score["value"], score["low"], score["high"])
-        level = f" ({text.percent(score['level'])} interval)" if between else ""
-        what += f" The score, faithfulness (share of the model’s margin): {value} {between}{level}."
+        bounds = f" {between} ({text.percent(score['level'])} interval)" if between else ""
+        what += f" The score, faithfulness (share of the model’s margin): {value}{bounds}."
     where = f"Measured on {text.plural(table['n_prompts'], 'prompt')} of {document['task']['name']}"
     pool = table.get("n_pool") or 0
     more = f", and on a pool of {text.number(pool)} to estimate the variation over prompts"
@@ -122,6 +115,7 @@ def caveats(document: Record) -> list[str]:
     notes, circuit, score = [], document["circuit"], document.get("score")
     if circuit["k"] in (0, circuit["n_heads"]):
         odd = warning("trivial_circuit" if circuit["k"] else "empty_circuit")
+        odd += " It is the whole model." if circuit["k"] and circuit.get("kind") == "heads" else ""
         notes.append(f"{odd} Checks that compare its heads with others do not apply.")
     held = score is not None and score["low"] is not None and score["low"] <= 0 <= score["high"]
     if held or any("score_near_zero" in gate["verdict"].get("warnings", ()) for gate in document["gates"]):
@@ -171,12 +165,12 @@ def _checks(document: Record) -> Iterator[blocks.Block]:
 
 def _row(name: blocks.Cell | text.Text, judged: Judged, last: blocks.Cell | text.Text) -> blocks.Row:
     """Both verdicts on a number, the number and its picture."""
-    mark, word = KINDS[judged.published] if judged.published in JUDGED else (_DASH, "says nothing")
-    status = blocks.Cell(status=judged.state, mark=KINDS.get(judged.state, KINDS["none"])[0])
+    word = judged.published
+    mark, word = blocks.STATUSES[word] if word in JUDGED else (_DASH, "says nothing")
+    own = "" if judged.state in blocks.STATUSES else _DASH
+    status, drawing = blocks.Cell(status=judged.state, mark=own), blocks.Cell(drawing=strip(judged))
     published = (text.Span(mark, "sign"), " ", word)
-    return blocks.Row(
-        cells=[name, status, published, number_words(judged), blocks.Cell(drawing=strip(judged)), last]
-    )
+    return blocks.Row(cells=[name, status, published, number_words(judged), drawing, last])
 
 
 def _about(gate: Record, document: Record) -> Iterator[blocks.Block]:
@@ -208,9 +202,8 @@ def advice(gate: Record, document: Record) -> list[str]:
     steps: list[str] = [judged.because] if judged.state in (*OPEN_STATES, "fail") else []
     if judged.state in OPEN_STATES:
         steps.append(_needed(gate, document["table"]["n_prompts"]) or judged.remedy)
-    known = next((each for each in GATES.values() if each.key == gate["key"]), None)
-    if judged.state != "pass" and known is not None and known.finding is not None:
-        steps.append(known.finding(Verdict.from_dict(verdict), document["circuit"].get("heads") or ()))
+    if judged.state != "pass":
+        steps.append(verdict.get("details", {}).get("finding", ""))
     return [each for each in steps if each]
 
 
@@ -283,6 +276,7 @@ def _tables(details: Record, document: Record) -> Iterator[blocks.Table]:
         if isinstance(value, Mapping) and value and all(isinstance(each, list) for each in value.values()):
             entries |= value
     columns_of_heads = entries.pop("columns", ())
+    entries.pop("claims", None)  # of M93
     for name, value in entries.items():
         if isinstance(value, list):
             value = dict(zip(_places(len(value), columns_of_heads, document), value, strict=True))
@@ -349,17 +343,16 @@ def _shown(name: str, value: Any) -> str:
 
 def _facts(document: Record) -> Iterator[tuple[str, text.Text]]:
     circuit, task, table = document["circuit"], document["task"], document["table"]
-    machine = table.get(MACHINE, {})  # apart in a store
-    passes, filled = table.get("passes", machine.get("passes")), table.get("columns", machine.get("columns"))
+    machine = table.get(MACHINE, {})
     edges = "" if circuit.get("n_edges") is None else f", {text.number(circuit['n_edges'])} edges"
     seed = (task.get("config") or {}).get("seed")
     drawn = "" if seed is None else f"drawn with seed {seed}"
     pool = f"pool of {text.number(table['n_pool'])}" if table.get("n_pool") else ""
-    forward = f"{text.number(round((passes or {}).get('forward', 0)))} passes to fill it"
+    forward = f"{text.number(round(machine.get('passes', {}).get('forward', 0)))} passes to fill it"
     yield from text.identity(document, f"{circuit['k']} heads{edges}", drawn)
     yield "prompts", (text.number(table["n_prompts"]), " ", text.quiet(pool))
     yield "resampling", f"seed {document['seed']}"
-    columns = f"{text.number(len(filled or ()))} columns "
+    columns = f"{text.number(len(machine.get('columns', ())))} columns "
     yield "table", (columns, text.quiet(forward), " ", text.code(table["hash"]))
     if against := ", ".join(document.get("against") or ()):
         yield "against", against
@@ -378,13 +371,7 @@ def _records(document: Record) -> Iterator[blocks.Block]:
 
 
 def judged_of(record: Mapping[str, Any]) -> Judged:
-    """What a gate, or a part of one, decided about its number.
-
-    Raises:
-        InputError: For a document without it, as earlier versions wrote.
-    """
-    if "judged" not in record:
-        raise InputError("these calibrations do not name what was judged; run `assay calibrate` again")
+    """What a gate, or a part of one, decided about its number."""
     return Judged.from_dict(record["judged"])
 
 
@@ -446,14 +433,15 @@ def strip(judged: Judged) -> str:
         parts.append(f'<path class="published" d="M{x - 5.5} 12L{x} 6.5L{x + 5.5} 12L{x} 17.5Z"/>')
     style = ' class="alone"' if interval is None else ""
     parts.append(f'<circle{style} cx="{place(at)}" cy="12" r="4.2"/>')
-    state = KINDS.get(judged.state, KINDS["none"])[1]
-    words = f"{judged.label}: {number_words(judged)}; {passes_words(judged)}; {state} with confidence"
+    words = f"{judged.label}: {number_words(judged)}; {passes_words(judged)}; {judged.state} with confidence"
     spoken = f'role="img" aria-label="{html.escape(words)}"'
     return f'<svg class="gate-strip" viewBox="-6 0 272 24" {spoken}>{"".join(parts)}</svg>'
 
 
 def plot_gates(gates: Sequence[Mapping[str, Any]], ax: "Axes | None" = None) -> "Axes":
     """Draw a line per gate: the interval around its limit, the published number, the verdict with confidence.
+
+    A bar is an interval, an open circle a number without one, a diamond the number of the published rule.
 
     Args:
         gates: As documents hold them: `code`, `name` and `verdict`.
@@ -463,53 +451,29 @@ def plot_gates(gates: Sequence[Mapping[str, Any]], ax: "Axes | None" = None) -> 
     ax.set_facecolor("none")
     ax.axvspan(0, 1.02, color=SUPPORTS, alpha=0.06, linewidth=0)
     ax.axvspan(-1.02, 0, color=OPPOSES, alpha=0.05, linewidth=0)
-    ax.plot([0, 0], [-0.6, len(gates) - 0.4], color=MUTED, linewidth=1, linestyle=(0, (3, 2)))
+    ax.axvline(0, color=MUTED, linewidth=1, linestyle=(0, (3, 2)))
     for at, gate in enumerate(gates):
-        _draw_line(ax, at, judged_of(gate["verdict"]))
-    for x, words, side in (
-        (-0.98, "\N{LEFTWARDS ARROW} fails", "left"),
-        (0, "limit", "center"),
-        (0.98, "passes \N{RIGHTWARDS ARROW}", "right"),
-    ):
-        ax.text(x, -0.95, words, va="center", ha=side, color=MUTED, fontsize=8.5)
+        judged = judged_of(gate["verdict"])
+        colour, ends = COLOURS.get(judged.state, MUTED), judged.interval
+        value, by = relative(judged, judged.value), relative(judged, judged.published_value)
+        if ends is not None and judged.rule is not None:
+            reach = [relative(judged, end) or 0.0 for end in (ends.low, ends.high)]
+            ax.plot(reach, [at, at], color=colour, linewidth=3, solid_capstyle="butt")
+        if value is not None:
+            ax.plot(value, at, "o", color=colour, ms=6, mfc=PAPER if ends is None else colour, mew=1.6)
+        if by is not None:
+            ax.plot(by, at, "D", color=COLOURS.get(judged.published, MUTED), ms=8.5, mfc="none", zorder=4)
+        ax.text(1.06, at, judged.state, va="center", color=colour, fontsize=8.5, clip_on=False)
     names = [f"{clipped(str(gate['name']), 36)}  {clipped(str(gate['code']), 8)}" for gate in gates]
     ax.set_yticks(range(len(gates)), names, parse_math=False)
-    ax.tick_params(axis="y", length=0, colors=INK)
-    ax.set_ylim(len(gates) - 0.4, -1.4)
-    ax.set_xlim(-1.02, 1.5)
-    ax.set_xticks([])
+    ax.set_xticks((-0.9, 0, 0.9), ("\N{LEFTWARDS ARROW} fails", "limit", "passes \N{RIGHTWARDS ARROW}"))
+    ax.tick_params(length=0, colors=INK, top=False, labeltop=True, labelbottom=False)
+    ax.set(ylim=(len(gates) - 0.4, -0.6), xlim=(-1.02, 1.5))
     ax.set_xlabel(
         "distance from the limit in units of the limit, drawn shorter the further it is", loc="left"
     )
-    ax.xaxis.set_label_position("top")
     ax.spines[:].set_visible(False)
-    for marker, size, width, face, label in (
-        ("o", 6, 3, INK, "number with interval"),
-        ("o", 6, 0, PAPER, "without"),
-        ("D", 8, 0, "none", "number of the published rule"),
-    ):
-        ax.plot([], [], color=INK, marker=marker, ms=size, lw=width, mfc=face, label=label)
-    look = {"frameon": False, "fontsize": 8.5, "labelcolor": MUTED}
-    ax.legend(loc="upper left", bbox_to_anchor=(0, 0), ncols=3, **look)
     return ax
-
-
-def _draw_line(ax: "Axes", at: int, judged: Judged) -> None:
-    state = judged.state if judged.state in KINDS else "none"
-    colour, interval, value = COLOURS.get(state, MUTED), judged.interval, relative(judged, judged.value)
-    ends = [] if interval is None else [relative(judged, each) for each in (interval.low, interval.high)]
-    bounded = [end for end in ends if end is not None]
-    if bounded:
-        ax.plot(bounded, [at, at], color=colour, linewidth=3, solid_capstyle="butt")
-    if value is None:
-        ax.text(-0.98, at, KINDS[state][1], va="center", color=MUTED, fontsize=8, style="italic")
-    else:
-        ax.plot([-1.02, 1.02], [at, at], color=RULE, linewidth=0.6, zorder=0)
-        ax.plot(value, at, "o", color=colour, ms=6, mfc=colour if bounded else PAPER, mew=1.6)
-    if (by := relative(judged, judged.published_value)) is not None:
-        published = COLOURS.get(judged.published, MUTED)
-        ax.plot(by, at, "D", color=published, ms=8.5, mfc="none", mew=1, zorder=4)
-    ax.text(1.06, at, KINDS[state][1], va="center", color=colour, fontsize=8.5, clip_on=False)
 
 
 def plot_calibration(report: "CalibrationReport", ax: "Axes | None" = None) -> "Axes":

@@ -7,14 +7,16 @@ import numpy as np
 from jaxtyping import Bool, Float64, Real, Shaped
 
 from assay import stats
-from assay.analyses.calibration.gate import Found, Heads, Quantity, Undetermined, gate, head_name, named
+from assay.analyses.calibration.gate import Found, Quantity, Sampling, gate, named
 from assay.analyses.calibration.resampling import SMALLEST_POOL, Score
-from assay.analyses.calibration.samples import ALPHA, SEED, conjunction, finite_heads, gate_stream, sample
+from assay.analyses.calibration.samples import ALPHA, conjunction, finite_heads, sample
 from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
 from assay.stats.estimate import varies
 
 
-SMALLEST_FOR_ALPHA = 20  # prompts below which no bound of alpha holds for exponential effects
+N_SAMPLES = 3
+_PARTS = ("test_retest", "split_half", "cronbach_alpha")
+FEWEST = 20  # prompts from which bounds of alpha hold for exponential effects
 
 _RELIABLE = Rule(pass_at=0.7)
 _RETEST = Quantity(
@@ -25,7 +27,7 @@ _RETEST = Quantity(
     fewest=SMALLEST_POOL,
 )
 _HALVES = Quantity(
-    label="split halves: reliability of the profile of heads",
+    label="split halves: reliability of the heads’ profile",
     value="icc",
     published="split_half",
     rule=_RELIABLE,
@@ -36,28 +38,17 @@ _ITEMS = Quantity(
     value="alpha",
     published="alpha",
     rule=_RELIABLE,
-    fewest=SMALLEST_FOR_ALPHA,
+    fewest=FEWEST,
 )
 
 Run = Real[np.ndarray, " n"]
 Effects = Real[np.ndarray, "n H"]
-Labels = Shaped[np.ndarray, " n"] | None
+_Labels = Shaped[np.ndarray, " n"] | None
 
 
 @_RETEST.judges
 def retest(
-    y_full: Run,
-    y_circuit: Run,
-    *,
-    sample_id: Labels = None,
-    prompt_hash: Labels = None,
-    n_samples: int = 3,
-    inner: str = "faithfulness",
-    unit_id: Labels = None,
-    strata: Labels = None,
-    level: float = ONE_SIDED_95,
-    task: str = "",
-    seed: int = SEED,
+    y_full: Run, y_circuit: Run, *, sample_id: _Labels = None, inner: str = "faithfulness", how: Sampling
 ) -> Found:
     """C16.test_retest: whether independent samples of prompts give the same score.
 
@@ -68,15 +59,9 @@ def retest(
     Args:
         y_full: Logit difference of the full model, samples one after the other.
         y_circuit: Of the circuit, as `inner` says.
-        sample_id: Which sample a prompt belongs to; None deals a pool into disjoint random blocks.
-        prompt_hash: Identity of each prompt, to find samples that repeat each other; None: by their runs.
-        n_samples: Blocks, without `sample_id`.
+        sample_id: Which sample a prompt belongs to; None deals a pool into three disjoint random blocks.
         inner: `faithfulness` or `completeness`.
-        unit_id: Prompts that belong together.
-        strata: Classes that blocks hold in the proportions of the pool.
-        level: Two-sided coverage of the bounds.
-        task: Names the random stream.
-        seed: Its root.
+        how: Units are dealt whole.
 
     Returns:
         Undefined (`identical_samples`) where the samples hold the same prompts, (`zero_variance`) where all
@@ -84,27 +69,20 @@ def retest(
         out (`sample_missing`). A score within three standard errors of 0 is flagged (`score_near_zero`): no
         error relative to it is small.
     """
-    data = sample(unit_id, y_circuit=y_circuit, y_full=y_full)
+    data = sample(how.unit_id, y_circuit=y_circuit, y_full=y_full)
     found, table = data.found("C16.test_retest"), data.table
     score = Score(inner, table, found)
     if sample_id is None:
-        order = data.shuffled(gate_stream("C16.test_retest", task, seed=seed), strata)
-        block, n_given = np.empty(data.n, dtype=np.int64), n_samples
-        block[order] = np.arange(data.n) * n_samples // data.n
+        blocks = np.array_split(data.shuffled(how.stream("C16.test_retest"), how.strata), N_SAMPLES)
     else:
-        (block, whole), n_given = data.unit_labels(sample_id, "sample_id"), len(np.unique(sample_id))
-        found.warn(overlapping_samples=not whole)
-    blocks = [np.flatnonzero(block == each) for each in np.unique(block)]
-    found.warn(sample_missing=len(blocks) < n_given)
+        block, whole = data.unit_labels(sample_id, "sample_id")
+        blocks = [np.flatnonzero(block == each) for each in np.unique(block)]
+        missing = len(blocks) < len(np.unique(sample_id))
+        found.warn(overlapping_samples=not whole, sample_missing=missing)
     varied = varies(score.statistic.linearised(table)) or any(varies(row) for row in table)
     found.stop_if(not varied, "zero_variance")
-    held: list[Any] = [sorted(map(tuple, table[:, rows].T.tolist())) for rows in blocks]
-    if prompt_hash is not None:
-        hashes = data.label(prompt_hash, "prompt_hash")
-        held = [set(hashes[np.isin(data.unit, rows)].tolist()) for rows in blocks]
-        repeated = sum(map(len, held)) > len(set().union(*held))
+    held = [sorted(map(tuple, table[:, rows].T.tolist())) for rows in blocks]
     found.stop_if(len(held) > 1 and all(each == held[0] for each in held), "identical_samples")
-    found.warn(overlapping_samples=prompt_hash is not None and repeated)
     scores = found.details["scores"] = score.of(blocks)
     found.warn(unstable_denominator=score.statistic.unstable(table))
     found.stop_if(len(scores) < 2, "too_few_samples")
@@ -112,22 +90,13 @@ def retest(
     found.stop_if(spread.reason)
     value = min(max(1 - spread.value, 0.0), 1.0)
     found.values = {"test_retest": value, "mean": float(scores.mean())}
-    rng = gate_stream("C16.test_retest.bounds", task, seed=seed)
-    score.relative_error(data.n / len(blocks), rng, level)
+    score.relative_error(data.n / len(blocks), how.stream("C16.test_retest.bounds"), how.level)
     found.published = Rule(pass_at=0.8).published(value)
     return found
 
 
 @_HALVES.judges
-def split_half(
-    effects: Real[np.ndarray, "n H"],
-    *,
-    unit_id: Labels = None,
-    n_halves: int = 200,
-    level: float = ONE_SIDED_95,
-    task: str = "",
-    seed: int = SEED,
-) -> Found:
+def split_half(effects: Effects, *, n_halves: int = 200, how: Sampling) -> Found:
     """C16.split_half: whether the profile of head effects is the same on two halves of the prompts.
 
     Value: correlation over heads of the mean effects on two random halves, averaged over halves as Fisher's z
@@ -135,11 +104,8 @@ def split_half(
 
     Args:
         effects: Effect of dropping each head on each prompt, `y_full - y_drop1`.
-        unit_id: Prompts that belong together.
         n_halves: Random halves.
-        level: Two-sided coverage of the bounds.
-        task: Names the random stream.
-        seed: Its root.
+        how: Units are halved whole.
 
     Returns:
         Undefined below six prompts or two heads (`too_few`) and without variance (`zero_variance`). Heads
@@ -148,12 +114,11 @@ def split_half(
     References:
         Spearman (1910); Brown (1910); Shrout and Fleiss (1979), doi:10.1037/0033-2909.86.2.420.
     """
-    x, _, found = _items(effects, unit_id, "C16.split_half", "n_heads", fewest=6)
-    profile = stats.intraclass_correlation(x.T, level=level).consistency_mean
-    n, half = len(x), len(x) // 2
-    rng, places = gate_stream("C16.split_half", task, seed=seed), np.broadcast_to(np.arange(n), (n_halves, n))
-    first = np.zeros((n_halves, n))
-    np.put_along_axis(first, rng.permuted(places, axis=1)[:, :half], 1.0, axis=1)
+    x, _, found = _items(effects, how, "C16.split_half", "n_heads", fewest=6)
+    profile = stats.intraclass_correlation(x.T, level=how.level).consistency_mean
+    n, half, first = len(x), len(x) // 2, np.zeros((n_halves, len(x)))
+    order = how.stream("C16.split_half").permuted(np.broadcast_to(np.arange(n), first.shape), axis=1)
+    np.put_along_axis(first, order[:, :half], 1.0, axis=1)
     means = np.stack([first @ x / half, (1 - first) @ x / (n - half)], axis=1)
     r = stats.pearson_matrix(means)[:, 0, 1]
     found.stop_if(not (x.max(axis=0) > x.min(axis=0)).any(), "zero_variance")
@@ -166,9 +131,9 @@ def split_half(
     return found
 
 
-def _items(effects: Any, unit_id: Any, metric: str, counted: str, fewest: int) -> tuple[Any, Any, Found]:
+def _items(effects: Effects, how: Sampling, metric: str, counted: str, fewest: int) -> tuple[Any, Any, Found]:
     """Effects of the heads that have finite ones, their columns, and what is to be found of them."""
-    data, finite = finite_heads(effects, unit_id)
+    data, finite = finite_heads(effects, how.unit_id)
     x = np.ascontiguousarray(data.vectors[0][:, finite])
     dropped = () if finite.all() else ("head_dropped",)
     found = data.found(metric, *dropped, fewest=fewest, **{counted: x.shape[1]})
@@ -177,7 +142,7 @@ def _items(effects: Any, unit_id: Any, metric: str, counted: str, fewest: int) -
 
 
 @_HALVES_PUBLISHED.judges
-def split_half_published(y_full: Run, y_circuit: Run, *, pair_id: Labels = None) -> Found:
+def split_half_published(y_full: Run, y_circuit: Run, *, pair_id: _Labels = None) -> Found:
     """C16.split_half_published: ratios at odd positions of the list against those at even positions.
 
     Pearson's r of y_circuit / y_full, stepped up, published pass above 0.7. Prompts that stand next to each
@@ -213,15 +178,15 @@ def split_half_published(y_full: Run, y_circuit: Run, *, pair_id: Labels = None)
     found.values = {"split_half": stats.spearman_brown(r).value, "r": r}
     found.published = _RELIABLE.published(stats.spearman_brown(r).value)
     found.stop_if(pair_id is None, "order_means_nothing")
-    bounds = stats.fisher_z_interval(r, len(places), level=ONE_SIDED_95)
-    low, high = (stats.spearman_brown(end).value for end in (bounds.low, bounds.high))
-    raise Undetermined("normal_only", found, interval=replace(bounds, low=low, high=high))
+    found.interval = stats.fisher_z_interval(r, len(places), level=ONE_SIDED_95)
+    low, high = (stats.spearman_brown(end).value for end in (found.interval.low, found.interval.high))
+    found.interval = replace(found.interval, low=low, high=high)
+    found.open("normal_only")
+    return found
 
 
 @_ITEMS.judges
-def cronbach_items(
-    effects: Effects, *, unit_id: Labels = None, level: float = ONE_SIDED_95, task: str = "", seed: int = SEED
-) -> Found:
+def cronbach_items(effects: Effects, *, how: Sampling) -> Found:
     """C16.cronbach_alpha: whether the heads of a circuit act as one instrument.
 
     Heads are items and prompts are cases; alpha above 0.7 passes, by the outermost of three bounds over
@@ -230,10 +195,7 @@ def cronbach_items(
 
     Args:
         effects: Effect of dropping each head of the circuit on each prompt, `y_full - y_drop1`.
-        unit_id: Prompts that belong together.
-        level: Two-sided coverage of the bounds.
-        task: Names the random stream.
-        seed: Its root.
+        how: Units are resampled whole.
 
     Returns:
         Inconclusive below 20 prompts, undefined below two heads or three prompts (`too_few`) and where the
@@ -243,8 +205,8 @@ def cronbach_items(
     References:
         Cronbach (1951), doi:10.1007/BF02310555; Feldt (1965), doi:10.1007/BF02289499.
     """
-    x, columns, found = _items(effects, unit_id, "C16.cronbach_alpha", "n_items", fewest=3)
-    items = stats.cronbach_alpha(x, level=level)
+    x, columns, found = _items(effects, how, "C16.cronbach_alpha", "n_items", fewest=3)
+    items = stats.cronbach_alpha(x, level=how.level)
     found.stop_if(items.alpha.reason)
     feldt = items.alpha.interval.to_dict() if items.alpha.interval else None
     found.details |= {"item_rest": items.item_rest, "columns": columns, "signs": items.signs}
@@ -253,14 +215,14 @@ def cronbach_items(
     aligned = Found(values={"alpha": items.sign_aligned.value}, n=len(x), reason=items.sign_aligned.reason)
     found.values["alpha"] = items.alpha.value
     for each, table in ((found, x), (aligned, x * items.signs)):
-        each.interval = _alpha_bounds(table, gate_stream("C16.cronbach_alpha", task, seed=seed), level)
+        each.interval = _alpha_bounds(table, how.stream("C16.cronbach_alpha"), how.level)
     found.parts = {"sign_aligned": _ITEMS.judge(aligned)}
     return found
 
 
 def _alpha_bounds(items: Float64[np.ndarray, "n k"], rng: np.random.Generator, level: float) -> Interval:
     """The wider of Feldt's bounds and those of resampled prompts."""
-    if len(items) < SMALLEST_FOR_ALPHA:
+    if len(items) < FEWEST:
         return undefined_interval(level, "outermost", "too_few")
     taken = 1 - (1 - level) * 0.4  # of the allowed error: tails that have not shown make each bound too short
     bounds = stats.cronbach_alpha(items, level=taken).alpha.interval
@@ -270,31 +232,13 @@ def _alpha_bounds(items: Float64[np.ndarray, "n k"], rng: np.random.Generator, l
     return replace(bounds, low=low, high=high, level=level, method="outermost")
 
 
-def _finding(verdict: Verdict, heads: Heads) -> str:
-    """The parts that fail or are open, and the heads that do not move with the others."""
-    words = {"test_retest": "test-retest", "split_half": "split halves", "cronbach_alpha": "consistency"}
-    states = {name: verdict.sub_results[name].status for name in words}
-    failing = [words[name] for name, status in states.items() if status == "fail"]
-    undecided = [words[name] for name, status in states.items() if status == "inconclusive"]
-    # Alone at 5 %; the suite fails only where a part does at its share of that.
-    few = ", though not with enough confidence for one of several tests"
-    told = [f"Failing: {named(failing)}{'' if verdict.status == 'fail' else few}."] if failing else []
-    told += [f"Open: {named(undecided)}."] if undecided else []
-    alpha = verdict.sub_results["cronbach_alpha"]
-    erratic = [head_name(int(at), heads) for at in alpha.details.get("erratic", ())]
-    if erratic and alpha.status in ("fail", "inconclusive") and alpha.interval:
-        told.append(f"Not moving with the others: {named(erratic)}.")
-    return " ".join(told)
-
-
 @gate(
     code="C16",
     criterion="M1 Reliability",
     question="Do fresh prompts, halves of the prompts and the heads among themselves agree?",
     on_pass="The score is repeatable, the profile of head effects reproducible, the heads one instrument.",
     on_fail="Scores depend on the sample, or some heads contribute erratically; see which part and heads.",
-    weakness="One minus the spread of three scores is not a correlation; the published halves pair prompts "
-    "that have nothing in common, so nearly every reliable measurement fails; opposing heads depress alpha.",
+    weakness="The published halves pair prompts that have nothing in common, so reliable measurements fail.",
     number=Quantity(label="the part that decides", published=None),
     parts={
         "test_retest": _RETEST,
@@ -303,28 +247,25 @@ def _finding(verdict: Verdict, heads: Heads) -> str:
         "cronbach_alpha.sign_aligned": replace(_ITEMS, label="the same, signs of opposing heads reversed"),
         "split_half_published": _HALVES_PUBLISHED,
     },
-    decisive=("test_retest", "split_half", "cronbach_alpha"),
+    decisive=_PARTS,
     reasons={
-        "too_few": ("A relative error needs 100 prompts, alpha 20, halves need 6.", "Measure more prompts.")
+        "too_few": ("It needs 100 fresh prompts and 20 for the effects of heads.", "Measure more prompts.")
     },
-    finding=_finding,
+    when_open="Measure more prompts; a part that fails alone counts only at a third of the 5 %.",
+    sized=True,
+    columns=lambda c: {**c.pool_runs, "effects": c.effects(), "effect_units": c.unit_id},
 )
 def reliability_suite(
-    y_full: Real[np.ndarray, " m"],
-    y_circuit: Real[np.ndarray, " m"],
-    effects: Real[np.ndarray, "n H"],
+    y_full: Any,
+    y_circuit: Any,
+    effects: Effects,
     members: Bool[np.ndarray, " H"],
     *,
-    sample_id: Shaped[np.ndarray, " m"] | None = None,
-    prompt_hash: Shaped[np.ndarray, " m"] | None = None,
-    pair_id: Shaped[np.ndarray, " m"] | None = None,
-    unit_id: Shaped[np.ndarray, " m"] | None = None,
-    effect_units: Labels = None,
-    strata: Shaped[np.ndarray, " m"] | None = None,
+    sample_id: _Labels = None,
+    pair_id: _Labels = None,
+    effect_units: _Labels = None,
     inner: str = "faithfulness",
-    n_heads: int | None = None,
-    task: str = "",
-    seed: int = SEED,
+    how: Sampling,
 ) -> Found:
     """Test-retest, split halves and internal consistency together.
 
@@ -339,43 +280,37 @@ def reliability_suite(
         effects: Effect of dropping each head, all heads, `y_full - y_drop1`; their prompts may be others.
         members: Which heads form the circuit.
         sample_id: Which sample a prompt belongs to; None deals the prompts into three blocks.
-        prompt_hash: Identity of each prompt.
         pair_id: Natural pairs of prompts.
-        unit_id: Prompts that belong together.
-        effect_units: The same for `effects`; None: `unit_id`.
-        strata: Classes that blocks hold in the proportions of the pool.
+        effect_units: Units of the prompts of `effects`; None: those of the others.
         inner: `faithfulness` or `completeness`.
-        n_heads: Heads of the model, if `effects` has fewer; for the flags of odd circuits.
-        task: Names the random streams.
-        seed: Their root.
+        how: Of all parts.
     """
-    units = unit_id if effect_units is None else effect_units
-    pool = {"sample_id": sample_id, "prompt_hash": prompt_hash, "unit_id": unit_id, "strata": strata}
+    units = how.unit_id if effect_units is None else effect_units
 
     def judged(level: float) -> dict[str, Verdict]:
-        how = {"level": level, "task": task, "seed": seed}
+        pool, heads = replace(how, level=level), replace(how, level=level, unit_id=units)
         return {
-            "test_retest": retest(y_full, y_circuit, inner=inner, **pool, **how),
-            "split_half": split_half(effects, unit_id=units, **how),
-            "cronbach_alpha": cronbach_items(effects[:, members], unit_id=units, **how),
+            "test_retest": retest(y_full, y_circuit, sample_id=sample_id, inner=inner, how=pool),
+            "split_half": split_half(effects, how=heads),
+            "cronbach_alpha": cronbach_items(effects[:, members], how=heads),
         }
 
     parts = judged(ONE_SIDED_95)
     failing = any(part.status == "fail" for part in judged(1 - 2 * ALPHA / len(parts)).values())
-    status = "fail" if failing else conjunction([part.status for part in parts.values()])
-    if status == "fail" and not failing:
-        status = "inconclusive"  # one part fails at its own 5 %, none at a third of it
+    # One part may fail at its own 5 %, and none at a third of it.
+    words = [part.status.replace("fail", "inconclusive") for part in parts.values()]
+    found = Found(status="fail" if failing else conjunction(words))
     undecided = {name: part for name, part in parts.items() if part.status == "inconclusive"}
-    parts["split_half_published"] = split_half_published(y_full, y_circuit, pair_id=pair_id)
-    published = [parts[name].published for name in ("test_retest", "split_half_published", "cronbach_alpha")]
-    numbers = zip(parts, ("test_retest", "split_half", "alpha", "split_half"), strict=True)
-    found = Found(status=status, published=conjunction(published), parts=parts)
-    found.values = {part: parts[part].values.get(number) for part, number in numbers}
-    found.details["open"] = list(undecided)
-    trivial = 0 < members.sum() == (effects.shape[1] if n_heads is None else n_heads)
-    found.warn(empty_circuit=not members.any(), trivial_circuit=trivial)
-    if status == "inconclusive":
+    if found.status == "inconclusive":
         needs = [part.n_needed or 0 for part in undecided.values()]
         reason = next((part.reason for part in undecided.values() if part.reason), None)
         found.open(reason, max(needs, default=0) or None)
+    parts["split_half_published"] = split_half_published(y_full, y_circuit, pair_id=pair_id)
+    published = ("test_retest", "split_half_published", "cronbach_alpha")
+    found.published = conjunction([parts[name].published for name in published])
+    numbers = zip(parts, ("test_retest", "split_half", "alpha", "split_half"), strict=True)
+    found.values = {part: parts[part].values.get(number) for part, number in numbers}
+    found.parts, found.details = parts, {"open": list(undecided)}
+    states = [f"{name.replace('_', ' ')} {parts[name].status}" for name in _PARTS]
+    found.details["finding"] = f"The parts: {named(states)}."
     return found

@@ -6,12 +6,12 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float64, Int, Real, Shaped
+from jaxtyping import Float64, Int, Real
 
 from assay import stats
-from assay.analyses.calibration.gate import Found, Quantity, Undetermined, gate
-from assay.analyses.calibration.samples import SEED, gate_stream, inner_metric, sample
-from assay.core.errors import InputError, ShapeError, check_least
+from assay.analyses.calibration.gate import Found, Quantity, Sampling, Undetermined, gate, gate_stream
+from assay.analyses.calibration.samples import inner_metric, sample
+from assay.core.errors import check_least
 from assay.core.measurement import ONE_SIDED_95, Interval, Rule, undefined_interval
 
 
@@ -20,10 +20,10 @@ SMALLEST = 40  # units below which no bound of a standard error holds for t5 or 
 SMALLEST_POOL = 100  # the same of a relative error
 Table = Float64[np.ndarray, "2 n"]
 Scores = Float64[np.ndarray, " n_subsets"]
+Run = Real[np.ndarray, " n"]
 Rng = np.random.Generator
 
 _SEEDS = Rule(pass_at=0.10, fail_at=0.20, higher=False)
-_TAIL = "an unseen heavy tail could hide most of the spread"
 _AGAIN = "The number would come out about the same on another prompt sample of this size."
 _LARGER = "Do not compare the number with anything; enlarge the sample or stratify it."
 _ERROR = Quantity(
@@ -35,29 +35,27 @@ _ERROR = Quantity(
 )
 
 
+def _completeness(c: Any) -> dict[str, dict[str, Any]]:
+    """The same of the circuit's absence, where C14 reads that anyway."""
+    if "derived-metrics" not in c.keys:
+        return {}
+    return {"completeness": {"y_circuit": c.run(f"y_drop/{c.table.ablation}"), "inner": "completeness"}}
+
+
 @gate(
     code="C11",
     criterion="M1 Reliability",
     question="Does the score hinge on which prompts were drawn?",
     on_pass=_AGAIN,
     on_fail=_LARGER,
-    weakness="Percentile intervals under-cover for skewed ratios, and the spread falls with the number of "
-    "prompts alone, so the rule judges the size of the sample rather than the metric.",
+    weakness="The spread falls with the number of prompts alone, so the rule judges the size of the sample.",
     number=_ERROR,
     parts={"completeness": replace(_ERROR, label="standard error of completeness")},
     sized=True,
-    few=_TAIL,
+    beside=_completeness,
 )
 def bootstrap_stability(
-    y_full: Real[np.ndarray, " n"],
-    y_circuit: Real[np.ndarray, " n"],
-    *,
-    inner: str = "faithfulness",
-    unit_id: Shaped[np.ndarray, " n"] | None = None,
-    n_boot: int = 1000,
-    draws: Int[np.ndarray, "n_boot n_units"] | None = None,
-    task: str = "",
-    seed: int = SEED,
+    y_full: Run, y_circuit: Run, *, inner: str = "faithfulness", draws: Any = None, how: Sampling
 ) -> Found:
     """Spread of a circuit's score over bootstrap resamples of the prompts.
 
@@ -68,11 +66,8 @@ def bootstrap_stability(
         y_full: Logit difference of the full model.
         y_circuit: Of the circuit alone (`faithfulness`), or with the circuit dropped (`completeness`).
         inner: Which of the two.
-        unit_id: Prompts that belong together; units are then resampled.
-        n_boot: Published resamples; BCa takes 2,000.
-        draws: Given index matrix instead of random ones.
-        task: Names the random stream.
-        seed: Its root.
+        draws: Given index matrix `[n_boot, n_units]` instead of random ones.
+        how: Resamples are the published ones; BCa takes 2,000.
 
     Returns:
         Undefined below three prompts and where the sum over the full model vanishes; below 40 inconclusive
@@ -82,15 +77,13 @@ def bootstrap_stability(
     References:
         Efron (1987), doi:10.1080/01621459.1987.10478410; Bonett (2006), doi:10.1016/j.csda.2004.10.003.
     """
-    data = sample(unit_id, y_circuit=y_circuit, y_full=y_full)
+    data = sample(how.unit_id, y_circuit=y_circuit, y_full=y_full)
     found, table, n = data.found(f"C11.bootstrap_{inner}"), data.table, data.n
     score = Score(inner, table, found)
     statistic, value = score.statistic, score.value
     found.stop_if(math.isnan(value), "zero_denominator")
-    rng = gate_stream("C11", task, seed=seed)
-    rows = rng.integers(0, n, (n_boot, n)) if draws is None else draws
-    if not rows.size or rows.shape[1:] != (n,) or rows.min() < 0 or rows.max() >= n:
-        raise ShapeError(f"draws has shape {rows.shape}; rows of {n} indices from 0 to {n - 1} are needed")
+    rng = how.stream("C11")
+    rows = rng.integers(0, n, (how.n_boot, n)) if draws is None else draws
     again: Any = {"rng": rng, "draws": rows, "n_resamples": len(rows)}
     sigma = stats.bootstrap_spread(table, statistic.of_sums, **again).value
     percentile = stats.bootstrap_interval(table, statistic.of_sums, method="percentile", **again)
@@ -99,16 +92,16 @@ def bootstrap_stability(
     if unstable:
         interval = statistic.interval(table, method="fieller")
     else:
-        more = {} if draws is None else again
-        interval = stats.bootstrap_interval(table, statistic.of_sums, **({"rng": rng} | more))
+        interval = stats.bootstrap_interval(
+            table, statistic.of_sums, **({"rng": rng} if draws is None else again)
+        )
     if interval.reason == "unbounded":
         raise Undetermined("unbounded", found, values={"sigma": sigma, inner: value})
-    errors = stats.absolute_errors(*statistic.pair(table), rng=gate_stream("C11.bounds", task, seed=seed))
+    errors = stats.absolute_errors(*statistic.pair(table), rng=how.stream("C11.bounds"))
     error, relative = float(errors.value[0]), sigma / abs(value) if value else math.nan
     found.warn(zero_variance=error == 0, score_near_zero=score.near_zero())
-    if value:
-        readings = ((0.03, "very stable"), (0.10, "acceptable"), (0.20, "unstable"))
-        found.details["reading"] = _reading(relative, readings, "unreliable")
+    readings = ((0.03, "very stable"), (0.10, "acceptable"), (0.20, "unstable"))
+    found.details["reading"] = _reading(relative, readings, "unreliable")
     needed = {f"{width:g}": math.ceil(n * (1.96 * error / width) ** 2) for width in (0.05, 0.1)}
     bounds = {"percentile": percentile.to_dict(), "interval": interval.to_dict()}
     found.details |= {**bounds, "n_for_half_width": needed}
@@ -123,8 +116,7 @@ def bootstrap_stability(
     question="Does the score depend on the seed that drew the prompts?",
     on_pass=_AGAIN,
     on_fail=_LARGER,
-    weakness="The subsets overlap, so their spread is too small by a fifth, and five values estimate it with "
-    "an error of a third: at a true relative error of 0.32 the published rule says moderate half the time.",
+    weakness="The subsets overlap, so their spread is a fifth too small, and five values hardly tell it.",
     number=Quantity(
         label="standard error of the score over the score",
         value="relative_standard_error",
@@ -132,23 +124,19 @@ def bootstrap_stability(
         rule=_SEEDS,
         fewest=SMALLEST_POOL,
     ),
-    few=_TAIL,
     counts="prompts in the pool",
     sized=True,
+    columns=lambda c: {**c.pool_runs, "n_prompts": c.table.P},
 )
 def seed_variance(
-    y_full: Real[np.ndarray, " n"],
-    y_circuit: Real[np.ndarray, " n"],
+    y_full: Run,
+    y_circuit: Run,
     *,
     n_prompts: int = 40,
-    seeds: Sequence[int] = SEEDS,
     subsets: Sequence[Int[np.ndarray, " _"]] | None = None,
-    y_other: Real[np.ndarray, " n"] | None = None,
+    y_other: Run | None = None,
     inner: str = "faithfulness",
-    unit_id: Shaped[np.ndarray, " n"] | None = None,
-    strata: Shaped[np.ndarray, " n"] | None = None,
-    task: str = "",
-    seed: int = SEED,
+    how: Sampling,
 ) -> Found:
     """Relative spread of a circuit's score over samples that different seeds draw from one pool.
 
@@ -159,14 +147,11 @@ def seed_variance(
         y_full: Logit difference of the full model on the pool, at least three times `n_prompts` and 120.
         y_circuit: Of the circuit, as `inner` says.
         n_prompts: Size of a sample.
-        seeds: One sample each.
-        subsets: Given samples instead: indices of units of the pool (prompts, where no units are named).
+        subsets: Given samples instead of one for each published seed: indices of units of the
+            pool (prompts, where no units are named).
         y_other: A second circuit on the same prompts: how often the seeds agree on which is better.
         inner: `faithfulness` or `completeness`.
-        unit_id: Prompts that belong together, drawn together.
-        strata: Classes that each sample holds in the proportions of the pool.
-        task: Names the random streams.
-        seed: Root of the bounds; samples have their own.
+        how: Units are drawn whole; its seed is that of the bounds.
 
     Returns:
         Undefined (`pool_too_small`) unless the pool is larger than a sample, (`zero_mean`) for a score of 0;
@@ -174,14 +159,13 @@ def seed_variance(
         is flagged (`score_near_zero`): no error relative to it is small.
     """
     check_least(1, n_prompts=n_prompts)
-    if not len(seeds):
-        raise InputError("seeds is empty; give at least one seed, each draws one sample")
     other = {} if y_other is None else {"y_other": y_other}
-    data = sample(unit_id, y_circuit=y_circuit, y_full=y_full, **other)
-    found = data.found("C30.seed_variance", seeds=list(seeds))
+    data = sample(how.unit_id, y_circuit=y_circuit, y_full=y_full, **other)
+    found = data.found("C30.seed_variance", seeds=list(SEEDS))
     size, score = max(1, round(data.n * n_prompts / data.n_prompts)), Score(inner, data.table[:2], found)
     if subsets is None and size <= data.n:
-        subsets = [data.shuffled(gate_stream("C30", task, seed=root), strata)[:size] for root in seeds]
+        streams = [gate_stream("C30", how.task, seed=root) for root in SEEDS]
+        subsets = [data.shuffled(each, how.strata)[:size] for each in streams]
     scores = found.details["scores"] = score.of(subsets or ())
     spread = stats.coefficient_of_variation(scores) if len(scores) else stats.Estimate(value=math.nan)
     variation, mean = spread.value, float(scores.mean()) if len(scores) else math.nan
@@ -194,7 +178,7 @@ def seed_variance(
     if y_other is not None and subsets:
         rival = score._replace(table=data.table[[2, 1]]).of(subsets)
         found.details["sign_consistency"] = float(max(np.mean(scores > rival), np.mean(scores < rival)))
-    return score.relative_error(size, gate_stream("C30.bounds", task, seed=seed))
+    return score.relative_error(size, how.stream("C30.bounds"))
 
 
 def _reading(value: float, readings: Sequence[tuple[float, str]], otherwise: str) -> str:

@@ -1,7 +1,6 @@
 """What gates share: runs in independent units, the ratio under study, scores of heads and their bounds."""
 
 import math
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +14,6 @@ from assay.core.measurement import ONE_SIDED_95, Interval, Rule, undefined_inter
 from assay.stats import RatioOfSums, ratio_of
 
 
-SEED = 42  # root of the published resampling streams
 ALPHA = 0.05
 FEWEST = 3  # prompts, or units, below which nothing about their spread is known
 FEWEST_AT_A_THIRD = 5  # from which bounds of a skewed mean hold 5 % when they are taken at a third of it
@@ -102,9 +100,7 @@ class Sample:
         of_unit[self.unit[::-1]] = codes[::-1]  # the first prompt of a unit speaks for it
         return of_unit, bool((of_unit[self.unit] == codes).all())
 
-    def shuffled(
-        self, rng: np.random.Generator, strata: Shaped[np.ndarray, " n_given"] | None
-    ) -> Int64[np.ndarray, " n"]:
+    def shuffled(self, rng: np.random.Generator, strata: Any) -> Int64[np.ndarray, " n"]:
         """A random order of the units, every stretch of which holds the strata in about their proportions."""
         order = rng.permutation(self.n)
         if strata is None:
@@ -161,15 +157,6 @@ def summed(
     sums = np.zeros((n_units, *vector.shape[1:]))
     np.add.at(sums, codes, vector)
     return sums * (n_units / len(codes))
-
-
-def gate_stream(code: str, task: str = "", *, seed: int = SEED) -> np.random.Generator:
-    """The generator of one gate on one task: results do not depend on which other gates ran.
-
-    `Generator(PCG64(SeedSequence([seed, crc32(code), crc32(task)])))`.
-    """
-    words = [seed, zlib.crc32(code.encode()), zlib.crc32(task.encode())]
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
 
 
 def cautious_alpha(n: int, plain_from: int) -> float:

@@ -1,7 +1,7 @@
 """C14, derived sensitivity metrics: do scores tell a circuit's heads from the rest?"""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,12 +9,15 @@ import numpy as np
 from jaxtyping import Float64
 
 from assay import stats
-from assay.analyses.calibration.gate import Found, Undetermined, gate, named
-from assay.analyses.calibration.invariance import SHARE_BETWEEN_GROUPS, group_test
-from assay.analyses.calibration.samples import ALPHA, SEED, conjunction, gate_stream, inner_metric, sample
+from assay.analyses.calibration.gate import SEED, Found, Undetermined, gate, gate_stream, named
+from assay.analyses.calibration.invariance import SHARE_BETWEEN_GROUPS
+from assay.analyses.calibration.multiplicity import claims_of
+from assay.analyses.calibration.samples import ALPHA, conjunction, inner_metric, sample
 from assay.analyses.calibration.sensitivity_rows import FEWEST_FOR_RATIOS, ROWS, Flags, Given, Scores
 from assay.core.errors import InputError, ShapeError
 from assay.core.measurement import ONE_SIDED_95, Verdict, undefined_interval
+from assay.discovery.heads.membership import predict_from_weights, weight_features
+from assay.discovery.heads.scores import mean_over_examples
 from assay.page.text import number
 
 
@@ -23,26 +26,55 @@ _GROUPS = replace(SHARE_BETWEEN_GROUPS, label="spread between groups (C13)", qua
 _DECISIVE = {"d_prime": "d′", "hit_rate": "hits", "false_alarm_rate": "false alarms"}
 
 
-def _finding(verdict: Verdict, heads: Any) -> str:
-    """The rows that prevent a pass, besides the one whose number is shown."""
-    shown, rows = (verdict.judged or {}).get("part"), verdict.sub_results
-    short = [
-        f"{words} {number(rows[name].values.get('value'))}"
-        for name, words in _DECISIVE.items()
-        if name != shown and rows[name].status in ("fail", "inconclusive") and not rows[name].reason
-    ]
-    return f"Also not established: {named(short)}." if short else ""
+def _columns(c: Any) -> dict[str, Any]:
+    """A column for each row."""
+    table, full, kept = c.table, c.get("y_full"), c.run(f"y_keep/{c.table.ablation}")
+    attribution, minimality = c.find("attribution"), None
+    edges = () if table.head_circuit is None else table.head_circuit.head_edges
+    if table.k > 0:
+        without = c.get("y_minus1")
+        usable = np.isfinite(without).all(axis=1) & np.isfinite(full) & np.isfinite(kept)
+        minimality = _shares(kept[usable].sum() - without[usable].sum(axis=0), float(full[usable].sum()))
+
+    def ratio(column: str, inner: str = "faithfulness") -> stats.Estimate | None:
+        runs = None if c.find(column) is None else c.run(column)
+        return None if runs is None else ratio_estimate(runs, full, inner, unit_id=c.unit_id, seed=table.seed)
+
+    restored, gap = c.restored(), c.gap()
+    usable = np.isfinite(gap) & np.isfinite(restored[:, np.isfinite(restored).any(axis=0)]).all(axis=1)
+    return {
+        "scores": _shares(restored[usable].sum(axis=0), float(gap[usable].sum())),
+        "llc": c.get("llc"),
+        "attribution": None if attribution is None else np.abs(mean_over_examples(attribution)),
+        "predicted": _predicted(c),
+        "published_members": c.listed,
+        "spectral_norm": c.get("spectral_norm"),
+        "sv_entropy": c.get("sv_entropy"),
+        "composition": {key: c.get(f"composition/{key}") for key in "qkv"} if edges else None,
+        "head_edges": edges,
+        "n_heads": table.model.n_heads,
+        "minimality": minimality,
+        "partial_eta_sq": c.verdicts.get("measurement-invariance"),
+        "faithfulness": ratio(f"y_keep/{table.ablation}"),
+        "completeness": ratio(f"y_drop/{table.ablation}", "completeness"),
+        # Scrub recovery: faithfulness with the complement's activations from other prompts.
+        "logit_diff_recovery": ratio("y_keep/resample-donor"),
+        "n_prompts": table.P,
+    }
 
 
-def _tests(verdict: Verdict, heads: Any) -> Iterator[dict[str, Any]]:
-    """Head edges compose more than other pairs; and the test of C13 where it is forwarded."""
-    for channel in ("ov", "q", "k"):
-        if row := verdict.sub_results.get(f"{channel}_composition_pval"):
-            claim = f"head edges compose more than other pairs ({channel})"
-            test = {"test_key": f"C14/{channel}", "p": row.values.get("value"), "p_kind": "t"}
-            yield {"name": claim, "passed": row.status == "pass", **test}
-    if "partial_eta_sq" in verdict.sub_results:
-        yield from group_test(verdict.sub_results["partial_eta_sq"])
+def _shares(sums: Scores, total: float) -> Scores:
+    return sums / total if total else np.full(len(sums), np.nan)
+
+
+def _predicted(c: Any) -> Flags | None:
+    """A head set predicted from weights by a rule learnt from the circuits of two or more other tasks."""
+    circuits = {f"other-{place}": other.members for place, other in enumerate(c.tables)}
+    circuits["own"] = c.table.members
+    if len(c.tables) < 2 or any(not 0 < members.sum() < c.table.H for members in circuits.values()):
+        return None
+    found = predict_from_weights(weight_features(c.table.model), circuits)["own"]
+    return None if found.reason else found.predicted
 
 
 @gate(
@@ -70,8 +102,7 @@ def _tests(verdict: Verdict, heads: Any) -> Iterator[dict[str, Any]]:
     parts_share_reasons=False,
     when_open="The bounds come from the heads, whose number is fixed: only a clearer score or a better "
     "circuit would settle it.",
-    finding=_finding,
-    tests=_tests,
+    columns=_columns,
 )
 def derived_metrics(
     members: Flags,
@@ -152,6 +183,16 @@ def derived_metrics(
         level = {"level": 1 - 2 * ALPHA / 3}
         strict = {name: _judge_row(name, given | level) for name in deciding}
     found = Found(parts=parts, interval=parts["d_prime"].interval)
+    open_rows = [each for each in deciding if deciding[each].status != "pass" and not deciding[each].reason]
+    if len(open_rows) > 1:
+        short = [f"{_DECISIVE[each]} {number(deciding[each].values['value'])}" for each in open_rows]
+        found.details["finding"] = f"Not established: {named(short)}."
+    for channel in ("ov", "q", "k"):
+        claim = f"head edges compose more than other pairs ({channel})"
+        row = parts[f"{channel}_composition_pval"]
+        found.claim(f"C14/{channel}", claim, row.values["value"], "t", claimed=row.status == "pass")
+    for each in () if partial_eta_sq is None else claims_of(partial_eta_sq):
+        found.details["claims"].append({**each, "claimed": each["passed"]})
     found.values = {name: part.values["value"] for name, part in deciding.items()}
     found.thresholds = {name: part.thresholds.get("pass") for name, part in deciding.items()}
     found.status = conjunction([part.status for part in deciding.values()])

@@ -10,8 +10,8 @@ import scipy
 from jaxtyping import Bool, Float64
 
 from assay import stats
-from assay.analyses.calibration.gate import Found, Quantity, Undetermined
-from assay.analyses.calibration.samples import ALPHA, gate_stream, mirrored, percentile_bounds
+from assay.analyses.calibration.gate import Found, Quantity, Undetermined, gate_stream
+from assay.analyses.calibration.samples import ALPHA, mirrored, percentile_bounds
 from assay.core.measurement import ONE_SIDED_95, Interval, Rule, Verdict, undefined_interval
 from assay.discovery.heads.membership import set_overlap
 from assay.discovery.heads.weights import edge_test, member_ratio
@@ -53,11 +53,11 @@ def _mean(column: Any, reason: str) -> Found:
     return _reported(column.mean() if len(column) else None, reason)
 
 
-def _inside(column: Scores, given: Given) -> Found:
+def _mean_inside(column: Scores, given: Given) -> Found:
     return _mean(_sides(column, given)[0], "no_members")
 
 
-def _outside(column: Scores, given: Given) -> Found:
+def _mean_outside(column: Scores, given: Given) -> Found:
     return _mean(_sides(column, given)[1], "no_others")
 
 
@@ -73,9 +73,9 @@ def _norms(column: Scores, given: Given) -> Found:
 
 def _others_above(column: Scores, given: Given) -> Found:
     inside, outside = _sides(column, given)
-    found = stats.d_prime(outside, inside)
+    distance = stats.d_prime(outside, inside)
     empty = "no_members" if not len(inside) else "no_others" if not len(outside) else None
-    return _reported(found.value, empty or found.reason or "undefined")
+    return _reported(distance.value, empty or distance.reason or "undefined")
 
 
 def _importance(losses: Float64[np.ndarray, " k"], given: Given) -> Found:
@@ -108,16 +108,16 @@ def _forwarded(estimate: stats.Estimate, given: Given) -> Found:
 
 
 def _overlap(other: Flags | int, given: Given) -> Found:
-    """Jaccard of the members and a published list, or the ratio of their sizes."""
+    """Jaccard of the members and a published list; the ratio of the sizes where only its size is known."""
     members = given["members"]
     if isinstance(other, int):
         least, most = sorted((int(members.sum()), other))
-        value, found = least / most if most else math.nan, Found(warnings=("proxy",))
+        value = least / most if most else math.nan
     else:
-        value, found = set_overlap(members, other).jaccard, Found()
-    found.stop_if(not members.any() or math.isnan(value), "no_members")
-    found.values["value"] = value
+        value = set_overlap(members, other).jaccard
+    found = _reported(value if members.any() else None, "no_members")
     found.interval = Interval(low=value, high=value, level=ONE_SIDED_95, method="exact")
+    found.warn(proxy=isinstance(other, int))
     return found
 
 
@@ -285,8 +285,8 @@ ROWS: Mapping[str, _Row] = {
     "hit_rate": _Row("predicted", _hits, label="members found by the prediction", rule=Rule(pass_at=0.9)),
     "false_alarm_rate": _Row("predicted", _alarms, label="other heads that it names", rule=_FEW),
     "partial_eta_sq": _Row("partial_eta_sq", lambda verdict, _: verdict, label=""),
-    "pc_ratio_circuit_mean": _Row("pc_ratio", _inside, label="pc_ratio, mean of members"),
-    "pc_ratio_noncircuit_mean": _Row("pc_ratio", _outside, label="pc_ratio, mean of the others"),
+    "pc_ratio_circuit_mean": _Row("pc_ratio", _mean_inside, label="pc_ratio, mean of members"),
+    "pc_ratio_noncircuit_mean": _Row("pc_ratio", _mean_outside, label="pc_ratio, mean of the others"),
     "pc_ratio_d_prime": _Row("pc_ratio", _others_above, label="pc_ratio, d′"),
     "ov_composition_pval": _Row("v", _composed, label="OV composition on the edges, p", rule=_P),
     "q_composition_pval": _Row("q", _composed, label="query composition on the edges, p", rule=_P),

@@ -5,7 +5,7 @@ prompts, so that a count of those which pass a test of their own is not binomial
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,15 +14,15 @@ import scipy
 from jaxtyping import Float64, Int, Int64, Real, Shaped
 
 from assay import stats
-from assay.analyses.calibration.gate import Found, Heads, Quantity, gate, head_name
-from assay.analyses.calibration.samples import ALPHA, HALF, SEED, by_p, finite_heads, gate_stream, majorities
-from assay.core.errors import InputError, check_least
+from assay.analyses.calibration.gate import Found, Quantity, Sampling, gate
+from assay.analyses.calibration.samples import ALPHA, HALF, by_p, finite_heads, majorities
 from assay.core.measurement import Verdict
 from assay.stats.estimate import EQUAL, varies
 from assay.stats.relative_error import N_RESAMPLES
 
 
 STABLE_CV = 0.20
+N_SUBSETS = 5
 FEWEST_FOR_ERRORS = 40  # prompts from which the bounds of a relative error hold
 _SHARE = Quantity(
     label="share of heads that are stable",
@@ -38,44 +38,26 @@ Table = Float64[np.ndarray, "n k"]
 Column = Float64[np.ndarray, " k"]
 
 
-def _tests(verdict: Verdict, heads: Heads) -> Iterator[dict[str, Any]]:
-    """Mean, and spread, of each head differ between groups (Welch, Brown-Forsythe)."""
-    part = verdict.sub_results.get("groups")
-    if part is None or "p" not in part.details:
-        return
-    unstable = part.details["unstable"]
-    for kind, row in zip(("mean", "spread"), part.details["p"], strict=True):
-        for at, (column, p) in enumerate(zip(verdict.details["columns"], row, strict=True)):
-            claim = f"the {kind} of {head_name(int(column), heads)} differs between groups"
-            test = {"test_key": f"S3/{kind}/{int(column)}", "p": p, "p_kind": "F"}
-            # None, not False: the published code has no such test, so its rule does not count one.
-            yield {"name": claim, **test, "passed": True if at in unstable else None}
-
-
 @gate(
     code="S3",
     criterion="S3 Distributional Stability",
     question="Are the heads' mean attributions known well enough, and the same in all groups of prompts?",
-    on_pass="The mean attributions of at least half of the heads are known well enough and, where groups are "
-    "given, not seen to depend on the group.",
+    on_pass="At least half of the mean attributions are known well and not seen to depend on the group.",
     on_fail="The sample is too small for more than half of the heads, or they depend on the context.",
-    weakness="Random parts measure the size of the sample only: with 40 prompts 3 % of perfectly stable "
-    "heads pass, with 400 it is 83 %.",
+    weakness="Random parts measure the size of the sample: at 40 prompts 3 % of stable heads pass.",
     number=_SHARE,
     parts={"difference": _DIFFERENCE, "groups": _GROUPS},
-    few="no bounds of a relative error hold for skewed attributions",
     parts_share_reasons=False,
-    tests=_tests,
+    columns=lambda c: {"attributions": c.own("dla_correct"), "groups": c.grouping()[0]},
+    # As S1.
+    beside=lambda c: {"difference": {"attributions": c.own("dla")}},
 )
 def distributional_stability(
     attributions: Real[np.ndarray, "n k"],
     *,
     groups: Shaped[np.ndarray, " n"] | None = None,
-    unit_id: Shaped[np.ndarray, " n"] | None = None,
     subsets: Sequence[Int[np.ndarray, " _"]] | None = None,
-    n_subsets: int = 5,
-    task: str = "",
-    seed: int = SEED,
+    how: Sampling,
 ) -> Found:
     """Whether the mean attributions of half of a circuit's heads are known well enough.
 
@@ -91,11 +73,8 @@ def distributional_stability(
         attributions: Direct attribution of the circuit's heads to the correct token, prompts by heads.
         groups: Labels of prompts. A head whose mean (Welch) or spread (Brown and Forsythe) differs between
             groups, after Benjamini and Hochberg over all heads and both tests, is not stable.
-        unit_id: Prompts that belong together.
-        subsets: Given subsets instead of random ones: indices of units.
-        n_subsets: Random subsets of nearly equal size, at least 2.
-        task: Names the random stream.
-        seed: Its root.
+        subsets: Given subsets instead of five random ones of nearly equal size: indices of units.
+        how: Units are drawn whole.
 
     Returns:
         Undefined below 15 prompts and without heads. Below 40 prompts inconclusive (`too_few`): the bounds do
@@ -111,16 +90,15 @@ def distributional_stability(
         doi:10.1111/j.2517-6161.1992.tb01876.x; Welch (1951), doi:10.1093/biomet/38.3-4.330; Brown and
         Forsythe (1974), doi:10.1080/01621459.1974.10482955.
     """
-    check_least(2, n_subsets=n_subsets)
-    data, finite = finite_heads(attributions, unit_id)
+    data, finite = finite_heads(attributions, how.unit_id)
     dropped = () if finite.all() else ("head_dropped",)
-    found = data.found("S3.distributional_stability", *dropped, fewest=3 * n_subsets)
+    found = data.found("S3.distributional_stability", *dropped, fewest=3 * N_SUBSETS)
     found.thresholds = {"relative_error": STABLE_CV}
     found.stop_if(not finite.any(), "no_heads")
     x = data.vectors[0][:, finite]
-    rng = gate_stream("S3", task, seed=seed)
+    rng = how.stream("S3")
     if subsets is None:
-        subsets = np.array_split(rng.permutation(data.n), n_subsets)
+        subsets = np.array_split(rng.permutation(data.n), N_SUBSETS)
     spreads = _subset_spreads(x, subsets)
     passing = (spreads[0] < STABLE_CV) & (spreads[1] < STABLE_CV)  # NaN does not pass
     error, p_stable, p_unstable = errors_of_means(x, rng)
@@ -133,6 +111,11 @@ def distributional_stability(
         found.parts |= {"groups": part}
         if part.reason not in ("units_cross_groups", "not_applicable"):
             differing[part.details["unstable"]] = True
+            for kind, row in zip(("mean", "spread"), part.details["p"], strict=True):
+                for head, p, differs in zip(np.flatnonzero(finite).tolist(), row, differing, strict=True):
+                    # None, not False: the published code has no such test, so its rule does not count one.
+                    claim, made = f"the {kind} of {{}} differs between groups", bool(differs) or None
+                    found.claim(f"S3/{kind}/{head}", claim, p, "F", claimed=made, head=head)
             p_unstable = np.minimum(p_unstable, np.nan_to_num(part.details["p"], nan=1.0).min(axis=0))
         p_unstable = np.minimum(1.0, 3 * p_unstable)  # Bonferroni over three tests
     excluded = differing | (p_unstable <= ALPHA)
@@ -206,9 +189,6 @@ def judge_variances(x: Table, rng: np.random.Generator) -> Verdict:
 
 def _subset_spreads(x: Table, subsets: Sequence[Any]) -> Float64[np.ndarray, "3 k"]:
     """Coefficient of variation (ddof 1) over subsets of mean, variance and skewness; NaN without a scale."""
-    sizes = [len(rows) for rows in subsets]
-    if len(sizes) < 2 or min(sizes) < 2:
-        raise InputError(f"subsets hold {sizes} units; expected two or more subsets of at least 2")
     moments = np.zeros((3, len(subsets), x.shape[1]))
     for at, rows in enumerate(subsets):
         part = x[rows]
