@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from assay.analyses.generalization import domains as labelled
 from assay.analyses.generalization.alarms import Threshold, batches_for
@@ -55,6 +55,8 @@ class MonitorRun:
         self.model, self._reference, self._sources = settings.inputs(settings.images, DEMO)
         if settings.follow and (len(self._sources) > 1 or is_shapes(self._sources[0])):
             raise InputError("--follow watches one folder; give one --images DIR")
+        if settings.flush_after is not None and not settings.follow:
+            raise InputError("--flush-after closes a batch while waiting; give --follow, too")
         if settings.threshold is not None and settings.target is not None:
             raise InputError("a target determines a threshold; give only one of the two")
         known = [Path(each).resolve() for each in (self._reference, settings.known) if each]
@@ -85,13 +87,13 @@ class MonitorRun:
         asked, seed, window = self.settings, self.settings.seed, self.settings.window
         m, cache = asked.known_batches, asked.out / "cache"
         spare = batches_for(asked.alpha / 2) if m is None else m
-        found: dict[str, Any] = {"source": self._reference, "cache": cache, "progress": progress}
-        known = call(asked, KnownImages, **found, skip_bad=bool(asked.skip_bad))
-        reference, images, pool = known.reference(self.model, window, spare, asked.reference_n)
-        learn = None
+        conformal = asked.rule == "conformal" or {asked.rule, asked.threshold, asked.target} == {None}
+        least = batches_for(asked.alpha) if conformal and m is None else 0
+        known = call(asked, KnownImages, source=self._reference, cache=cache, progress=progress)
+        reference, images, pool = known.reference(self.model, window, spare, asked.reference_n, least)
+        # A sample, because folders list class after class.
+        learn = pool.sample(labelled.MOST_LABELLED, seed=seed) if pool and pool.labels is not None else None
         threshold: Threshold | float | None = asked.threshold
-        if pool is not None and pool.labels is not None:
-            learn = pool.sample(labelled.MOST_LABELLED, seed=seed)  # folders list class after class
         if asked.target is not None:
             if pool is None:
                 raise InputError("a target needs labelled in-distribution images to corrupt; give --known")
@@ -123,8 +125,7 @@ class MonitorRun:
         self._pool = pool
         if monitor.calibrations or monitor.readings or m == 0:
             return
-        needed = m is not None or monitor.rules.rule in (None, "conformal")
-        if pool is not None and (needed or pool.n >= window):
+        if pool is not None and (conformal or m is not None or pool.n >= window):
             progress("known batches", 0, m or 0)
             monitor.calibrate(pool, batch_size=window, n_batches=m)
         elif m is not None:
@@ -150,7 +151,6 @@ class MonitorRun:
                 source,
                 transform=EvalTransform.for_model(self.model),
                 size=settings.window,
-                skip_bad=settings.follow if settings.skip_bad is None else settings.skip_bad,
                 done=monitor.done,
                 skip=skip,
                 tell=self._tell,

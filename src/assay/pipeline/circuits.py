@@ -5,10 +5,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from assay.circuits import Circuit, EdgeScores, ExportedCircuit, HeadCircuit, load_circuit
+from assay.circuits import Circuit, EdgeScores, HeadCircuit, load_circuit
 from assay.circuits.circuit import HUB
+from assay.circuits.files import check_graph
 from assay.circuits.naming import named_circuit
-from assay.core.errors import GraphMismatchError, InputError, UnknownNameError
+from assay.core.errors import InputError, UnknownNameError
 from assay.graph import Graph
 from assay.page.graph import graph_of
 from assay.store import About, Store, StoredResult
@@ -55,21 +56,17 @@ def stored_circuit(found: StoredResult, graph: Graph | None = None) -> Circuit:
         )
     of = found.payload["circuit"] if found.kind == "audit" else found.payload
     own = graph_of(found.payload["graph"])
-    if graph is not None and graph.fingerprint != own.fingerprint:
-        raise GraphMismatchError(
-            f"the circuit of {found.id} belongs to another model: {own.describe()}, not {graph.describe()}"
-        )
-    heads, roles = of.get("heads"), of.get("roles", {})
+    check_graph(f"the circuit of {found.id}", own, graph or own)
+    heads = of.get("heads")
     return Circuit(
         graph=graph or own,
         mask=found.arrays["mask"].bool(),
         heads=None if heads is None else tuple(map(tuple, heads)),
-        roles={role: tuple(map(tuple, pairs)) for role, pairs in roles.items()},
         provenance=of["provenance"],
     )
 
 
-def circuit_with_scores(text: str, store: Callable[[], Store]) -> ExportedCircuit:
+def circuit_with_scores(text: str, store: Callable[[], Store]) -> tuple[Circuit, EdgeScores | None, str]:
     """A circuit with the scores of its edges, where there are some, and the name of its model.
 
     Args:
@@ -81,21 +78,21 @@ def circuit_with_scores(text: str, store: Callable[[], Store]) -> ExportedCircui
         InputError: For a file that does not exist, or a result without a circuit.
     """
     if text.startswith(HUB) or Path(text).is_file():
-        return ExportedCircuit(circuit=load_circuit(text))
+        return load_circuit(text), None, ""
     if Path(text).suffix or Path(text).name != text:
         raise InputError(
             f"{text} does not exist; give a circuit file or the id of a stored result (see `assay store ls`)"
         )
     found = store().get(text)
     if found.kind not in ("audit", "scores"):
-        return ExportedCircuit(circuit=stored_circuit(found), model=found.model or "")
+        return stored_circuit(found), None, found.model or ""
     graph = graph_of(found.payload["graph"])
     if found.kind == "audit":
         scores, circuit = EdgeScores(graph, found.arrays["scores"]), stored_circuit(found)
     else:
         scores = EdgeScores(graph, found.arrays["values"])
         circuit = scores.top(min(USUAL_EDGES, graph.n_edges)).connected(warn=False)
-    return ExportedCircuit(circuit=circuit, scores=scores, model=found.model or "")
+    return circuit, scores, found.model or ""
 
 
 def keep_circuit(store: Store, record: Mapping[str, Any], circuit: Circuit, facts: Mapping[str, Any]) -> str:
@@ -112,7 +109,6 @@ def keep_circuit(store: Store, record: Mapping[str, Any], circuit: Circuit, fact
         "hash": circuit.hash,
         "n_edges": circuit.n_edges,
         "heads": circuit.heads,
-        "roles": dict(circuit.roles),
         "provenance": dict(circuit.provenance),
         **facts,
     }

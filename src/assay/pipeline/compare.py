@@ -48,9 +48,7 @@ def compare_rows(store: Store, a: str, b: str) -> list[dict[str, Any]]:
     """The rows of `compare_frame`."""
     first, second = (_measured(store, find_result(store, name)) for name in (a, b))
     if not first.keys() & second.keys():
-        raise InputError(
-            f"{a} and {b} have no measurement in common; compare two audits, measurements or sweeps"
-        )
+        raise InputError(f"{a} and {b} have no measurement in common; give audits, measurements or sweeps")
     rows = []
     for name in (name for name in first if name in second):
         sides = {"a": first[name], "b": second[name]}

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from assay.analyses.generalization import domains as labelled
+from assay.analyses.generalization.dependency import DISTANCES
 from assay.analyses.generalization.inspection import decoded_once
-from assay.analyses.generalization.shift import DISTANCES
 from assay.circuits import load_scores
 from assay.core.errors import InputError
 from assay.core.record import plain
@@ -40,7 +40,7 @@ def evaluate_domains(
         model: The model to watch.
         known: The reference and further images in distribution. Its `cache` keeps measured domains.
         images: Sources of labelled test domains.
-        domains_by: Columns of a table that make domains, separated by commas. None: those of its layout.
+        domains_by: Columns of a table that make domains, separated by commas. None: it is one domain.
         parts: Random disjoint parts that each test domain is cut into.
         n: Images of a domain that circuit and baselines rest on. None: 300, or those of a file's circuit.
         rated: Images that performance is measured on, at most, of a domain or part.
@@ -136,9 +136,7 @@ def _test_domains(
     """The domains of all sources but that of the reference."""
     domains: dict[str, ImageTask] = {}
     for source in sources:
-        # An empty choice of columns means those of the layout of a table.
-        columns = by or (() if is_table(source) else None)
-        for name, task in find_domains(source, by=columns, n=most, seed=seed, start=FIRST_WATCHED).items():
+        for name, task in find_domains(source, by=by, n=most, seed=seed, start=FIRST_WATCHED).items():
             root = task.source.root if isinstance(task.source, Files) and not is_table(source) else None
             own = is_shapes(source) and reference == f"{SHAPES}:{name}"
             if own or (root is not None and root.resolve() == Path(reference).resolve()):

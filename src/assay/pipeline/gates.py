@@ -2,13 +2,11 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from assay.analyses.calibration.battery import USUAL_PROMPTS, run
-from assay.analyses.calibration.columns import Columns, gates_on_same_prompts
+from assay.analyses.calibration.battery import USUAL_PROMPTS, Columns, gates_on_same_prompts
 from assay.circuits import Circuit
 from assay.core.random import stream
-from assay.core.record import MACHINE
 from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.discovery.heads.table import AnyCircuit
 from assay.execution import CircuitRuns
@@ -68,7 +66,7 @@ def _judged(columns: Columns, store: Store | None, progress: Progress | None) ->
     """The verdicts of gates on their columns as a stage."""
 
     def compute() -> Content:
-        report, table = run(columns, progress), columns.table
+        report, table = columns.report(progress), columns.table
         counts, document = report.counts(), report.to_dict()
         found = [word for word in ("fail", "moderate", "inconclusive", "pass") if counts.get(word)]
         about = About(
@@ -82,15 +80,10 @@ def _judged(columns: Columns, store: Store | None, progress: Progress | None) ->
             size=table.circuit.n_edges,
             ablation=table.ablation,
         )
-        # Facts of the run stand apart, so that an interrupted calibration ends as any other.
-        facts = document["table"]
-        facts[MACHINE] = {key: facts.pop(key) for key in ("columns", "passes")}
         return Content(payload=document, about=about)
 
     memo = Stage(kind="calibration", record=columns.record, compute=compute).run(store)
-    table = dict(memo.value.payload["table"])
-    table |= table.pop(MACHINE)
-    return StoredCalibration(document=memo.value.payload | {"table": table}, cached=memo.cached)
+    return StoredCalibration(document=dict(memo.value.payload), cached=memo.cached)
 
 
 def calibrate_runs(
@@ -137,14 +130,9 @@ def calibrate_measured(
     )
 
 
-class TablePrompts(NamedTuple):
-    """Prompts of a measurement table, and further ones of the same source."""
-
-    task: PairTask
-    pool: PairTask | None
-
-
-def usual_prompts(task: PairTask, n: int = USUAL_PROMPTS, *, seed: int = 0) -> TablePrompts:
+def usual_prompts(
+    task: PairTask, n: int = USUAL_PROMPTS, *, seed: int = 0
+) -> tuple[PairTask, PairTask | None]:
     """As many prompts of a task as calibrations usually take, and what is left as the pool.
 
     Prompts of a grammar were drawn one after the other, so the first are taken, and the pool is drawn from
@@ -159,6 +147,6 @@ def usual_prompts(task: PairTask, n: int = USUAL_PROMPTS, *, seed: int = 0) -> T
         The table's prompts, and the others; None where there is none or a grammar gives more.
     """
     if task.n <= n or task.grammar is not None:
-        return TablePrompts(task if task.n <= n else task.subset(range(n)), None)
+        return task if task.n <= n else task.subset(range(n)), None
     order = stream(seed, "table prompts").permutation(task.n).tolist()
-    return TablePrompts(task.subset(order[:n]), task.subset(order[n:]))
+    return task.subset(order[:n]), task.subset(order[n:])

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from assay.core.errors import FileFormatError, InputError, ShapeError
+from assay.core.errors import FileFormatError
 from assay.tasks import EvalTransform, ImageTask, find_domains, is_shapes, read_files
 from assay.tasks.image_reading import image_paths
 from assay.tasks.image_source import SHAPES
@@ -28,7 +28,6 @@ def batches(
     size: int,
     n: int = 0,
     seed: int = 0,
-    skip_bad: bool = False,
     follow: bool = False,
     flush_after: float | None = None,
     done: Collection[str] = (),
@@ -49,12 +48,11 @@ def batches(
         size: Images of a batch.
         n: Images drawn from a `shapes:` source.
         seed: Of drawn images.
-        skip_bad: Pass over files that cannot be read.
         follow: Wait for new files when there are too few.
         flush_after: Seconds that an image waits for a full batch while following; then those that wait, two
             or more, are a smaller one. None: they wait for ever.
         done: Names of images that were observed or passed over before.
-        skip: Hears the name of each file that is passed over.
+        skip: Hears the name of each file that is passed over because it cannot be read.
         tell: Hears what happens to the folder, and what may make a batch unlike others.
         wait: Waits so many seconds; True ends the stream.
         clock: Seconds that no one sets; a wall clock may jump.
@@ -63,8 +61,7 @@ def batches(
         Held in 8 bits; the field `path` has the names: paths, or `shapes:DOMAIN/NUMBER`.
 
     Raises:
-        FileFormatError: If the folder does not exist at the start, or a file cannot be read and is not passed
-            over.
+        FileFormatError: If the folder does not exist at the start.
     """
     if is_shapes(source):
         yield from _drawn(source, transform, size, n, seed, done)
@@ -99,11 +96,9 @@ def batches(
                 stamp, first, _ = seen[path]
                 if follow and now - first < PATIENCE:
                     seen[path] = (stamp, first, True)  # it is tried again
-                elif skip_bad:
+                else:
                     taken.add(str(path))
                     skip(str(path))
-                else:
-                    raise FileFormatError(f"the image {path} cannot be decoded; --skip-bad skips such files")
             if images is not None:
                 waiting_since = waiting_since if parts else now
                 parts.append(images)
@@ -115,7 +110,11 @@ def batches(
         if overdue and sum(part.n for part in parts) > 1:
             batch, parts = _joined(parts), []
             yield batch
-        if not follow or wait(POLL):
+        if not follow:
+            if rest := sum(part.n for part in parts):
+                tell(f"{rest} of {size} images for the next batch; run again when there are more")
+            return
+        if wait(POLL):
             return
 
 
@@ -126,9 +125,7 @@ def _opened(source: str, tell: Callable[[str], object]) -> Path:
         raise FileFormatError(f"{folder} is not a folder; give one that holds images, or shapes:DOMAIN")
     paths, notes = image_paths(folder)
     if len({path.parent for path in paths}) > 1:
-        notes += (
-            f"if folders of {folder.name} are classes, batches of one class differ from mixed known ones",
-        )
+        notes += (f"if folders of {folder.name} are classes, their batches differ from mixed known ones",)
     for note in notes:
         tell(note)
     return folder
@@ -148,22 +145,19 @@ def _decoded(
     """Those of the files that can be read, and those that cannot."""
     try:
         images = read_files(paths, domain=folder.name).with_transform(transform).held(skip_bad=True)
-    except ShapeError:
-        raise
-    except InputError:  # none of them can be read
+    except FileFormatError:  # none of them can be read
         return None, paths
     return images, list(map(Path, images.skipped))
 
 
 def _stamps(folder: Path) -> dict[Path, tuple[float, int]]:
-    """Times of change and sizes of the images below a folder, the oldest first; hidden ones are left out."""
+    """Times of change and sizes of the images below a folder, the oldest first."""
     stamps = {}
     with suppress(OSError):  # a folder went while it was searched
         for path in image_paths(folder)[0]:
             with suppress(OSError):  # a file went
-                if not any(part.startswith(".") for part in path.parts[-2:]):
-                    stat = path.stat()
-                    stamps[path] = (stat.st_mtime, stat.st_size)
+                stat = path.stat()
+                stamps[path] = (stat.st_mtime, stat.st_size)
     return dict(sorted(stamps.items(), key=lambda each: (each[1][0], each[0])))
 
 

@@ -29,7 +29,7 @@ from assay.pipeline.plan import Plan
 from assay.pipeline.prompts import Division, draw_inputs
 from assay.pipeline.sizing import size_circuit
 from assay.pipeline.stage import RunSettings, Stage, discovery_stage, measurement_stage
-from assay.pipeline.worst import PairCounts, pairs_of, sizes, worst_case_stage
+from assay.pipeline.worst import pairs_of, sizes, worst_case_stage
 from assay.store import About, Store
 from assay.tasks import PairTask, Task
 
@@ -202,7 +202,7 @@ def _calibrate(job: Job, store: Store) -> tuple[str, ...]:
 def _attack(job: Job, store: Store) -> tuple[str, ...]:
     """The worst case of a circuit over pairs."""
     attack, model = job.record["attack"], model_of(job)
-    size = PairCounts(n_clean=attack["n_clean"], n_corrupted=attack["n_corrupted"])
+    size = attack["n_clean"], attack["n_corrupted"]
     task = model.bind(inputs_of(job).measured)
     how = {"ablation": job.record["ablation"], "seed": job.record["seed"]}
     sample = pairs_of(task, attack["protocol"], size, **how)
@@ -318,5 +318,5 @@ def _questions(plan: Plan, measured: Task, ablation: str) -> Iterator[tuple[str,
         counts = {key: getattr(choice, key) for key in ("n_clean", "n_corrupted", "n_pairs")}
         size = sizes(protocol, **counts)
         if protocol == "file" or (grammar_of(measured) is None and protocol == "inputs"):
-            size = PairCounts(n_clean=measured.n, n_corrupted=measured.n)
-        yield "attack", {"attack": {"protocol": protocol, **vars(size)}}
+            size = measured.n, measured.n
+        yield "attack", {"attack": {"protocol": protocol, "n_clean": size[0], "n_corrupted": size[1]}}

@@ -1,6 +1,6 @@
 """What a monitor starts from: a directory, a reference circuit, known images; its state for Prometheus."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
@@ -70,7 +70,7 @@ class KnownImages:
     progress: Progress
 
     def reference(
-        self, model: Model, window: int, spare: int, n: int | None = None
+        self, model: Model, window: int, spare: int, n: int | None = None, least: int = 0
     ) -> tuple[EdgeScores, ImageTask | None, ImageTask | None]:
         """The reference circuit, read, discovered or taken from the cache, and images in distribution.
 
@@ -80,6 +80,7 @@ class KnownImages:
             spare: Windows that the reference leaves of its own images, or that are drawn besides it.
             n: Images of the reference, at most; whole windows are used. None: 1,024 or four windows, or all
                 that `spare` leaves.
+            least: Windows of its own images that must be left where `known` is None.
 
         Returns:
             The circuit; the images that it rests on, None where it came from a file; further images in
@@ -110,6 +111,10 @@ class KnownImages:
                 raise InputError(f"{text}; remove steps, or give the images of the reference")
             return circuit, None, pool
         images = images_of(self.source)
+        if pool is None and images.n // window <= least:
+            text = f"{images.n} known images are {images.n // window} batches of {window}; the alarm needs"
+            text += f" {spare} for both shifts, {least} for the circuit's alone, and the reference 1"
+            raise InputError(f"{text}. Give {window * (spare + 1)} images, smaller batches or a larger alpha")
         free = images.n // window - (spare if n is None and self.known is None else 0)
         size = window * max(1, min(usual, free))
         order = stream(self.seed, "monitor/reference").permutation(images.n)
@@ -146,8 +151,8 @@ def metrics_text(monitor: Monitor, name: str) -> bytes:
         name: What to call it (label `monitor`).
 
     Returns:
-        Lines `assay_monitor_NAME{monitor="...",model="...",distance="..."} VALUE` with their help, in UTF-8.
-        Numbers that do not exist are left out.
+        Lines `assay_monitor_NAME{monitor="...",model="...",distance="..."} VALUE` with their type, in UTF-8;
+        docs/howto/alerts.md says what they mean. Numbers that do not exist are left out.
     """
     readings, rules = monitor.readings, monitor.rules
     found: dict[str, float | None] = {
@@ -159,22 +164,20 @@ def metrics_text(monitor: Monitor, name: str) -> bytes:
         "conformal_limit": rules.limits.get(CIRCUIT),
         "output_limit": rules.limits.get(OUTPUTS),
     }
-    last = readings[-1] if readings else None
-    if last is not None:
+    baselines: Mapping[str, float] = {}
+    for last in readings[-1:]:
         names = ("shift", "output_shift", "output_p_value", "alarm", "p_value", "e_value")
         found |= {key: getattr(last, key) for key in names}
         found["last_reading_timestamp_seconds"] = datetime.fromisoformat(last.time).timestamp()
-    labels = {"monitor": name, "model": monitor.model.id, "distance": monitor.distance}
-    samples = [(key, labels, value) for key, value in found.items() if value is not None]
-    for key, value in last.baselines.items() if last is not None else ():
-        samples.append(("baseline", {**labels, "baseline": key}, value))
-    lines: dict[str, None] = {}  # ordered, and each head once
-    for key, facts, value in samples:
-        kind = "counter" if key.endswith("_total") else "gauge"
-        shown = ",".join(f'{label}="{_escaped(each)}"' for label, each in facts.items())
-        head = f"# HELP assay_monitor_{key} {key.replace('_', ' ').capitalize()}.\n"
-        lines[f"{head}# TYPE assay_monitor_{key} {kind}\n"] = None
-        lines[f"assay_monitor_{key}{{{shown}}} {float(value)}\n"] = None
+        baselines = last.baselines
+    facts = {"monitor": name, "model": monitor.model.id, "distance": monitor.distance}
+    labels = ",".join(f'{label}="{_escaped(each)}"' for label, each in facts.items())
+    samples = [(key, "", value) for key, value in found.items() if value is not None]
+    samples += [("baseline", f',baseline="{_escaped(key)}"', value) for key, value in baselines.items()]
+    lines: dict[str, None] = {}  # ordered, and each type once
+    for key, more, value in samples:
+        lines[f"# TYPE assay_monitor_{key} {'counter' if key.endswith('_total') else 'gauge'}\n"] = None
+        lines[f"assay_monitor_{key}{{{labels}{more}}} {float(value)}\n"] = None
     return "".join(lines).encode()
 
 

@@ -13,16 +13,7 @@ from assay.circuits.naming import IMAGES
 from assay.core.errors import AssayWarning, InputError
 from assay.core.random import stream
 from assay.models import Model
-from assay.tasks import (
-    TASKS,
-    ImageTask,
-    PairTask,
-    Task,
-    digits_source,
-    is_task_file,
-    load_images,
-    load_task,
-)
+from assay.tasks import TASKS, ImageTask, PairTask, Task, digits_source, is_task_file, load_images, load_task
 from assay.tasks.examples import seen_prompts
 from assay.tasks.load import DEFAULT_N
 from assay.tasks.task import prompt_tokens

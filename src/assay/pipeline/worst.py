@@ -1,7 +1,7 @@
 """The worst case as a stage: taken from the store where the same pairs were run before."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -29,27 +29,16 @@ from assay.tasks import ImageTask, PairTask, Task
 DEFAULT_SIDE, DEFAULT_PAIRS = 300, 3000
 USUAL_SIDE = 60  # inputs a side inside an audit: the fewest in round numbers that bound the 95th percentile
 EXPLAINED = 10  # worst pairs that are explained
+Counts = tuple[int, int]  # clean and corrupted inputs, or pairs, that a protocol draws; see `sizes`
 
 
 # Options by which a protocol is sized; the others by --n-clean alone, or --n-pairs of a plan.
 COUNTED = {"all": ("n-clean", "n-corrupted"), "file": ()}
 
 
-@dataclass(frozen=True, kw_only=True)
-class PairCounts:
-    """How many inputs or pairs a protocol draws; see `sizes`."""
-
-    n_clean: int
-    n_corrupted: int
-
-
 def sizes(
-    protocol: str,
-    *,
-    n_clean: int | None = None,
-    n_corrupted: int | None = None,
-    n_pairs: int | None = None,
-) -> PairCounts:
+    protocol: str, *, n_clean: int | None = None, n_corrupted: int | None = None, n_pairs: int | None = None
+) -> Counts:
     """The sizes of a sample, each protocol's own by default.
 
     Raises:
@@ -62,12 +51,12 @@ def sizes(
             own = " and ".join(f"--{each}" for each in used) or "no count"
             raise InputError(f"protocol {protocol!r} does not use --{name} here; it takes {own}")
     if protocol == "all":
-        return PairCounts(n_clean=n_clean or DEFAULT_SIDE, n_corrupted=n_corrupted or DEFAULT_SIDE)
+        return n_clean or DEFAULT_SIDE, n_corrupted or DEFAULT_SIDE
     n = n_clean or n_pairs or DEFAULT_PAIRS
-    return PairCounts(n_clean=n, n_corrupted=n)
+    return n, n
 
 
-def usual_sizes(task: Task, ablation: str = "resample") -> tuple[str, PairCounts]:
+def usual_sizes(task: Task, ablation: str = "resample") -> tuple[str, Counts]:
     """Protocol and sizes of the worst case inside a full audit.
 
     All pairs of a few inputs where the prompts have one length, matched pairs where they have several,
@@ -82,13 +71,13 @@ def usual_sizes(task: Task, ablation: str = "resample") -> tuple[str, PairCounts
         if bool((task.lengths == task.lengths[0]).all()):
             # As many inputs as rows would be taken for the rows themselves.
             protocol, n = "all", max(min(task.n - 1, USUAL_SIDE), 1)
-    return protocol, PairCounts(n_clean=n, n_corrupted=n)
+    return protocol, (n, n)
 
 
-def pairs_of(task: Task, protocol: str, size: PairCounts, **options: Any) -> PairSample:
+def pairs_of(task: Task, protocol: str, size: Counts, **options: Any) -> PairSample:
     """The pairs of a run, not independent unless told; further options are those of `sample_pairs`."""
     options = {"independent": False, "prefix": PREFIX, **options}
-    return sample_pairs(task, protocol, size.n_clean, size.n_corrupted, **options)
+    return sample_pairs(task, protocol, *size, **options)
 
 
 def worst_case_stage(
@@ -153,8 +142,7 @@ def worst_measured(runs: CircuitRuns, *, store: Store | None = None) -> WorstCas
     protocol = "file" if runs.ablation_object.paired else INPUTS
     if protocol == INPUTS and isinstance(task, PairTask):
         task = replace(task, grammar=None)  # its own rows, over which the means were taken
-    size = PairCounts(n_clean=task.n, n_corrupted=task.n)
-    sample = pairs_of(task, protocol, size, seed=runs.seed, ablation=runs.ablation)
+    sample = pairs_of(task, protocol, (task.n, task.n), seed=runs.seed, ablation=runs.ablation)
 
     def compute() -> WorstCase:
         divergence = get_divergence("kl")

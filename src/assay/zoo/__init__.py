@@ -1,18 +1,15 @@
 """Zoos of image classifiers: trained from a grid of recipes or found on disk, with what each predicts."""
 
 from assay.zoo.archive import Correctness, Zoo, ZooEntry
-from assay.zoo.grid import PRESETS, Augmentation, Grid, Initialisation, Recipe, select_configurations
+from assay.zoo.grid import Augmentation, Grid, Recipe, select_configurations
 from assay.zoo.models import initial_module, save_model
-from assay.zoo.scoring import split
-from assay.zoo.training import LossTerm, Term, TrainingRun, train, train_zoo
+from assay.zoo.training import LossTerm, Term, TrainingRun, split, train, train_zoo
 
 
 __all__ = [
-    "PRESETS",
     "Augmentation",
     "Correctness",
     "Grid",
-    "Initialisation",
     "LossTerm",
     "Recipe",
     "Term",

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, final
 
 import numpy as np
@@ -24,11 +23,7 @@ from assay.zoo.models import initial_module, stated_size
 
 
 # What a recipe may choose from.
-CHOICES = {
-    "mode": ("full", "linear"),
-    "optimiser": ("sgd", "adamw"),
-    "score": ("accuracy", "macro-f1"),
-}
+CHOICES = {"mode": ("full", "linear"), "optimiser": ("sgd", "adamw"), "score": ("accuracy", "macro-f1")}
 # Its numbers, by what they may be.
 RANGES: tuple[tuple[str, tuple[str, ...], Callable[[float], bool]], ...] = (
     ("above 0", ("lr", "batch_size", "validate_every", "clip"), lambda value: 0 < value < math.inf),
@@ -392,54 +387,32 @@ def select_configurations(sweep: Zoo, *, tolerance: float | int = 0.02, size: in
 # lost. `inside-out` is our default of 144 combinations, 132 without training only the head of a random model;
 # `inside-out-reduced` has one batch size, 72 combinations (66); `inside-out-code` holds the values that the
 # authors' code still names, with two lengths of the warm-up instead of two batch sizes. `tiny` trains small
-# ViTs on a CPU, for `shapes`.
+# ViTs on a CPU, for `shapes`. What they do not state is the default of a recipe.
 _TINY = {"hidden_size": 48, "num_hidden_layers": 4, "num_attention_heads": 4, "patch_size": 8}
-PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
-    {
-        "inside-out": {
-            "inits": {
-                "scratch": {"source": "scratch", "architecture": "timm:vit_base_patch16_224"},
-                "mae": {"source": "timm:vit_base_patch16_224.mae"},
-                "clip-openai": {"source": "timm:vit_base_patch16_clip_224.openai"},
-                "clip-laion2b": {"source": "timm:vit_base_patch16_clip_224.laion2b"},
-                "in21k": {"source": "timm:vit_base_patch16_224.augreg_in21k"},
-                "in1k": {"source": "timm:vit_base_patch16_224.orig_in21k_ft_in1k"},
-            },
-            "axes": {
-                "mode": ["full", "linear"],
-                "lr": [0.003, 0.01, 0.03],
-                "batch_size": [128, 256],
-                "weight_decay": [0.0, 0.01],
-            },
-            "fixed": {
-                "optimiser": "sgd",
-                "momentum": 0.9,
-                "steps": 1000,
-                "warmup": 16,
-                "clip": 1.0,
-                "head_dropout": 0.1,
-                "validate_every": 100,
-                "augmentation": {"min_area": 0.08, "max_aspect": 4 / 3, "flip": 0.5, "jitter": 0.4},
-                "seed": 0,
-            },
-            "skip": [{"init": "scratch", "mode": "linear"}],
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "inside-out": {
+        "inits": {
+            "scratch": {"source": "scratch", "architecture": "timm:vit_base_patch16_224"},
+            "mae": {"source": "timm:vit_base_patch16_224.mae"},
+            "clip-openai": {"source": "timm:vit_base_patch16_clip_224.openai"},
+            "clip-laion2b": {"source": "timm:vit_base_patch16_clip_224.laion2b"},
+            "in21k": {"source": "timm:vit_base_patch16_224.augreg_in21k"},
+            "in1k": {"source": "timm:vit_base_patch16_224.orig_in21k_ft_in1k"},
         },
-        "inside-out-reduced": {"preset": "inside-out", "axes": {"batch_size": [256]}},
-        "inside-out-code": {
-            "preset": "inside-out",
-            "axes": {"warmup": [16, 20]},
-            "fixed": {"batch_size": 256},
+        "axes": {
+            "mode": ["full", "linear"],
+            "lr": [0.003, 0.01, 0.03],
+            "batch_size": [128, 256],
+            "weight_decay": [0.0, 0.01],
         },
-        "tiny": {
-            "inits": {"scratch": {"source": "scratch", "architecture": {**_TINY, "intermediate_size": 96}}},
-            "axes": {"lr": [0.001, 0.003], "weight_decay": [0.0, 0.05], "seed": [0, 1]},
-            "fixed": {
-                "optimiser": "adamw",
-                "steps": 1200,
-                "warmup": 50,
-                "batch_size": 64,
-                "validate_every": 100,
-            },
-        },
-    }
-)
+        "fixed": {"augmentation": {"min_area": 0.08, "max_aspect": 4 / 3, "flip": 0.5, "jitter": 0.4}},
+        "skip": [{"init": "scratch", "mode": "linear"}],
+    },
+    "inside-out-reduced": {"preset": "inside-out", "axes": {"batch_size": [256]}},
+    "inside-out-code": {"preset": "inside-out", "axes": {"warmup": [16, 20]}, "fixed": {"batch_size": 256}},
+    "tiny": {
+        "inits": {"scratch": {"source": "scratch", "architecture": {**_TINY, "intermediate_size": 96}}},
+        "axes": {"lr": [0.001, 0.003], "weight_decay": [0.0, 0.05], "seed": [0, 1]},
+        "fixed": {"optimiser": "adamw", "steps": 1200, "warmup": 50, "batch_size": 64},
+    },
+}

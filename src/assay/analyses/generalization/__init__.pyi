@@ -11,10 +11,14 @@ from assay.analyses.generalization.circuit_loss import CircuitLoss as CircuitLos
 from assay.analyses.generalization.circuit_loss import Dynamics as Dynamics
 from assay.analyses.generalization.circuit_loss import finetune as finetune
 from assay.analyses.generalization.circuit_loss import training_dynamics as training_dynamics
+from assay.analyses.generalization.dependency import DISTANCES as DISTANCES
 from assay.analyses.generalization.dependency import Motif as Motif
+from assay.analyses.generalization.dependency import circuit_shift as circuit_shift
+from assay.analyses.generalization.dependency import circuit_shifts as circuit_shifts
 from assay.analyses.generalization.dependency import dependency_depth_bias as dependency_depth_bias
 from assay.analyses.generalization.dependency import dependency_matrix as dependency_matrix
 from assay.analyses.generalization.dependency import motif as motif
+from assay.analyses.generalization.dependency import rank_shift_map as rank_shift_map
 from assay.analyses.generalization.dependency import resampled_depth_bias as resampled_depth_bias
 from assay.analyses.generalization.dependency import universal_motif as universal_motif
 from assay.analyses.generalization.domains import calibrate_on_corruptions as calibrate_on_corruptions
@@ -26,7 +30,3 @@ from assay.analyses.generalization.monitor import discover_reference as discover
 from assay.analyses.generalization.ranking import Ranking as Ranking
 from assay.analyses.generalization.ranking import compare_rankings as compare_rankings
 from assay.analyses.generalization.ranking import rank_models as rank_models
-from assay.analyses.generalization.shift import DISTANCES as DISTANCES
-from assay.analyses.generalization.shift import circuit_shift as circuit_shift
-from assay.analyses.generalization.shift import circuit_shifts as circuit_shifts
-from assay.analyses.generalization.shift import rank_shift_map as rank_shift_map

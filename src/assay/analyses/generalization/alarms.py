@@ -17,8 +17,7 @@ import numpy as np
 import scipy
 from jaxtyping import Float, Float64, Real
 
-from assay.analyses.generalization.dependency import dependency_depth_bias
-from assay.analyses.generalization.shift import check_comparable
+from assay.analyses.generalization.dependency import check_comparable, dependency_depth_bias
 from assay.circuits import EdgeScores
 from assay.core.errors import DegenerateDataWarning, InputError, NonFiniteError, check_name
 from assay.core.random import stream
@@ -79,8 +78,7 @@ def correlate(metric: Values, performance: Values) -> TaskCorrelation:
     x, y = paired(metric, performance)
     if len(x) < 3 or not np.ptp(x) or not np.ptp(y):
         reason = "one side is constant" if len(x) >= 3 else f"got {len(x)} pair(s); expected at least 3"
-        text = f"correlation with performance is undefined: {reason}"
-        warnings.warn(text, DegenerateDataWarning, stacklevel=2)
+        warnings.warn(f"the correlation is undefined: {reason}", DegenerateDataWarning, stacklevel=2)
         return TaskCorrelation(r2=math.nan, srcc=math.nan, krcc=math.nan, n=len(x))
     return TaskCorrelation(r2=pearson(x, y) ** 2, srcc=spearman(x, y), krcc=kendall_tau(x, y), n=len(x))
 
@@ -169,10 +167,9 @@ class Threshold(Record):
         value: delta': the score that corresponds to `performance`.
         domain: The calibration domain whose performance is closest to the target.
         target: delta: performance below it should raise the alarm.
-        performance: What the value corresponds to: the target, or the nearest that the domains reach; under
-            `nearest` the performance of `domain`.
+        performance: What the value corresponds to: the target, or the nearest that the domains reach; the
+            performance of `domain` where the method is `nearest`.
         higher_is_shift: True where a score above `value` is the alarm.
-        method: `isotonic` or `nearest`, see `calibrate_threshold`.
     """
 
     value: float
@@ -180,7 +177,6 @@ class Threshold(Record):
     target: float = math.nan
     performance: float = math.nan
     higher_is_shift: bool = True
-    method: str = "nearest"
 
     def alarm(self, score: float) -> bool:
         """Whether a score raises the alarm; one that equals the threshold does not."""
@@ -241,14 +237,8 @@ def calibrate_threshold(
         means = np.bincount(group, weights=scores) / counts  # of domains with equal performance
         fit = scipy.optimize.isotonic_regression(means, weights=counts, increasing=not higher_is_shift).x
         value, reached = np.interp(target, places, fit), np.clip(target, places[0], places[-1])
-    return Threshold(
-        value=float(value),
-        domain=names[nearest],
-        target=target,
-        performance=float(reached),
-        higher_is_shift=higher_is_shift,
-        method=method,
-    )
+    facts: dict[str, Any] = {"domain": names[nearest], "target": target, "performance": float(reached)}
+    return Threshold(value=float(value), higher_is_shift=higher_is_shift, **facts)
 
 
 def alarm_curve(
@@ -434,13 +424,11 @@ class Calibration(Record):
     Attributes:
         shifts: Of the circuit, one per batch.
         n: Images of a batch.
-        domain: Where they come from.
         output_shifts: Of the outputs, one per batch; empty where these are not watched.
     """
 
     shifts: tuple[float, ...]
     n: int
-    domain: str = ""
     output_shifts: tuple[float, ...] = ()
 
 

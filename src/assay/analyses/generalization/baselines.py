@@ -27,7 +27,7 @@ from assay.core.errors import (
 from assay.models import Model
 
 
-MEASURES = ("accuracy", "macro-f1")
+MEASURES = {"accuracy": "accuracy", "macro-f1": "macro-F1"}  # key -> name
 PROBIT_MARGIN = 1e-6  # keeps the probit of accuracies 0 and 1 finite
 FIRST, LAST, FEWEST = 11, 100, 20  # eigenvalues that alpha-ReQ fits, and how many it needs
 
@@ -122,8 +122,7 @@ def label_array(labels: Labels, n_classes: int) -> Classes:
     """Labels between 0 and the number of classes; others are refused."""
     truth: np.ndarray = torch.as_tensor(labels).cpu().long().numpy()
     for row in np.flatnonzero((truth < 0) | (truth >= n_classes)):
-        text = f"label {truth[row]} of example {row} is outside the {n_classes} classes"
-        raise InputError(f"{text}; the class lists of model and data must agree")
+        raise InputError(f"label {truth[row]} of example {row} is outside the {n_classes} classes")
     return truth
 
 
@@ -271,8 +270,7 @@ def spectral_decay(sizes: Float64[np.ndarray, " k"], shape: tuple[int, ...]) -> 
     """`alpha_req` of features of a shape whose centred singular values are known, descending."""
     usable = sizes[sizes > max(shape) * np.finfo(np.float64).eps * sizes[0]] ** 2
     if len(usable) < FEWEST:
-        text = f"features of shape {shape} have {len(usable)} non-zero eigenvalues"
-        raise InputError(f"{text}; alpha-ReQ needs {FEWEST}. Give more examples")
+        raise InputError(f"features {shape} have {len(usable)} nonzero eigenvalues; alpha-ReQ needs {FEWEST}")
     index = np.arange(FIRST, min(LAST, len(usable)) + 1, dtype=np.float64)
     x, y, weights = np.log(index), np.log(usable[FIRST - 1 : LAST]), 1 / index / (1 / index).sum()
     x, y = x - weights @ x, y - weights @ y
@@ -576,8 +574,7 @@ def worst_case_rise(
         Croce and Hein (2020), arXiv:2003.01690, algorithm 1, with the momentum of 0.25 on the last position.
     """
     if not rho > 0 or iterations < 1:
-        text = f"rho is {rho} and iterations {iterations}"
-        raise InputError(f"{text}; give a radius above 0 and at least 1 step")
+        raise InputError(f"rho is {rho} and iterations {iterations}; give a rho above 0 and 1 step or more")
     scale = start.abs() if adaptive else torch.ones_like(start)
     previous = delta = at = best = torch.zeros_like(start)
     step, improved, last = 2 * rho, 0, 0

@@ -19,7 +19,7 @@ from assay.graph import Graph
 from assay.models import Block, Model, Trace, load_model
 from assay.tasks import EvalTransform, ImageTask
 from assay.zoo import LossTerm, Recipe, Term, TrainingRun, train
-from assay.zoo.scoring import score_of
+from assay.zoo.training import score_of
 
 
 if TYPE_CHECKING:
@@ -201,13 +201,7 @@ class CircuitLoss(Record, LossTerm):
         check_name("circuit loss", self.loss, LOSSES)
         DepthRule(ratio=self.ratio, sets=self.sets)
         if not (0 <= self.weight < math.inf and self.steps >= 2):
-            text = f"weight (lambda) of the circuit loss is {self.weight} and steps (m) {self.steps}"
-            raise InputError(f"{text}; give a weight of 0 or more, and 2 steps or more")
-
-    @property
-    def rule(self) -> DepthRule:
-        """The blocks that are compared."""
-        return DepthRule(ratio=self.ratio, sets=self.sets)
+            raise InputError(f"weight is {self.weight} and steps {self.steps}; give 0 or more and 2 or more")
 
     def on(self, module: nn.Module) -> Callable[[Float[Tensor, "batch 3 h w"]], Term]:
         """The term of a module, which must be in evaluation mode when images come.
@@ -219,7 +213,7 @@ class CircuitLoss(Record, LossTerm):
             UnsupportedModelError: If `load_model` does not accept the module.
         """
         model = load_model(module)
-        sides = self.rule.layers(model.n_layers)
+        sides = DepthRule(ratio=self.ratio, sets=self.sets).layers(model.n_layers)
 
         def term(images: Float[Tensor, "batch 3 h w"]) -> Term:
             with torch.set_grad_enabled(self.weight > 0):
@@ -363,8 +357,7 @@ def training_dynamics(
     rule, watch = rule or DepthRule(), watch or {}
     places = run if isinstance(run, Mapping) else checkpoints_of(run)
     if not places or images.n < 2:  # circuits are compared with the mean of the images
-        text = f"got {len(places)} checkpoints and {images.n} images"
-        raise InputError(f"{text}; give 1, and 2 images, or more")
+        raise InputError(f"got {len(places)} checkpoints and {images.n} images; give 1 and 2, or more")
     readings, weights = [], {}
     for step, place in sorted(places.items()):
         model = place if isinstance(place, Model) else load_model(place, device=device)
@@ -375,15 +368,14 @@ def training_dynamics(
         _, deep, shallow = depth_loss(scores.graph, scores.values.double(), sides)
         bias = resampled_depth_bias(scores, **vars(rule))
         numbers = {"deep": float(deep), "shallow": float(shallow), "depth_bias": bias.value}
-        ends = {"low": bias.interval().low, "high": bias.interval().high}
+        numbers |= {"low": bias.interval().low, "high": bias.interval().high}
         seen = {n: score_of(model.module, each, reads, device=device)[0] for n, each in watch.items()}
-        readings.append({"step": step, **numbers, **ends, "scores": seen})
-    blocks = [[side.start - 1, side.stop - 2] for side in sides]
+        readings.append({"step": step, **numbers, "scores": seen})
+    low, high = ([side.start - 1, side.stop - 2] for side in sides)
     watched = {name: {"n": each.n, "hash": each.source_hash[:16]} for name, each in watch.items()}
     facts = {"checkpoints": weights, "watched": watched, "estimator": dict(scores.provenance)}
     facts |= {"images": {"name": images.name, "domain": images.domain, "n": images.n}}
-    facts |= dict(zip(("shallow_blocks", "deep_blocks"), blocks, strict=True))
-    return Dynamics(readings=tuple(readings), facts=facts)
+    return Dynamics(readings=tuple(readings), facts=facts | {"shallow_blocks": low, "deep_blocks": high})
 
 
 def checkpoints_of(run: str | Path) -> dict[int, Path]:

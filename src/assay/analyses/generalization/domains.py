@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from assay.analyses.generalization import alarms, inspection
-from assay.analyses.generalization import shift as shifts
+from assay.analyses.generalization import alarms, dependency, inspection
 from assay.analyses.generalization.alarms import DELTAS, Threshold, correlate
 from assay.analyses.generalization.baselines import performance_of
 from assay.analyses.generalization.inspection import METRICS, Inspection, inspect_model
 from assay.circuits import EdgeScores, write_atomically
 from assay.core.errors import DegenerateDataWarning, check_name
 from assay.core.random import stream
-from assay.core.record import BRIEF, Record, library_version, plain, record_id
+from assay.core.record import Record, library_version, plain, record_id
 from assay.core.untrusted import read_object
 from assay.models import Model
 from assay.tasks import CORRUPTIONS, ImageTask, corrupt
@@ -37,7 +36,7 @@ WINDOWS = 4  # batches kept for the domains before baselines learn from more tha
 
 def name_and_direction(key: str) -> tuple[str, float]:
     """What a table calls a distance or a reading; 1 where it rises with performance, -1 falls, 0 unknown."""
-    if key in shifts.DISTANCES:
+    if key in dependency.DISTANCES:
         return f"shift ({key})", -1.0
     facts = {each.name.lower(): (each.name, float(each.direction)) for each in METRICS.values()}
     return facts.get(key, (key, 1.0))
@@ -53,8 +52,8 @@ class Domain(Record):
         n_labelled: Images that performance was measured on.
         performance: Accuracy, or mean F1 of the classes that occur, on all labelled images, in [0, 1].
         shifts: Distance -> circuit shift.
-        baselines: Names of metrics in lower case -> value on the images of the shift.
-        absent: Baseline -> why it is undefined here.
+        baselines: Names of metrics in lower case -> value on the images of the shift; those that are
+            undefined on them are left out.
     """
 
     domain: str
@@ -63,7 +62,6 @@ class Domain(Record):
     performance: float
     shifts: Mapping[str, float]
     baselines: Mapping[str, float] = field(default_factory=dict)
-    absent: Mapping[str, str] = field(default_factory=dict, metadata=BRIEF)
 
     @property
     def scores(self) -> dict[str, float]:
@@ -117,10 +115,8 @@ def measure_domains(
         InputError: If images have no labels, or a label is outside the classes.
         FileFormatError: If a file of the cache is not a domain.
     """
-    how, known = settings or EvaluationSettings(), None
-    if labelled is not None:
-        known = inspect_model(model, labelled.for_model(model), ["labels"], cache=cache)
-    found: list[Domain] = []
+    how, found = settings or EvaluationSettings(), list[Domain]()
+    known = None if labelled is None else inspect_model(model, labelled, ["labels"], cache=cache)
     for name, images in domains.items():
         progress(name, len(found), len(domains))
         task = replace(images.for_model(model), domain=name)
@@ -150,15 +146,13 @@ def _measured(
         rows = np.sort(stream(how.seed, f"domains/{task.domain}").permutation(task.n)[: how.n])
         sample = task.subset(rows).held()
     shown = inspect_model(model, sample, ["logits", "features"])
-    values, absent = inspection.readings((*READ, *FURTHER), shown, known)
     return Domain(
         domain=task.domain,
         n=sample.n,
         n_labelled=task.n,
         performance=float(performance),
-        shifts=shifts.circuit_shifts(reference, shifts.circuit_like(model, sample, reference)),
-        baselines=values,
-        absent=absent,
+        shifts=dependency.circuit_shifts(reference, dependency.circuit_like(model, sample, reference)),
+        baselines=inspection.readings((*READ, *FURTHER), shown, known),
     )
 
 
@@ -183,7 +177,7 @@ class DomainEvaluation(Record):
 
     record_kind = "domain-evaluation"
     record_schema = "assay-domain-evaluation/1"
-    derived = ("id", "provenance", "metrics", "correlations", "curves")
+    derived = ("id", "provenance", "metrics", "correlations", "alarm_f1")
 
     model: Mapping[str, Any]
     reference: Mapping[str, Any]
@@ -210,7 +204,7 @@ class DomainEvaluation(Record):
     def metrics(self) -> tuple[str, ...]:
         """Everything that every domain was measured by: shifts first, then baselines."""
         scores = [each.scores for each in (*self.known, *self.test)]
-        keys = dict.fromkeys((*shifts.DISTANCES, *(key for each in scores for key in each)))
+        keys = dict.fromkeys((*dependency.DISTANCES, *(key for each in scores for key in each)))
         return tuple(key for key in keys if all(key in each for each in scores))
 
     def _columns(self, metric: str, domains: Sequence[Domain]) -> tuple[np.ndarray, np.ndarray]:
@@ -262,31 +256,24 @@ class DomainEvaluation(Record):
         return found
 
     @cached_property
-    def curves(self) -> dict[str, Any] | None:
-        """F1 of the alarm of each metric over performance thresholds; None without domains of both kinds.
+    def alarm_f1(self) -> dict[str, float] | None:
+        """Mean F1 of the alarm of each metric, and under `always` of one that always goes off.
 
-        Of each metric `deltas`, `mean` (of 100 random subsets of the calibration domains, 20 or all), and
-        `summary`: mean F1 over the thresholds at which an alarm is due on some test domains and not on
-        others; None if there is none. Under `always` the same for an alarm that always goes off.
+        Over the thresholds of performance at which an alarm is due on some test domains and not on others,
+        and over 100 random subsets of the calibration domains (20 of them, or all), as in `alarm_curve`. None
+        if there is no such threshold, or no calibration domain.
         """
-        if not self.known or not self.test:
-            return None
         due = np.array([each.performance for each in self.test]) < np.array(DELTAS)[:, None]
-        telling, share = due.any(1) & ~due.all(1), due.mean(1, keepdims=True)
-        always = np.divide(2 * share, 1 + share, out=np.full(share.shape, np.nan), where=share > 0)
-        curves = {}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # no alarm was due in any subset: NaN
-            for key in (*self.metrics, "always"):
-                f1 = always
-                if key != "always":
-                    known, test = (self._columns(key, each) for each in (self.known, self.test))
-                    higher = self.direction(key) < 0
-                    f1 = alarms.alarm_curve(*known, *test, higher_is_shift=higher, seed=self.settings.seed)
-                mean = np.nanmean(f1, axis=1)
-                summary = float(np.nanmean(mean[telling]))
-                curves[key] = {"mean": mean, "deltas": list(DELTAS), "summary": summary}
-        return dict(plain(curves))
+        telling = due.any(1) & ~due.all(1)
+        if not self.known or not telling.any():
+            return None
+        how: dict[str, Any] = {"deltas": np.array(DELTAS)[telling].tolist(), "seed": self.settings.seed}
+        share, found = due[telling].mean(1), dict[str, float]()
+        for key in self.metrics:
+            known, test = (self._columns(key, each) for each in (self.known, self.test))
+            f1 = alarms.alarm_curve(*known, *test, higher_is_shift=self.direction(key) < 0, **how)
+            found[key] = float(f1.mean(1).mean())
+        return {**found, "always": float((2 * share / (1 + share)).mean())}
 
     def to_frame(self) -> "pd.DataFrame":
         """A row per domain: what it was used for, its sizes, performance, and every metric."""

@@ -41,11 +41,11 @@ from assay.tasks import ImageBatch, ImageTask
 KIND = "inspection"
 LAYOUT = 5  # of the files in a cache: those of another one are made again
 HELD = 1 << 28  # bytes of pixels, at most, that are held
-_FACTS = ("n_classes", "classes", "sharpness", "provenance", "passes")  # besides graph and arrays
+_FACTS = ("n_classes", "classes", "sharpness", "provenance")  # besides graph and arrays
 # What can be asked for beyond the answers.
 PARTS = ("labels", "logits", "features", "output-scores", "edge-scores", "sharpness")
+COT_LIMIT = 200_000  # images times classes, above which COT runs only where it is named
 SHARE = (0.0, 1.0)  # bounds of a metric that estimates a share of the images
-COT_LIMIT = 200_000  # unknowns of the linear programme that is solved without being asked for by name
 Rows = Float64[np.ndarray, " rows"]
 Numbers = Float64[np.ndarray, "rows models"]
 Calculation = Callable[..., Any]
@@ -99,7 +99,6 @@ class Inspection:
         dependency_draws: The matrix under each resample of the images, `[draws, L + 1, L + 1]`.
         sharpness: Rise of the loss on batches of labelled images, their mean.
         provenance: Model, images and settings, JSON-able.
-        passes: Passes per image of each stage, forward and backward.
     """
 
     graph: Graph
@@ -120,7 +119,6 @@ class Inspection:
     dependency_draws: Float32[np.ndarray, "draws layers layers"] | None = None
     sharpness: float | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    passes: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def n(self) -> int:
@@ -181,9 +179,7 @@ def inspect_model(
         wanted.discard("output-scores")  # among them
     name = task.domain or task.name
     if task.n < 2:
-        raise InputError(
-            f"domain {name!r} has {task.n} image, but mean ablation and intervals need 2 or more"
-        )
+        raise InputError(f"domain {name!r} has {task.n} image; mean ablation and intervals need 2 or more")
     if task.labels is None and wanted & {"labels", "sharpness"}:
         raise InputError(f"the images of {name!r} have no labels; give labelled images")
     task = model.bind(task)
@@ -203,7 +199,6 @@ def inspect_model(
 
 def _inspected(model: Model, task: ImageTask, parts: set[str], settings: InspectionSettings) -> Inspection:
     """Two passes over the images where edges are scored: the first gives the means that cut edges carry."""
-    passes: dict[str, Any] = {"inspect": {"forward": 1}}
     method, ablation = METHODS["eap-ig-inputs"], Mean(per_position=True)
     how: dict[str, Any] = {"steps": settings.steps, "seed": settings.seed, "resamples": settings.draws}
     choices = method.choices(task, objective="kl", ablation=ablation, quadrature="midpoint", **how)
@@ -234,21 +229,17 @@ def _inspected(model: Model, task: ImageTask, parts: set[str], settings: Inspect
             sums = ScoreSums(model, method, choices, replacing)
         for batch in task.batches(size):
             sums.add(batch)
-        scores = sums.scores()
-        arrays |= _circuit(model.graph, scores)
-        passes[stage] = scores.details["passes"]
+        arrays |= _circuit(model.graph, sums.scores())
     if "sharpness" in parts:
         size = min(settings.sharpness_batch, task.n)  # a short last batch would weigh as much as the others
         pairs = ((each.images, each.labels) for each in task.batches(size) if len(each.images) == size)
         arrays["sharpness"] = baselines.sharpness(model, pairs)
-        passes["sharpness"] = {"forward": 41, "backward": 20}
     return Inspection(
         graph=model.graph,
         n_classes=model.n_classes,
         labels=None if task.labels is None else task.labels.numpy().astype(np.int64),
         ids=task.ids.numpy().astype(np.int64),
         classes=model.classes or task.classes,
-        passes=passes,
         **arrays,
     )
 
@@ -394,25 +385,17 @@ def estimate(metric: Metric, shown: Sequence[Shown], weights: Weights) -> tuple[
     return rows, next(iter(said), None if np.isfinite(rows[0]).all() else "undefined on these images")
 
 
-def readings(
-    keys: Sequence[str], target: Inspection, known: Inspection | None
-) -> tuple[dict[str, float], dict[str, str]]:
-    """Metrics of one model on some images, by their names in lower case, and why others are undefined.
+def readings(keys: Sequence[str], target: Inspection, known: Inspection | None) -> dict[str, float]:
+    """Metrics of one model on some images, by their names in lower case; those that are undefined left out.
 
     Args:
-        keys: Of `METRICS`; those that learn from labelled images are left out without `known`.
+        keys: Of `METRICS`.
         target: On the images.
-        known: On labelled images in distribution.
+        known: On labelled images in distribution, which some metrics learn from.
     """
     weights = Weights(target=once(target.n), known=once(known.n if known else 0))
-    values, absent = {}, {}
-    for metric in (METRICS[key] for key in keys if known is not None or "known" not in METRICS[key].needs):
-        ((value,),), reason = estimate(metric, [(target, known)], weights)
-        if math.isfinite(value):
-            values[metric.name.lower()] = float(value)
-        else:
-            absent[metric.name.lower()] = reason or ""
-    return values, absent
+    values = {METRICS[key].name: estimate(METRICS[key], [(target, known)], weights)[0][0, 0] for key in keys}
+    return {name.lower(): float(value) for name, value in values.items() if math.isfinite(value)}
 
 
 # ------------------------------------------------------------------------------------- the table
@@ -434,7 +417,7 @@ def _metric(key: str, name: str, *needs: str, **facts: Any) -> Callable[[Calcula
 def _part(shown: Inspection, name: str) -> Any:
     """What a model was inspected for."""
     if (value := getattr(shown, name)) is None:
-        raise InputError(f"the models were inspected without {name.replace('_', ' ')}")
+        raise InputError(f"the models were inspected without {name.replace('_', ' ')}; name the metric")
     return value
 
 
@@ -532,8 +515,6 @@ def _doc(target: Inspection, known: Inspection, weights: Weights) -> Rows:
 @_metric("cot", "COT", "known", "logits", bounds=SHARE)
 def _cot(target: Inspection, known: Inspection, weights: Weights) -> Rows:
     """Cost of matching the predictions to known label shares."""
-    if target.logits is None and (size := target.n * target.n_classes) > COT_LIMIT:
-        raise InputError(f"it has {size:,} unknowns; name the metric to compute it, or give fewer images")
     match = baselines.matched(_part(known, "labels"), _part(target, "logits"))
     of_known = mean_of(match.of_classes[known.labels], weights.known)
     rows = mean_of(match.of_examples, weights.target) + of_known
@@ -553,5 +534,5 @@ def _agreement(shown: Sequence[tuple[Inspection, Inspection]], weights: Weights)
 
 
 # What held-out labels say comes first. Sharpness takes 61 passes per image, 20 of them backward: it runs only
-# where it is asked for by name.
-DEFAULT_METRICS = tuple(dict.fromkeys(["id-accuracy", *(key for key in METRICS if key != "sharpness")]))
+# where it is named.
+DEFAULT_METRICS = ("id-accuracy", *(key for key in METRICS if key not in ("id-accuracy", "sharpness")))

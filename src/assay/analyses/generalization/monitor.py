@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from scipy.special import softmax
 
-from assay.analyses.generalization import shift as shifts
+from assay.analyses.generalization import dependency
 from assay.analyses.generalization.alarms import AlarmRules, Calibration, Threshold, batches_for
 from assay.analyses.generalization.domains import READ
 from assay.analyses.generalization.inspection import Inspection, inspect_model
@@ -94,7 +94,8 @@ class Reading(Record):
         value: That number.
         limit: What it must exceed for an alarm; the e-value must reach it.
         top_share: Share of the images that the model gives to the class it gives most often.
-        baselines: Names of metrics in lower case -> value; they fall as the model is less sure.
+        baselines: Names of metrics in lower case -> value; they fall as the model is less sure, and RankMe as
+            its features collapse.
         layers: Rank-shift map, `[L + 1][L + 1]`, rows write and columns read.
         domain: What the batch says of its origin.
         data_hash: Of the images.
@@ -260,7 +261,7 @@ class Monitor(Plotted, Record):
         cache: str | Path | None = None,
         seed: int = 0,
     ) -> None:
-        entry = shifts.DISTANCES[distance]
+        entry = dependency.DISTANCES[distance]
         if threshold is not None and not isinstance(threshold, Threshold):
             threshold = Threshold(value=float(threshold))
         self.rules = AlarmRules(asked=rule, threshold=threshold, alpha=alpha, seed=seed)
@@ -270,13 +271,11 @@ class Monitor(Plotted, Record):
         self.calibrations: dict[int, Calibration] = {}
         header: dict[str, Any] = {"library": library_version(), "model": model.describe()}
         header |= {"graph": model.graph.describe(), "reference": plain(dict(reference.provenance))}
-        header["settings"] = shifts.check_reference(model, reference)
+        header["settings"] = dependency.check_reference(model, reference)
         header["distance"] = {name: getattr(entry, name) for name in ("key", "summary", "published")}
         header |= {"rule": rule, "alpha": alpha, "threshold": threshold and threshold.to_dict(), "seed": seed}
         self._header = header
-        self._labelled: Inspection | None = None
-        if labelled is not None:
-            self._labelled = inspect_model(model, labelled.for_model(model), ["labels"], cache=cache)
+        self._labelled = None if labelled is None else inspect_model(model, labelled, ["labels"], cache=cache)
         self._outputs: np.ndarray | None = None
         if outputs is not None:
             task = outputs.for_model(model)
@@ -326,11 +325,9 @@ class Monitor(Plotted, Record):
         conformal = rules.asked == "conformal" or (rules.asked is None and rules.threshold is None)
         needed = max(batches_for(rules.alpha) if conformal else 1, n_batches or 0)
         if not needed <= m <= most:
-            text = (
-                f"{id_images.n} images in distribution give {most} batches of {batch_size}, but {needed} are"
-            )
+            text = f"{id_images.n} known images give {most} batches of {batch_size}, but {needed} are needed"
             remedy = f"Give {needed * batch_size} images or more, smaller batches, or a larger alpha"
-            raise InputError(f"{text} needed for alpha {rules.alpha:g} or asked for. {remedy}")
+            raise InputError(f"{text}, besides those of the reference. {remedy}")
         order = stream(rules.seed, "monitor/calibration").permutation(id_images.n)
         found = [
             self._measured(id_images.subset(rows.tolist()).for_model(self.model).held())[2:]
@@ -339,7 +336,6 @@ class Monitor(Plotted, Record):
         calibration = Calibration(
             shifts=tuple(shift for shift, _ in found),
             n=batch_size,
-            domain=id_images.domain,
             output_shifts=tuple(moved for _, moved in found if moved is not None),
         )
         self._record("calibration", calibration)
@@ -349,12 +345,12 @@ class Monitor(Plotted, Record):
         """The circuit of a batch, its outputs, and the shifts of both: one discovery, one forward pass."""
         if task.data_hash == (self.reference.provenance.get("task") or {}).get("data_hash"):
             raise InputError("these are the images of the reference circuit, whose shift is 0; give others")
-        scores = shifts.circuit_like(self.model, task, self.reference)
-        shift = shifts.circuit_shift(self.reference, scores, distance=self.distance)
+        scores = dependency.circuit_like(self.model, task, self.reference)
+        shift = dependency.circuit_shift(self.reference, scores, distance=self.distance)
         if not math.isfinite(shift):
             raise NonFiniteError(f"the {self.distance} shift is {shift}, because the scores do not vary")
-        seen, known = inspect_model(self.model, task, ("logits",)), self._outputs
-        moved = None if known is None else shifts.output_shift(known, probabilities(seen))
+        seen, known = inspect_model(self.model, task, ("logits", "features")), self._outputs
+        moved = None if known is None else dependency.output_shift(known, probabilities(seen))
         return scores, seen, shift, moved
 
     # ------------------------------------------------------------------------------------- observation
@@ -380,6 +376,7 @@ class Monitor(Plotted, Record):
         scores, seen, shift, moved = self._measured(task)
         rules = self._after(shift, len(self.readings), task.n)
         rules = replace(rules, calibration=self.calibrations.get(task.n))
+        moves = dependency.rank_shift_map(self.reference, scores)
         reading = Reading(
             index=len(self.readings),
             time=datetime.now(UTC).isoformat(timespec="milliseconds"),
@@ -388,8 +385,8 @@ class Monitor(Plotted, Record):
             output_shift=moved,
             **rules.verdict(shift, math.nan if moved is None else moved),
             top_share=float(np.bincount(seen.predictions).max() / seen.n),
-            baselines=readings_of(READ, seen, self._labelled)[0],
-            layers=tuple(map(tuple, shifts.rank_shift_map(self.reference, scores).numpy().round(6).tolist())),
+            baselines=readings_of((*READ, "rankme"), seen, self._labelled),
+            layers=tuple(map(tuple, moves.numpy().round(6).tolist())),
             domain=task.domain,
             data_hash=task.data_hash,
             sources=tuple(sources),

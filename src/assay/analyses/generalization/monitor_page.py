@@ -1,8 +1,8 @@
 """Pages and pictures of a monitor and of an evaluation over domains, from their documents alone."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,15 +10,16 @@ import numpy as np
 from assay.analyses.generalization.alarms import CIRCUIT, OUTPUTS
 from assay.analyses.generalization.domains import DomainEvaluation, name_and_direction
 from assay.analyses.generalization.ranking_page import (
+    COLLAPSED,
     ONE_CLASS,
-    chance_of_correlations,
+    chance_note,
     layers_figure,
     rows_table,
 )
 from assay.core.errors import InputError
 from assay.page import text as texts
 from assay.page.blocks import PAGES, Block, Figure, Page, PageForm, Section, Table, folded_record
-from assay.page.draw import INK, MUTED, OPPOSES, PAPER, SUPPORTS, axes_of, clipped
+from assay.page.draw import INK, MUTED, OPPOSES, PAPER, SUPPORTS, axes_of
 from assay.page.text import number, plural, rounded
 
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 Document = Mapping[str, Any]
 LISTED, DRAWN = 500, 2_000  # readings of the table, and of the pictures; the file beside the page has all
 DASHED = (0, (4, 2))
+ENOUGH = 10  # images of a batch whose features may have many directions
 FAR = 0.05  # distance of a threshold's performance from its target that is worth a caveat
 
 
@@ -58,8 +60,10 @@ def monitor_page(document: Document) -> Page:
         "Shift over time": [*_shifts(document), _readings(readings)],
         "Where in the network": [layers_figure("map", caption, worst["layers"])],
     }
-    how = f"{distance['key']}: {distance['summary']}"
-    limit = f" Threshold: {_threshold(threshold)}." if threshold else ""
+    limit = f" Threshold: {number(threshold['value'], 3)}." if threshold else ""
+    if threshold and threshold["domain"]:
+        reached, nearest = rounded(threshold["performance"]), threshold["domain"]
+        limit += f" It lies where performance is {reached}; the nearest corrupted domain is {nearest}."
     return _page(
         document,
         parts,
@@ -69,10 +73,10 @@ def monitor_page(document: Document) -> Page:
         remark=document["guarantee"],
         reasons=alarm_reasons(document),
         caveats=list(caveats(document)),
-        lede=f"The shift is the distance ({how}) between the circuit on a batch and the reference circuit. "
-        "Sampling alone makes it positive, more so for smaller batches. A shift means that the model works "
-        "differently, not that it works worse: on new domains of a study (PACS), the shift did not order "
-        f"accuracy.{limit}",
+        lede=f"The shift is the distance ({distance['key']}: {distance['summary']}) between the circuit on a "
+        "batch and the reference circuit. Sampling alone makes it positive, more so for smaller batches. A "
+        "shift means that the model works differently, not that it works worse: on new domains of a study "
+        f"(PACS), the shift did not order accuracy.{limit}",
         style="monitor",
     )
 
@@ -122,7 +126,8 @@ def _readings(readings: Sequence[Document]) -> Table:
         f"The readings{f', without the first {left}' if left else ''}. Outputs: largest distance of the "
         "distribution of a class's probability from that on known images. p: conformal p-values against the "
         "known batches. e-value: evidence that batches are no longer exchangeable with the known ones. "
-        "On the right, label-free baselines; they fall as the model becomes less confident.",
+        "On the right, label-free baselines, which fall as the model becomes less confident, and RankMe of "
+        "the features.",
     )
 
 
@@ -130,7 +135,7 @@ def verdict(document: Document) -> str:
     """What the readings say, in a sentence or two."""
     readings = document["readings"]
     alarms = [each for each in readings if each["alarm"]]
-    shift = f"The last batch has a shift of {number(readings[-1]['shift'], 3)}"
+    shift = f"The last batch has a circuit shift of {number(readings[-1]['shift'], 3)}"
     if known := (document["calibration"] or {}).get("shifts"):
         ends = f"{number(min(known), 3)} to {number(max(known), 3)}"
         shift += f"; {len(known)} batches in distribution have {ends}"
@@ -139,8 +144,8 @@ def verdict(document: Document) -> str:
     batches = plural(len(readings), "batch")
     if not alarms:
         return f"No alarm in {batches}. {shift}."
-    first = f"the first at batch {alarms[0]['index'] + 1}, {_moment(alarms[0])} UTC"
-    return f"{number(len(alarms))} of {batches} raised the alarm, {first}. {shift}."
+    first = f"batch {alarms[0]['index'] + 1} by its {alarms[0]['decided_by']}, {_moment(alarms[0])} UTC"
+    return f"{number(len(alarms))} of {batches} raised the alarm, the first: {first}. {shift}."
 
 
 def caveats(document: Document) -> Iterator[str]:
@@ -149,7 +154,7 @@ def caveats(document: Document) -> Iterator[str]:
     record = document["reference"]
     n_reference = record.get("batch") or (record.get("task") or {}).get("n")  # noise is that of a batch
     sizes = sorted({each["n"] for each in readings})
-    if document["calibration"] is None and n_reference is not None and sizes != [n_reference]:
+    if document["calibration"] is None and n_reference is not None and sizes not in ([], [n_reference]):
         text = f"The reference circuit rests on batches of {n_reference} images, the readings on "
         yield f"{text}{', '.join(map(str, sizes))}: smaller batches have larger shifts by sampling alone."
     reached, target = threshold.get("performance"), threshold.get("target")
@@ -160,6 +165,9 @@ def caveats(document: Document) -> Iterator[str]:
         last = f"the last batch {one[-1]['index'] + 1} ({texts.percent(one[-1]['top_share'])})"
         most = f"more than {texts.percent(ONE_CLASS)} of the images of {plural(len(one), 'batch')}"
         yield f"The model gives one class to {most}, {last}."
+    ranks = [each["baselines"].get("rankme", COLLAPSED) for each in readings if each["n"] >= ENOUGH]
+    if n := sum(rank < COLLAPSED for rank in ranks):
+        yield f"Features have collapsed (RankMe below 2) in {plural(n, 'batch')}."
     for name in ("ATC", "DoC"):
         if n := sum(each["baselines"].get(name.lower()) in (0, 1) for each in readings):
             yield f"{name} of {plural(n, 'batch')} is 0 or 1, which is not an estimate."
@@ -186,15 +194,6 @@ def alarm_reasons(document: Document) -> list[str]:
     ]
 
 
-def _threshold(threshold: Document) -> str:
-    """A threshold, and what it was read off."""
-    text = number(threshold["value"], 3)
-    if threshold["domain"]:
-        text += f", where performance is {rounded(threshold['performance'])} ({threshold['method']}, nearest "
-        text += f"corrupted domain {threshold['domain']})"
-    return text
-
-
 def _moment(reading: Document) -> str:
     """When a batch was observed, to the second."""
     return str(reading["time"])[:19].replace("T", " ")
@@ -209,10 +208,8 @@ def evaluation_page(document: Document) -> Page:
     Args:
         document: What `DomainEvaluation.to_dict` gave.
     """
-    measure = document["settings"]["measure"]
-    caption = (
-        f"{document['distance']} shift against {measure}; calibration domains are corrupted known images."
-    )
+    measure, distance = document["settings"]["measure"], document["distance"]
+    caption = f"{distance} shift against {measure}; calibration domains are corrupted known images."
     figure = Figure(draw=partial(plot_domains, document), label=caption, caption=caption, name="domains")
     parts: dict[str, list[Block]] = {"Shift and performance": [figure, _domains(document)]}
     if _defined(document):
@@ -231,8 +228,8 @@ def evaluation_page(document: Document) -> Page:
 
 def _defined(document: Document) -> list[Document]:
     """Correlations with performance that are defined, the best metric first."""
-    rows = [row for row in document["correlations"].values() if row["agreement"] is not None]
-    return sorted(rows, key=lambda row: -row["agreement"])
+    rows = ({"key": key, **row} for key, row in document["correlations"].items())
+    return sorted((row for row in rows if row["agreement"] is not None), key=lambda row: -row["agreement"])
 
 
 def evaluation_verdict(document: Document) -> str:
@@ -242,14 +239,15 @@ def evaluation_verdict(document: Document) -> str:
     inside = f"; in distribution it is {rounded(own['performance'])}" if own else ""
     text = f"Over {plural(len(rates), 'test domain')}, {measure} is {rounded(min(rates))} to "
     text += f"{rounded(max(rates))}{inside}."
-    ordered = _defined(document)
-    if not ordered:
+    if not (ordered := _defined(document)):
         return f"{text} Correlations with {measure} are undefined for fewer than three domains."
-    best = ordered[0]["agreement"]
-    if best <= 0:
+    if (best := ordered[0]["agreement"]) <= 0:
         return f"{text} No metric goes with {measure} in the direction that it states."
-    names = texts.listed([row["name"] for row in ordered if row["agreement"] > best - 1e-9])
-    text += f" Best rank correlation with {measure}: {number(best, 2)} in size, by {names}"
+    names = [row["name"] for row in ordered if row["agreement"] > best - 1e-9]
+    goes = f"Best rank correlation with {measure}: {number(best, 2)} in size, by"
+    if best > 1 - 1e-9:
+        goes = f"The exact order of {measure} (by chance: 1 in {math.factorial(len(rates)):,}) is that of"
+    text += f" {goes} {texts.listed(names)}"
     return f"{text}; {leading} shift: {number(document['correlations'][leading]['srcc'], 2)}."
 
 
@@ -258,15 +256,12 @@ def _doubts(document: Document) -> Iterator[str]:
     if document["sources"].get("parts", 1) > 1:
         yield "Test domains are parts of domains, which differ by sampling alone and are not independent."
     if len(test) > 2:
-        yield chance_of_correlations(len(test), "domains")
+        yield chance_note(len(test), "domains")
     sizes = {each["n"] for each in test}
     if len(sizes) > 1:
         yield f"Circuits rest on {min(sizes)} to {max(sizes)} images: fewer images alone make a larger shift."
     if left_out := [f"{each['domain']} ({each['n']})" for each in document["left_out"]]:
         yield f"{plural(len(left_out), 'domain')} with too few images left out: {', '.join(left_out)}."
-    absent = [each["absent"] for each in (*test, *document["known"]) if each.get("absent")]
-    for key, reason in (absent[0] if absent else {}).items():
-        yield f"{name_and_direction(key)[0]} is undefined on some domain: {reason}"
 
 
 def _domains(document: Document) -> Table:
@@ -283,13 +278,11 @@ def _domains(document: Document) -> Table:
 
 
 def _metrics(document: Document) -> Table:
-    curves, rows = document["curves"] or {}, []
-    keys = {row["name"]: key for key, row in document["correlations"].items()}
-    for found in _defined(document):
-        row = {"metric": found["name"], "R2": found["r2"], "SRCC": found["srcc"], "KRCC": found["krcc"]}
-        f1 = curves[keys[found["name"]]]["summary"] if curves else None
-        rows.append({**row, "SRCC, calibration": found["known_srcc"], "F1 of an alarm": f1})
-    always = f" An alarm that is always on: {number(curves['always']['summary'], 3)}." if curves else ""
+    f1, rows = document["alarm_f1"] or {}, []
+    for row in _defined(document):
+        shown = {"metric": row["name"], "R2": row["r2"], "SRCC": row["srcc"], "KRCC": row["krcc"]}
+        rows.append(shown | {"SRCC, calibration": row["known_srcc"], "F1 of an alarm": f1.get(row["key"])})
+    always = f" An alarm that is always on: {number(f1['always'], 3)}." if f1 else ""
     return rows_table(
         rows,
         f"Correlations with {document['settings']['measure']} over the test domains: R2 (squared Pearson), "
@@ -332,10 +325,6 @@ def plot_shift(document: Document, ax: "Axes | None" = None, *, outputs: bool = 
     ax.plot(x, y, color=SUPPORTS, linewidth=1.2, zorder=2)
     ax.plot(x[~alarm], y[~alarm], "o", color=SUPPORTS, markersize=4.5, zorder=3)
     ax.plot(x[alarm], y[alarm], "D", color=OPPOSES, markersize=5.5, zorder=4, label="alarm")
-    runs = groupby(readings, key=lambda each: clipped(str(each["domain"]), 24))
-    firsts = [(name, next(group)["index"] + 1) for name, group in runs]
-    for name, batch in firsts if len(firsts) <= 12 else ():  # as many as fit above the axes
-        ax.annotate(name, (batch - 0.4, 1), (0, 3), ("data", "axes fraction"), "offset points", fontsize=8.5)
     ylabel = "shift of the outputs" if outputs else f"circuit shift ({document['distance']['key']})"
     ax.set(xlim=(x[0] - 0.7 - 2 * room, x[-1] + 0.7), ylim=(0, None), xlabel="batch", ylabel=ylabel)
     ax.set_xticks(x[:: -(-len(x) // 10)])  # none among the known batches

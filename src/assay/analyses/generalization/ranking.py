@@ -17,8 +17,8 @@ from assay.analyses.generalization.alarms import TaskCorrelation, correlate, sum
 from assay.analyses.generalization.baselines import MEASURES, once, performance_of
 from assay.analyses.generalization.dependency import motif
 from assay.analyses.generalization.inspection import METRICS, Inspection, InspectionSettings, Numbers
-from assay.core.errors import InputError, check_name, unknown_name
-from assay.core.measurement import Interval, undefined_interval
+from assay.core.errors import InputError, check_name
+from assay.core.measurement import Interval
 from assay.core.random import stream
 from assay.core.record import Plotted, Record, library_version, plain, record_id, same
 from assay.models import Model, load_model
@@ -39,8 +39,6 @@ Values = Float64[np.ndarray, " models"]
 
 
 LEVEL = 0.95  # coverage of the intervals
-UNDEFINED_SHARE = 0.05  # replicates that may be undefined before the interval is
-_HEAVY = ("logits", "spectrum", "centred_spectrum", "output_draws", "dependency_draws")  # of an inspection
 
 
 # -------------------------------------------------------------------------------- what a metric is worth
@@ -111,7 +109,8 @@ def ranked_metric(
     chances = shares_of_best(oriented[1:]).mean(0) if oriented is not None and resampled else None
     rows = []
     for place, (column, reason) in enumerate(zip(numbers.T, reasons, strict=True)):
-        ends = interval_of(column, n, metric)
+        value = ResampledValue(value=float(column[0]), draws=column[1:], n=n, bounds=metric.bounds)
+        ends = value.interval(level=LEVEL)
         row = {"value": column[0], "low": ends.low, "high": ends.high, "method": ends.method}
         row |= {"reason": reason or ends.reason, "rank": None if places is None else places[place]}
         rows.append(row | {"chance": None if chances is None else chances[place]})
@@ -123,17 +122,6 @@ def ranked_metric(
     return RankedMetric(
         metric=metric, values=numbers[0], ranks=places, rows=rows, regret=regret, correlation=correlation
     )
-
-
-def interval_of(numbers: Float64[np.ndarray, " rows"], n: int, metric: inspection.Metric) -> Interval:
-    """The interval of a metric of one model on n images; undefined without replicates."""
-    value, draws = float(numbers[0]), numbers[1:]
-    defined = np.isfinite(draws)
-    if math.isnan(value) or not defined.any():
-        return undefined_interval(LEVEL, "resampled", "no_replicates")
-    if defined.mean() < 1 - UNDEFINED_SHARE:
-        return undefined_interval(LEVEL, "resampled", "undefined_replicates")
-    return ResampledValue(value=value, draws=draws, n=n, bounds=metric.bounds).interval(level=LEVEL)
 
 
 def ranks(oriented: Values) -> Values:
@@ -184,7 +172,7 @@ class Ranking(Plotted, Record):
 
     Attributes:
         names: The models, in the order given.
-        inspections: What each showed on the target, and its cost, less logits, spectra and replicates.
+        inspections: What each showed on the target.
         own: What the first showed on labelled images of the models' own domain; None without these.
         columns: Key of the metric -> its column, in the order of tables.
         absent: Metrics that were asked for and are not there, with the reason.
@@ -198,7 +186,7 @@ class Ranking(Plotted, Record):
     record_kind = "ranking"
     record_schema = "assay-ranking/1"
     record_layout = {
-        **same("id", "target", "known", "measure", "level", "resampled", "models", "missing"),
+        **same("id", "target", "known", "measure", "level", "models", "missing"),
         "performance": "performance.rows",
         "metrics": "columns.values",
         **same("absent", "motif", "dependency", "provenance"),
@@ -253,8 +241,6 @@ class Ranking(Plotted, Record):
         try:
             if self.performance is None:
                 raise InputError("a motif needs the performance of the models: the target has no labels")
-            if len(matrices) < 3:
-                raise InputError("a motif needs 3 models or more")
             if len({each.graph.n_layers for each in self.inspections}) > 1:
                 raise InputError("a motif needs models of one depth")
             made = motif(np.stack(matrices), self.performance.values)
@@ -279,11 +265,10 @@ class Ranking(Plotted, Record):
             InputError: If it was asked for and could not be had; the message says why.
             UnknownNameError: If it was not asked for.
         """
-        for each in self.absent:
-            if each["key"] == metric:
-                raise InputError(f"{metric} is not in this ranking: {each['reason']}")
-        if metric not in self.columns:
-            raise unknown_name("metric of this ranking", metric, self.columns)
+        reasons = {each["key"]: each["reason"] for each in self.absent}
+        if metric in reasons:
+            raise InputError(f"{metric} is not in this ranking: {reasons[metric]}")
+        check_name("metric of this ranking", metric, self.columns)
         return self.columns[metric]
 
     def order(self, metric: str = "ddb-output") -> tuple[str, ...]:
@@ -331,14 +316,6 @@ class Ranking(Plotted, Record):
         models = [each.provenance.get("model") for each in self.inspections]
         return facts | {"library": library_version(), "models": models, "settings": self.settings.to_dict()}
 
-    @property
-    def resampled(self) -> str:
-        """What the intervals are over."""
-        text = (
-            f"Images were resampled {self.settings.draws:,} times (Poisson bootstrap), alike for every model"
-        )
-        return f"{text}; models and the means that ablated edges carry were not."
-
 
 def rank_models(
     models: Zoo | str | Path | Mapping[str, OneModel],
@@ -364,8 +341,9 @@ def rank_models(
         id_data: Labelled images of the domain that the models were trained for, likewise, not used in
             training. Metrics that learn from them are absent without.
         metrics: Keys of `METRICS`, in the order of the table: the first that ranks leads. Default: all but
-            `"sharpness"`, ID accuracy first. Two need scores of all edges (`"ddb-deep"`, `"ddb-global"`) and
-            about double the cost; they also give the motif.
+            `"sharpness"`, and all but `"cot"` for more than 200,000 images times classes; ID accuracy first.
+            Two need scores of all edges (`"ddb-deep"`, `"ddb-global"`) and about double the cost; they also
+            give the motif.
         settings: How scores are measured and images drawn; equal for all models.
         device: Where the models of a zoo run. Default: the CPU.
         cache: Folder in which what each model showed is kept under the hash of weights, images and settings;
@@ -446,7 +424,7 @@ def rank_inspections(
     settings: InspectionSettings | None = None,
     missing: Mapping[str, str] | None = None,
 ) -> Ranking:
-    """Rank models by what they showed; nothing is run, and only what tables need of each is kept.
+    """Rank models by what they showed; nothing is run.
 
     Args:
         inspected: Of each model its name, what it showed on the target, and what on labelled images of its
@@ -461,30 +439,23 @@ def rank_inspections(
     """
     settings, keys = settings or InspectionSettings(), _chosen(metrics)
     check_name("measure", measure, MEASURES)
-    names, shown = list[str](), list[tuple[Inspection, Inspection | None]]()
-    found: dict[str, list[tuple[Numbers, str | None]]] = {key: [] for key in keys}
-    light: dict[str, Any] = dict.fromkeys(_HEAVY)
+    names, shown = list[str](), list[inspection.Shown]()
+    for name, target, known in inspected:
+        if shown:
+            _refuse_unlike((names[0], name), shown[0], (target, known))
+        names.append(name)
+        shown.append((target, known))
+    if len(names) < 2:
+        raise InputError(f"got {len(names)} model(s); give at least 2 to rank")
 
     def resampled(shown: Inspection, seed: int) -> Numbers:
         """The same for every model; of the target, the weights that inspections use, too."""
         return np.concatenate([once(shown.n), poisson_weights(shown.ids, settings.draws, seed=seed)])
 
-    for name, target, known in inspected:
-        if shown:
-            _refuse_unlike((names[0], name), shown[0], (target, known))
-        else:
-            other = int(stream(settings.seed, "rank/known-images").integers(2**62))
-            own = once(0) if known is None else resampled(known, other)
-            first = resampled(target, settings.seed)
-            weights = inspection.Weights(target=first, known=own, measure=measure)
-        for key in keys:
-            if not METRICS[key].together:
-                found[key].append(inspection.estimate(METRICS[key], [(target, known)], weights))
-        shown.append((replace(target, **light), known))
-        names.append(name)
-    if len(names) < 2:
-        raise InputError(f"got {len(names)} model(s); give at least 2 to rank")
     inspections, (target, known) = [each for each, _ in shown], shown[0]
+    other = int(stream(settings.seed, "rank/known-images").integers(2**62))
+    own = once(0) if known is None else resampled(known, other)
+    weights = inspection.Weights(target=resampled(target, settings.seed), known=own, measure=measure)
     truth, performance = None, None
     if (labels := target.labels) is not None:
         rows = [performance_of(e.predictions, labels, weights.target, measure=measure) for e in inspections]
@@ -492,7 +463,8 @@ def rank_inspections(
         performance = ranked_metric(true, truth, target.n, [None] * len(names), None)
     columns, absent = dict[str, RankedMetric](), []
     for key, metric in ((key, METRICS[key]) for key in keys):
-        made = [inspection.estimate(metric, shown, weights)] if metric.together else found[key]
+        groups = [shown] if metric.together else [[each] for each in shown]
+        made = [inspection.estimate(metric, group, weights) for group in groups]
         numbers = np.concatenate([rows for rows, _ in made], axis=1)
         reasons = [reason for _, reason in made] * (len(names) // len(made))
         if np.isnan(numbers[0]).all():
@@ -527,15 +499,12 @@ def _refuse_unlike(
     names: tuple[str, str], first: Sequence[Inspection | None], second: Sequence[Inspection | None]
 ) -> None:
     """Numbers of models with other classes, or on other images, do not compare; their graphs may differ."""
-    both = " and ".join(names)
-    for what, one, other in zip(("target", "own-domain"), first, second, strict=True):
-        if one is None or other is None:
-            continue
-        if (one.n_classes, one.classes) != (other.n_classes, other.classes):
-            raise InputError(f"{both} have different classes ({one.classes} and {other.classes})")
-        same_labels = np.array_equal(np.asarray(one.labels), np.asarray(other.labels))  # or none at all
-        if not (same_labels and np.array_equal(one.ids, other.ids)):
-            raise InputError(f"{both} were given different {what} images; give both the same")
+    for what, *both in zip(("target", "own-domain"), first, second, strict=True):
+        shown = [each for each in both if each is not None]
+        if len({(each.n_classes, each.classes) for each in shown}) > 1:
+            raise InputError(f"{' and '.join(names)} have different classes ({[e.classes for e in shown]})")
+        if len({(each.ids.tobytes(), each.labels is None or each.labels.tobytes()) for each in shown}) > 1:
+            raise InputError(f"{' and '.join(names)} were given different {what} images; give both the same")
 
 
 def _facts(shown: Inspection) -> dict[str, Any]:

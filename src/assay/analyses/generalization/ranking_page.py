@@ -9,6 +9,7 @@ import numpy as np
 import scipy
 
 from assay.analyses.generalization.alarms import CORRELATIONS
+from assay.analyses.generalization.baselines import MEASURES
 from assay.analyses.generalization.inspection import METRICS
 from assay.core.errors import InputError
 from assay.page.blocks import PAGES, Block, Cell, Column, Figure, Note, Page, PageForm, Section, Table
@@ -31,7 +32,6 @@ COLLAPSED = 2.0  # RankMe below which the features lie on a line
 TALL = 24  # models of a table that is not scrolled
 LABELLED = 40  # models named on an axis; more are drawn without names
 BLIND = "blind pick"
-MEASURES = {"accuracy": "accuracy", "macro-f1": "macro-F1"}
 
 
 # ----------------------------------------------------------------------------------------- what it says
@@ -66,21 +66,24 @@ def verdict(document: Document) -> str:
         return "None of the metrics orders these models."
     lead = next((each for each in ranking if each["key"] == "id-accuracy"), ranking[0])
     places, known, measure = picked(lead), document["known"], MEASURES[document["measure"]]
-    row, names = lead["rows"][places[0]], _names(document, places)
+    row, tied, names = lead["rows"][places[0]], len(places) > 1, _names(document, places)
     text = f"{lead['name']} picks {names}"
     if lead["key"] == "id-accuracy":
         source = f"{number(known['n'])} labelled images of {known['domain'] or known['name']}"
         value, _ = estimate(row["value"], row["low"], row["high"])
-        text = f"On {source}, {names} {'has' if len(places) == 1 else 'have'} the highest {measure}, {value}"
-    if row["chance"] is not None and len(places) == 1:
+        text = f"On {source}, {names} {'tie for' if tied else 'has'} the highest {measure}, {value}"
+    if row["chance"] is not None and not tied:
         text += f" (best in {percent(row['chance'])} of resamples of these images)"
     others = [each for each in ranking if each is not lead]
-    agreeing = [each["name"] for each in others if set(picked(each)) <= set(places)]
-    if others:
-        agree = "pick among them" if len(places) > 1 else "agree" if len(agreeing) > 1 else "agrees"
-        text += f"; {listed(agreeing)} {agree}" if agreeing else "; no other metric agrees"
+    agreeing = [each for each in others if set(picked(each)) <= set(places)]
+    if tied and agreeing:
+        first, pick = agreeing[0], _names(document, picked(agreeing[0]))
+        text += f"; {first['name']} ({first['key']}) picks {pick} among them"
+    elif others:
+        agree = f"{listed([each['name'] for each in agreeing])} agree{'s' * (len(agreeing) == 1)}"
+        text += f"; {agree if agreeing else 'no other metric agrees'}"
     truth = document["performance"]
-    if truth is None or len(places) > 1:
+    if truth is None or tied:
         return f"{text}."
     best = max(range(len(truth)), key=lambda place: truth[place]["value"])
     own, highest = (truth[place]["value"] for place in (places[0], best))
@@ -119,16 +122,15 @@ def caveats(document: Document) -> list[str]:
     if document["performance"] is None:
         notes.append("The images have no labels: the cost of picking by a metric is not known.")
     elif len(models) > 2:
-        notes.append(chance_of_correlations(len(models), "models"))
+        notes.append(chance_note(len(models), "models"))
     return [*notes, *target["notes"], *missing_note(document)]
 
 
-def chance_of_correlations(n: int, what: str) -> str:
+def chance_note(n: int, what: str) -> str:
     """How large a rank correlation over n models or domains becomes by chance."""
     t = scipy.stats.t.ppf(0.975, n - 2)
     r = rounded(t / math.sqrt(n - 2 + t**2), 2)
-    span = f"between −{r} and {r} in 19 of 20 cases"
-    return f"With {n} {what}, the rank correlation of unrelated numbers lies {span}."
+    return f"With {n} {what}, unrelated numbers have a rank correlation of −{r} to {r} in 19 of 20 cases."
 
 
 def missing_note(document: Document) -> list[str]:
@@ -159,6 +161,7 @@ def ranking_page(document: Document) -> Page:
     """
     target, truth, n = document["target"], document["performance"], len(document["models"])
     labels = "which have no labels" if truth is None else "whose labels are used only to check the order"
+    draws = document["provenance"]["settings"]["draws"]
     parts = {
         "Models by metrics": [_models(document)],
         "What picking by each metric is worth": [_worth(document)],
@@ -174,7 +177,9 @@ def ranking_page(document: Document) -> Page:
         title=f"Which of {n} models to deploy on {target['domain'] or target['name']}",
         verdict=verdict(document),
         caveats=caveats(document),
-        lede=f"Metrics were computed on {number(target['n'])} images, {labels}. {document['resampled']}",
+        lede=f"Metrics were computed on {number(target['n'])} images, {labels}. Images were resampled "
+        f"{draws:,} times (Poisson bootstrap), alike for every model; models and the means that ablated "
+        "edges carry were not.",
         sections=[Section(title=title, blocks=each) for title, each in parts.items() if each],
         facts=[("result", code(document["id"])), *((key, _images(of)) for key, of in images.items() if of)],
         records=[folded("Provenance", document["provenance"])],
@@ -223,10 +228,9 @@ def _worth(document: Document) -> Block:
     named = ["best in", *(["expected regret", "regret here", "R²", "rank corr.", "Kendall"] * labelled)]
     if labelled:
         blind = next((each["regret"]["random"] for each in metrics if each["regret"]), None)
-        caption += f" Regret: {MEASURES[document['measure']]} of the best model minus that of the pick, here "
-        caption += (
-            f"and expected over resamples (a blind pick: {fixed(blind, 3)}). Correlations: over models."
-        )
+        measure = MEASURES[document["measure"]]
+        caption += f" Regret: {measure} of the best model minus that of the pick, here and expected over "
+        caption += f"resamples (a blind pick: {fixed(blind, 3)}). Correlations: over models."
     for each in metrics:
         places, regret, together = picked(each), each["regret"] or {}, each["correlation"] or {}
         chance = each["rows"][places[0]]["chance"] if len(places) == 1 else None
@@ -277,10 +281,9 @@ def comparison_page(document: Document) -> Page:
         document: What `comparison_document` gave.
     """
     metrics, rankings = document["metrics"], document["rankings"]
-    names = {BLIND: BLIND, **{key: metric.name for key, metric in METRICS.items()}}
-    named = [{**each, "metric": names[each["metric"]]} for each in metrics]
-    heads = {"regret": "expected regret", "average": "mean size", "sem": "standard error"}
-    regrets = {each["metric"]: fixed(each["regret"], 3) for each in named if each["regret"] is not None}
+    names = {key: metric.name for key, metric in METRICS.items()}
+    rows = [{**each, "metric": names.get(each["metric"], each["metric"])} for each in metrics]
+    regrets = {row["metric"]: fixed(row["regret"], 3) for row in rows if row["regret"] is not None}
     verdict = "No target has labels, so metrics cannot be compared."
     if regrets:
         blind = regrets.pop(BLIND)
@@ -288,10 +291,11 @@ def comparison_page(document: Document) -> Page:
         verdict = f"Picking by {listed(best)} loses least: its expected regret is {regrets[best[0]]}, "
         verdict += f"that of a {BLIND} {blind}."
     table = rows_table(
-        [{heads.get(key, key): value for key, value in each.items()} for each in named],
-        "Expected regret, mean size of the correlations with its standard error over data sets, and "
-        "signed correlations over models of each data set, averaged over its targets; that of sharpness "
-        "should be negative. The error describes spread, not confidence: cells share models and images.",
+        rows,
+        "Regret: expected regret. Average: mean size of the correlations; sem: its standard error over data "
+        "sets, which describes spread, not confidence: cells share models and images. On the right, signed "
+        "correlations over models of each data set, averaged over its targets; that of sharpness should be "
+        "negative.",
     )
     return Page(
         kind="comparison of rankings",

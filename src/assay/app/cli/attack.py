@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from assay.circuits import Circuit
     from assay.models import Model
     from assay.pipeline.prompts import Division
-    from assay.pipeline.worst import PairCounts
+    from assay.pipeline.worst import Counts
     from assay.tasks import Task
 
 COLUMNS = ("rank", "divergence", "empty", "clean_index", "corrupted_index", "clean.text", "corrupted.text")
@@ -83,7 +83,7 @@ def attack(settings: AttackSettings) -> None:
 
     Percentiles of the divergence from the model come with certificates.
     """
-    from assay.pipeline.worst import PairCounts, pairs_of, sizes, with_findings, worst_case_stage
+    from assay.pipeline.worst import pairs_of, sizes, with_findings, worst_case_stage
 
     protocol = _protocol(settings)
     _check(settings, protocol)
@@ -93,7 +93,7 @@ def attack(settings: AttackSettings) -> None:
     task, found_on = _inputs(settings, model, circuit, size)
     counted = settings.n_clean or settings.n_corrupted
     if protocol in ("file", "inputs", "all") and not settings.of_grammar and not counted:
-        size = PairCounts(n_clean=task.n, n_corrupted=task.n)
+        size = (task.n, task.n)
     check_outputs(settings, folders=(settings.resume,))
     store = settings.open_store()
     with progress_on_stderr() as progress:
@@ -152,7 +152,7 @@ def _check(settings: AttackSettings, protocol: str) -> None:
 
 
 def _inputs(
-    settings: AttackSettings, model: "Model", circuit: "Circuit | None", size: "PairCounts"
+    settings: AttackSettings, model: "Model", circuit: "Circuit | None", size: "Counts"
 ) -> "tuple[Task, Task | Division | str]":
     """What is attacked, and what a circuit is found on: of images the other half."""
     from assay.pipeline.prompts import draw_inputs, read_inputs
@@ -160,7 +160,7 @@ def _inputs(
 
     if not settings.of_images:
         # Of a named task the grammar counts; as many rows as are drawn would be taken for the draw.
-        drawn = (1 if size.n_clean != 1 else 2) if settings.of_grammar else None
+        drawn = (1 if size[0] != 1 else 2) if settings.of_grammar else None
         task = load_task(settings.task, model, n=drawn)
         return task, settings.task if settings.of_grammar else task
     options: dict[str, Any] = {"n": settings.n, "seed": settings.seed, "skip_bad": settings.skip_bad}

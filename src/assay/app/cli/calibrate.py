@@ -7,7 +7,7 @@ from cyclopts import Parameter
 
 from assay.app.cli.parsing import GATE_FIRED, TRUST, command
 from assay.app.delivery import Reporting, check_outputs, progress_on_stderr, say
-from assay.app.options import INPUTS, RARE, RUNNING, Count, at_least, call, own_group
+from assay.app.options import DISCOVERY, INPUTS, RARE, RUNNING, Count, at_least, call, own_group
 from assay.app.settings import Ablating, HeldOut, OfCircuit, OnTask
 from assay.core.errors import InputError
 
@@ -32,6 +32,7 @@ class CalibrateSettings(Reporting, Ablating, OfCircuit, HeldOut, OnTask):
         random_sets: Random head sets of each kind, for C36.
         gate: Exit with code 3 if a gate fails with confidence.
         prompts: Prompts of the measurement table; the rest of a file forms the pool.
+        ablation: Value of removed parts. Default: mean for heads, the task's own for edges.
     """
 
     against: Annotated[tuple[str, ...], GATES] = ()
@@ -40,6 +41,7 @@ class CalibrateSettings(Reporting, Ablating, OfCircuit, HeldOut, OnTask):
     random_sets: Annotated[int, RARE, at_least(0)] = 0
     gate: Annotated[bool, RUNNING] = False
     prompts: Annotated[Count, INPUTS] = 100
+    ablation: Annotated[str | None, DISCOVERY] = None
 
 
 @command(TRUST, example="assay calibrate C11 C13 --circuit circuit.safetensors --gate")
@@ -80,7 +82,7 @@ def _run(
     settings: CalibrateSettings, model: "Model", circuit: "AnyCircuit | None", gates: list[str] | None
 ) -> "StoredCalibration":
     """The gates on a circuit that is given, or on one that is discovered here."""
-    from assay.analyses.calibration.columns import gates_on_same_prompts
+    from assay.analyses.calibration.battery import gates_on_same_prompts
     from assay.circuits import load_head_circuit
     from assay.execution import ABLATIONS
     from assay.pipeline.gates import calibrate_stored, usual_prompts
@@ -106,14 +108,14 @@ def _run(
             measured = call(settings, prompts, model, settings.task, drawn=drawn, circuit=circuit)
         draws_of_others = [draw_prompts(model, other, n=settings.n, seed=seed) for other in settings.against]
         others = [(each.measured, discovered(each, None)) for each in draws_of_others]
-        table = usual_prompts(measured, drawn, seed=seed)
+        task, pool = usual_prompts(measured, drawn, seed=seed)
         return calibrate_stored(
             circuit,
             model,
-            table.task,
-            pool=table.pool,
+            task,
+            pool=pool,
             same_prompts=gates_on_same_prompts(circuit, measured, others),
-            against=[(usual_prompts(task, drawn, seed=seed).task, its) for task, its in others],
+            against=[(usual_prompts(prompts, drawn, seed=seed)[0], its) for prompts, its in others],
             published=published,
             gates=gates,
             groups=settings.groups,

@@ -1,6 +1,6 @@
 """`assay export`: a circuit for other programs, or as a page of its own."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,10 +55,9 @@ def export(circuit: Annotated[str, Parameter(name="CIRCUIT")], /, *, settings: C
         )
     if (settings.model is None) != (settings.task is None):
         raise InputError("--model and --task go together: give both, or neither")
-    exported = circuit_with_scores(circuit, settings.existing_store)
-    exported = replace(exported, model=settings.model or exported.model)
+    kept, scores, made_for = circuit_with_scores(circuit, settings.existing_store)
     if settings.scores is not None:
-        exported = replace(exported, scores=load_scores(settings.scores, exported.circuit.graph))
+        scores = load_scores(settings.scores, kept.graph)
     given: dict[str, Any] = {}
     if settings.model is not None and settings.task is not None:
         given["model"] = load_model(settings.model)
@@ -67,10 +66,9 @@ def export(circuit: Annotated[str, Parameter(name="CIRCUIT")], /, *, settings: C
             raise InputError(f"--task {settings.task} has images; attention patterns are shown of prompts")
     out = make_room(settings.save)
     if out.suffix == ".html":
-        page = circuit_page(exported.circuit, scores=exported.scores, prompts=settings.prompts, **given)
-        save_report(out, page)
+        save_report(out, circuit_page(kept, scores=scores, prompts=settings.prompts, **given))
     else:
-        tokens = tuple(prompt_tokens(given["task"], 0)) if given else ()
-        export_circuit(out, replace(exported, prompt="".join(tokens), tokens=tokens) if tokens else exported)
-    document = {"circuit": exported.circuit.hash, "n_edges": len(exported.edges), "saved": str(out)}
+        tokens = prompt_tokens(given["task"], 0) if given else []
+        export_circuit(out, kept, scores=scores, model=settings.model or made_for, tokens=tokens)
+    document = {"circuit": kept.hash, "n_edges": kept.anywhere().n_edges, "saved": str(out)}
     settings.deliver(document, show=lambda: echo(f"{out}"))

@@ -66,8 +66,10 @@ class OnKnown(Seeded, OnClassifier):
         """The model, its reference and the images; those of the embedded model without any given.
 
         Raises:
-            InputError: For a model of the user's own without either.
+            InputError: For a model of the user's own without either, or for a zoo.
         """
+        if self.model is not None and Path(self.model, "zoo.json").is_file():
+            raise InputError(f"{self.model} is a zoo; give one of its models, {self.model}/models/KEY")
         model, style = self.load_classifier(remark)
         images = images or (demo if self.model is None else ())
         if not images or (self.reference is None and style is None):
@@ -82,7 +84,7 @@ class MonitorSettings(Talking, OnKnown):
     Attributes:
         images: Folder, or shapes:STYLE; repeat for several, in order.
         n: Images to draw from each shapes:STYLE to watch, in total.
-        skip_bad: Skip and count unreadable image files. Default: with --follow.
+        skip_bad: Skip unreadable known images too; unreadable new ones are always skipped.
         exif: Turn images as their EXIF orientation says (turn), or leave them as stored (ignore).
         window: Images per batch.
         reference_n: Most images in the reference. Default: 1,024, or all that calibration leaves.
@@ -104,7 +106,7 @@ class MonitorSettings(Talking, OnKnown):
 
     images: Annotated[tuple[str, ...], INPUTS] = ()
     n: Annotated[int, INPUTS, at_least(2)] = 384
-    skip_bad: Annotated[bool | None, INPUTS, Parameter(negative="--no-skip-bad")] = None
+    skip_bad: Annotated[bool, INPUTS] = False
     exif: Annotated[Literal["turn", "ignore"], INPUTS] = "turn"
     window: Annotated[int, WATCHING, at_least(2)] = 64
     reference_n: Annotated[int | None, RARE, at_least(2)] = None
@@ -127,7 +129,7 @@ def monitor(settings: MonitorSettings) -> int:
 
     How far its circuit on new images is from that on known ones; run it again to resume.
     """
-    from assay.analyses.generalization.monitor_page import verdict
+    from assay.analyses.generalization.monitor_page import caveats, verdict
     from assay.app.watch import MonitorRun, stopped_by_signals
     from assay.pipeline.monitoring import PAGE
 
@@ -149,14 +151,14 @@ def monitor(settings: MonitorSettings) -> int:
                 break
         if run.stop.is_set():
             note("Stopped. Run the same command again to resume.")
-    every = run.monitor.readings
+    every, document = run.monitor.readings, run.monitor.to_dict()
     if settings.json and not settings.follow:
-        print_json(run.monitor.to_dict())
+        print_json(document)
     elif not settings.json:
         none = f"no new batch: fewer new images than one batch needs ({len(every)} readings so far)"
-        echo(f"\n{verdict(run.monitor.to_dict())}" if readings else none)
-        if n := len(run.monitor.skipped):
-            echo(f"skipped {n} unreadable image file(s) since the last batch")
+        echo(f"\n{verdict(document)}" if readings else none)
+        for text in caveats(document):
+            echo(f"- {text}")
         if every:
             echo(f"report   {settings.out / PAGE}")
     # Without a new batch the alarm is what the newest reading said.
@@ -169,6 +171,8 @@ def monitor(settings: MonitorSettings) -> int:
 
 def _print(reading: "Reading", *, first: bool) -> None:
     """A row of the table as it comes, so of fixed width."""
+    from assay.analyses.generalization.ranking_page import ONE_CLASS
+
     if first:
         heads = f"{'batch':>5}  {'origin':<14} {'n':>5} {'shift':>7} {'p':>6} {'outputs':>7} {'p':>6}"
         echo(f"{heads} {'e-value':>8}  alarm")
@@ -178,10 +182,11 @@ def _print(reading: "Reading", *, first: bool) -> None:
     )
     e = "" if reading.e_value is None else f"{reading.e_value:.3g}"
     alarm = {None: "", False: "no", True: "ALARM"}[reading.alarm]
-    skipped = f"  {len(reading.skipped)} unreadable" if reading.skipped else ""
+    remarks = f"  {len(reading.skipped)} unreadable" if reading.skipped else ""
+    remarks += f"  {reading.top_share:.0%} in one class" if reading.top_share > ONE_CLASS else ""
     echo(
         f"{reading.index + 1:>5}  {reading.domain[:14]:<14} {reading.n:>5} {reading.shift:>7.3f} "
-        f"{p:>6} {outputs:>7} {output_p:>6} {e:>8}  {alarm:<5}{skipped}".rstrip()
+        f"{p:>6} {outputs:>7} {output_p:>6} {e:>8}  {alarm:<5}{remarks}".rstrip()
     )
 
 
@@ -215,9 +220,9 @@ class EvaluateSettings(Computing, SkipBad, OnKnown):
     """Which domains are measured, how the circuit is found, and how the alarm is tried.
 
     Attributes:
-        images: Labelled test domains: DIR/DOMAIN/CLASS/*, DIR/CORRUPTION/SEVERITY/CLASS/*, shapes,
-            or a table such as camelyon17:DIR; repeat for several.
-        domains_by: Columns of a table that make domains, e.g. region,year. Default: those of its layout.
+        images: Labelled test domains: DIR/DOMAIN/CLASS, DIR/CORRUPTION/SEVERITY/CLASS, shapes, or a table
+            such as camelyon17:DIR; repeat for several.
+        domains_by: Columns of a table that make domains, e.g. region,year. Default: it is one domain.
         parts: Random disjoint parts that each test domain is cut into.
         n: Images of each domain for its circuit and the baselines, in total. Default: 300, or as many as a
             file of edge scores rests on.

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from assay.zoo import Zoo
 
 RANKING = own_group("Ranking")
-N_SHAPES = 400
 NAMED = 5  # files that a note names
 
 
@@ -27,8 +26,8 @@ class RankSettings(Computing, Seeded, Placed, SkipBad):
 
     Attributes:
         zoo: Zoo, or a directory of model directories. Default: the embedded zoo.
-        images: Target images: DIR/CLASS/*, DIR/DOMAIN/CLASS/* (one target per domain), a folder of images,
-            or shapes:STYLE; repeat for several. Default: shapes:sketch.
+        images: Target images: DIR/CLASS, DIR/DOMAIN/CLASS (one target per domain), a folder of images, or
+            shapes:STYLE; repeat for several. Default: shapes:sketch.
         id_images: Labelled in-distribution images, not used in training. Default: drawn for zoos on shapes.
         n: Images of each domain, in total. Default: all of a folder, 400 drawn ones.
         metrics: Metrics to rank by, separated by commas. Default: all but sharpness.
@@ -52,9 +51,8 @@ class RankSettings(Computing, Seeded, Placed, SkipBad):
         """The domains of a source, less files that cannot be decoded, of which a note names the first."""
         from assay.tasks import find_domains
 
-        how: dict[str, Any] = {"n": self.n, "seed": self.seed, "start": start, "drawn": N_SHAPES}
         found = []
-        for images in find_domains(source, **how).values():
+        for images in find_domains(source, n=self.n, seed=self.seed, start=start, drawn=400).values():
             kept = images.readable() if self.skip_bad else images
             if kept.skipped:
                 names = [*kept.skipped[:NAMED], *(["..."] if len(kept.skipped) > NAMED else [])]

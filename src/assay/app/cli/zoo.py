@@ -56,7 +56,7 @@ class TrainSettings(Running):
     """What models are trained on.
 
     Attributes:
-        images: Labelled domain, DIR/CLASS/*, or shapes:STYLE.
+        images: Labelled domain, DIR/CLASS, or shapes:STYLE.
         out: Output directory of the zoo.
         holdout: Share of each class used for validation.
         shard: Part of the grid, as 2/8; the parts may be trained at once.
@@ -116,6 +116,7 @@ def train_(grid: Annotated[str, Parameter(name="CONFIG")], /, *, settings: Train
     provenance = {key: document[key] for key in ("name", "data", "models")}
     identity = settings.keep("zoo", provenance, document, about)
     settings.deliver(document, show=lambda: _show(zoo), identity=identity)
+    note(f"next: assay rank --zoo {settings.out} --images IMAGES")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +124,7 @@ class IndexSettings(Typed, Running):
     """What is recorded of every model.
 
     Attributes:
-        images: Labelled domains, DIR/CLASS/*, or shapes:STYLE; repeat for several.
+        images: Labelled domains, DIR/CLASS, or shapes:STYLE; repeat for several.
         id_images: In-distribution domain for ID accuracy. Default: the validation images.
         out: Directory for DOMAIN.npz, the correctness matrices. Default: ZOO/correctness.
     """
@@ -182,13 +183,12 @@ def index(zoo: ZooFolder = None, /, *, settings: IndexSettings) -> None:
         ]
         record = {"domain": matrix.domain, "path": str(path), "n": images.n, "models": models}
         provenance = {"zoo": opened.name, "images": images.source_hash[:16], "dtype": settings.dtype}
-        facts: dict[str, Any] = {"task": matrix.domain, "metric": "accuracy", "n": images.n}
-        name, best = f"{len(models)} models of {opened.name}", float(matrix.accuracy.max())
-        about = About(**facts, name=name, seed=settings.seed, value=best)
+        name, n, best = f"{len(models)} models of {opened.name}", images.n, float(matrix.accuracy.max())
+        about = About(task=matrix.domain, metric="accuracy", n=n, name=name, seed=settings.seed, value=best)
         arrays = {"correct": matrix.correct, "ids": matrix.ids, "labels": matrix.labels}
         identity = settings.keep("correctness", provenance | {"models": models}, record, about, arrays)
         reach = f"accuracy {matrix.accuracy.min():.1%} to {best:.1%}"
-        lines.append(f"{matrix.domain}: {name}, {images.n} images, {reach}  {path}\nresult   {identity}")
+        lines.append(f"{matrix.domain}: {name}, {n} images, {reach}  {path}\nresult   {identity}")
         records.append(record)
     settings.deliver(records, show=lambda: echo("\n".join(lines)))
 
