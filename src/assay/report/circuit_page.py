@@ -2,10 +2,12 @@
 
 from typing import Any
 
-from assay.circuits import Circuit, EdgeScores, ExportedCircuit
+from assay.circuits import Circuit, EdgeScores
+from assay.circuits.exchange import scored_edges
 from assay.core.errors import GraphMismatchError
 from assay.core.record import library_version
 from assay.execution.forward import attention_pattern
+from assay.graph import Graph
 from assay.models import Model
 from assay.page.blocks import Page, Section
 from assay.page.graph import circuit_view, packed_pattern
@@ -43,13 +45,15 @@ def circuit_page(
         One forward pass per prompt where a model and a task are given. Patterns are rounded to 1/255 and take
         at most 600 kB: heads with the weaker edges are left out, and a note on the page names them.
     """
-    exported = ExportedCircuit(circuit=circuit, scores=scores)
-    graph, n_edges, scored = circuit.graph, len(exported.edges), scores is not None
+    listed = scored_edges(circuit, scores)
+    graph, n_edges, scored = circuit.graph, len(listed), scores is not None
     edges = [
-        {"source": edge.source, "target": edge.target, "score": edge.score, "rank": rank, "kept": True}
-        for rank, edge in enumerate(exported.edges[:EDGES_LIMIT], start=1)
+        {"source": source, "target": target, "score": score, "rank": rank, "kept": True}
+        for rank, (source, target, score) in enumerate(listed[:EDGES_LIMIT], start=1)
     ]
-    attention = _attention(exported, model, task, prompts)
+    attention = None
+    if model is not None and task is not None:
+        attention = _attention(graph, listed, model, task, prompts)
     caption = "Scores are attributions: positive where ablating the edge hurts."
     if not scored:
         caption = "This circuit has no scores, so all edges are drawn alike."
@@ -60,9 +64,8 @@ def circuit_page(
     drawn: dict[str, Any] = {"n_edges": n_edges, "scored": scored, "attention": attention}
     view = circuit_view(graph.describe(), edges, caption=caption, **drawn)
     facts: list[tuple[str, Text]] = [("circuit", code(circuit.hash))]
-    title = f"A circuit of {number(n_edges)} edges"
+    title = f"A circuit of {number(n_edges)} edges" + (f" in {cut_text(model.id)}" if model else "")
     if model is not None:
-        title += f" in {cut_text(model.id)}"
         facts.append(("model", model_text(bounded(model.describe()))))
     if task is not None:
         facts.append(("task", cut_text(task.name)))
@@ -70,27 +73,24 @@ def circuit_page(
         kind="circuit",
         title=title,
         verdict=f"{number(n_edges)} of {number(graph.n_edges)} edges ({percent(n_edges / graph.n_edges)}) "
-        f"between {number(len(exported.nodes))} nodes.",
+        f"between {number(len(circuit.nodes()))} nodes.",
         sections=[Section(title="The circuit", blocks=[view])],
         facts=[*facts, ("graph", code(graph.fingerprint)), ("version", library_version())],
     )
 
 
 def _attention(
-    exported: ExportedCircuit, model: Model | None, task: PairTask | None, prompts: int
-) -> dict[str, Any] | None:
+    graph: Graph, edges: list[tuple[str, str, float]], model: Model, task: PairTask, prompts: int
+) -> dict[str, Any]:
     """Patterns of the circuit's heads on the first prompts, those with the strongest edges first."""
-    if model is None or task is None:
-        return None
-    graph = exported.circuit.graph
     if model.graph.fingerprint != graph.fingerprint:
         raise GraphMismatchError(f"the circuit does not belong to {model.id}: their graphs differ")
     rows = [row for row in range(min(prompts, task.n)) if int(task.lengths[row]) <= LONGEST]
     patterns = [attention_pattern(model, task, row).numpy() for row in rows]
     heads = dict[str, None]()  # strongest edge first
-    for edge in exported.edges:
-        fed = graph.feeds[graph.target_index(edge.target)].nonzero().flatten().tolist()
-        nodes = (edge.source, *(graph.sources[row] for row in fed))
+    for source, target, _ in edges:
+        fed = graph.feeds[graph.target_index(target)].nonzero().flatten().tolist()
+        nodes = (source, *(graph.sources[row] for row in fed))
         heads |= dict.fromkeys(node for node in nodes if ".h" in node)
     room = int(PATTERN_BYTES / (sum(4 * pattern.shape[-1] ** 2 / 3 for pattern in patterns) or 1))
     note = f"Patterns of {room} of {len(heads)} heads are kept, those with the strongest edges. "
