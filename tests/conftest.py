@@ -8,10 +8,10 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
-from tiny_decoders import SIZES, VOCABULARY
 from type_checks import begin_a_test, install_type_checks, no_type_checks
 
 
@@ -135,54 +135,22 @@ def unchecked() -> Iterator[None]:
 # ------------------------------------------------------------------------------------------- tiny models
 
 
-def _gpt2() -> nn.Module:
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    return GPT2LMHeadModel(
-        GPT2Config(
-            vocab_size=VOCABULARY,
-            n_positions=32,
-            n_embd=24,
-            n_layer=2,
-            n_head=3,
-            initializer_range=0.3,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-    )
-
-
-def _neox() -> nn.Module:
-    from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
-
-    return GPTNeoXForCausalLM(
-        GPTNeoXConfig(
-            vocab_size=VOCABULARY,
-            max_position_embeddings=32,
-            hidden_size=24,
-            num_hidden_layers=2,
-            num_attention_heads=3,
-            intermediate_size=48,
-            use_parallel_residual=True,
-            initializer_range=0.3,
-            bos_token_id=0,
-            eos_token_id=0,
-        )
-    )
-
-
-def _llama() -> nn.Module:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    return LlamaForCausalLM(
-        LlamaConfig(
-            **SIZES,
-            max_position_embeddings=32,
-        )
-    )
-
-
-_BUILDERS: dict[str, Callable[[], nn.Module]] = {"gpt2": _gpt2, "neox": _neox, "llama": _llama}
+SIZES: dict[str, Any] = {
+    "vocab_size": 61,  # prime: a transposed or flattened vocabulary axis cannot pass unnoticed
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 32,
+    "initializer_range": 0.3,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+GROUPED = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6, "intermediate_size": 40}
+# Model type and entries of the configuration.
+TINY: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", {"num_attention_heads": 3}),
+    "neox": ("gpt_neox", {"num_attention_heads": 3, "intermediate_size": 48}),
+    "llama": ("llama", GROUPED),
+}
 
 
 def build_tiny(family: str, dtype: torch.dtype = torch.float32, seed: int = 0) -> nn.Module:
@@ -190,9 +158,13 @@ def build_tiny(family: str, dtype: torch.dtype = torch.float32, seed: int = 0) -
 
     Biases and norm weights are moved off their defaults, so that forgetting one changes the output.
     """
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    model_type, entries = TINY[family]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        module = _BUILDERS[family]().to(torch.float64)
+        config = AutoConfig.for_model(model_type, **SIZES, **entries)
+        module: nn.Module = AutoModelForCausalLM.from_config(config).to(torch.float64)
         with torch.no_grad():
             for parameter in module.parameters():
                 if parameter.ndim == 1:
@@ -209,7 +181,7 @@ def tiny_module() -> Callable[..., nn.Module]:
     return _shared_tiny
 
 
-@pytest.fixture(scope="session", params=sorted(_BUILDERS))
+@pytest.fixture(scope="session", params=sorted(TINY))
 def family(request: pytest.FixtureRequest) -> str:
     """Each text family in turn."""
     return str(request.param)

@@ -3,61 +3,30 @@
 from collections.abc import Callable
 
 import torch
-import transformers
-from small_models import image_task, randomise
-from tiny_decoders import SIZES
+from small_models import build, image_task
 from torch import Tensor, nn
 
 from assay.models import Model, load_model
 from assay.tasks import PairTask, Task
 
 
-_VIT = {
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "intermediate_size": 40,
-    "image_size": 16,
-    "patch_size": 8,
-    "num_labels": 5,
-}
-
-
-def _windowed() -> nn.Module:
-    """Grouped queries, rotary positions and a sliding window of two positions."""
-    config = transformers.MistralConfig(
-        **SIZES,
-        sliding_window=2,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return transformers.MistralForCausalLM(config).double().eval()
-
-
-def _behind_norms() -> nn.Module:
-    """Heads that depend on each other through the norm of what they write together."""
-    config = transformers.Olmo2Config(**SIZES)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return transformers.Olmo2ForCausalLM(config).double().eval()
-
-
-_OTHERS: dict[str, Callable[[], nn.Module]] = {
-    "window": _windowed,
-    "post-norm": _behind_norms,
-    "vit": lambda: randomise(transformers.ViTForImageClassification(transformers.ViTConfig(**_VIT))),
-    "pooled": lambda: randomise(
-        transformers.DeiTForImageClassificationWithTeacher(transformers.DeiTConfig(**_VIT))
-    ),
+# Heads of a post-norm model depend on each other through the norm of what they write together.
+_OTHERS = {
+    "window": "mistral with a window",
+    "post-norm": "olmo2",
+    "vit": "vit",
+    "pooled": "deit with a teacher",
 }
 
 TEXT = ("gpt2", "neox", "llama", "window")
 NAMES = (*TEXT, "post-norm", "vit", "pooled")
 
 
-def random_prompts(model: Model, n: int, length: int, *, ragged: bool) -> PairTask:
+def random_prompts(
+    model: Model, n: int = 4, length: int = 7, *, ragged: bool = False, seed: int = 1
+) -> PairTask:
     """Random pairs with one answer and two wrong answers each."""
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator().manual_seed(seed)
 
     def ids(*shape: int) -> Tensor:
         return torch.randint(1, model.n_vocab, shape, generator=generator)
@@ -77,7 +46,7 @@ def model_and_task(
     name: str, tiny_module: Callable[..., nn.Module], n: int = 4, *, ragged: bool = True
 ) -> tuple[Model, Task]:
     """A model by name, and examples bound to it: prompts (of several lengths, if ragged) or images."""
-    model = load_model(_OTHERS[name]() if name in _OTHERS else tiny_module(name, torch.float64))
+    model = load_model(build(_OTHERS[name]) if name in _OTHERS else tiny_module(name, torch.float64))
     if model.vision is not None:
         return model, model.bind(image_task(model, n))
     return model, random_prompts(model, n, 6, ragged=ragged)

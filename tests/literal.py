@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
+from assay.execution import ABLATIONS
 from assay.models import Model
 from assay.models.tracing import StopForward
 from assay.objectives import get_objective
+from assay.tasks import Task
 
 
 # node name -> output in the stream, [batch, pos, d_model]
@@ -134,6 +136,20 @@ def run_circuit(
         return total
 
     return run(model, tokens, stream_of)[0]
+
+
+def ablated_outputs(model: Model, task: Task, ablation: str) -> Outputs:
+    """Ablated value of every node as the stream sees it, from the package's own replacement activations."""
+    batch = next(iter(task.batches(task.n)))
+    baseline = ABLATIONS[ablation].prepare(model, task, batch_size=2, seed=0).baseline(batch)
+    shape = (task.n, task.length, -1)
+    outputs = {"input": baseline.input.expand(shape)}
+    for layer, block in enumerate(model.blocks):
+        z = baseline.z[layer].expand(shape).unflatten(-1, (model.n_heads, model.d_head))
+        for head in range(model.n_heads):
+            outputs[f"a{layer}.h{head}"] = z[:, :, head] @ block.out_weight()[head]
+        outputs[f"m{layer}"] = baseline.mlp[layer].expand(shape)
+    return outputs
 
 
 def edge_gradients(

@@ -19,13 +19,7 @@ def features_of(quality: float, *, n: int = 60, seed: int = 0, width: int = 24) 
 
 
 def planted(
-    quality: float,
-    *,
-    n: int = 60,
-    seed: int = 0,
-    labelled: bool = True,
-    draws: int = 30,
-    width: int = 24,
+    quality: float, *, n: int = 60, seed: int = 0, labelled: bool = True, draws: int = 30, width: int = 24
 ) -> Inspection:
     """A model that is right more often, and leans more on deep layers, the higher its quality (0 to 1).
 

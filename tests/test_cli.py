@@ -50,12 +50,9 @@ def settings_of(*arguments: str) -> Any:
     return app.parse_args(list(arguments), exit_on_error=False)[1].arguments["settings"]
 
 
-def test_the_command_line_wins_over_variables_and_they_over_the_file(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Path("a.toml").write_text(
-        "[audit]\nn = 5\nsteps = 2\n[report]\nsave = 'x.html'\n[zoo.list]\njson = true\n"
-    )
+def test_the_command_line_wins_over_variables_over_the_file(run: Run, monkeypatch: Any) -> None:
+    tables = "[audit]\nn = 5\nsteps = 2\n[report]\nsave = 'x.html'\n[zoo.list]\njson = true\n"
+    Path("a.toml").write_text(tables)
     given = ("audit", "--config", "a.toml")
     assert (settings_of(*given).n, settings_of(*given).steps) == (5, 2)
     monkeypatch.setenv("ASSAY_N", "7")
@@ -115,6 +112,9 @@ def test_settings_become_the_keywords_of_a_function_that_it_names() -> None:
     assert keywords(settings, function, top=5) == {"n": 7, "steps": 3, "top": 5}
 
 
+SELECTED = "for_selection log_filter progress"
+
+
 @pytest.mark.parametrize(
     ("function", "settings", "named"),
     [
@@ -124,16 +124,10 @@ def test_settings_become_the_keywords_of_a_function_that_it_names() -> None:
         ("pipeline.prompts:draw_prompts", "app.cli.calibrate:CalibrateSettings", ""),
         ("pipeline.prompts:prompts_to_measure", "app.cli.calibrate:CalibrateSettings", "drawn circuit"),
         ("pipeline.prompts:read_inputs", "app.cli.discover:DiscoverSettings", ""),
-        (
-            "analyses.subsets.files:read_data",
-            "app.cli.select:SelectSettings",
-            "for_selection log_filter progress",
-        ),
+        ("analyses.subsets.files:read_data", "app.cli.select:SelectSettings", SELECTED),
     ],
 )
-def test_every_keyword_of_a_function_is_an_option_or_named_by_the_command(
-    function: str, settings: str, named: str
-) -> None:
+def test_every_keyword_of_a_function_is_an_option_or_named(function: str, settings: str, named: str) -> None:
     called, options = (
         getattr(importlib.import_module(f"assay.{module}"), name)
         for module, name in (each.split(":") for each in (function, settings))
@@ -230,7 +224,7 @@ def test_a_wrong_engine_is_noticed_and_has_code_1(run: Run, monkeypatch: pytest.
 
     def slightly_wrong(self: runner.CircuitRunner, *arguments: object, **more: object) -> torch.Tensor:
         factor = 1.001 if more.get("rows") is None else 1.0  # runs of pairs name their rows
-        return right(self, *arguments, **more) * factor  # type: ignore[arg-type]
+        return right(self, *arguments, **more) * factor
 
     with monkeypatch.context() as patch:
         patch.setattr(runner.CircuitRunner, "logits", slightly_wrong)
@@ -267,9 +261,8 @@ def wait():
 sys.argv = ["assay", "wait"]
 parsing.main()
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False
-    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120, check=False)
     assert (done.returncode, done.stderr) == (130, "Interrupted. Run the same command again to resume.\n")
 
 
@@ -288,7 +281,6 @@ def test_serve_answers_until_it_is_told_to_stop(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "assay.app.cli", "serve", "--store", store.location, "--port", "0"]
     environment = {key: value for key, value in os.environ.items() if not key.startswith("ASSAY_")}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stderr is not None
         said = process.stderr.readline()
         address = re.search(r"http://127\.0\.0\.1:\d+/", said)
         assert address is not None, said + process.stderr.read()
@@ -298,6 +290,4 @@ def test_serve_answers_until_it_is_told_to_stop(tmp_path: Path) -> None:
         rest = process.stderr.read()
         assert process.wait(30) == 0
         assert "Traceback" not in rest
-    refused = invoke("serve", "--store", store.location, "--host", "0.0.0.0")
-    assert refused.exit_code == 2
-    assert "others can reach the store on" in refused.stderr
+    assert invoke("serve", "--store", store.location, "--host", "0.0.0.0").exit_code == 2

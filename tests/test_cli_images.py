@@ -2,7 +2,6 @@
 
 import csv
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -11,18 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from command_line import Outcome, invoke
 from generalization.small_vits import untrained_vit
 from PIL import Image
 from small_runs import GRID, ZOO_OPTIONS, trained_zoo
 from tiny_classifier import draw_files, tiny_classifier
-from transformers import ViTConfig, ViTForImageClassification
 from type_checks import no_type_checks
 
 from assay.analyses.generalization import domains, rank_models
 from assay.analyses.generalization.inspection import InspectionSettings
-from assay.analyses.generalization.ranking import shared_images
 from assay.app import watch as watching
 from assay.app.cli.monitor import MonitorSettings
 from assay.circuits import load_scores
@@ -150,6 +146,7 @@ def test_an_unfilled_batch_is_closed_and_compared_with_known_ones_of_its_size(
     assert lines[4]["p_value"] is not None
     few = ("--reference", "new", *KNOWN[2:], "--known-batches", "0", "--images", "new", "--out", "few")
     assert "new holds the known images" in watch(made, *few).stderr
+    assert "give --follow, too" in watch(made, *few, "--flush-after", "1h", code=2).stderr
 
 
 def test_known_outputs_leave_the_batches_that_calibration_needs() -> None:
@@ -192,19 +189,6 @@ def test_a_file_of_scores_is_a_reference_too(made: Path) -> None:
     assert not Path("third/readings.jsonl").exists()
 
 
-def test_unreadable_images_fail_or_are_counted(made: Path, tmp_path: Path) -> None:
-    broken = draw_files(tmp_path / "new", "flat", 18)[3]
-    changed = broken.stat().st_mtime
-    broken.write_bytes(broken.read_bytes()[:60])
-    os.utime(broken, (changed, changed))
-    arguments = (*FEW, "--images", "new")
-    assert "00003.png" in watch(made, *arguments, code=1).stderr
-    passed = watch(made, *arguments, "--skip-bad")
-    assert len(rows(passed)) == 2
-    assert "1 unreadable" in passed.stdout
-    assert "1 unreadable image file was left out" in Path("assay-monitor/monitor.html").read_text()
-
-
 def test_images_that_are_turned_are_told_of_and_can_be_left_as_stored(made: Path, tmp_path: Path) -> None:
     turned = Image.Exif()
     turned[0x0112] = 6
@@ -244,7 +228,7 @@ def test_folders_of_domains_give_a_document_and_a_table(made: Path, monkeypatch:
     assert [each["domain"] for each in found["known"]] == ["flat+fog-1", "flat+fog-5", "flat+solarize"]
     # 28 images are left besides the reference: 8 to learn from, 20 to corrupt.
     assert found["own"]["n_labelled"] == found["known"][0]["n_labelled"] == 20
-    assert found["curves"]["always"]["deltas"] == [round(0.5 + step / 100, 2) for step in range(46)]
+    assert found["alarm_f1"] is None or "always" in found["alarm_f1"]
     assert json.loads(Path("out/evaluation.json").read_text()) == found
     assert "What goes with performance" in Path("out/report.html").read_text()
     table = list(csv.DictReader(Path("out/domains.csv").read_text().splitlines()))
@@ -272,14 +256,6 @@ def test_domains_are_severities_or_columns_of_a_table(made: Path, tmp_path: Path
     assert names == ["camera 0/a", "camera 1/a"]
 
 
-def test_scores_of_other_steps_are_refused(made: Path) -> None:
-    images = ("--images", made / "styles" / "flat", "--n", "8", "--steps", "3", "--top", "20")
-    run("discover", "--model", made / "model", *images, "--scores-out", "scores.safetensors", "--quiet")
-    styles = ("--images", made / "styles", "--known", made / "styles" / "flat")
-    refused = evaluate(made, *styles, reference="scores.safetensors", code=2).stderr
-    assert "steps is 1, but the circuit of" in refused
-
-
 def test_bad_input_is_named_before_a_model_runs(
     made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -299,23 +275,6 @@ def test_bad_input_is_named_before_a_model_runs(
         assert message in evaluate(made, *arguments, code=2).stderr
 
 
-def test_whatever_can_change_a_number_changes_the_id(made: Path) -> None:
-    styles, model = made / "styles", ("--model", made / "model", "--reference", made / "styles" / "flat")
-    usual = {"images": styles / "neon", "corruptions": "fog-1", "n": 8, "rated": 16, "seed": 0, "least": 8}
-
-    def evaluated(**changed: object) -> Any:
-        options = [each for name, value in (usual | changed).items() for each in (f"--{name}", value)]
-        return document("monitor", "evaluate", *model, *options, "--steps", "1", "--quiet")
-
-    changes = {"images": styles / "sketch", "known": styles / "stripes", "parts": 2, "n": 7, "rated": 20}
-    changes |= {"corruptions": "fog-2", "measure": "macro-f1", "distance": "cosine", "seed": 1}
-    first = evaluated()["id"]
-    assert evaluated()["id"] == first
-    found = [evaluated(**{name: value}) for name, value in changes.items()]
-    assert len({first, *(each["id"] for each in found)}) == 1 + len(changes)
-    assert found[6]["settings"]["measure"] == "macro-f1"
-
-
 def test_labels_mean_the_reference_s_classes_where_the_model_names_none(tmp_path: Path) -> None:
     for style, classes in (("flat", "abc"), ("neon", "bc")):
         for name in classes:
@@ -324,7 +283,6 @@ def test_labels_mean_the_reference_s_classes_where_the_model_names_none(tmp_path
     model = load_model(untrained_vit())
     model.preprocessing = {"image_processor_type": "ViTImageProcessor", "size": {"height": 32, "width": 32}}
     found = evaluation.as_read_by(model, str(tmp_path / "flat"), find_domains(tmp_path / "neon"))
-    assert found["neon"].labels is not None
     assert found["neon"].labels.tolist() == [1, 2]
 
 
@@ -363,6 +321,8 @@ def test_several_domains_share_one_table(made: Path) -> None:
     assert set(document["provenance"]["rankings"]) == {"shapes", "pictures"}
     assert [each["target"]["domain"] for each in document["rankings"]] == ["neon", "relief"]
     assert "Picking by" in Path("made/report.html").read_text()
+    twice = ("--images", "shapes:flat", "--images", "shapes:flat", "--n", "6")
+    assert "no target is left for shapes, which was trained on flat" in run("rank", *twice, code=2).stderr
 
 
 def test_unreadable_images_and_unknown_classes_are_named(made: Path, tmp_path: Path) -> None:
@@ -383,22 +343,6 @@ def test_unreadable_images_and_unknown_classes_are_named(made: Path, tmp_path: P
         (tmp_path / "foreign" / name).mkdir(parents=True)
         Image.fromarray(draw_shapes("flat", 1).pixels[0]).save(tmp_path / "foreign" / name / "0.png")
     assert "not among the classes" in run(*rank, "--images", "foreign", code=2).stderr
-
-
-def test_models_that_fit_images_differently_do_not_share_a_reading(tmp_path: Path) -> None:
-    picture = np.zeros((40, 20, 3), dtype=np.uint8)
-    picture[20:] = 255
-    Image.fromarray(picture).save(tmp_path / "a.png")
-    (found,) = find_domains(tmp_path).values()
-    read_by = shared_images(found)
-    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1, "intermediate_size": 8}
-    config = ViTConfig(**sizes, image_size=(16, 24), patch_size=8)
-    model = load_model(ViTForImageClassification(config).eval())
-    read = []
-    for mode in ("squash", "center"):
-        model.preprocessing = {"input_size": (3, 16, 24), "crop_pct": 0.5, "crop_mode": mode}
-        read.append(read_by(model).clean)
-    assert not torch.equal(*read)
 
 
 # ---- zoo ----------------------------------------------------------------------------------------

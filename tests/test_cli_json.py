@@ -134,9 +134,7 @@ def test_the_page_lists_the_entries_of_every_document(documents: dict[str, Any])
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_a_result_is_kept_shown_and_made_into_a_page(
-    name: str, documents: dict[str, Any], folder: Path
-) -> None:
+def test_a_result_is_kept_shown_and_has_a_page(name: str, documents: dict[str, Any], folder: Path) -> None:
     store = ("--store", folder / "store")
     found = Store(folder / "store").query()
     identity = next(each.id for each in found if each.kind == KEPT[name])  # others store such results later
@@ -150,17 +148,12 @@ def test_a_result_is_kept_shown_and_made_into_a_page(
     assert "<h1>" in (folder / "page.html").read_text()
 
 
-def test_a_result_is_shown_by_the_page_of_its_kind(
-    documents: dict[str, Any], folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("documents")
+def test_a_result_is_shown_by_the_page_of_its_kind(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(folder / "store")
     result = store.get(store.query("zoo")[0].id)
-    form = PageForm(
-        noun="zoo",
-        schema=schema_of(result.payload),
-        again="it",
-        make=lambda document: Page(kind="zoo", title=f"A page of {document['kind']}"),
-    )
+    facts = {"noun": "zoo", "schema": schema_of(result.payload), "again": "it"}
+    form = PageForm(**facts, make=lambda document: Page(kind="zoo", title=f"A page of {document['kind']}"))
     monkeypatch.setitem(PAGES._entries, "zoo", form)
     assert "A page of zoo" in run("show", result.id, "--store", folder / "store").stdout
 
@@ -204,9 +197,7 @@ def test_the_overview_shows_every_command_whole_and_in_its_group() -> None:
 
 
 @pytest.mark.parametrize("command", OF_A_MODEL)
-def test_a_missing_model_is_one_document_and_leaves_nothing_behind(
-    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_missing_model_is_one_document_and_leaves_nothing(command: str, tmp_path: Path, monkeypatch: Any):
     monkeypatch.chdir(tmp_path)
     words = command.split()
     words += ["./nowhere"] if words[-1] == "--zoo" else ["--model", "./nowhere"]

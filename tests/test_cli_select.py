@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from command_line import Outcome, invoke
 from type_checks import no_type_checks
@@ -82,36 +81,13 @@ def test_out_holds_the_document_the_page_the_ids_and_the_subset(made: tuple[Path
         assert [int(row["n"]) for row in csv.DictReader(file)] == [20, 40]
 
 
-def test_the_same_command_again_is_a_look_up(made: tuple[Path, Outcome], archive: Path) -> None:
-    again = run(archive, "--sizes", "20,40", *QUICK, "--store", made[0] / "store")
-    assert "(taken from the store)" in again.stdout
-
-
-def test_every_shape_of_a_table_is_one_selection(archive: Path, tmp_path: Path) -> None:
-    """Wide, long, transposed and sample logs have one data hash, so all but the first are looked up."""
-    data = CorrectnessData.load(archive)
-    wide = pd.DataFrame(data.correct, index=data.model_ids, columns=data.example_ids).rename_axis("model")
-    rows = wide.reset_index().melt("model", var_name="example_id", value_name="correct")
-    pd.Series(data.id_accuracy, index=data.model_ids).to_csv(tmp_path / "rated.csv")
-    wide.to_csv(tmp_path / "wide.csv.gz")
-    wide.T.rename_axis("example_id").to_csv(tmp_path / "transposed.tsv", sep="\t")
-    words = rows.replace({"correct": {1: "yes", 0: "no"}})
-    words.to_csv(tmp_path / "long.csv", index=False)
-    hashes = set()
-    spelling: tuple[str, ...] = ("--right", "yes", "--wrong", "no")
-    tables: dict[str, tuple[str, ...]] = {"wide.csv.gz": (), "transposed.tsv": (), "long.csv": spelling}
-    for name, options in tables.items():
-        given: tuple[str | Path, ...] = (tmp_path / name, "--id-accuracy", tmp_path / "rated.csv", *options)
-        found = document(
-            *given, "--sizes", "30", *UNTESTED, "--store", tmp_path / "store", "--groups", "model"
-        )
-        hashes.add(found["provenance"]["data"]["hash"])
-    assert hashes == {data.hash}
-
-
 def test_how_a_table_is_read_is_shown_before_anything_is_selected(tmp_path: Path) -> None:
     lines = ["model,id_accuracy,x1,x2,x3,notes", *(f"m{k},0.{5 + k},1,0,{k % 2},1" for k in range(4))]
     (tmp_path / "t.csv").write_text("\n".join(lines))
+    words = ["model,id_accuracy,x1,x2", *(f"m{k},0.{5 + k},yes,{'no' if k else 'yes'}" for k in range(4))]
+    (tmp_path / "words.csv").write_text("\n".join(words))
+    spelled = document("data", tmp_path / "words.csv", "--right", "yes", "--wrong", "no")
+    assert spelled["accuracy on the examples"] == "50.0% to 100.0%"
     seen = document("data", tmp_path / "t.csv")
     assert (seen["orientation"], seen["models"]) == ("wide", "4: m0, m1, m2, ...")
     assert "'notes' counted as an example" in seen["notes"]
@@ -119,6 +95,9 @@ def test_how_a_table_is_read_is_shown_before_anything_is_selected(tmp_path: Path
     wrong = run("data", tmp_path / "t.csv", *roles)
     assert wrong.exit_code == 2
     assert "did you mean 'id_accuracy'" in wrong.stderr
+    absent = run(tmp_path / "absent.npz")
+    assert (absent.exit_code, "absent.npz" in absent.stderr) == (1, True)
+    assert "absent.json is not a subset: " in run("evaluate", tmp_path / "absent.json", "new.npz").stderr
 
 
 def test_a_filter_and_a_metric_per_task_are_chosen_on_the_command_line(tmp_path: Path) -> None:
@@ -128,46 +107,27 @@ def test_a_filter_and_a_metric_per_task_are_chosen_on_the_command_line(tmp_path:
             samples = [{"doc_id": k, "metrics": [metric], metric: row} for row in (1, 0) for k in range(3)]
             text = "\n".join(map(json.dumps, samples))
             (tmp_path / "logs" / model / f"samples_{task}.jsonl").write_text(text)
-    given: tuple[str | Path, ...] = ("data", tmp_path / "logs", "--id-envs", "inside", "--ood-env", "outside")
-    unsaid = run(*given)
-    assert unsaid.exit_code == 2
-    assert "--filter first" in unsaid.stderr
-    columns = ("--columns", "correct=inside:acc,outside:f1")
-    seen = document(*given, *columns, "--filter", "first")
-    assert seen["accuracy on the examples"] == "100.0% to 100.0%"
-    assert document(*given, *columns, "--filter", "last")["accuracy on the examples"] == "0.0% to 0.0%"
+    given = (tmp_path / "logs", "--id-envs", "inside", "--ood-env", "outside")
+    for choice, shown in (("first", "100.0% to 100.0%"), ("last", "0.0% to 0.0%")):
+        seen = document("data", *given, "--columns", "correct=inside:acc,outside:f1", "--filter", choice)
+        assert seen["accuracy on the examples"] == shown
 
 
-def test_unknown_training_runs_keep_a_verdict_from_being_supported(tmp_path: Path) -> None:
-    planted(groups=False).save(tmp_path / "answers.npz")
-    given: tuple[str | Path, ...] = (
-        tmp_path / "answers.npz",
-        "--sizes",
-        "30",
-        *QUICK,
-        "--store",
-        tmp_path / "store",
-        "--gate",
-    )
-    unknown = run(*given)
+def test_a_gate_fires_on_support(archive: Path, made: tuple[Path, Outcome], tmp_path: Path) -> None:
+    fired = run(archive, "--sizes", "20,40", *QUICK, "--store", made[0] / "store", "--gate")
+    assert fired.exit_code == 3
+    assert "(taken from the store)" in fired.stdout
+    assert "gate: better models do worse on" in fired.stderr
+    planted(turned=0).save(tmp_path / "sound.npz")
+    planted(groups=False).save(tmp_path / "unknown.npz")
+    given = ("--sizes", "30", *QUICK, "--store", tmp_path / "store", "--gate")
+    assert run(tmp_path / "sound.npz", *given).exit_code == 0
+    unknown = run(tmp_path / "unknown.npz", *given)
     assert unknown.exit_code == 3, unknown.output
     assert "gate: failed, since no verdict was possible" in unknown.stderr
 
 
-def test_a_gate_fires_where_a_subset_is_supported(
-    archive: Path, made: tuple[Path, Outcome], tmp_path: Path
-) -> None:
-    fired = run(archive, "--sizes", "20,40", *QUICK, "--store", made[0] / "store", "--gate")
-    assert fired.exit_code == 3
-    assert "gate: better models do worse on" in fired.stderr
-    planted(turned=0).save(tmp_path / "sound.npz")
-    sound = run(tmp_path / "sound.npz", "--sizes", "30", *QUICK, "--store", tmp_path / "store", "--gate")
-    assert sound.exit_code == 0
-
-
-def test_other_models_are_evaluated_and_a_gate_may_not_be_undecided(
-    made: tuple[Path, Outcome], tmp_path: Path
-) -> None:
+def test_others_are_evaluated_and_gates_may_be_undecided(made: tuple[Path, Outcome], tmp_path: Path) -> None:
     new = planted().take(models=np.arange(3))
     new.save(tmp_path / "new.npz")
     subset = made[0] / "out" / "subset.json"
@@ -179,13 +139,6 @@ def test_other_models_are_evaluated_and_a_gate_may_not_be_undecided(
     strict = run("evaluate", subset, tmp_path / "new.npz", "--gate", half, "--undecided", "fail")
     assert strict.exit_code == 3
     assert f"gate: {half} fails for" in strict.stderr
-
-
-def test_digits_are_selected_from_without_any_file(tmp_path: Path) -> None:
-    found = document("digits:32", "--sizes", "60", *UNTESTED, "--store", tmp_path)
-    assert found["contents"]["data"]["n_models"] == 32
-    (kept,) = (tmp_path / "select").iterdir()
-    assert CorrectnessData.load(kept).n_models == 32
 
 
 @pytest.mark.parametrize(
@@ -202,19 +155,8 @@ def test_digits_are_selected_from_without_any_file(tmp_path: Path) -> None:
         (["--cells", "score"], "--cells has no effect for an archive"),
     ],
 )
-def test_wrong_use_is_answered_with_what_to_type(
-    archive: Path, tmp_path: Path, arguments: list[str], message: str
-) -> None:
+def test_wrong_use_is_answered(archive: Path, tmp_path: Path, arguments: list[str], message: str) -> None:
     found = run(archive, "--store", tmp_path / "store", "--out", tmp_path / "out", "--quiet", *arguments)
     assert found.exit_code == 2, found.output
     assert message in found.stderr
     assert not (tmp_path / "out").exists()
-
-
-def test_files_that_are_no_predictions_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "broken.npz").write_bytes(b"no archive")
-    (tmp_path / "empty").mkdir()
-    for name in ("absent.npz", "broken.npz", "empty"):
-        found = run(tmp_path / name, "--store", tmp_path / "store", "--quiet")
-        assert (found.exit_code, name in found.stderr) == (1, True)
-    assert "absent.json is not a subset: " in run("evaluate", tmp_path / "absent.json", "new.npz").stderr

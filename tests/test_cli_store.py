@@ -65,16 +65,12 @@ def test_results_are_listed_by_their_columns_and_shown(filled: list[str]) -> Non
     none = run("store", "ls", *filled, "--kind", "score", "--task", "ioi", "--json")
     assert json.loads(none.stdout) == []
     assert none.stderr == "note: the store does not hold a result with kind 'score'\n"
-    for arguments, message in (
-        (("--order", "vlaue"), "did you mean 'value'"),
-        (("--csv", "--json"), "one of"),
-    ):
+    wrong = {("--order", "vlaue"): "did you mean 'value'", ("--csv", "--json"): "one of"}
+    for arguments, message in wrong.items():
         assert message in run("store", "ls", *arguments, *filled, code=2).stderr
 
 
-def test_ids_stay_in_one_piece_and_hostile_names_do_not_reach_a_terminal(
-    filled: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ids_and_hostile_names_in_a_terminal(filled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     every = ids(filled)
     for width in (80, 50):
         shown = io.StringIO()

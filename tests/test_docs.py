@@ -211,19 +211,12 @@ def test_blocks_are_found_with_their_lines() -> None:
         Block("text", "", "```python\nno\n```\n", 7),
         Block("python", "no-run", "y\n", 12),
     ]
-
-
-def test_commands_are_the_lines_after_a_dollar_sign() -> None:
-    body = "$ assay list \\\n    tasks\nioi\n$ assay show ab\n"
-    assert commands(body) == ["assay list      tasks", "assay show ab"]
+    assert commands("$ assay list \\\n    tasks\nioi\n$ assay show ab\n") == [
+        "assay list      tasks",
+        "assay show ab",
+    ]
 
 
 def test_a_wrong_example_fails() -> None:
     with pytest.raises(pytest.fail.Exception, match="Expected"):
         run_doctest(">>> 1 + 1\n3\n", {}, "wrong", "nowhere", 0)
-
-
-def test_a_failing_snippet_names_its_line_of_the_page() -> None:
-    with pytest.raises(ZeroDivisionError) as caught:
-        run_python(Block("python", "", "x = 1\nx / 0\n", 41), {}, Path("page.md"))
-    assert caught.traceback[-1].lineno == 41  # zero-based: line 42 of the page

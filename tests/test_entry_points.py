@@ -64,7 +64,7 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         place,
         f"""
 import shelf_plugins, transformers
-from assay.analyses.calibration.columns import Columns
+from assay.analyses.calibration.battery import Columns
 from assay.report.save import render
 model = assay.load_model("mini")
 task = assay.load_task("shelf-task", model, n=12, seed=0, length=6)

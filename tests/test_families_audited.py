@@ -61,8 +61,3 @@ def test_a_treatment_needs_norms_behind_branches() -> None:
     result = invoke("measure", "--task", "ioi", "--n", "6", "--post-norm", "eap-ig")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "mini has no norms behind its branches, so post_norm='eap-ig' does not apply" in result.stderr
-
-
-def test_families_are_listed() -> None:
-    shown = invoke("list", "models").stdout
-    assert "GPT-NeoX, Pythia (type gpt_neox)." in shown

@@ -55,13 +55,6 @@ def test_the_quick_tests_exist_and_are_not_all() -> None:
     assert all((REPOSITORY / each).exists() for each in named)
 
 
-def test_a_bug_report_asks_for_the_doctor() -> None:
-    form = yaml.safe_load((FORGE / "ISSUE_TEMPLATE" / "bug.yml").read_text())
-    (field,) = (each for each in form["body"] if each.get("id") == "doctor")
-    assert field["validations"] == {"required": True}
-    assert "assay doctor" in field["attributes"]["label"]
-
-
 # ---- the metadata of a release ------------------------------------------------------------------
 
 

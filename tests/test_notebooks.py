@@ -111,28 +111,9 @@ def source_of(folder: Path, *lines: str) -> Path:
     return path
 
 
-def test_an_error_in_a_cell_stops_the_run(tmp_path: Path) -> None:
+def test_an_error_and_a_line_on_stderr_stop_the_run(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="ZeroDivisionError"):
         runner.execute(source_of(tmp_path, "1 / 0"))
-
-
-def test_a_line_on_stderr_stops_the_run(tmp_path: Path) -> None:
     source = source_of(tmp_path, "import sys", 'print("seen", file=sys.stderr)')
     with pytest.raises(RuntimeError, match=r"source.py, cell-1 wrote on stderr: seen"):
         runner.execute(source)
-
-
-def test_the_same_source_gives_the_same_cells(tmp_path: Path) -> None:
-    source = source_of(tmp_path, "# %matplotlib inline", "1 + 1")
-    once = runner.read(source)
-    assert once == runner.read(source)
-    assert cells(once) == [
-        ("cell-0", "markdown", "# Title"),
-        ("cell-1", "code", "%matplotlib inline\n1 + 1"),
-    ]
-
-
-def test_folders_of_a_machine_are_found() -> None:
-    home, temporary = Path.home().anchor + "root/x.py", "/tmp/a.b"
-    text = f"in {home}, at {temporary} and https://x.org{temporary}, 1{home}"
-    assert PLACE.findall(text) == [f"{home},", temporary]

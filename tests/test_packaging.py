@@ -11,6 +11,7 @@ import tomllib
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -28,18 +29,8 @@ PROJECT = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
 MEGABYTE = 1_000_000
 # What a checkout holds besides its files: environments, caches, what was built.
 IGNORED = shutil.ignore_patterns(
-    *(line.rstrip("/").split("/")[-1] for line in (REPOSITORY / ".gitignore").read_text().split()),
-    ".git",
+    *(line.rstrip("/").split("/")[-1] for line in (REPOSITORY / ".gitignore").read_text().split()), ".git"
 )
-
-
-def bounds(*extras: str) -> dict[str, str]:
-    """Lowest version of each direct requirement."""
-    rows = [
-        *PROJECT["dependencies"],
-        *(row for each in extras for row in PROJECT["optional-dependencies"][each]),
-    ]
-    return {each.name: str(each.specifier).removeprefix(">=") for each in map(Requirement, rows)}
 
 
 # ---- declarations -------------------------------------------------------------------------------
@@ -54,12 +45,12 @@ def test_the_code_and_the_project_declare_the_same_distribution_and_extras() -> 
 
 
 def test_the_oldest_constraints_are_the_lower_bounds() -> None:
-    rows = [
-        row for row in (REPOSITORY / "requirements-oldest.txt").read_text().splitlines() if row[:1] != "#"
-    ]
-    lowest = bounds("serve", "parquet", "postgres")
+    rows = (REPOSITORY / "requirements-oldest.txt").read_text().splitlines()
+    extras = (PROJECT["optional-dependencies"][each] for each in ("serve", "parquet", "postgres"))
+    direct = map(Requirement, [*PROJECT["dependencies"], *(row for extra in extras for row in extra)])
+    lowest = {each.name: str(each.specifier).removeprefix(">=") for each in direct}
     del lowest["torch"]  # named in the Makefile
-    assert dict(row.split("==") for row in rows) == lowest
+    assert dict(row.split("==") for row in rows if row[:1] != "#") == lowest
 
 
 def test_every_requirement_of_the_lock_is_pinned_with_hashes_and_names_no_host() -> None:
@@ -72,25 +63,18 @@ def test_every_requirement_of_the_lock_is_pinned_with_hashes_and_names_no_host()
 
 
 def test_pages_name_the_distribution_and_extras_that_exist() -> None:
-    for page in (
-        *REPOSITORY.glob("*.md"),
-        *REPOSITORY.glob("docs/*.md"),
-        *REPOSITORY.glob("docs/[!_]*/**/*.md"),
-    ):
+    places = ("*.md", "docs/*.md", "docs/[!_]*/**/*.md")
+    for page in (each for place in places for each in REPOSITORY.glob(place)):
         for name, extra in re.findall(r"['\"/]([\w-]*assay[\w-]*)\[([\w,]+)\]['\"]", page.read_text()):
             assert name == DISTRIBUTION, page
             assert set(extra.split(",")) <= set(PROJECT["optional-dependencies"]), page
 
 
 def test_a_missing_extra_is_named_with_its_command() -> None:
-    extra = "serve"
-    with pytest.raises(MissingExtraError) as caught, needs_extra(extra, "this needs that"):
+    with pytest.raises(MissingExtraError) as caught, needs_extra("serve", "this needs that"):
         import a_package_that_nobody_has  # noqa: F401
-    assert str(caught.value) == f"this needs that; run: pip install 'circuit-assay[{extra}]'"
-    assert install_command(extra) in str(caught.value)
-
-
-def test_the_site_names_the_extra_serve() -> None:
+    assert str(caught.value) == "this needs that; run: pip install 'circuit-assay[serve]'"
+    assert install_command("serve") in str(caught.value)
     code = (
         "import runpy, sys; sys.modules['uvicorn'] = None; sys.argv = ['assay', 'serve']; "
         "runpy.run_module('assay', run_name='__main__')"
@@ -185,15 +169,9 @@ def clean(built: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) ->
 def run(clean: Path, folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     """A program of the clean environment, in a folder of its own."""
     variables = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "ASSAY_"))}
-    return subprocess.run(
-        [str(clean / command[0]), *command[1:]],
-        cwd=folder,
-        env=variables,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+    whole = [str(clean / command[0]), *command[1:]]
+    given: dict[str, Any] = {"cwd": folder, "env": variables, "timeout": 240}
+    return subprocess.run(whole, capture_output=True, text=True, check=False, **given)
 
 
 def test_audit_and_select_run_in_a_clean_environment(clean: Path, tmp_path: Path) -> None:

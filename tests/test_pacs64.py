@@ -6,10 +6,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import pytest
-
-from assay.analyses.generalization import alarm_curve
 
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -55,23 +52,3 @@ def test_the_correlations_follow_from_the_models(script: ModuleType, monkeypatch
             for key in ("r2", "srcc", "krcc"):
                 value = found[name]["tasks"][task][key]["value"]
                 assert value == pytest.approx(cells[key]["value"], abs=TOLERANCE), (name, task, key)
-
-
-def test_the_alarm_follows_from_the_scores_of_the_domains() -> None:
-    found = results("monitoring")
-    known, new = (
-        [row for name, row in found["domains"].items() if name.startswith(prefix)]
-        for prefix in ("known/", "new/")
-    )
-    assert (len(known), len(new)) == (39, 9)
-    for name in ("CSS spearman", "CSS jaccard", "CSS cosine", "ATC", "AC"):
-        curve = alarm_curve(
-            [row[name] for row in known],
-            [row["accuracy"] for row in known],
-            [row[name] for row in new],
-            [row["accuracy"] for row in new],
-            deltas=found["deltas"],
-            higher_is_shift=name.startswith("CSS"),
-        )
-        mean = [np.nan if each is None else each for each in found["scores"][name]["alarm_f1"]["mean"]]
-        np.testing.assert_allclose(np.nanmean(curve, axis=1), mean, atol=TOLERANCE)

@@ -2,30 +2,12 @@
 
 import sys
 from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
 
 import assay
 from assay.core.machine import COUNTING, entered
-
-
-@pytest.fixture(scope="module")
-def things() -> dict[str, Any]:
-    model = assay.load_model("mini")
-    task = assay.load_task("ioi", model, n=8, seed=0)
-    scores = assay.discover(model, task, "eap")
-    circuit = scores.top(30).connected()
-    return {
-        "model": model,
-        "task": task,
-        "scores": scores,
-        "circuit": circuit,
-        "measurement": assay.measure(circuit, model, task, "faithfulness"),
-        "curve": assay.faithfulness_curve(scores, model, task, fractions=[0.01, 0.1, 1.0]),
-        "worst": assay.worst_case(circuit, model, task, n_clean=4, n_corrupted=4),
-    }
 
 
 def test_in_a_notebook_progress_is_one_output_that_changes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,21 +43,26 @@ def test_a_pass_over_a_task_tells_how_many_examples_it_has_read() -> None:
     assert told == [(2, 5), (4, 5), (5, 5)]
 
 
-def test_tables_have_a_row_per_thing_and_typed_columns(things: dict[str, Any]) -> None:
-    measured = things["measurement"].to_frame()
+def test_tables_have_a_row_per_thing_and_typed_columns() -> None:
+    model = assay.load_model("mini")
+    task = assay.load_task("ioi", model, n=8, seed=0)
+    scores = assay.discover(model, task, "eap")
+    circuit = scores.top(30).connected()
+    measurement = assay.measure(circuit, model, task, "faithfulness")
+    measured = measurement.to_frame()
     assert list(measured.columns[:2]) == ["example", "value"]
-    assert len(measured) == 8
-    assert measured["value"].mean() == pytest.approx(things["measurement"].value)
+    assert measured["value"].mean() == pytest.approx(measurement.value)
     assert measured.dtypes["example"] == np.int64
     assert set(measured.dtypes[1:]) == {np.dtype(np.float64)}
-    curve = things["curve"].to_frame()
+    drawn = assay.faithfulness_curve(scores, model, task, fractions=[0.01, 0.1, 1.0])
+    curve = drawn.to_frame()
     assert curve["fraction"].tolist() == [0.01, 0.1, 1.0]
-    assert curve["faithfulness"].tolist() == pytest.approx(things["curve"].values.tolist())
+    assert curve["faithfulness"].tolist() == pytest.approx(drawn.values.tolist())
     assert (curve["low"] <= curve["high"]).all()
     assert curve.dtypes["kept_edges"] == np.int64
     assert curve["random_mean"].isna().all()
-    worst = things["worst"].to_frame()
-    assert len(worst) == things["worst"].divergence.size
+    pairs = assay.worst_case(circuit, model, task, n_clean=4, n_corrupted=4)
+    worst = pairs.to_frame()
     row = worst.iloc[6]
-    assert row["divergence"] == things["worst"].divergence[int(row["clean"]), int(row["corrupted"])]
+    assert row["divergence"] == pairs.divergence[int(row["clean"]), int(row["corrupted"])]
     assert (worst.dtypes["clean"], worst.dtypes["argmax_differs"]) == (np.int64, np.bool_)

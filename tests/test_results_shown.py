@@ -2,9 +2,9 @@
 
 import functools
 import importlib
-import math
 import pkgutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,19 +18,15 @@ from planted_zoo import SETTINGS, inspected, planted
 from report.synthetic_store import made_audit
 
 import assay
-from assay.analyses.benchmark import (
-    BenchmarkRow,
-    Bounded,
-    DiscoveryBenchmark,
-    Ranked,
-)
+from assay.analyses.benchmark import DiscoveryBenchmark
 from assay.analyses.generalization import motif
 from assay.analyses.generalization.circuit_loss import Dynamics
 from assay.analyses.generalization.monitor import Monitor, Reading
 from assay.analyses.generalization.ranking import rank_inspections
-from assay.core.errors import InputError
-from assay.core.measurement import Measurement
 from assay.core.record import Plotted
+
+
+BENCHMARK = Path(__file__).parents[1] / "experiments" / "discovery_benchmark" / "mini-ioi.json"
 
 
 @functools.cache
@@ -76,22 +72,6 @@ def monitor() -> Monitor:
     return watched
 
 
-def benchmark() -> DiscoveryBenchmark:
-    bounds = Bounded(value=0.7, low=0.6, high=0.8)
-    judged = Ranked(cpr=bounds, cmd=bounds, faithfulness=(0.0, 1.0), kept_edges=(1, 8))
-    served = BenchmarkRow(
-        name="eap", method="eap", signed=judged, absolute=judged, seconds=2.0, plain_seconds=0.5
-    )
-    images = {"name": "ioi", "n": 30}
-    return DiscoveryBenchmark(
-        model={"id": "mini"},
-        discovered_on=images,
-        evaluated_on=images,
-        settings={},
-        rows=(served, BenchmarkRow(name="acdc", method="acdc", reason="no images here")),
-    )
-
-
 def dynamics() -> Dynamics:
     numbers = {"deep": 0.2, "shallow": 0.1, "depth_bias": 0.7, "low": 0.5, "high": 0.9}
     readings = tuple({"step": step, **numbers, "scores": {"validation": 0.8}} for step in (0, 100))
@@ -99,7 +79,7 @@ def dynamics() -> Dynamics:
     return Dynamics(readings=readings, facts=facts)
 
 
-def measurement() -> Measurement:
+def measurement() -> assay.Measurement:
     return assay.measure(mini().circuit, mini().model, mini().task, "kl")
 
 
@@ -116,7 +96,7 @@ MADE: dict[str, tuple[Callable[[], Any], Callable[[Any], int]]] = {
         lambda each: (each.edges["decision"] != "excluded").sum(),
     ),
     "Circuit": (lambda: mini().circuit, lambda each: each.n_edges),
-    "DiscoveryBenchmark": (benchmark, lambda each: len(each.rows)),
+    "DiscoveryBenchmark": (lambda: DiscoveryBenchmark.load(BENCHMARK), lambda each: len(each.rows)),
     "Dynamics": (dynamics, lambda each: len(each.readings)),
     "EdgeScores": (lambda: mini().scores, lambda each: each.graph.n_edges),
     "FaithfulnessCurve": (curve, lambda each: len(each.fractions)),
@@ -173,9 +153,3 @@ def test_a_result_is_drawn_tabulated_and_named(name: str) -> None:
     assert len(table) == n_rows(result)
     assert all(isinstance(column, str) for column in table.columns)
     assert dict(mpl.rcParams) == settings
-
-
-def test_without_anything_to_draw_plot_says_so() -> None:
-    undefined = Measurement(id="a", name="a", value=math.nan, n=0, reason="zero_denominator")
-    with pytest.raises(InputError, match="cannot plot"):
-        undefined.plot()

@@ -3,7 +3,6 @@
 import copy
 import json
 import multiprocessing
-import multiprocessing.process
 import signal
 import time
 from collections.abc import Callable
@@ -43,10 +42,6 @@ def circuit(tiny: Model) -> Circuit:
     return half_of(tiny)
 
 
-# -------------------------------------------------------------------------------------------------- values
-
-
-@pytest.mark.filterwarnings("ignore:a name like 'a1.h1.k'")  # the file has the older names
 @pytest.mark.parametrize("name", ["gpt2_tiny", "llama_tiny", "neox_tiny"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_all_pairs_of_every_golden_circuit(
@@ -80,33 +75,18 @@ def test_a_callable_of_the_users_and_its_answers(tiny: Model, circuit: Circuit, 
         return (model - circuit).square().mean(1)
 
     task = ids_task()
+    full, kept = run_model(tiny, task), run_circuit(circuit, tiny, task)
     worst = worst_case(circuit, tiny, task, "file", divergence=squared)
-    difference = run_model(tiny, task) - run_circuit(circuit, tiny, task)
-    np.testing.assert_allclose(worst.divergence, difference.square().mean(1), rtol=1e-4, atol=1e-6)
+    np.testing.assert_allclose(worst.divergence, squared(full, kept), rtol=1e-4, atol=1e-6)
     assert (worst.facts["divergence"], worst.unit) == ("squared", "user")
-    gap = worst_case(circuit, tiny, task, "file", divergence="logit-diff-gap")
-    rows = torch.arange(task.n)
-    margins = [
-        logits[rows, task.answers[:, 0]] - logits[rows, task.wrong[:, 0]]  # type: ignore[index]
-        for logits in (run_model(tiny, task), run_circuit(circuit, tiny, task))
-    ]
-    np.testing.assert_allclose(gap.divergence, (margins[0] - margins[1]).abs(), rtol=1e-4, atol=1e-5)
-
-
-def test_equal_tokens_with_other_answers_are_told_apart_where_answers_count(
-    tiny: Model, circuit: Circuit
-) -> None:
-    ids = torch.tensor([[1, 2, 3], [1, 2, 3]])
-    task = PairTask(
-        clean=ids,
-        corrupted=ids + 5,
-        answers=torch.tensor([[10], [20]]),
-        wrong=torch.tensor([[30], [40]]),
-    )
     gap = worst_case(circuit, tiny, task, "file", divergence="logit-diff-gap").divergence
-    assert gap[0] != gap[1]
-    kl = worst_case(circuit, tiny, task, "file").divergence
-    assert kl[0] == kl[1]
+    margins = [(run.gather(1, task.answers) - run.gather(1, task.wrong))[:, 0] for run in (full, kept)]
+    np.testing.assert_allclose(gap, (margins[0] - margins[1]).abs(), rtol=1e-4, atol=1e-5)
+    # Equal tokens with other answers are told apart where answers count.
+    same = replace(task, clean=task.clean[:1].expand(8, -1), corrupted=task.corrupted[:1].expand(8, -1))
+    gap = worst_case(circuit, tiny, same, "file", divergence="logit-diff-gap").divergence
+    assert len(np.unique(gap)) == 8
+    assert len(np.unique(worst_case(circuit, tiny, same, "file").divergence)) == 1
 
 
 def test_repeated_inputs_are_run_once_and_counted_as_often_as_drawn(
@@ -125,7 +105,6 @@ def test_repeated_inputs_are_run_once_and_counted_as_often_as_drawn(
     worst = worst_case(circuit, tiny, task, "iid", 500)
     assert sum(ran) == 4
     assert worst.divergence.shape == (500,)
-    assert worst.sample.pairs is not None
     for kind in np.unique(worst.divergence):
         rows = np.flatnonzero(worst.divergence == kind)
         clean = worst.sample.clean.distinct.inverse[rows]
@@ -138,14 +117,13 @@ def test_blocks_do_not_change_values_beyond_rounding(
     tiny: Model, circuit: Circuit, ids_task: TaskMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     task = ids_task(20)
-    whole = worst_case(circuit, tiny, task, n_clean=20, n_corrupted=20)
-    listed = worst_case(circuit, tiny, task, "matched", 30)
+    asked: list[Any] = [("all", 20, 20), ("matched", 30)]
+    whole = [worst_case(circuit, tiny, task, *each).divergence for each in asked]
     monkeypatch.setattr(evaluation, "TILE", 3)
     monkeypatch.setattr(evaluation, "LISTED", 4)
-    tiled = worst_case(circuit, tiny, task, n_clean=20, n_corrupted=20)
-    np.testing.assert_allclose(tiled.divergence, whole.divergence, rtol=1e-4, atol=1e-6)
-    again = worst_case(circuit, tiny, task, "matched", 30)
-    np.testing.assert_allclose(again.divergence, listed.divergence, rtol=1e-4, atol=1e-6)
+    for each, expected in zip(asked, whole, strict=True):
+        found = worst_case(circuit, tiny, task, *each).divergence
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
 
 
 def test_a_full_circuit_never_departs_and_an_empty_one_is_its_anchor(
@@ -160,9 +138,6 @@ def test_a_full_circuit_never_departs_and_an_empty_one_is_its_anchor(
     assert "no kept path" in empty.warnings["disconnected_circuit"]
 
 
-# ----------------------------------------------------------------------------------------------- protocols
-
-
 def test_file_pairs_of_a_jsonl_task_of_unequal_lengths(tiny: Model, circuit: Circuit, tmp_path: Path) -> None:
     lines = [
         {"clean": [1, 2, 3], "corrupted": [4, 5, 6], "answers": [7], "kind": "short"},
@@ -173,93 +148,73 @@ def test_file_pairs_of_a_jsonl_task_of_unequal_lengths(tiny: Model, circuit: Cir
     path.write_text("\n".join(map(json.dumps, lines)))
     worst = worst_case(circuit, tiny, path, "file")
     for row, line in enumerate(lines):
-        one = PairTask(
-            clean=torch.tensor([line["clean"]]),
-            corrupted=torch.tensor([line["corrupted"]]),
-            answers=torch.tensor([line["answers"]]),
-        )
-        alone = worst_case(circuit, tiny, one, "file")
+        one = {name: torch.tensor([line[name]]) for name in ("clean", "corrupted", "answers")}
+        alone = worst_case(circuit, tiny, PairTask(**one), "file")
         np.testing.assert_allclose(worst.divergence[row], alone.divergence[0], rtol=1e-4, atol=1e-6)
     assert worst.by_field("kind").rows == ("long", "short")
     assert worst.worst(1)[0].clean.split()[0] in ("1", "9")
-
-
-# ---------------------------------------------------------------------------------------------- resumption
 
 
 def run_in(directory: Path, model: Model, circuit: Circuit, task: PairTask, **options: Any) -> WorstCase:
     return worst_case(circuit, model, task, n_clean=20, n_corrupted=15, directory=directory, **options)
 
 
-def test_missing_and_damaged_blocks_are_run_again_to_the_same_bytes(
+def test_missing_and_damaged_blocks_are_run_again_to_the_same_numbers(
     tiny: Model, circuit: Circuit, ids_task: TaskMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(evaluation, "TILE", 4)
-    job = tmp_path / "job"
-    first = run_in(job, tiny, circuit, ids_task(12))
-    files = sorted(job.glob("block-*"))
+    first = run_in(tmp_path, tiny, circuit, ids_task(12))
+    files = sorted(tmp_path.glob("block.*"))
     before = [path.read_bytes() for path in files]
     assert len(files) > 4
     files[1].unlink()
     files[2].write_bytes(before[2][:-7])
-    changed = bytearray(before[3])
-    changed[200] ^= 1  # one of the numbers
-    files[3].write_bytes(changed)
-    second = run_in(job, tiny, circuit, ids_task(12))
-    assert [path.read_bytes() for path in files] == before
+    files[3].write_bytes(before[3][:-1] + bytes([before[3][-1] ^ 1]))  # in a number
+    second = run_in(tmp_path, tiny, circuit, ids_task(12))
     assert (first.divergence == second.divergence).all()
+    after = [path.read_bytes() for path in files]
+    assert [len(each) for each in after] == [len(each) for each in before]
+    assert (after[0], after[4]) == (before[0], before[4])  # what was whole stays as it is
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [({"seed": 1}, "sample"), ({"divergence": "js"}, "divergence")],
-)
 def test_a_directory_serves_one_job(
-    change: dict, named: str, tiny: Model, circuit: Circuit, ids_task: TaskMaker, tmp_path: Path
+    tiny: Model, circuit: Circuit, ids_task: TaskMaker, tmp_path: Path
 ) -> None:
     run_in(tmp_path, tiny, circuit, ids_task(12))
-    with pytest.raises(InputError, match=f"blocks of another job .different: {named}.; give another"):
-        run_in(tmp_path, tiny, circuit, ids_task(12), **change)
-    with pytest.raises(InputError, match="different: circuit"):
-        run_in(tmp_path, tiny, half_of(tiny, seed=4), ids_task(12))
-
-
-def fork(work: Callable[[], object]) -> "multiprocessing.process.BaseProcess":
-    """A process of its own that has the model, circuit and task of these tests at hand."""
-    process = multiprocessing.get_context("fork").Process(target=work)
-    process.start()
-    return process
+    for kept, change, named in (
+        (circuit, {"seed": 1}, "sample"),
+        (circuit, {"divergence": "js"}, "divergence"),
+        (half_of(tiny, seed=4), {}, "circuit"),
+    ):
+        with pytest.raises(InputError, match=f"belong to another {named}: .* own folder"):
+            run_in(tmp_path, tiny, kept, ids_task(12), **change)
 
 
 def test_a_killed_run_goes_on_to_the_same_bytes(
     tiny: Model, circuit: Circuit, ids_task: TaskMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = tmp_path / "job"
+    job, other = tmp_path / "job", tmp_path / "other"
     monkeypatch.setattr(evaluation, "TILE", 4)
 
-    def wait(stage: str, done: int, total: int) -> None:
-        time.sleep(0.4 if done else 0)
+    def work() -> None:
+        run_in(job, tiny, circuit, ids_task(12), progress=lambda _, done, total: time.sleep(0.4 * bool(done)))
 
-    process = fork(lambda: run_in(job, tiny, circuit, ids_task(12), progress=wait))
+    process = multiprocessing.get_context("fork").Process(target=work)
+    process.start()
     deadline = time.monotonic() + 120
-    while len(list(job.glob("block-*"))) < 2:
+    while len(list(job.glob("block.*"))) < 2:
         assert process.is_alive(), process.exitcode
         assert time.monotonic() < deadline
         time.sleep(0.02)
     process.kill()
     process.join()
     assert process.exitcode == -signal.SIGKILL
-    finished = sorted(path.name for path in job.glob("block-*"))
-    whole = run_in(tmp_path / "other", tiny, circuit, ids_task(12))
-    total = len(list((tmp_path / "other").glob("block-*")))
-    assert 2 <= len(finished) < total
-    stamps = {name: (job / name).stat().st_mtime_ns for name in finished}
+    stamps = {path: path.stat().st_mtime_ns for path in job.glob("block.*")}
+    whole = run_in(other, tiny, circuit, ids_task(12))
+    assert 2 <= len(stamps) < len(list(other.glob("block.*")))
     resumed = run_in(job, tiny, circuit, ids_task(12))
-    assert {name: (job / name).stat().st_mtime_ns for name in finished} == stamps
+    assert {path: path.stat().st_mtime_ns for path in stamps} == stamps
     assert (resumed.divergence == whole.divergence).all()
-
-
-# ------------------------------------------------------------------------------------------------ refusals
 
 
 def without_an_edge(graph: Any, mask: torch.Tensor, **options: Any) -> Any:
@@ -271,16 +226,12 @@ def without_an_edge(graph: Any, mask: torch.Tensor, **options: Any) -> Any:
 
 @pytest.mark.parametrize("kind", ["gpt2", "llama", "neox"])
 def test_the_sanity_run_sees_a_wrong_mask(
-    kind: str,
-    tiny_module: Callable[..., nn.Module],
-    ids_task: TaskMaker,
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, tiny_module: Callable[..., nn.Module], ids_task: TaskMaker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A wrong mask leaves C(x, x) = M(x), and both ways with a plan agree about it."""
     model = load_model(tiny_module(kind))
     circuit = half_of(model, seed=3)
-    sample = sample_pairs(ids_task(), "all", 5, 5)
-    check_known_runs(model, circuit, sample)
+    check_known_runs(model, circuit, sample_pairs(ids_task(), "all", 5, 5))
     monkeypatch.setattr("assay.execution.runner.compile_plan", without_an_edge)
     with pytest.raises(InconsistentRunError, match="the logits of the circuit differ"):
         worst_case(circuit, model, ids_task(), "all", 5, 5)
@@ -336,14 +287,12 @@ def test_bad_arguments_are_named(tiny: Model, circuit: Circuit, ids_task: TaskMa
 def test_rows_give_a_certificate_only_if_declared_independent(tiny: Model, ids_task: TaskMaker) -> None:
     task = ids_task(60)
     circuit = assay.discover(tiny, task, "eap").top(20)
-    worst = worst_case(circuit, tiny, task, "file")
-    with pytest.raises(InputError, match="were not declared independent"):
-        worst.certificate(0.95)
-    assert worst.to_dict()["certificates"] == []
-    assert "not_certified" in worst.warnings
+    for rows in (task, ids_task(60, seed=1)):
+        worst = worst_case(circuit, tiny, rows, "file")
+        with pytest.raises(InputError, match="were not declared independent"):
+            worst.certificate(0.95)
+        assert (worst.to_dict()["certificates"], "not_certified" in worst.warnings) == ([], True)
     assert worst_case(circuit, tiny, task, "file", independent=True).certificate(0.95).bound is not None
-    others = worst_case(circuit, tiny, ids_task(60, seed=1), "file")
-    assert others.to_dict()["certificates"] == []
     redrawn = worst_case(circuit, tiny, ids_task(20), "iid", n_clean=400, independent=True)
     with pytest.raises(InputError, match="drawn more than once"):
         redrawn.certificate(0.95)
@@ -373,19 +322,14 @@ def test_a_task_without_a_grammar_has_its_own_pairs_unless_others_are_asked_for(
     own = worst_case(circuit, tiny, task)
     assert (own.protocol, own.divergence.shape) == ("file", (8,))
     assert worst_case(circuit, tiny, task, n_clean=5, n_corrupted=4).protocol == "all"
-    rows = [
-        {"clean": clean, "corrupted": corrupted, "answers": answers}
-        for clean, corrupted, answers in zip(
-            task.clean.tolist(), task.corrupted.tolist(), task.answers.tolist(), strict=True
-        )
-    ]
+    names = ("clean", "corrupted", "answers")
+    rows = zip(*(getattr(task, name).tolist() for name in names), strict=True)
     path = tmp_path / "own.jsonl"
-    path.write_text("\n".join(map(json.dumps, rows)))
+    path.write_text("\n".join(json.dumps(dict(zip(names, row, strict=True))) for row in rows))
     assert worst_case(circuit, tiny, path).protocol == "file"
     with pytest.raises(InputError, match="protocol='all' to combine its prompts"):
         worst_case(circuit, tiny, path, n_clean=5, n_corrupted=4)
     crossed = worst_case(circuit, tiny, path, "all", n_clean=30, n_corrupted=30)
     document = crossed.to_dict()
-    assert crossed.divergence.shape == (30, 30)
-    assert document["n_pairs"] == 900
+    assert (crossed.divergence.shape, document["n_pairs"]) == ((30, 30), 900)
     assert document["n_distinct_pairs"] == document["summary"]["absolute"]["count"] <= 7 * 7

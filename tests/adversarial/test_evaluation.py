@@ -1,6 +1,8 @@
 """Any pairs out of two lists of inputs: equal to the one-pair engine however they are asked for."""
 
+import copy
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -71,43 +73,32 @@ def test_inputs_of_several_lengths_pair_within_their_length(module64: nn.Module)
     model = load_model(module64)
     clean, corrupted = (prompts(model, 6, 7, seed, ragged=True) for seed in (0, 1))
     lengths = torch.full((6,), 4)
-    corrupted = PromptSet(
-        tokens=corrupted.tokens, lengths=lengths, positions=lengths - 1, fields=corrupted.fields
-    )
-    same = np.flatnonzero(clean.lengths.numpy() == 4)
-    assert len(same)
+    corrupted = replace(corrupted, lengths=lengths, positions=lengths - 1)
+    same, others = (np.flatnonzero((clean.lengths.numpy() == 4) == kept) for kept in (True, False))
     circuit = Circuit.random(model.graph, model.graph.n_edges // 3, seed=4)
     evaluator = PairEvaluator(model, circuit, clean, corrupted)
     i, j = torch.cartesian_prod(torch.from_numpy(same), torch.arange(6)).T
     expected = expected_values(model, circuit, clean, corrupted, i, j)
-    found = evaluator.pairs(i.numpy(), j.numpy())
-    for value, wanted in zip(found, expected, strict=True):
+    for value, wanted in zip(evaluator.pairs(i.numpy(), j.numpy()), expected, strict=True):
         np.testing.assert_allclose(value, wanted, rtol=1e-5, atol=1e-7)
-    unequal = int(np.flatnonzero(clean.lengths.numpy() != 4)[0])
-    with pytest.raises(InputError, match=rf"pair \({unequal}, 2\) joins prompts of \d and 4 tokens"):
-        evaluator.pairs(np.array([unequal]), np.array([2]))
+    with pytest.raises(InputError, match=rf"pair \({others[0]}, 2\) joins prompts of \d and 4 tokens"):
+        evaluator.pairs(others[:1], np.array([2]))
     with pytest.raises(InputError, match="a table of all pairs needs a single read position"):
         evaluator.table(np.arange(6), np.arange(6))
 
 
 def test_a_pair_without_finite_logits_is_named(neox_tiny64: nn.Module) -> None:
-    model = load_model(neox_tiny64)
+    model = load_model(copy.deepcopy(neox_tiny64))
     clean, corrupted = prompts(model, 2, 6, 0), prompts(model, 3, 6, 1)
     clean.tokens[1, 2] = corrupted.tokens[:, 2] = 5
     clean.tokens[0, 2] = 6
     evaluator = PairEvaluator(model, Circuit.random(model.graph, 30, seed=0), clean, corrupted)
-    embedding = model.module.get_input_embeddings().weight
-    before = embedding.detach().clone()
-    try:
-        with torch.no_grad():
-            embedding[6] = torch.inf
-        with pytest.raises(NonFiniteError, match="clean input 0, .*, and corrupted input 1"):
-            evaluator.pairs(np.array([1, 0]), np.array([0, 1]))
-        with pytest.raises(FloatingPointError, match="clean input 0, .*, and corrupted input 0"):
-            evaluator.table(np.arange(2), np.arange(3))
-    finally:
-        with torch.no_grad():
-            embedding.copy_(before)
+    with torch.no_grad():
+        model.module.get_input_embeddings().weight[6] = torch.inf
+    with pytest.raises(NonFiniteError, match="clean input 0, .*, and corrupted input 1"):
+        evaluator.pairs(np.array([1, 0]), np.array([0, 1]))
+    with pytest.raises(FloatingPointError, match="clean input 0, .*, and corrupted input 0"):
+        evaluator.table(np.arange(2), np.arange(3))
 
 
 def logits_of(*probabilities: float) -> Tensor:
@@ -119,25 +110,17 @@ def inputs(n: int, **tokens: Tensor) -> PromptSet:
     return PromptSet(tokens=zeros[:, None], lengths=zeros + 1, positions=zeros, fields={}, **tokens)
 
 
-def test_kl_by_hand() -> None:
-    """With p = (1/2, 1/2) and c = (1/4, 3/4): KL = 1/2 ln 2 + 1/2 ln 2/3."""
-    model = logits_of(0.5, 0.5)[None]
-    circuit = torch.stack([logits_of(0.25, 0.75), logits_of(0.5, 0.5) + 7])[None]
-    found = table_divergences(get_divergence("kl"), model, circuit, inputs(1))
-    np.testing.assert_allclose(found, [[0.5 * math.log(2) + 0.5 * math.log(2 / 3), 0]], atol=1e-12)
-
-
-def test_the_other_divergences_by_hand() -> None:
-    model, circuit = logits_of(0.5, 0.5)[None], logits_of(0.25, 0.75)[None, None]
-    half = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
+def test_divergences_by_hand() -> None:
+    """Of p = (1/2, 1/2) and c = (1/4, 3/4); 0 for p itself."""
+    model, same = logits_of(0.5, 0.5)[None], logits_of(0.5, 0.5) + 7
+    circuit = torch.stack([logits_of(0.25, 0.75), same])[None]
+    p, c = np.array([0.5, 0.5]), np.array([0.25, 0.75])
+    js = sum((each * np.log(2 * each / (p + c))).sum() / 2 for each in (p, c))
+    kl = 0.5 * math.log(2) + 0.5 * math.log(2 / 3)
     reverse = 0.25 * math.log(0.5) + 0.75 * math.log(1.5)
-    middle = [0.375, 0.625]
-    js = sum(p / 2 * math.log(p / m) for p, m in zip([0.5, 0.5], middle, strict=True))
-    js += sum(c / 2 * math.log(c / m) for c, m in zip([0.25, 0.75], middle, strict=True))
-    expected = {"kl": half, "reverse-kl": reverse, "js": js, "tv": 0.25}
-    for key, value in expected.items():
+    for key, value in {"kl": kl, "reverse-kl": reverse, "js": js, "tv": 0.25}.items():
         found = table_divergences(get_divergence(key), model, circuit, inputs(1))
-        assert found.item() == pytest.approx(value, abs=1e-12)
+        np.testing.assert_allclose(found, [[value, 0]], atol=1e-12)
 
 
 @given(seed=st.integers(0, 10**6), scale=st.floats(0.01, 60))
@@ -155,24 +138,25 @@ def test_the_table_form_of_kl_is_the_sum_over_outputs(seed: int, scale: float) -
 def test_logit_difference_gap_uses_the_answers_of_the_clean_input() -> None:
     model = torch.tensor([[3.0, 1.0, 0.0], [0.0, 5.0, 1.0]])
     circuit = torch.tensor([[[1.0, 1.0, 0.0]], [[0.0, 2.0, 2.0]]])
-    found = table_divergences(
-        get_divergence("logit-diff-gap"),
-        model,
-        circuit,
-        inputs(2, answers=torch.tensor([[0, -1], [1, -1]]), wrong=torch.tensor([[1, 2], [2, -1]])),
-    )
+    ids = {"answers": torch.tensor([[0, -1], [1, -1]]), "wrong": torch.tensor([[1, 2], [2, -1]])}
+    found = table_divergences(get_divergence("logit-diff-gap"), model, circuit, inputs(2, **ids))
     # (3 - 0.5) - (1 - 0.5) = 2 and (5 - 1) - (2 - 2) = 4
     np.testing.assert_allclose(found, [[2.0], [4.0]])
 
 
-def test_a_callable_of_a_known_name_is_still_the_callers() -> None:
+def test_a_callable_of_a_known_name_is_still_the_callers_and_what_is_no_divergence_is_refused() -> None:
     def kl(model: Tensor, circuit: Tensor) -> Tensor:
         return (model - circuit).abs().amax(1)
 
-    found = table_divergences(
-        get_divergence(kl), torch.zeros(2, 3), torch.arange(12.0).view(2, 2, 3), inputs(2)
-    )
+    model, circuit = torch.zeros(2, 3), torch.arange(12.0).view(2, 2, 3)
+    found = table_divergences(get_divergence(kl), model, circuit, inputs(2))
     np.testing.assert_allclose(found, [[2, 5], [8, 11]])
+    with pytest.raises(ShapeError, match=r"returned \(\); expected one number per pair, shape \(4,\)"):
+        table_divergences(get_divergence(lambda a, b: (a - b).mean()), model, circuit, inputs(2))
+    with pytest.raises(InputError, match="these inputs have none"):
+        table_divergences(get_divergence("logit_diff_gap"), model, circuit, inputs(2))
+    with pytest.raises(UnknownNameError, match="kl"):
+        get_divergence("klx")
 
 
 @pytest.mark.parametrize("key", ["kl", "js", "logit-diff-gap"])
@@ -186,13 +170,3 @@ def test_the_empty_circuit_is_compared_by_products_of_whole_sides(key: str) -> N
     for at_once in (1, 3, 100):
         values = cross_divergences(get_divergence(key), model, other, clean, at_once=at_once)
         np.testing.assert_allclose(values, expected, rtol=1e-10, atol=1e-12)
-
-
-def test_what_is_no_divergence_is_refused() -> None:
-    model, circuit = torch.zeros(1, 3), torch.zeros(1, 2, 3)
-    with pytest.raises(ShapeError, match=r"returned \(\); expected one number per pair, shape \(2,\)"):
-        table_divergences(get_divergence(lambda a, b: (a - b).mean()), model, circuit, inputs(1))
-    with pytest.raises(InputError, match="these inputs have none"):
-        table_divergences(get_divergence("logit_diff_gap"), model, circuit, inputs(1))
-    with pytest.raises(UnknownNameError, match="kl"):
-        get_divergence("klx")

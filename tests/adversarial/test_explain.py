@@ -1,12 +1,12 @@
 """Explanations of pairs: golden scores, a case worked by hand, completeness, grouping."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import transformers
 from torch import Tensor, nn
 
 from assay.analyses.worst_case.explain import explain
@@ -20,24 +20,19 @@ from assay.tasks import PairTask
 GOLDEN = Path(__file__).parent.parent / "golden" / "adversarial"
 
 
-def golden() -> tuple[Model, Tensor, Tensor, dict]:
-    described = json.loads((GOLDEN / "gpt2_tiny_circuits.json").read_text())
-    config = transformers.GPT2Config(**described["hf_config"], bos_token_id=0, eos_token_id=0)
-    module = transformers.GPT2LMHeadModel(config).double()
-    with np.load(GOLDEN / "gpt2_tiny_model.npz") as weights:
-        module.load_state_dict({key: torch.from_numpy(weights[key]) for key in weights.files}, strict=False)
+def golden_pairs(model: Model) -> tuple[Model, Tensor, Tensor]:
     case = np.load(GOLDEN / "gpt2_tiny_case.npz")
-    clean, corrupted = torch.from_numpy(case["clean_tokens"]), torch.from_numpy(case["corrupted_tokens"])
+    clean, corrupted = (torch.from_numpy(case[f"{side}_tokens"]) for side in ("clean", "corrupted"))
     index = torch.cartesian_prod(torch.arange(len(clean)), torch.arange(len(corrupted)))
-    return load_model(module.eval()), clean[index[:, 0]], corrupted[index[:, 1]], described["circuits"]
+    return model, clean[index[:, 0]], corrupted[index[:, 1]]
 
 
 @pytest.mark.parametrize("name", ["node_induced", "random30", "all_but_20"])
-def test_scores_are_the_golden_ones(name: str) -> None:
-    model, clean, corrupted, circuits = golden()
+def test_scores_are_the_golden_ones(name: str, golden_model: Callable[..., tuple[Model, dict]]) -> None:
+    model, described = golden_model("gpt2_tiny", torch.float64)
     expected = json.loads((GOLDEN / "gpt2_tiny_explain.json").read_text())["circuits"][name]
-    circuit = Circuit.from_edges(model.graph, circuits[name]["edges"])
-    found = explain(circuit, model, clean, corrupted, kept=False, batch_size=20)
+    circuit = Circuit.from_edges(model.graph, described["circuits"][name]["edges"])
+    found = explain(circuit, *golden_pairs(model), kept=False, batch_size=20)
     assert found.divergence == pytest.approx(expected["mean_kl"], rel=1e-9)
     assert found.missing.total == pytest.approx(expected["sum_scores"], rel=1e-9)
     assert found.missing.completeness_gap == pytest.approx(expected["completeness_gap_relative"], rel=1e-6)
@@ -72,7 +67,6 @@ def test_scores_of_both_kinds_share_out_the_measured_differences(module64: nn.Mo
     empty = float(divergences(model, Circuit.empty(model.graph), clean, corrupted, read).mean())
     assert found.divergence == pytest.approx(here, rel=1e-4)
     assert found.empty == pytest.approx(empty, rel=1e-4)
-    assert found.kept is not None
     assert found.missing.total == pytest.approx(here, rel=0.01)
     assert found.kept.total == pytest.approx(empty - here, rel=0.01, abs=0.02)
     assert found.missing.completeness_gap < 0.01
@@ -99,8 +93,6 @@ def test_one_edge_gets_the_whole_difference(gpt2_tiny64: nn.Module) -> None:
 
     single = Circuit.from_edges(graph, ["input->logits"])
     found = explain(single, model, clean, corrupted, positions=read, steps=200)
-    assert found.kept is not None
-    assert found.empty is not None
     taken = float(found.kept.values[graph.edge_index("input->logits")])
     assert taken == pytest.approx(found.empty - found.divergence, rel=1e-3)
     assert found.kept.top(3)[0].score == taken
@@ -111,43 +103,33 @@ def test_groups_add_up(gpt2_tiny64: nn.Module) -> None:
     clean, corrupted, _ = random_pairs(model)
     circuit = Circuit.random(model.graph, model.graph.n_edges // 2, seed=1)
     found = explain(circuit, model, clean, corrupted)
-    for groups in (found.missing.by_source(), found.missing.by_target(), found.missing.by_layer()):
-        assert sum(groups.values()) == pytest.approx(found.missing.total)
-    assert list(found.missing.by_layer()) == ["block 0", "block 1", "logits"]
-    into_logits = found.missing.values[:, -1].sum()
-    assert found.missing.by_layer()["logits"] == pytest.approx(float(into_logits))
-    assert found.missing.by_target()["logits"] == pytest.approx(float(into_logits))
-    assert found.missing.by_source()["input"] == pytest.approx(float(found.missing.values[0].sum()))
-    ranked = list(found.missing.by_source().values())
-    assert ranked == sorted(ranked, reverse=True)
+    missing = found.missing
+    by_source, by_target, by_layer = missing.by_source(), missing.by_target(), missing.by_layer()
+    for groups in (by_source, by_target, by_layer):
+        assert sum(groups.values()) == pytest.approx(missing.total)
+    assert list(by_layer) == ["block 0", "block 1", "logits"]
+    assert by_layer["logits"] == by_target["logits"] == pytest.approx(float(missing.values[:, -1].sum()))
+    assert by_source["input"] == pytest.approx(float(missing.values[0].sum()))
+    assert list(by_source.values()) == sorted(by_source.values(), reverse=True)
     document = json.loads(json.dumps(found.to_dict()))
-    assert [edge["score"] for edge in document["missing"]["top"]] == [
-        edge.score for edge in found.missing.top(20)
-    ]
+    assert [edge["score"] for edge in document["missing"]["top"]] == [each.score for each in missing.top(20)]
     assert document["kept"]["top"][0]["kept"]
 
 
-def test_a_full_circuit_lacks_nothing(gpt2_tiny64: nn.Module) -> None:
+def test_a_full_circuit_lacks_nothing_and_bad_input_is_named(gpt2_tiny64: nn.Module) -> None:
     model = load_model(gpt2_tiny64)
     clean, corrupted, _ = random_pairs(model, n=2)
     found = explain(Circuit.full(model.graph), model, clean, corrupted, kept=False)
-    assert found.missing.top(3) == []
-    assert found.missing.total == 0
+    assert (found.missing.top(3), found.missing.total, found.kept) == ([], 0, None)
     assert found.divergence == pytest.approx(0, abs=1e-9)
-    assert found.kept is None
-
-
-def test_bad_input_is_named(gpt2_tiny64: nn.Module) -> None:
-    model = load_model(gpt2_tiny64)
-    clean, corrupted, _ = random_pairs(model, n=2)
-    circuit = Circuit.empty(model.graph)
-    with pytest.raises(InputError, match="'logit_diff' is not a divergence from the model"):
-        explain(circuit, model, clean, corrupted, divergence="logit_diff")
-    with pytest.raises(InputError, match="steps is 0"):
-        explain(circuit, model, clean, corrupted, steps=0)
 
     def broken(full: Tensor, run: Tensor) -> Tensor:
         return (run - full).square().sum(1) * torch.tensor([1.0, float("nan")])
 
-    with pytest.raises(NonFiniteError, match="divergence of pair 1 is NaN"):
-        explain(circuit, model, clean, corrupted, divergence=broken)
+    for options, error, match in (
+        ({"divergence": "logit_diff"}, InputError, "'logit_diff' is not a divergence from the model"),
+        ({"steps": 0}, InputError, "steps is 0"),
+        ({"divergence": broken}, NonFiniteError, "divergence of pair 1 is NaN"),
+    ):
+        with pytest.raises(error, match=match):
+            explain(Circuit.empty(model.graph), model, clean, corrupted, **options)

@@ -36,11 +36,8 @@ def test_prompts_exist_a_block_at_a_time(
     assert blocks.data_hash == whole.data_hash
     for side, other in ((blocks.clean, whole.clean), (blocks.corrupted, whole.corrupted)):
         assert (side.texts, list(side.fields), side.fields) == (other.texts, list(other.fields), other.fields)
-        assert side.slots.keys() == other.slots.keys()
-        assert all((side.slots[name] == other.slots[name]).all() for name in side.slots)
-        for name in ("answers", "wrong"):
-            ids = getattr(side, name), getattr(other, name)
-            assert ids[0] is ids[1] is None or torch.equal(*ids)
+        for name in ("answers", "wrong", "slots"):
+            torch.testing.assert_close(getattr(side, name), getattr(other, name))
 
 
 def rows_task(n: int = 4) -> PairTask:
@@ -56,36 +53,29 @@ def rows_task(n: int = 4) -> PairTask:
 
 
 def test_distinct_inputs_come_in_order_of_first_occurrence() -> None:
-    inputs = PromptSet(
-        tokens=torch.tensor([[9, 9], [1, 2], [9, 9], [1, 2], [3, 3]]),
-        lengths=torch.full((5,), 2),
-        positions=torch.full((5,), 1),
-        fields={},
-    )
+    tokens, ones = torch.tensor([[9, 9], [1, 2], [9, 9], [1, 2], [3, 3]]), torch.ones(5, dtype=torch.long)
+    inputs = PromptSet(tokens=tokens, lengths=2 * ones, positions=ones, fields={})
     assert inputs.distinct.first_index.tolist() == [0, 1, 4]
     assert inputs.distinct.inverse.tolist() == [0, 1, 0, 1, 2]
 
 
-def test_all_crosses_inputs_of_independent_streams(ioi: PairTask) -> None:
+def test_all_crosses_inputs_of_independent_streams_and_iid_takes_them_row_by_row(ioi: PairTask) -> None:
     sample = sample_pairs(ioi, "all", 30, 20, seed=3)
     assert sample_pairs(ioi, "all", 30, 20, seed=3).data_hash == sample.data_hash
     assert sample_pairs(ioi, "all", 30, 20, seed=4).data_hash != sample.data_hash
     other = sample_pairs(ioi, "all", 30, 20, seed=3, prefix="other:")
     assert (other.streams["clean"], other.clean.texts == sample.clean.texts) == ("other:clean", False)
     assert json.loads(json.dumps(sample.describe())) == sample.describe()
-    assert sample.pairs is None
-    assert sample.shape == (30, 20)
-    assert sample.n_pairs == 600
-    assert sample.independent
-    assert not sample.reuse_clean
-    assert not sample.own_rows
-    scenes = [
-        {(place, thing) for place, thing in zip(side.fields["place"], side.fields["object"], strict=True)}
-        for side in (sample.clean, sample.corrupted)
-    ]
-    matched = [sample.clean.fields["object"][i] == sample.corrupted.fields["object"][i] for i in range(20)]
-    assert scenes[0] & scenes[1]
-    assert not all(matched)
+    assert (sample.pairs, sample.shape, sample.n_pairs) == (None, (30, 20), 600)
+    assert (sample.independent, sample.reuse_clean, sample.own_rows) == (True, False, False)
+    sides = [side.fields for side in (sample.clean, sample.corrupted)]
+    scenes = [list(zip(fields["place"], fields["object"], strict=True)) for fields in sides]
+    assert set(scenes[0]) & set(scenes[1])
+    assert scenes[0][:20] != scenes[1]
+    paired = sample_pairs(ioi, "iid", 20, seed=3)
+    assert (paired.pairs.tolist(), paired.shape) == ([[i, i] for i in range(20)], (20,))
+    assert paired.clean.texts == sample.clean.texts[:20]
+    assert paired.corrupted.texts == sample.corrupted.texts
 
 
 @pytest.mark.parametrize("protocol", ["all", "matched", "iid"])
@@ -99,15 +89,6 @@ def test_the_first_k_draws_of_a_longer_sample_are_the_sample_of_k(
         few, many = getattr(short, name), getattr(long, name)
         assert torch.equal(few.tokens, many.tokens[: few.n])
         assert few.texts == many.texts[: few.n]
-
-
-def test_iid_pairs_row_by_row_what_all_would_cross(ioi: PairTask) -> None:
-    crossed, paired = sample_pairs(ioi, "all", 7, 7), sample_pairs(ioi, "iid", 7)
-    assert paired.pairs is not None
-    assert paired.pairs.tolist() == [[i, i] for i in range(7)]
-    assert paired.clean.texts == crossed.clean.texts
-    assert paired.corrupted.texts == crossed.corrupted.texts
-    assert paired.shape == (7,)
 
 
 HELD = {  # section 3: what a matched pair shares, and what it changes
@@ -135,61 +116,33 @@ def test_matched_holds_fixed_what_the_table_says(task: str, mini_tokenizer: Any)
 
 
 def test_reusing_the_clean_prompts_puts_matched_pairs_on_the_diagonal(ioi: PairTask) -> None:
-    sample = sample_pairs(ioi, "all", 25, 25, reuse_clean=True)
-    assert sample.reuse_clean
-    assert sample.paired
+    sample, fresh = (sample_pairs(ioi, "all", 25, 25, reuse_clean=reuse) for reuse in (True, False))
+    assert (sample.reuse_clean, sample.paired) == (True, True)
     assert sample.clean.fields["object"] == sample.corrupted.fields["object"]
-    fresh = sample_pairs(ioi, "all", 25, 25)
     assert fresh.clean.texts == sample.clean.texts
     assert fresh.corrupted.texts != sample.corrupted.texts
 
 
-# ------------------------------------------------------------------------------------- tasks without grammar
-
-
-def test_file_is_the_tasks_own_pairs_in_order() -> None:
+def test_rows_of_a_task_are_taken_in_order_or_drawn() -> None:
     task = rows_task()
     sample = sample_pairs(task, "file", independent=False)
-    assert sample.pairs is not None
     assert sample.pairs.tolist() == [[0, 0], [1, 1], [2, 2], [3, 3]]
     assert torch.equal(sample.clean.tokens, task.clean)
     assert torch.equal(sample.corrupted.tokens, task.corrupted)
-    assert not sample.independent
-    assert sample.own_rows
+    assert (sample.independent, sample.own_rows) == (False, True)
     assert sample.clean.fields == {"kind": ["k0", "k1", "k2", "k3"]}
     assert sample.corrupted.fields == {"kind": ["c0", "c1", "c2", "c3"]}
-    assert sample.population == {"clean": 3, "corrupted": 3}
-
-
-def test_all_of_a_tasks_size_takes_its_rows_in_order_and_other_sizes_draw() -> None:
-    task = rows_task()
-    own = sample_pairs(task, "all", 4, 4)
-    assert own.paired
-    assert torch.equal(own.clean.tokens, task.clean)
-    assert own.shape == (4, 4)
-    drawn = sample_pairs(task, "all", 50, 30, seed=1)
-    assert not drawn.paired
-    assert drawn.shape == (50, 30)
-    known = {tuple(row) for row in task.clean.tolist()}
-    assert {tuple(row) for row in drawn.clean.tokens.tolist()} == known
-    longer = sample_pairs(task, "all", 60, 30, seed=1)
+    own = sample_pairs(task, "all", 4, 4)  # of the task's size
+    assert (own.paired, own.shape, torch.equal(own.clean.tokens, task.clean)) == (True, (4, 4), True)
+    drawn, longer = (sample_pairs(task, "all", n, 30, seed=1) for n in (50, 60))
+    assert (drawn.paired, drawn.shape) == (False, (50, 30))
+    assert {*map(tuple, drawn.clean.tokens.tolist())} == {*map(tuple, task.clean.tolist())}
     assert torch.equal(longer.clean.tokens[:50], drawn.clean.tokens)
-
-
-def test_rows_can_be_drawn_matched_or_independently() -> None:
-    task = rows_task()
-    matched = sample_pairs(task, "matched", 40)
-    assert [kind[1:] for kind in matched.clean.fields["kind"]] == [
-        kind[1:] for kind in matched.corrupted.fields["kind"]
-    ]
-    iid = sample_pairs(task, "iid", 40)
+    matched, iid = sample_pairs(task, "matched", 40), sample_pairs(task, "iid", 40)
     assert iid.clean.fields["kind"] == matched.clean.fields["kind"]
-    assert [kind[1:] for kind in iid.corrupted.fields["kind"]] != [
-        kind[1:] for kind in iid.clean.fields["kind"]
-    ]
-
-
-# -------------------------------------------------------------------------------------------------- bad input
+    for each, alike in ((matched, True), (iid, False)):
+        kinds = [[kind[1:] for kind in side.fields["kind"]] for side in (each.clean, each.corrupted)]
+        assert (kinds[0] == kinds[1]) is alike
 
 
 def test_what_makes_no_sample_is_refused(ioi: PairTask, mini_tokenizer: Any) -> None:
@@ -201,7 +154,7 @@ def test_what_makes_no_sample_is_refused(ioi: PairTask, mini_tokenizer: Any) -> 
         ({"protocol": "all", "ablation": "zero"}, InputError, "reads no second input; use protocol 'inputs'"),
         ({"protocol": "inputs"}, InputError, "reads a second input; use protocol 'all' or 'matched'"),
         ({"protocol": "matched", "ablation": "resample-donor"}, InputError, "use protocol 'all' or 'iid'"),
-        ({"ablation": "noise"}, InputError, "draws other values in every run"),
+        ({"ablation": "noise-additive"}, InputError, "draws other values in every run"),
     ):
         with pytest.raises(error, match=match):
             sample_pairs(ioi, **options)

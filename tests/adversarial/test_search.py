@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from single_runs import literal
 
 from assay.analyses.worst_case import sample_pairs, search, search_worst
 from assay.analyses.worst_case.evaluation import PairEvaluator
@@ -15,7 +16,6 @@ from assay.analyses.worst_case.search import Ascent, Climbs
 from assay.circuits import Circuit
 from assay.core.errors import InputError
 from assay.core.random import stream
-from assay.execution import run_circuit
 from assay.models import Model, load_model
 from assay.tasks import IndirectObject, PairTask, Prompt, Tokens, load_task
 
@@ -57,35 +57,25 @@ class Scored:
         return np.array([score(x, y) for x, y in zip(clean, corrupted, strict=True)])
 
 
-def climbs(
-    evaluate: Any, grammar: IndirectObject, restarts: int, seed: int = 0
-) -> tuple[Climbs, list[Ascent]]:
+def climbs(evaluate: Any, grammar: IndirectObject, restarts: int, seed: int = 0) -> list[Ascent]:
     made = Climbs(evaluate, grammar)
-    return made, [made.climb(stream(seed, f"ascent:{restart}")) for restart in range(restarts)]
-
-
-# ---------------------------------------------------------------------------------------------- climbs
+    return [made.climb(stream(seed, f"ascent:{restart}")) for restart in range(restarts)]
 
 
 def test_a_climb_ends_where_no_slot_leads_further_up(grammar: IndirectObject) -> None:
-    evaluate = Scored()
-    _, ascents = climbs(evaluate, grammar, 4, seed=3)
-    for climb in ascents:
+    for climb in climbs(Scored(), grammar, 4, seed=3):
         assert climb.finished
         assert climb.value == score(climb.clean, climb.corrupted) >= climb.start
         for side in (climb.clean, climb.corrupted):
             corrupted = side is climb.corrupted
-            for slot in grammar.slots(dict(side.values), corrupted=corrupted):
-                for each in grammar.variants(dict(side.values), slot, corrupted=corrupted):
+            for variants in grammar.variants(dict(side.values), corrupted=corrupted).values():
+                for each in variants:
                     other = grammar.render(each)
                     pair = (climb.clean, other) if corrupted else (other, climb.corrupted)
                     assert score(*pair) <= climb.value
-
-
-def test_climbs_find_the_best_of_all_pairs(grammar: IndirectObject) -> None:
-    _, ascents = climbs(Scored(), grammar, 8)
     # Paul gives to, Mary gives in the garden; then Paul, Mary, John; a bone and a kiss.
-    assert max(climb.value for climb in ascents) == (5 + 0.5 * 3) + (10 * 5 + 5 * 3 + 2) + 1
+    best = max(climb.value for climb in climbs(Scored(), grammar, 8))
+    assert best == (5 + 0.5 * 3) + (10 * 5 + 5 * 3 + 2) + 1
 
 
 def test_no_pair_is_evaluated_twice_and_the_limit_is_kept(grammar: IndirectObject) -> None:
@@ -112,9 +102,6 @@ def test_of_a_large_slot_some_fillers_are_evaluated(
     assert max(evaluate.batches) == 1
 
 
-# ------------------------------------------------------------------------------------------ the search
-
-
 @pytest.fixture(scope="module")
 def mini() -> Model:
     return load_model("mini")
@@ -127,15 +114,13 @@ def circuit(mini: Model) -> Circuit:
 
 def test_the_search_finds_worse_pairs_than_chance_and_says_how(mini: Model, circuit: Circuit) -> None:
     task = load_task("greater-than", mini, n=2, nouns=["plan", "study", "tour", "test", "trip", "attack"])
-    found = search_worst(circuit, mini, task, budget=300, restarts=2, k=4, seed=0)
-    assert found.n_evaluations <= 300
-    assert len(found.ascents) == 2
+    found, again = (search_worst(circuit, mini, task, budget=300, restarts=2, k=4) for _ in range(2))
+    assert (found.n_evaluations <= 300, len(found.ascents)) == (True, 2)
     record = json.loads(json.dumps(found.to_dict(), allow_nan=False))
     assert record["max"] == record["pairs"][0]["divergence"] == found.max
     assert "neither percentiles nor certificates" in record["note"]
     assert found.worst[0].clean in str(found)
-    again = search_worst(circuit, mini, task, budget=300, restarts=2, k=4, seed=0).to_dict()
-    assert {**again, "seconds": 0} == {**found.to_dict(), "seconds": 0}
+    assert {**again.to_dict(), "seconds": 0} == {**found.to_dict(), "seconds": 0}
     values = [pair.divergence for pair in found.worst]
     assert values == sorted(values, reverse=True)
     # The pair is run anew, in another batch: equal up to rounding.
@@ -144,15 +129,9 @@ def test_the_search_finds_worse_pairs_than_chance_and_says_how(mini: Model, circ
     drawn = PairEvaluator(mini, circuit, sample.clean, sample.corrupted).pairs(*np.indices((2, 300))[1])
     assert found.max > drawn.divergence.max()
     for pair in found.worst:
-        again = encoded_pair(pair.clean, pair.corrupted, task)
-        logits = run_circuit(circuit, mini, again, ablation="resample").double().log_softmax(-1)
-        full = run_circuit(Circuit.full(mini.graph), mini, again).double().log_softmax(-1)
-        assert pair.divergence == pytest.approx(float((full.exp() * (full - logits)).sum()), rel=1e-3)
-
-
-def encoded_pair(clean: str, corrupted: str, task: PairTask) -> PairTask:
-    ids = [torch.tensor([task.tokenizer(text)["input_ids"]]) for text in (clean, corrupted)]
-    return PairTask(clean=ids[0], corrupted=ids[1], answers=torch.tensor([[1]]))
+        ids = [torch.tensor([task.tokenizer(text)["input_ids"]]) for text in (pair.clean, pair.corrupted)]
+        one = PairTask(clean=ids[0], corrupted=ids[1], answers=torch.tensor([[1]]))
+        assert pair.divergence == pytest.approx(literal(mini, one, circuit)[0], rel=1e-3)
 
 
 def test_what_cannot_be_searched_is_refused(mini: Model, circuit: Circuit) -> None:

@@ -23,11 +23,6 @@ SINGLE = ("zero", "mean", "mean-positional")
 
 
 @pytest.fixture(scope="module")
-def circuit(tiny: Model) -> Circuit:
-    return half_of(tiny)
-
-
-@pytest.fixture(scope="module")
 def mini() -> Model:
     return load_model("mini")
 
@@ -37,14 +32,9 @@ def ioi(mini: Model) -> PairTask:
     return load_task("ioi", mini, n=20)
 
 
-# -------------------------------------------------------------------------------------------------- values
-
-
 @pytest.mark.parametrize("ablation", SINGLE)
-def test_rows_of_a_file_are_runs_of_the_circuit(
-    ablation: str, tiny: Model, circuit: Circuit, ids_task: TaskMaker
-) -> None:
-    task = ids_task()
+def test_rows_of_a_file_are_runs_of_the_circuit(ablation: str, tiny: Model, ids_task: TaskMaker) -> None:
+    task, circuit = ids_task(), half_of(tiny)
     found = worst_case(circuit, tiny, task, ablation=ablation)
     assert (found.protocol, found.divergence.shape) == ("inputs", (8,))
     assert found.divergence == pytest.approx(literal(tiny, task, circuit, ablation=ablation), rel=1e-4)
@@ -73,6 +63,14 @@ def test_drawn_prompts_do_not_change_what_the_others_are_ablated_by(
         assert own.divergence == pytest.approx(literal(mini, apart, circuit, ablation=ablation), rel=1e-3)
 
 
+def check_pairs(found: WorstCase, model: Model, circuit: Circuit) -> None:
+    """Each pair is a run of the circuit by itself."""
+    for i, j in np.ndindex(found.divergence.shape):
+        pair = task_of(found.sample.clean.subset([i]), found.sample.corrupted.subset([j]))
+        by_hand = literal(model, pair, circuit, ablation="resample")
+        assert found.divergence[i, j] == pytest.approx(by_hand[0], rel=1e-3, abs=1e-5)
+
+
 def test_donors_are_clean_prompts_and_make_pairs(mini: Model, ioi: PairTask) -> None:
     circuit = half_of(mini)
     found = worst_case(circuit, mini, ioi, n_clean=3, n_corrupted=4, ablation="resample-donor")
@@ -80,10 +78,7 @@ def test_donors_are_clean_prompts_and_make_pairs(mini: Model, ioi: PairTask) -> 
     resampled = worst_case(circuit, mini, ioi, n_clean=3, n_corrupted=4)
     assert torch.equal(found.sample.clean.tokens, resampled.sample.clean.tokens)
     assert not torch.equal(found.sample.corrupted.tokens, resampled.sample.corrupted.tokens)
-    for i, j in np.ndindex(3, 4):
-        pair = task_of(found.sample.clean.subset([i]), found.sample.corrupted.subset([j]))
-        by_hand = literal(mini, pair, circuit, ablation="resample")
-        assert found.divergence[i, j] == pytest.approx(by_hand[0], rel=1e-3, abs=1e-5)
+    check_pairs(found, mini, circuit)
 
 
 def test_a_circuit_at_spans_is_run_pair_by_pair(mini: Model, ioi: PairTask) -> None:
@@ -99,13 +94,7 @@ def test_a_circuit_at_spans_is_run_pair_by_pair(mini: Model, ioi: PairTask) -> N
     positional = Circuit(graph=mini.graph, spans=spans, mask=mask)
     found = worst_case(positional, mini, ioi, **options)
     assert np.abs(found.divergence - same.divergence).max() > 1e-3
-    for i, j in np.ndindex(3, 4):
-        pair = task_of(found.sample.clean.subset([i]), found.sample.corrupted.subset([j]))
-        by_hand = literal(mini, pair, positional, ablation="resample")
-        assert found.divergence[i, j] == pytest.approx(by_hand[0], rel=1e-3, abs=1e-5)
-
-
-# ---------------------------------------------------------------------------- certificates, files and pages
+    check_pairs(found, mini, positional)
 
 
 def test_a_positional_circuit_under_positional_means_is_certified_and_kept(
@@ -124,10 +113,8 @@ def test_a_positional_circuit_under_positional_means_is_certified_and_kept(
     assert loaded.certificate(0.95) == certificate
 
 
-def test_means_over_the_rows_that_are_run_certify_nothing(
-    tiny: Model, circuit: Circuit, ids_task: TaskMaker
-) -> None:
-    task = ids_task(70)
+def test_means_over_the_rows_that_are_run_certify_nothing(tiny: Model, ids_task: TaskMaker) -> None:
+    task, circuit = ids_task(70), half_of(tiny)
     means = worst_case(circuit, tiny, task, ablation="mean", independent=True)
     with pytest.raises(InputError, match="measured on the inputs that were run"):
         means.certificate(0.95)

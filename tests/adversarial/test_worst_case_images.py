@@ -15,7 +15,7 @@ from assay.analyses.worst_case import WorstCase, worst_case
 from assay.analyses.worst_case.page import worst_case_page
 from assay.analyses.worst_case.sampling import pictures_of
 from assay.circuits import Circuit
-from assay.core.errors import FileFormatError, InputError
+from assay.core.errors import InputError
 from assay.models import Model, load_model
 from assay.page.html import render_pages
 from assay.tasks import ImageTask
@@ -35,9 +35,6 @@ def digits(model: Model) -> ImageTask:
 @pytest.fixture(scope="module")
 def circuit(model: Model) -> Circuit:
     return half_of(model)
-
-
-# -------------------------------------------------------------------------------------------------- values
 
 
 def test_own_pairs_are_runs_of_the_circuit(model: Model, digits: ImageTask, circuit: Circuit) -> None:
@@ -79,32 +76,26 @@ def test_single_images_where_no_second_one_is_read(
     assert found.to_dict()["worst_corrupted"] == []
 
 
-# ---------------------------------------------------------------------------- certificates, files and pages
-
-
-@pytest.mark.parametrize(
-    ("options", "n", "reason"),
-    [
-        ({}, None, "not declared independent"),
-        ({"independent": True}, 70, None),
-        ({"protocol": "all", "independent": True}, 35, None),
-        ({"protocol": "iid", "n_clean": 5, "independent": True}, None, "drawn more than once"),
-        ({"ablation": "zero"}, None, "with independent=True"),
-        ({"ablation": "zero", "independent": True}, 70, None),
-        ({"ablation": "mean", "independent": True}, None, "measured on the inputs that were run"),
-        ({"ablation": "resample-donor"}, None, "not declared independent"),
-    ],
-)
-def test_certificates_or_the_reason_why_none_holds(
-    options: dict[str, Any], n: int | None, reason: str | None, model: Model, circuit: Circuit
-) -> None:
-    found = worst_case(circuit, model, digits_task(model, 70), **options)
-    if reason is None:
-        assert found.certificate(0.95).n == n
-        return
-    with pytest.raises(InputError, match=reason):
-        found.certificate(0.95)
-    assert "Nothing: " in render_pages([worst_case_page(found.to_dict())])
+def test_certificates_or_the_reason_why_none_holds(model: Model, circuit: Circuit) -> None:
+    digits = digits_task(model, 70)
+    cases: tuple[tuple[dict[str, Any], int | str], ...] = (
+        ({}, "not declared independent"),
+        ({"independent": True}, 70),
+        ({"protocol": "all", "independent": True}, 35),
+        ({"protocol": "iid", "n_clean": 5, "independent": True}, "drawn more than once"),
+        ({"ablation": "zero"}, "with independent=True"),
+        ({"ablation": "zero", "independent": True}, 70),
+        ({"ablation": "mean", "independent": True}, "measured on the inputs that were run"),
+        ({"ablation": "resample-donor"}, "not declared independent"),
+    )
+    for options, expected in cases:
+        found = worst_case(circuit, model, digits, **options)
+        if isinstance(expected, int):
+            assert found.certificate(0.95).n == expected
+            continue
+        with pytest.raises(InputError, match=expected):
+            found.certificate(0.95)
+        assert "Nothing: " in render_pages([worst_case_page(found.to_dict())])
 
 
 def test_a_saved_result_keeps_its_images(
@@ -114,14 +105,7 @@ def test_a_saved_result_keeps_its_images(
     path = found.save(tmp_path / "w.safetensors")
     loaded = WorstCase.load(path, model=model, circuit=circuit)
     assert loaded.worst(2) == found.worst(2)
-    assert loaded.pictures == found.pictures
-    alone = WorstCase.load(path)
-    assert alone.pictures == found.pictures
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 1
-    path.write_bytes(bytes(content))
-    with pytest.raises(FileFormatError, match="hash mismatch"):
-        WorstCase.load(path)
+    assert loaded.pictures == WorstCase.load(path).pictures == found.pictures
 
 
 def test_a_page_shows_the_images_and_speaks_of_images(

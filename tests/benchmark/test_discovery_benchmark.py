@@ -8,10 +8,7 @@ import pytest
 import torch
 
 import assay
-from assay.analyses.benchmark import (
-    DiscoveryBenchmark,
-    benchmark_discovery,
-)
+from assay.analyses.benchmark import DiscoveryBenchmark, benchmark_discovery
 from assay.analyses.benchmark.contenders import measured, plain_seconds
 from assay.analyses.benchmark.targets import find_target
 from assay.circuits import EdgeScores, write_eap_ig
@@ -49,19 +46,15 @@ def test_rows_hold_what_discover_and_faithfulness_curve_give(
     unseen = assay.load_task("ioi", model, n=40, seed=1)
     seen = {tuple(row) for row in task.clean.tolist()}
     rows = [place for place, row in enumerate(unseen.clean.tolist()) if tuple(row) not in seen][:10]
-    unseen = unseen.subset(rows)
+    unseen, row = unseen.subset(rows), found.row("eap-ig-inputs")
     scores = assay.discover(model, task, "eap-ig-inputs")
-    row = found.row("eap-ig-inputs")
     assert torch.equal(found.scores["eap-ig-inputs"].values, scores.values)
     for absolute, ranked in ((False, row.signed), (True, row.absolute)):
         curve = faithfulness_curve(scores, model, unseen, fractions=FRACTIONS, absolute=absolute)
-        assert ranked is not None
         assert ranked.faithfulness == pytest.approx(curve.values.tolist())
-        assert ranked.cpr.value == pytest.approx(curve.cpr)
-        assert ranked.cmd.value == pytest.approx(curve.cmd)
-        assert ranked.cpr.low == pytest.approx(curve.area.interval().low)
+        ends = [ranked.cpr.value, ranked.cmd.value, ranked.cpr.low]
+        assert ends == pytest.approx([curve.cpr, curve.cmd, curve.area.interval().low])
         assert list(ranked.kept_edges) == curve.kept_edges.tolist()
-    assert row.cpr == row.signed.cpr if row.signed else False
     # Examples that judge are none of those seen, and a task without a grammar is cut in two.
     assert found.evaluated_on["data_hash"] == unseen.data_hash != found.discovered_on["data_hash"]
     halves = benchmark_discovery(model, replace(task, grammar=None), ["random"], fractions=FRACTIONS)
@@ -79,13 +72,9 @@ def test_cost_is_in_plain_passes_of_the_same_run(found: DiscoveryBenchmark) -> N
 
 
 def test_differences_are_paired_and_antisymmetric(found: DiscoveryBenchmark) -> None:
-    gap = found.difference("eap-ig-inputs", "random")
-    back = found.difference("random", "eap-ig-inputs")
-    assert gap is not None
-    assert back is not None
-    first, second = (found.row(name).cpr for name in ("eap-ig-inputs", "random"))
-    assert first is not None
-    assert second is not None
+    names = ("eap-ig-inputs", "random")
+    gap, back = found.difference(*names), found.difference(*names[::-1])
+    first, second = (found.row(name).cpr for name in names)
     assert gap.value == pytest.approx(first.value - second.value)
     assert (gap.low, gap.high) == (-back.high, -back.low)
     assert gap.low <= gap.value <= gap.high
@@ -93,37 +82,28 @@ def test_differences_are_paired_and_antisymmetric(found: DiscoveryBenchmark) -> 
 
 
 def test_options_reach_the_method_and_the_record(model: Model, task: PairTask) -> None:
-    two = benchmark_discovery(
-        model, task, ["eap-ig-inputs@two"], options={"eap-ig-inputs@two": {"steps": 2}}, fractions=FRACTIONS
-    )
+    name, options = "eap-ig-inputs@two", {"steps": 2}
+    two = benchmark_discovery(model, task, [name], options={name: options}, fractions=FRACTIONS)
     row = two.rows[0]
-    assert row.passes["backward"] == 2
-    assert row.options == {"steps": 2}
-    assert two.scores["eap-ig-inputs@two"].provenance["steps"] == 2
+    assert (row.passes["backward"], row.options) == (2, options)
+    assert two.scores[name].provenance["steps"] == 2
     assert two.to_frame().forward_equivalents.item() == row.seconds / row.plain_seconds
 
 
 def test_a_method_that_cannot_serve_has_a_row_that_says_so(model: Model, task: PairTask) -> None:
     under_kl = benchmark_discovery(model, task, ["eap", "random"], objective="kl", fractions=FRACTIONS)
     row = under_kl.row("eap")
-    assert row.signed is None
-    assert row.reason is not None
-    assert "zero gradient" in row.reason
-    assert row.cpr is None
+    assert (row.signed, row.cpr, "zero gradient" in str(row.reason)) == (None, None, True)
     assert [each.name for each in under_kl.ranking()] == ["random", "eap"]
 
 
 def test_imported_scores_are_rows_without_a_cost(
     model: Model, task: PairTask, found: DiscoveryBenchmark
 ) -> None:
-    scores = found.scores["eap-ig-inputs"]
-    again = benchmark_discovery(
-        model, task, ["eap-ig-inputs"], fractions=FRACTIONS, imports={"theirs": scores}
-    )
+    imports = {"theirs": found.scores["eap-ig-inputs"]}
+    again = benchmark_discovery(model, task, ["eap-ig-inputs"], fractions=FRACTIONS, imports=imports)
     ours, theirs = again.rows
-    assert theirs.signed == ours.signed
-    assert theirs.absolute == ours.absolute
-    assert theirs.method is None
+    assert (theirs.signed, theirs.absolute, theirs.method) == (ours.signed, ours.absolute, None)
     assert math.isnan(theirs.forward_equivalents)
 
 
@@ -138,13 +118,8 @@ def test_submissions_go_out_and_come_back(model: Model, found: DiscoveryBenchmar
 
 def test_a_benchmark_survives_its_file(found: DiscoveryBenchmark, tmp_path: Path) -> None:
     loaded = DiscoveryBenchmark.load(found.save(tmp_path / "benchmark.json"))
-    assert loaded.to_dict() == found.to_dict()
-    assert loaded.rows == found.rows
-    assert loaded.scores == {}
-    assert loaded.task == "ioi"
-
-
-# ------------------------------------------------------------------------------------------------- cost
+    assert (loaded.to_dict(), loaded.rows) == (found.to_dict(), found.rows)
+    assert (loaded.scores, loaded.task) == ({}, "ioi")
 
 
 def test_memory_is_what_the_work_adds(model: Model) -> None:
@@ -165,43 +140,35 @@ def test_plain_passes_run_text_and_images(model: Model, task: PairTask) -> None:
     assert plain_seconds(target.model, target.model.bind(target.task), 4) > 0
 
 
-# ------------------------------------------------------------------------------------------------ targets
-
-
 def test_planted_models_bring_their_examples_and_truth() -> None:
     target = find_target("planted:induction/gpt2/bare", n=6, seed=3)
-    assert target.held_out is not None
-    assert target.task.n == target.held_out.n == 6
-    assert isinstance(target.task, PairTask)
-    assert isinstance(target.held_out, PairTask)
-    assert target.task.data_hash != target.held_out.data_hash
+    samples = [target.task, target.held_out]
+    assert all(isinstance(each, PairTask) and each.n == 6 for each in samples)
+    assert samples[0].data_hash != samples[1].data_hash
     assert target.truth == planted_model("induction/gpt2/bare").edges
     with pytest.raises(InputError, match="has its own examples"):
         find_target("planted:induction/gpt2/bare", "ioi")
 
 
 def test_coloured_digits_are_named_as_images_are() -> None:
-    usual, named = (
-        find_target("colour-digits", n=6),
-        find_target("colour-digits", "colour-digits:0.9/both", n=6),
-    )
-    even = find_target("colour-digits", "colour-digits:0.5/colour", n=6)
-    drawn = load_images("colour-digits:0.5/colour", even.model, n=6)
+    names = (None, "colour-digits:0.9/both", "colour-digits:0.5/colour")
+    usual, named, even = (find_target("colour-digits", name, n=6) for name in names)
     for target in (usual, named, even):
         assert isinstance(target.task, ImageTask)
         assert isinstance(target.held_out, ImageTask)
         assert target.task.data_hash != target.held_out.data_hash
         assert target.task.config["start"] + 6 == target.held_out.config["start"]
+        facts = target.held_out.config["counterparts"]
+    drawn = load_images("colour-digits:0.5/colour", even.model, n=6)
     assert usual.task.data_hash == named.task.data_hash != even.task.data_hash == drawn.data_hash
-    assert isinstance(even.held_out, ImageTask)
-    facts = even.held_out.config["counterparts"]
     assert (facts["swap"], facts["agreement"]) == ("colour", 0.5)
-    with pytest.raises(InputError, match="expected a probability"):
-        find_target("colour-digits", "colour-digits:2", n=4)
-    with pytest.raises(UnknownNameError, match="swap of coloured digits"):
-        find_target("colour-digits", "colour-digits:0.5/color", n=4)
-    with pytest.raises(InputError, match="mini is not a classifier of the 2 classes"):
-        find_target("mini", "colour-digits", n=4)
+    for model, task, error, match in (
+        ("colour-digits", "colour-digits:2", InputError, "expected a probability"),
+        ("colour-digits", "colour-digits:0.5/color", UnknownNameError, "swap of coloured digits"),
+        ("mini", "colour-digits", InputError, "mini is not a classifier of the 2 classes"),
+    ):
+        with pytest.raises(error, match=match):
+            find_target(model, task, n=4)
 
 
 def test_mini_does_ioi_unless_told_otherwise() -> None:
@@ -211,22 +178,19 @@ def test_mini_does_ioi_unless_told_otherwise() -> None:
         find_target("mini", "ioi", images="shapes:flat")
 
 
-# ------------------------------------------------------------------------------------------------ refusals
-
-
 def test_contradictions_are_refused(model: Model, task: PairTask, found: DiscoveryBenchmark) -> None:
-    with pytest.raises(InputError, match="evaluate"):
-        benchmark_discovery(model, task, ["random"], evaluate="elsewhere")
-    with pytest.raises(InputError, match="like a method judged"):
-        benchmark_discovery(model, task, ["eap"], imports={"eap": found.scores["eap"]})
     foreign = build_graph(1, 1)
     scores = EdgeScores(foreign, torch.zeros(foreign.n_sources, foreign.n_targets))
-    with pytest.raises(GraphMismatchError, match="imported scores 'x'"):
-        benchmark_discovery(model, task, ["random"], imports={"x": scores})
-    with pytest.raises(UnknownNameError, match="unknown method 'nobody'"):
-        benchmark_discovery(model, task, ["nobody"])
-    with pytest.raises(InputError, match="too few to hold some out"):
-        benchmark_discovery(model, replace(task.subset([0, 1]), grammar=None), ["random"])
+    few = replace(task.subset([0, 1]), grammar=None)
+    for of, methods, options, error, match in (
+        (task, ["random"], {"evaluate": "elsewhere"}, InputError, "evaluate"),
+        (task, ["eap"], {"imports": {"eap": found.scores["eap"]}}, InputError, "like a method judged"),
+        (task, ["random"], {"imports": {"x": scores}}, GraphMismatchError, "imported scores 'x'"),
+        (task, ["nobody"], {}, UnknownNameError, "unknown method 'nobody'"),
+        (few, ["random"], {}, InputError, "too few to hold some out"),
+    ):
+        with pytest.raises(error, match=match):
+            benchmark_discovery(model, of, methods, **options)
     with pytest.raises(InputError, match="unknown row of the benchmark 'x'"):
         found.row("x")
 

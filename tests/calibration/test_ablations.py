@@ -69,7 +69,6 @@ def test_scores_near_zero_agree_without_passing(inner: str) -> None:
     assert wide.n_needed is not None
     assert 40 < wide.n_needed < 120
     assert wide.values["average"] == pytest.approx(0.31 if inner == "faithfulness" else 0.29)
-    assert wide.judged is not None
     assert "0.20 of 0" in wide.judged["because"]
 
 
@@ -83,7 +82,7 @@ def gaps(n: int, shifts: tuple[float, ...], sds: tuple[float, ...]) -> Verdict:
     return ablation_invariance(np.ones(n), runs)
 
 
-def test_the_clearest_pair_that_would_fail_settles_it() -> None:
+def test_the_clearest_pair_that_would_fail_settles_it_or_the_last_one_to_pass() -> None:
     """One pair is a hair beyond the limit and hopeless, another far beyond it and nearly clear."""
     found = gaps(40, (0.0, 0.201, 0.5), (0.0, 0.4, 1.0))
     assert (found.status, found.published) == ("inconclusive", "fail")
@@ -92,40 +91,27 @@ def test_the_clearest_pair_that_would_fail_settles_it() -> None:
     assert 40 * (t * 0.4 / math.sqrt(40) / 0.001) ** 2 > 600_000
     assert found.n_needed == math.ceil(40 * (half_width / 0.3) ** 2)
     assert 40 < found.n_needed < 60
-
-
-def test_where_no_pair_would_fail_the_last_one_to_pass_counts() -> None:
     found = gaps(40, (0.0, 0.05, 0.15), (0.0, 0.1, 0.4))
     assert (found.status, found.published) == ("inconclusive", "pass")
-    t = stats.t.ppf(0.95, 39)
-    last = 40 * (t * 0.4 / math.sqrt(40) / 0.05) ** 2
+    last = 40 * (stats.t.ppf(0.95, 39) * 0.4 / math.sqrt(40) / 0.05) ** 2
     assert found.n_needed == math.ceil(last)
+    # One difference of 0.25 with standard error 0.0275: beyond 0.2 at 95 %, not at 98.3 %.
+    found = gaps(100, (0.0, -0.05, -0.25), (0.0, 0.0, 0.275))
+    assert (found.status, found.published, found.reason) == ("inconclusive", "fail", "stricter_level")
+    assert found.interval.low < 0.2
+    assert found.n_needed is not None
 
 
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_value_interval_and_thresholds_are_of_one_scale(sign: float) -> None:
     """A fail asks for 5 % over three pairs, so the lower end is further out than the upper."""
     found = world(400, (0.0, sign * 0.3, 0.0))
-    assert found.interval is not None
     assert found.status == "fail"
     assert 0.2 < found.interval.low < found.values["divergence"] < found.interval.high  # type: ignore[operator]
     pair = found.details["pairs"][" - ".join(found.details["pair"])]
     reach = abs(pair["difference"]) - (pair["interval"]["high"] - pair["interval"]["low"]) / 2
     assert found.interval.low < reach  # Student's end at 95 %
     assert found.details["levels"] == pytest.approx({"pass": 0.95, "fail": 1 - 0.05 / 3})
-
-
-def test_a_pair_beyond_the_limit_at_the_plain_level_alone_is_open_and_named() -> None:
-    """One difference of 0.25 with standard error 0.0275: beyond 0.2 at 95 %, not at 98.3 %."""
-    n = 100
-    signs = np.tile([1.0, -1.0], n // 2)
-    noise = 0.275 * math.sqrt((n - 1) / n) * signs
-    runs = {"zero": np.full(n, 0.5), "mean": np.full(n, 0.45), "resample-donor": 0.25 + noise}
-    found = ablation_invariance(np.ones(n), runs)
-    assert (found.status, found.published, found.reason) == ("inconclusive", "fail", "stricter_level")
-    assert found.interval is not None
-    assert found.interval.low < 0.2
-    assert found.n_needed is not None
 
 
 def test_a_method_that_failed_is_left_out_and_named() -> None:
@@ -143,11 +129,6 @@ def test_a_method_that_failed_is_left_out_and_named() -> None:
 
 
 def test_a_full_model_near_zero_leaves_differences_unbounded() -> None:
-    rng = stream(0, "near zero")
-    full = np.tile([1.05, -0.95], 10)
-    runs = {name: rng.normal(size=20) for name in NAMES}
-    found = ablation_invariance(full, runs)
+    runs = {name: stream(0, f"near zero {name}").normal(size=20) for name in NAMES}
+    found = ablation_invariance(np.tile([1.05, -0.95], 10), runs)
     assert (found.status, found.reason) == ("inconclusive", "unbounded")
-    assert "unstable_denominator" in found.warnings
-    balanced = np.tile([1.0, -1.0], 10)
-    assert ablation_invariance(balanced, runs).reason == "zero_denominator"

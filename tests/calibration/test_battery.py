@@ -16,8 +16,7 @@ from assay.analyses.calibration import (
     certified_stability,
     derived_metrics,
 )
-from assay.analyses.calibration.battery import CalibrationReport, calibrate_all
-from assay.analyses.calibration.columns import JUDGES, Columns, further_prompts
+from assay.analyses.calibration.battery import CalibrationReport, Columns, calibrate_all, further_prompts
 from assay.circuits import HeadCircuit, Role
 from assay.core.errors import GraphMismatchError, InputError, ShapeError, UnknownNameError
 from assay.core.record import record_id
@@ -81,13 +80,7 @@ def test_all_sixteen_in_the_frameworks_order(report: CalibrationReport) -> None:
         *("C11", "C12", "C13", "C14", "C16", "C17", "C23", "C30", "C36", "F59", "S1", "S3", "M93", "M98"),
         *("E1b", "M3b"),
     ]
-    assert set(JUDGES) == set(GATES)
-    assert (len(report), "C11" in report, "seed-variance" in report, "C99" in report) == (
-        16,
-        True,
-        True,
-        False,
-    )
+    assert ("C11" in report, "seed-variance" in report, "C99" in report) == (True, True, False)
     assert dict(report)["bootstrap-stability"] is report["C11"]
     assert all(verdict.table_hash == report.table.hash for verdict in report.verdicts.values())
     assert all(verdict.reason != "not_applicable" for verdict in report.verdicts.values())
@@ -103,8 +96,8 @@ def test_all_sixteen_in_the_frameworks_order(report: CalibrationReport) -> None:
 
 def test_verdicts_are_those_of_the_gates_on_the_columns(report: CalibrationReport, task: PairTask) -> None:
     table = report.table
-    size = {"circuit_size": 5, "n_heads": 32}
-    by_hand = bootstrap_stability(table.column("y_full"), table.column("y_keep/mean"), task="ioi", **size)
+    how = {"circuit_size": 5, "n_heads": 32, "task": "ioi"}
+    by_hand = bootstrap_stability(table.column("y_full"), table.column("y_keep/mean"), **how)
     assert report["C11"].values == by_hand.values
     assert report["C11"].sub_results["completeness"].values["completeness"] == pytest.approx(
         1 - table.column("y_drop/mean").sum() / table.column("y_full").sum()
@@ -113,6 +106,10 @@ def test_verdicts_are_those_of_the_gates_on_the_columns(report: CalibrationRepor
     lost = float((table.column("y_full") - table.column("y_cor")).mean())
     alone = certified_stability(effects[:, table.places], smallest=0.01 * lost, task="ioi", seed=42)
     assert report["certified-stability"].values == alone.values
+    size = {name: np.abs(table.column(name).mean(axis=0)) for name in ("dla", "dla_correct")}
+    ratio = {name: each[table.members].mean() / each[~table.members].mean() for name, each in size.items()}
+    assert report["S1"].values["value"] == pytest.approx(ratio["dla_correct"])
+    assert report["S1"].sub_results["difference"].values["value"] == pytest.approx(ratio["dla"])
 
 
 def test_forwarded_rows_of_the_derived_metrics(report: CalibrationReport, task: PairTask) -> None:
@@ -140,17 +137,8 @@ def test_a_prompt_that_corruption_leaves_alone_is_no_scale(model: Model, task: P
     assert found["C12"].details["n_dropped"] == 1
 
 
-def test_attribution_to_the_margin_stands_beside_the_published_one(report: CalibrationReport) -> None:
-    table = report.table
-    size = {name: np.abs(table.column(name).mean(axis=0)) for name in ("dla", "dla_correct")}
-    ratio = {name: each[table.members].mean() / each[~table.members].mean() for name, each in size.items()}
-    assert report["S1"].values["value"] == pytest.approx(ratio["dla_correct"])
-    assert report["S1"].sub_results["difference"].values["value"] == pytest.approx(ratio["dla"])
-
-
 def test_a_second_run_makes_no_pass(report: CalibrationReport, model: Model, task: PairTask) -> None:
     assert report.table.passes["forward"] > 0
-    assert report.table.folder is not None
     assert report.table.head_circuit is not None
     again = calibrate_all(
         report.table.head_circuit,
@@ -194,24 +182,17 @@ def test_empty_and_full_circuits_end_in_verdicts(
 
 
 def test_input_that_fits_nothing_is_refused(model: Model, task: PairTask) -> None:
-    with pytest.raises(UnknownNameError, match="gate"):
-        calibrate_all(HEADS, model, task, gates=["C99"])
-    with pytest.raises(UnknownNameError, match="field of task 'ioi' 'colour'.*object"):
-        calibrate_all(HEADS, model, task, groups="colour")
-    with pytest.raises(UnknownNameError, match="field of pool"):
-        calibrate_all(HEADS, model, task, groups="object", pool=replace(task, fields={}))
-    with pytest.raises(ShapeError, match="unit_id"):
-        calibrate_all(HEADS, model, task, unit_id=np.array(["a", "b"]))
-    with pytest.raises(InputError, match="not a pair"):
-        calibrate_all([(2, 1, 3)], model, task)
-    with pytest.raises(UnknownNameError, match="profile"):
-        calibrate_all(HEADS, model, task, profile="half")
-    with pytest.raises(InputError, match="random_sets"):
-        calibrate_all(HEADS, model, task, random_sets=-1)
-    with pytest.raises(InputError, match=r"signs has \[\(3, 3\)\]"):
-        calibrate_all(HEADS, model, task, signs={(3, 3): -1})
-    with pytest.raises(GraphMismatchError):
-        calibrate_all("ioi_gpt2_wang26", model, task)
+    for heads, options, error, message in (
+        (HEADS, {"gates": ["C99"]}, UnknownNameError, "gate"),
+        (HEADS, {"groups": "colour"}, UnknownNameError, "field of task 'ioi' 'colour'.*object"),
+        (HEADS, {"groups": "object", "pool": replace(task, fields={})}, UnknownNameError, "field of pool"),
+        (HEADS, {"unit_id": np.array(["a", "b"])}, ShapeError, "unit_id"),
+        (HEADS, {"random_sets": -1}, InputError, "random_sets"),
+        ([(2, 1, 3)], {}, InputError, "not a pair"),
+        ("ioi_gpt2_wang26", {}, GraphMismatchError, "."),
+    ):
+        with pytest.raises(error, match=message):
+            calibrate_all(heads, model, task, **options)
     report = calibrate_all(HEADS, model, task, gates=["C11"])
     with pytest.raises(UnknownNameError, match="gate of this report"):
         report["M3b"]
@@ -242,21 +223,6 @@ def test_few_prompts_and_prompts_without_a_corruption_give_no_verdict(model: Mod
         assert {"few_prompts"} <= {verdict.reason for verdict in found.values()}
     found = calibrate_all(HEADS, model, same, gates=["C11"], ablation="mean")  # reads no counterpart
     assert found.facts["table"]["n_prompts"] == 20
-
-
-def test_the_circuits_profile_needs_its_own_heads_alone(model: Model, task: PairTask) -> None:
-    found = calibrate_all(HEADS, model, task, gates=["C16", "M3b"], profile="circuit")
-    assert "y_drop1" not in found.table.columns
-    whole = calibrate_all(HEADS, model, task, gates=["C16", "M3b"])
-    assert found.table.passes["forward"] < 0.6 * whole.table.passes["forward"]
-    parts = {
-        name: [each["C16"].sub_results[name] for each in (found, whole)]
-        for name in ("cronbach_alpha", "split_half")
-    }
-    alphas = [each.values["alpha"] for each in parts["cronbach_alpha"]]
-    assert alphas[0] == pytest.approx(alphas[1], rel=1e-4)
-    assert parts["split_half"][0].values != parts["split_half"][1].values
-    assert found["M3b"].values == pytest.approx(whole["M3b"].values)
 
 
 def test_all_that_changes_a_verdict_changes_the_record(

@@ -75,18 +75,7 @@ def test_scale_sign_and_order_of_heads_change_no_ratio() -> None:
     moved = distributional_characterization(world.scores[:, order], world.members[order], **QUICK)
     for other in (scaled, moved):
         assert other.values["value"] == pytest.approx(first.values["value"], rel=1e-9)
-        assert other.interval is not None
-        assert first.interval is not None
         assert other.interval.low == pytest.approx(first.interval.low, rel=1e-9)
-
-
-def test_members_with_effects_pass_though_the_others_have_none() -> None:
-    rng = np.random.default_rng(14)
-    table = np.where(np.arange(40) < 5, 0.5, 0.0) + 0.2 * rng.normal(size=(40, 40))
-    found = distributional_characterization(table, np.arange(40) < 5, **QUICK)
-    assert found.status == "pass"
-    assert found.interval is not None
-    assert np.isfinite([found.interval.low, found.interval.high]).all()
 
 
 @pytest.mark.parametrize("n", [8, 12, 40])
@@ -101,7 +90,6 @@ def test_a_clean_circuit_passes_though_resamples_of_the_others_are_zero_or_chang
         for table in (noisy, sparse):
             found = distributional_characterization(table, members, **QUICK)
             assert (found.status, found.reason) == ("pass", None)
-            assert found.interval is not None
             assert found.interval.low < found.values["value"] < found.interval.high < np.inf  # type: ignore[operator]
 
 

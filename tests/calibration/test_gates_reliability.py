@@ -37,7 +37,7 @@ def prompts(n: int, relative: float, seed: int = 0) -> tuple[np.ndarray, np.ndar
 # ------------------------------------------------------------------------------------------------ test-retest
 
 
-def test_retest_is_worked_by_hand() -> None:
+def test_retest_is_worked_by_hand_and_needs_samples_that_differ() -> None:
     """Scores 2, 3, 4: mean 3, standard deviation root 2/3."""
     found = reliability.retest(
         np.ones(6),
@@ -47,22 +47,15 @@ def test_retest_is_worked_by_hand() -> None:
     np.testing.assert_allclose(found.details["scores"], [2, 3, 4])
     assert found.values["test_retest"] == pytest.approx(1 - (2 / 3) ** 0.5 / 3)
     assert found.published == "fail"
-
-
-def test_samples_that_repeat_each_other_say_nothing() -> None:
-    """A prompt source that ignores its seed would else get a perfect 1."""
+    # A prompt source that ignores its seed would else get a perfect 1.
     full, circuit = (np.tile(each, 3) for each in prompts(20, 0.2))
     found = reliability.retest(full, circuit, sample_id=np.repeat(np.arange(3), 20))
     assert (found.status, found.published) == ("inconclusive", "inconclusive")
     assert found.reason == "identical_samples"
-    full, circuit = prompts(60, 0.2)  # other noise, same prompts
-    sample_id, hashes = np.repeat(np.arange(3), 20), np.tile(np.arange(20), 3)
-    repeated = reliability.retest(full, circuit, sample_id=sample_id, prompt_hash=hashes)
-    assert repeated.reason == "identical_samples"
-    hashes[:40] = np.arange(40)
-    overlapping = reliability.retest(full, circuit, sample_id=sample_id, prompt_hash=hashes)
-    assert "overlapping_samples" in overlapping.warnings
-    assert overlapping.reason != "identical_samples"
+    full, circuit = prompts(60, 0.1)
+    circuit[:20] = np.nan  # a sample that is missing
+    found = reliability.retest(full, circuit, sample_id=np.repeat(np.arange(3), 20))
+    assert (len(found.details["scores"]), found.warnings) == (2, ("prompts_dropped", "sample_missing"))
 
 
 def test_blocks_and_samples_hold_classes_in_their_proportions() -> None:
@@ -74,7 +67,7 @@ def test_blocks_and_samples_hold_classes_in_their_proportions() -> None:
         seed_variance(np.ones(120), circuit, strata=each).values["coefficient_of_variation"]
         for each in (None, strata)
     )
-    assert balanced < 0.1 * plain  # type: ignore[operator]
+    assert balanced < 0.1 * plain
 
 
 def test_published_halves_of_natural_pairs_mean_something() -> None:
@@ -83,20 +76,11 @@ def test_published_halves_of_natural_pairs_mean_something() -> None:
     ratios = np.concatenate([of_pair, of_pair]) + rng.normal(0.0, 0.02, 200)
     found = split_half_published(full, ratios * full, pair_id=pair_id)
     assert (found.status, found.published, found.reason) == ("inconclusive", "pass", "normal_only")
-    assert found.interval is not None
     assert found.interval.low < found.values["split_half"] < found.interval.high  # type: ignore[operator]
     full[0] = 0.0
     unpaired = split_half_published(full, ratios * full, pair_id=pair_id)
     assert unpaired.warnings == ("prompts_dropped", "unpaired_prompts")
     assert (found.details["n_pairs"], unpaired.details["n_pairs"]) == (100, 99)
-
-
-def test_a_missing_sample_is_left_out_and_named() -> None:
-    full, circuit = prompts(60, 0.1)
-    circuit[:20] = np.nan
-    found = reliability.retest(full, circuit, sample_id=np.repeat(np.arange(3), 20))
-    assert len(found.details["scores"]) == 2
-    assert found.warnings == ("prompts_dropped", "sample_missing")
 
 
 # ----------------------------------------------------------------------------------------------------- halves
@@ -111,26 +95,14 @@ def test_random_halves_agree_with_the_intraclass_correlation(n_heads: int, toler
     assert found.values["split_half"] == pytest.approx(expected, abs=tolerance)
 
 
-def test_heads_without_effects_are_left_out() -> None:
-    effects = profile(stream(0, "order"), 40, 12, reliability=0.8)
-    broken = effects.copy()
-    broken[:, 3] = np.nan
-    found = split_half(broken)
-    assert found.warnings == ("head_dropped",)
-    assert found.values == pytest.approx(split_half(np.delete(effects, 3, axis=1)).values, rel=1e-12)
-
-
 def test_published_halves_match_golden_values() -> None:
     x = np.array(HALVES["odd_even"]["x"])
     found = split_half_published(np.ones(len(x)), x)
     assert found.values["r"] == pytest.approx(HALVES["odd_even"]["pearson_r"], rel=1e-9)
     assert found.values["split_half"] == pytest.approx(HALVES["odd_even"]["corrected"], rel=1e-9)
     reliable = split_half_published(*prompts(40, 0.05))
-    assert (reliable.status, reliable.published, reliable.reason) == (
-        "inconclusive",
-        "fail",
-        "order_means_nothing",
-    )
+    assert (reliable.status, reliable.published) == ("inconclusive", "fail")
+    assert reliable.reason == "order_means_nothing"
 
 
 # ------------------------------------------------------------------------------------------------------ items
@@ -169,7 +141,6 @@ def test_alpha_matches_golden_values(case: dict) -> None:
     assert found.values["alpha"] == pytest.approx(case["alpha"], rel=1e-9)
     feldt = found.details["feldt"]
     assert [feldt["low"], feldt["high"]] == pytest.approx(case["feldt_one_sided_95"], rel=1e-9)
-    assert found.interval is not None
     if case["prompts"] < 20:
         assert (found.interval.reason, found.n_needed) == ("too_few", 20)
     else:
@@ -191,12 +162,8 @@ def test_an_opposing_head_depresses_alpha_and_is_listed() -> None:
 
 def test_too_few_heads_or_prompts_have_no_alpha() -> None:
     for shape in ((20, 0), (20, 1), (2, 3)):
-        found = cronbach_items(np.ones(shape))
-        assert (found.published, found.reason, split_half(np.ones(shape)).reason) == (
-            "inconclusive",
-            "too_few",
-            "too_few",
-        )
+        for found in (cronbach_items(np.ones(shape)), split_half(np.ones(shape))):
+            assert (found.published, found.reason) == ("inconclusive", "too_few")
     assert split_half(profile(stream(0, "five"), 5, 10, reliability=0.9)).reason == "too_few"
 
 
@@ -224,12 +191,9 @@ def test_a_part_without_verdict_leaves_the_whole_open() -> None:
     full, circuit = prompts(120, 0.04)
     effects = profile(stream(0, "open"), 120, 30, reliability=0.97)
     found = reliability_suite(full, circuit, effects, np.arange(30) < 1)
-    assert (found.status, found.reason, found.details["open"]) == (
-        "inconclusive",
-        "too_few",
-        ["cronbach_alpha"],
-    )
-    empty = reliability_suite(full, circuit, effects, np.zeros(30, dtype=bool))
+    assert (found.status, found.reason) == ("inconclusive", "too_few")
+    assert found.details["open"] == ["cronbach_alpha"]
+    empty = reliability_suite(full, circuit, effects, np.zeros(30, dtype=bool), circuit_size=0)
     assert empty.warnings == ("empty_circuit",)
 
 

@@ -41,7 +41,6 @@ def test_comparison_of_groups_matches_golden_values(case: dict) -> None:
         ("range", "range_of_means"),
     ):
         assert found.values[ours] == pytest.approx(case[theirs], rel=1e-9, abs=1e-12)
-    assert found.interval is not None
     bounds = found.details["comparison"]["eta_squared"]["interval"]
     ends = [bounds["low"], bounds["high"]]
     assert found.interval.low <= ends[0]  # judged by bounds that hold for skewed scores, too
@@ -92,37 +91,24 @@ def test_names_of_groups_order_of_prompts_and_scale_change_nothing() -> None:
 # ------------------------------------------------------------------------------------------------ the groups
 
 
-def test_groups_come_from_templates_then_types_then_length() -> None:
-    one, two = np.zeros(12, dtype=int), np.arange(12) % 2
-    lengths = np.arange(12)
-    found = choose_groups({"type": two, "template": one}, lengths)
-    assert found is not None
-    assert found.source == "type"
-    found = choose_groups({"category": two, "template": np.arange(12)})
-    assert found is not None
-    assert found.source == "category"
-    found = choose_groups({"template": one}, lengths)
-    assert found is not None
-    assert found.source == "length"
-    assert Counter(found.labels.tolist()) == {"short": 4, "medium": 4, "long": 4}
-    assert found.labels[0] == "short"
-    assert found.labels[-1] == "long"
-    assert choose_groups({"template": one}) is None
-    assert choose_groups({}, lengths[:8]) is None
-    assert choose_groups({}, np.full(12, 7)) is None
-
-
-# ------------------------------------------------------------------------------------------ degenerate cases
-
-
-def test_one_constant_group_leaves_the_classic_test() -> None:
-    made = runs(stream(0, "constant"), 30, sd=0.2, shifts=SAME)
-    circuit = np.where(made.groups == 1, 0.8, made.y_circuit)
-    found = measurement_invariance(np.ones(30), circuit, made.groups)
-    comparison = found.details["comparison"]
-    assert comparison["welch"]["p_value"] is None
-    assert comparison["classic"]["p_value"] is not None
-    assert found.to_dict()["values"]["welch_p"] is None
+@pytest.mark.parametrize(
+    ("labels", "lengths", "source"),
+    [
+        ({"type": 2, "template": 1}, np.arange(12), "type"),
+        ({"category": 2, "template": 12}, None, "category"),
+        ({"template": 1}, np.arange(12), "length"),
+        ({"template": 1}, None, ""),
+        ({}, np.arange(8), ""),
+        ({}, np.full(12, 7), ""),
+    ],
+)
+def test_groups_come_from_templates_then_types_then_length(
+    labels: dict[str, int], lengths: np.ndarray | None, source: str
+) -> None:
+    found, of = choose_groups({name: np.arange(12) % n for name, n in labels.items()}, lengths)
+    assert (of, found is None) == (source, source == "")
+    if source == "length":
+        assert found.tolist() == ["short"] * 4 + ["medium"] * 4 + ["long"] * 4
 
 
 # ----------------------------------------------------------------------------------------------------- units

@@ -8,6 +8,7 @@ import pytest
 
 from assay.analyses.calibration import (
     GATES,
+    PooledResult,
     ablation_invariance,
     bootstrap_stability,
     certified_stability,
@@ -17,7 +18,6 @@ from assay.analyses.calibration import (
     discriminant_validity,
     distributional_characterization,
     distributional_stability,
-    find_gate,
     incremental_validity,
     inter_rater,
     measurement_invariance,
@@ -26,8 +26,10 @@ from assay.analyses.calibration import (
     seed_variance,
     split_half,
 )
-from assay.analyses.calibration.samples import gate_stream, sample
-from assay.core.errors import ShapeError, UnknownNameError
+from assay.analyses.calibration.gate import gate_stream
+from assay.analyses.calibration.reliability import retest
+from assay.analyses.calibration.samples import sample
+from assay.core.errors import ShapeError
 from assay.core.measurement import Verdict
 from assay.core.random import stream
 
@@ -102,6 +104,25 @@ def test_below_three_prompts_margins_say_nothing(code: str, n: int, reason: str)
     assert (found.status, found.published, found.reason) == ("inconclusive", "inconclusive", reason)
 
 
+@pytest.mark.parametrize(
+    ("judge", "given", "smallest"),
+    [
+        (bootstrap_stability, (FULL, KEPT), 40),
+        (seed_variance, (FULL, KEPT), 100),
+        (retest, (FULL, KEPT), 100),
+        (certified_stability, (3 + EFFECTS[:, MEMBERS],), 20),
+        (distributional_stability, (3 + EFFECTS[:, MEMBERS],), 40),
+    ],
+)
+def test_below_its_smallest_n_a_verdict_stays_open_and_names_it(
+    judge: Callable[..., Verdict], given: tuple[np.ndarray, ...], smallest: int
+) -> None:
+    enough = [np.resize(each, (smallest, *each.shape[1:])) for each in given]
+    found = judge(*(each[1:] for each in enough))
+    assert (found.status, found.reason, found.n_needed) == ("inconclusive", "too_few", smallest)
+    assert judge(*enough).status == "pass"
+
+
 @pytest.mark.parametrize("code", SIZED)
 def test_empty_and_whole_circuits_are_measured_and_flagged(code: str) -> None:
     empty = ON_MARGINS[code](FULL, 0.1 * KEPT, circuit_size=0, n_heads=H)
@@ -126,12 +147,16 @@ def test_identical_prompts_and_missing_ones_are_flagged(code: str) -> None:
         assert (found.details["n_dropped"], found.details["n_prompts"]) == (1, P - 1)
 
 
-@pytest.mark.parametrize("code", SIZED)
-def test_a_margin_that_is_barely_one_is_flagged(code: str) -> None:
+@pytest.mark.parametrize("code", [*SIZED, "C36"])
+def test_a_margin_that_is_barely_one_or_none_is_flagged(code: str) -> None:
     """Mean 0.1 with deviation 1: less than three standard errors of 60 prompts above 0."""
     full = np.tile([1.1, -0.9], P // 2)
     assert "unstable_denominator" in ON_MARGINS[code](full, full + 0.1 * drawn("kept", P)).warnings
     assert "unstable_denominator" not in ON_MARGINS[code](full + 1, full + 0.1 * drawn("kept", P)).warnings
+    if code in ("C11", "C36"):
+        found = ON_MARGINS[code](full - 0.05, drawn("kept", P))
+        assert (found.status, found.reason) == ("inconclusive", "unbounded")
+    assert ON_MARGINS[code](full - 0.1, drawn("kept", P)).reason == "zero_denominator"
 
 
 @pytest.mark.parametrize(
@@ -200,7 +225,7 @@ def test_a_prompt_without_a_score_is_as_if_it_had_not_been_there(code: str) -> N
         assert found.values == ON_HEADS[code](EFFECTS[: P - 1], MEMBERS).values
 
 
-@pytest.mark.parametrize("code", ["C12", "C14", "S1", "S3"])
+@pytest.mark.parametrize("code", ["C12", "C14", "S1", "S3", "halves"])
 def test_a_head_without_a_score_is_left_out(code: str) -> None:
     table = EFFECTS.copy()
     table[:, 1] = np.nan
@@ -212,6 +237,8 @@ def test_a_head_without_a_score_is_left_out(code: str) -> None:
         if code == "S3":
             expected = distributional_stability(EFFECTS[:, MEMBERS & left])
         assert found.values == expected.values
+    if code == "halves":
+        assert found.values == pytest.approx(split_half(np.delete(EFFECTS, 1, axis=1)).values, rel=1e-12)
 
 
 def test_identical_prompts_decide_by_size_and_sign() -> None:
@@ -256,22 +283,10 @@ def test_streams_depend_on_gate_task_and_seed_alone() -> None:
 
 
 def test_criteria_are_those_of_the_frameworks_table() -> None:
-    """Its page on calibrations, the column Criterion of the reference table."""
-    assert {each.code: each.criterion for each in GATES.values()} == {
-        **dict.fromkeys(("C11", "C16", "C30", "F59"), "M1 Reliability"),
-        **dict.fromkeys(("C12", "C23", "C36"), "C5 Convergent validity"),
-        "C13": "M2 Invariance",
-        "C14": "M4 Sensitivity",
-        "C17": "M3 Baseline separation",
-        "S1": "S1 Distributional Characterization",
-        "S3": "S3 Distributional Stability",
-        "M93": "M5 Statistical Rigor",
-        "M98": "Method Robustness",
-        "E1b": "E1b Method Invariance",
-        "M3b": "Head-level stability",
-    }
-    with pytest.raises(UnknownNameError, match="unknown gate"):
-        find_gate("C99")
+    table = "M1 C11 C16 C30 F59, C5 C12 C23 C36, M2 C13, M4 C14, M3 C17, S1 S1, S3 S3, M5 M93, Method M98"
+    rows = [row.split() for row in f"{table}, E1b E1b, Head-level M3b".split(", ")]
+    expected = {code: criterion for criterion, *codes in rows for code in codes}
+    assert {each.code: each.criterion.split()[0] for each in GATES.values()} == expected
 
 
 SHORT, FEWER, THREE = FULL[1:], MEMBERS[1:], np.arange(3)
@@ -279,17 +294,14 @@ SCORES, RUNS = {"a": EFFECTS[0], "b": EFFECTS[1]}, {"zero": KEPT, "mean": KEPT}
 TWO, CIRCUITS = two_tasks(EFFECTS), {"a": MEMBERS, "b": OTHER}
 WRONG: dict[str, Callable[[], Any]] = {
     "n_boot": lambda: bootstrap_stability(FULL, KEPT, n_boot=0),
-    "draws": lambda: bootstrap_stability(FULL, KEPT, draws=np.full((9, P), P)),
     "inner": lambda: seed_variance(FULL, KEPT, inner="fidelity"),
     r"y_circuit .60,., y_full .59,": lambda: bootstrap_stability(SHORT, KEPT),
     "unit_id": lambda: bootstrap_stability(FULL, KEPT, unit_id=THREE),
     "groups": lambda: measurement_invariance(FULL, KEPT, THREE),
-    "lengths": lambda: measurement_invariance(FULL, KEPT, lengths=THREE),
     "dependent": lambda: measurement_invariance(FULL, KEPT, np.arange(P) % 3, dependent="x"),
     "n_perm": lambda: convergent_validity(SCORES, n_perm=-1),
     r"a .60, 12., b .60, 11.": lambda: convergent_validity({"a": EFFECTS, "b": EFFECTS[:, 1:]}),
     "H as of the circuit": lambda: inter_rater(SCORES, members=FEWER),
-    "k is 21": lambda: inter_rater(SCORES, k=21),
     "llc_direction 'up'": lambda: convergent_validity(SCORES, llc_direction="up"),
     "signed": lambda: inter_rater(SCORES, signed=("c",)),
     r"columns have shapes ..11,.": lambda: derived_metrics(MEMBERS, EFFECTS[0, 1:]),
@@ -303,21 +315,14 @@ WRONG: dict[str, Callable[[], Any]] = {
         MEMBERS, composition={"v": np.ones((H, H))}, head_edges=((0, 0, 1, 0),)
     ),
     "n_draws": lambda: certified_stability(EFFECTS, n_draws=0),
-    "seeds": lambda: seed_variance(FULL, KEPT, n_prompts=10, seeds=()),
     "y_baseline": lambda: incremental_validity(FULL, KEPT, SHORT),
     "others of random": lambda: incremental_validity(FULL, KEPT, KEPT, others={"random": SHORT}),
-    "attributions": lambda: distributional_characterization(EFFECTS, FEWER),
-    "outputs": lambda: distributional_characterization(EFFECTS, MEMBERS, outputs=np.ones((P, 11, 3))),
     "n_heads": lambda: distributional_characterization(EFFECTS, MEMBERS, n_heads=5),
     r"a table of heads has shape .60,.": lambda: distributional_stability(EFFECTS[:, 0]),
-    r"subsets hold .1, 59. units": lambda: distributional_stability(
-        EFFECTS, subsets=[np.arange(1), np.arange(1, P)]
-    ),
+    r"x: p is 1.5": lambda: PooledResult(name="x", p=1.5, p_kind="t"),
+    "p_kind": lambda: PooledResult(name="x", p=0.5, p_kind="guess"),
     "n_halves": lambda: split_half(EFFECTS, n_halves=0),
-    "n_subsets": lambda: distributional_stability(EFFECTS, n_subsets=1),
     "y_circuit of mean": lambda: ablation_invariance(FULL, {"zero": KEPT, "mean": SHORT}),
-    "signs": lambda: certified_stability(EFFECTS, signs=np.ones(3)),
-    "subsamples": lambda: certified_stability(EFFECTS, subsamples=np.full((5, 3), P)),
     "fraction": lambda: certified_stability(EFFECTS, fraction=0.0),
     "smallest": lambda: certified_stability(EFFECTS, smallest=-1.0),
 }

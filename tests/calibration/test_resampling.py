@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,6 @@ from planted import runs
 
 from assay.analyses.calibration.reliability import retest
 from assay.analyses.calibration.resampling import bootstrap_stability, seed_variance
-from assay.core.measurement import Verdict
 from assay.core.random import stream
 
 
@@ -52,12 +50,16 @@ def test_a_score_that_may_be_0_is_flagged(standard_errors: float, flags: tuple[s
 # ------------------------------------------------------------------------------------------------- bootstrap
 
 
-@pytest.mark.parametrize("name", ["plain_n12", "skewed_n40"])
+@pytest.mark.parametrize("name", ["plain_n12", "skewed_n40", "sign_n8"])
 def test_bootstrap_matches_golden_values(name: str) -> None:
     case = BOOTSTRAP[name]
     draws = np.array(case["index_draws"])
     found = bootstrap_stability(np.array(case["den"]), np.array(case["num"]), draws=draws)
     assert found.values["sigma"] == pytest.approx(case["sigma_ddof0"], rel=1e-9)
+    if name == "sign_n8":  # denominators of either sign
+        assert (found.status, found.reason) == ("inconclusive", "unbounded")
+        assert "unstable_denominator" in found.warnings
+        return
     assert found.values["standard_error"] == pytest.approx(case["delta_se_ddof1"], rel=1e-9)
     assert found.values["faithfulness"] == pytest.approx(case["faithfulness"], rel=1e-9)
     for kind, name_of in (("percentile", "percentile_95"), ("interval", "bca_95")):
@@ -70,20 +72,9 @@ def test_bootstrap_matches_golden_values(name: str) -> None:
     assert dropped.values["sigma"] == pytest.approx(case["sigma_ddof0"], rel=1e-9)
 
 
-def test_a_denominator_of_either_sign_leaves_the_score_unbounded() -> None:
-    case = BOOTSTRAP["sign_n8"]
-    found = bootstrap_stability(
-        np.array(case["den"]), np.array(case["num"]), draws=np.array(case["index_draws"])
-    )
-    assert (found.status, found.reason) == ("inconclusive", "unbounded")
-    assert "unstable_denominator" in found.warnings
-    assert found.values["sigma"] == pytest.approx(case["sigma_ddof0"], rel=1e-9)
-
-
 @pytest.mark.parametrize(
     ("full", "circuit", "reason"),
     [
-        (np.array([1.0, -1.0] * 60), np.ones(120), "zero_denominator"),
         (np.arange(1.0, 121), np.zeros(120), "zero_mean"),
         (np.arange(1.0, 41), np.ones(40), "pool_too_small"),
     ],
@@ -91,23 +82,8 @@ def test_a_denominator_of_either_sign_leaves_the_score_unbounded() -> None:
 def test_what_these_runs_do_not_determine(full: np.ndarray, circuit: np.ndarray, reason: str) -> None:
     found = seed_variance(full, circuit)
     assert (found.status, found.published, found.reason) == ("inconclusive", "inconclusive", reason)
-    if reason not in ("zero_mean", "pool_too_small"):
-        assert bootstrap_stability(full, circuit).reason == reason
     if reason == "pool_too_small":
         assert found.values["coefficient_of_variation"] == 0.0  # every subset is the pool
-
-
-@pytest.mark.parametrize(
-    ("judge", "smallest"), [(bootstrap_stability, 40), (seed_variance, 100), (retest, 100)]
-)
-def test_below_its_smallest_n_a_verdict_stays_open_and_names_it(
-    judge: Callable[..., Verdict], smallest: int
-) -> None:
-    full, circuit = prompts(smallest, 0.01)
-    found = judge(full[1:], circuit[1:])
-    assert (found.status, found.reason, found.n_needed) == ("inconclusive", "too_few", smallest)
-    assert found.published == "pass"
-    assert judge(full, circuit).status == "pass"
 
 
 # ----------------------------------------------------------------------------------------------------- seeds

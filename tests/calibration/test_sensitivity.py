@@ -39,15 +39,6 @@ def test_distances_match_golden_values(case: dict) -> None:
     assert found.published == ("pass" if case["d_prime"] > 1 else "fail")
 
 
-@pytest.mark.parametrize("case", DETECTION["auroc"])
-def test_areas_match_golden_values(case: dict) -> None:
-    members = np.array(case["labels"]) == 1
-    found = derived_metrics(members, attribution=np.array(case["scores"], dtype=float), n_boot=30)
-    row = found.sub_results["attribution_auroc"]
-    assert row.values["value"] == pytest.approx(case["auroc"], rel=1e-9)
-    assert (found.status, found.reason) == ("inconclusive", "not_applicable")  # no scores to judge by
-
-
 @pytest.mark.parametrize("case", RATES)
 def test_rates_of_a_predicted_set_match_golden_values(case: dict) -> None:
     n = case["n_heads"]
@@ -91,7 +82,6 @@ def test_perfect_order_of_few_heads_is_no_proof() -> None:
     scores = np.arange(40.0)
     few = derived_metrics(scores >= 35, attribution=scores).sub_results["attribution_auroc"]
     assert (few.values["value"], few.published, few.status) == (1.0, "pass", "inconclusive")
-    assert few.interval is not None
     assert few.interval.low == pytest.approx(0.05 ** (1 / 5))
     many = derived_metrics(scores >= 20, attribution=scores).sub_results["attribution_auroc"]
     assert many.status == "pass"
@@ -197,15 +187,11 @@ def test_few_heads_cannot_pass(k: int, status: str) -> None:
 def test_forwarded_ratios_of_few_prompts_have_no_bounds() -> None:
     full = np.full(19, 2.0)
     found = ratio_estimate(1.9 * np.arange(19.0) / 9, full)
-    assert found is not None
-    assert found.interval is not None
     assert found.interval.reason == "too_few"
     row = derived_metrics(np.arange(4) < 2, faithfulness=found, n_prompts=19).sub_results["faithfulness"]
     assert (row.status, row.n_needed, row.published) == ("inconclusive", 20, "pass")
     assert ratio_estimate(full[:1], full[:1]) is None
     half = ratio_estimate(np.full(22, 1.0), np.full(22, 2.0), "completeness")
-    assert half is not None
-    assert half.interval is not None
     assert (half.value, half.interval.low, half.interval.high) == (0.5, 0.5, 0.5)
 
 

@@ -2,12 +2,11 @@
 
 import json
 import math
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from planted import allowed_errors, head_effects
+from planted import head_effects
 from scipy import stats as scipy_stats
 
 from assay.analyses.calibration.certified import certified_stability
@@ -78,23 +77,8 @@ def test_the_published_rule_fails_stable_heads_for_the_size_of_the_sample() -> N
     table = head_effects(stream(0, "small"), 40, (1.0,) * 15, sd=0.3)
     found = distributional_stability(table)
     assert (found.published, found.status) == ("fail", "pass")
-    few = distributional_stability(head_effects(stream(0, "small"), 39, (1.0,) * 15, sd=0.3))
-    assert (few.status, few.reason, few.n_needed) == ("inconclusive", "too_few", 40)
     large = distributional_stability(head_effects(stream(0, "large"), 1500, (1.0,) * 15, sd=0.3))
     assert (large.published, large.status) == ("pass", "pass")
-
-
-def test_heads_that_depend_on_the_group_are_found() -> None:
-    groups = np.arange(100) % 2
-    shifted, same = [], []
-    for seed in range(8):
-        table = head_effects(stream(seed, "groups"), 100, (1.0,) * 15, sd=0.3)
-        same.append(distributional_stability(table, groups=groups).sub_results["groups"])
-        shifted.append(distributional_stability(table + 0.3 * groups[:, None], groups=groups))
-    assert Counter(each.status for each in same)["fail"] <= allowed_errors(8)
-    assert not any(each.status == "pass" for each in same)
-    for each in shifted:
-        assert (each.status, each.sub_results["groups"].status) == ("fail", "fail")
 
 
 def test_one_image_in_many_groups_is_not_taken_for_many() -> None:
@@ -132,15 +116,6 @@ def test_a_subsample_is_a_share_of_the_prompts_without_repeats() -> None:
     assert rate == pytest.approx(3 / 11, abs=0.05)  # 8 of 11 are drawn
 
 
-def test_declared_opposing_heads_are_tested_the_other_way() -> None:
-    effects = head_effects(stream(0, "signs"), 40, (1.0, -1.0, 1.0))
-    plain = certified_stability(effects)
-    assert plain.details["labels"].tolist() == ["certified", "unstable", "certified"]
-    signed = certified_stability(effects, signs=np.array([1, -1, 1]))
-    assert signed.details["labels"].tolist() == ["certified"] * 3
-    assert signed.details["mean_effects"][1] < 0
-
-
 def test_heads_without_effect_or_without_numbers_are_unstable() -> None:
     effects = head_effects(stream(0, "odd"), 40, (1.0, 1.0, 1.0, 1.0))
     effects[:, 1], effects[:, 2], effects[3, 3] = 0.0, np.nan, np.nan
@@ -148,6 +123,11 @@ def test_heads_without_effect_or_without_numbers_are_unstable() -> None:
     assert found.details["labels"].tolist() == ["certified", "unstable", "unstable", "certified"]
     assert found.details["published_labels"].tolist() == ["certified", "unstable", "unstable", "certified"]
     assert found.warnings == ("prompts_dropped", "head_not_finite", "smallest_is_zero")
+    effects = head_effects(stream(0, "signs"), 40, (1.0, -1.0, 1.0))  # one head is declared to oppose
+    for signs, of_second in ((None, "unstable"), (np.array([1, -1, 1]), "certified")):
+        found = certified_stability(effects, signs=signs)
+        assert found.details["labels"].tolist() == ["certified", of_second, "certified"]
+    assert found.details["mean_effects"][1] < 0
 
 
 def test_the_majorities_of_heads_are_worked_by_hand() -> None:
@@ -173,30 +153,6 @@ def test_the_majorities_of_heads_are_worked_by_hand() -> None:
     assert low.thresholds == {"pass": 0.5, "fail": 0.5, "smallest": 0.01}
 
 
-def test_heads_not_yet_certified_do_not_count_against_a_circuit() -> None:
-    """15 heads with a true effect of 0.4 spreads at 20 prompts: 34 of 40 draws were a fail."""
-    found = [
-        certified_stability(head_effects(stream(seed, "small effects"), 20, (0.4,) * 15))
-        for seed in range(20)
-    ]
-    assert Counter(each.status for each in found)["fail"] == 0
-    assert all(each.warnings == ("smallest_is_zero",) for each in found)
-    counts = [each.n_needed for each in found if each.n_needed is not None]
-    assert counts
-    assert all(20 < each < 200 for each in counts)
-
-
-def test_seven_of_fifteen_heads_do_not_pass_and_exponential_effects_do_not_either() -> None:
-    """A count of discoveries passed a fifth of the samples; Student's p would pass as many skewed ones."""
-    passed = 0
-    for seed in range(60):
-        rng = stream(seed, "seven")
-        noise = rng.normal(size=(40, 15)) if seed % 2 else 1 - rng.exponential(size=(40, 15))
-        found = certified_stability(noise + np.array([1.5] * 7 + [0.0] * 8))
-        passed += found.status == "pass"
-    assert passed <= allowed_errors(60)
-
-
 def test_the_prompts_needed_are_the_fewest_that_prove_a_majority() -> None:
     """One head of mean 0.2 and spread 1: Student's p is 0.05 at 70 prompts; in its error at 20 (t = 0.9)."""
     shape = np.concatenate([np.arange(1, 13), [0], -np.arange(1, 13)]).astype(float)
@@ -208,18 +164,3 @@ def test_the_prompts_needed_are_the_fewest_that_prove_a_majority() -> None:
     assert certified_stability(effects + 0.19).n_needed is None
     assert certified_stability(effects - 0.3).n_needed == needed
     assert certified_stability(effects + 0.3, smallest=1.0).status == "fail"
-
-
-def test_below_twenty_prompts_skewed_effects_are_not_judged() -> None:
-    found = certified_stability(head_effects(stream(0, "few"), 19, (3.0,) * 6))
-    assert (found.status, found.reason, found.n_needed) == ("inconclusive", "too_few", 20)
-    assert certified_stability(head_effects(stream(0, "few"), 20, (3.0,) * 6)).status == "pass"
-
-
-def test_contingent_heads_say_how_many_prompts_they_need() -> None:
-    effects = head_effects(stream(4, "contingent"), 40, (0.1,) * 8)
-    found = certified_stability(effects)
-    needs = found.details["n_to_certify"]
-    for label, needed in zip(found.details["labels"], needs, strict=True):
-        assert (needed is not None) == (label == "contingent")
-    assert any(needs)

@@ -1,67 +1,17 @@
 from collections.abc import Callable
 from pathlib import Path
 
-import networkx as nx
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from assay.circuits import Circuit, EdgeScores, load_circuit
-from assay.core.errors import (
-    AssayWarning,
-    GraphMismatchError,
-    InputError,
-    NonFiniteError,
-    ShapeError,
-)
+from assay.circuits import Circuit, EdgeScores
+from assay.core.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError, ShapeError
 from assay.graph import Graph, build_graph
 
 
 GRAPH = build_graph(3, 4, 2)
-
-
-def node_graph(circuit: Circuit) -> nx.DiGraph:
-    """Node-level graph of the kept edges, made by the definition of targets."""
-    graph = nx.DiGraph()
-    graph.add_nodes_from(["input", "logits"])
-    for edge in circuit.edges():
-        source, target = edge.split("->")
-        node, _, channel = target.rpartition(".")
-        group = GRAPH.n_heads // GRAPH.n_kv_heads
-        if channel == "q":
-            fed = [node]
-        elif channel in ("k", "v"):
-            layer, kv = node.split(".kv")
-            fed = [f"{layer}.h{int(kv) * group + i}" for i in range(group)]
-        else:
-            fed = [target]
-        for one in fed:
-            graph.add_edge(source, one)
-    return graph
-
-
-def literal_prune(circuit: Circuit) -> set[str]:
-    """Edges on a path from input to logits, by reachability of their ends."""
-    graph = node_graph(circuit)
-    after_input = nx.descendants(graph, "input") | {"input"}
-    before_logits = nx.ancestors(graph, "logits") | {"logits"}
-    kept = set()
-    for edge in circuit.edges():
-        single = Circuit.from_edges(GRAPH, [edge])
-        source, fed = edge.split("->")[0], node_graph(single).successors(edge.split("->")[0])
-        if source in after_input and any(node in before_logits for node in fed):
-            kept.add(edge)
-    return kept
-
-
-@settings(max_examples=30)
-@given(st.integers(0, 10_000), st.floats(0.02, 0.5))
-def test_connected_keeps_exactly_the_edges_on_a_path(seed: int, share: float) -> None:
-    circuit = Circuit.random(GRAPH, max(1, int(share * GRAPH.n_edges)), seed=seed)
-    assert set(circuit.connected(warn=False).edges()) == literal_prune(circuit)
-    assert circuit.connected(warn=False).connected(warn=False) == circuit.connected(warn=False)
 
 
 def test_set_operations_act_on_edges() -> None:
@@ -183,27 +133,20 @@ def test_what_is_not_a_circuit_of_the_graph_is_refused(unchecked: None) -> None:
         (lambda: some_scores().top(0), InputError, "cannot keep 0 edges; choose k from 1 to"),
         (lambda: Circuit.from_heads(GRAPH, [(0.9, 1)]), InputError, "not a pair .* of whole numbers"),
         (lambda: Circuit(graph=GRAPH, mask=torch.zeros(3, 4).bool()), ShapeError, "mask of shape"),
-        (lambda: Circuit(graph=GRAPH, mask=torch.ones_like(GRAPH.valid)), InputError, "not an edge of the"),
+        (lambda: Circuit(graph=GRAPH, mask=torch.ones_like(GRAPH.valid)), InputError, "not an edge"),
         (lambda: EdgeScores(GRAPH, values), NonFiniteError, "score of m0->logits is nan"),
         (lambda: EdgeScores(GRAPH, values[:3]), ShapeError, "expected"),
         (lambda: EdgeScores(GRAPH, values * 0, per_example=values), ShapeError, "per_example has shape"),
-        (
-            lambda: Circuit.full(GRAPH) & Circuit.full(build_graph(3, 4)),
-            GraphMismatchError,
-            "different graphs",
-        ),
+        (lambda: ~Circuit.full(GRAPH) & Circuit.full(build_graph(3, 4)), GraphMismatchError, "belongs to"),
     ]
     for call, error, message in cases:
         with pytest.raises(error, match=message):
             call()
 
 
-def test_masks_are_not_shared_with_the_caller(tmp_path: Path) -> None:
-    circuit = Circuit.full(GRAPH)
-    before: Tensor = GRAPH.valid.clone()
-    circuit.mask[0, 0] = False
-    assert torch.equal(GRAPH.valid, before)
-    assert load_circuit(circuit.save(tmp_path / "c.safetensors")).n_edges == GRAPH.n_edges - 1
+def test_masks_are_not_shared_with_the_caller() -> None:
+    Circuit.full(GRAPH).mask[0, 0] = False
+    assert bool(GRAPH.valid[0, 0])
 
 
 def test_a_circuit_without_a_path_warns_that_nothing_is_left() -> None:

@@ -3,7 +3,6 @@
 import json
 import pickle
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assay.circuits import Circuit, EdgeScores, ExportedCircuit, export_circuit, read_eap_ig, write_eap_ig
+from assay.circuits import Circuit, EdgeScores, export_circuit, read_eap_ig, write_eap_ig
 from assay.circuits.exchange import attribution_graph, their_edges
 from assay.core.errors import (
     AssayError,
+    AssayWarning,
     FileFormatError,
     GraphMismatchError,
     InputError,
@@ -89,59 +89,44 @@ def test_every_edge_of_the_published_order_is_read(tmp_path: Path) -> None:
     assert set(their_edges(PARALLEL)) == set(eap_ig_edges(2, 2, parallel=True))
 
 
-@pytest.mark.parametrize("older", ["flag per node", "score per edge", "flag per edge", "no score"])
-def test_older_files_are_read(tmp_path: Path, older: str) -> None:
+OLDER: list[tuple[Callable[[dict[str, Any]], object], bool, bool]] = [
+    (lambda value: value, True, True),
+    (lambda value: value["score"], True, False),
+    (lambda value: value["in_graph"], False, True),
+    (lambda value: value | {"score": None}, False, True),
+]
+
+
+@pytest.mark.parametrize(("edge", "has_scores", "has_circuit"), OLDER)
+def test_older_files_are_read(tmp_path: Path, edge: Any, has_scores: bool, has_circuit: bool) -> None:
     content = document()
     expected = read_eap_ig(put(tmp_path, content))
-    assert expected.scores is not None
-    if older == "flag per node":
-        content["nodes"] = dict.fromkeys(content["nodes"], True)
-    elif older == "score per edge":
-        content["edges"] = {name: value["score"] for name, value in content["edges"].items()}
-    elif older == "flag per edge":
-        content["edges"] = {name: value["in_graph"] for name, value in content["edges"].items()}
-    else:
-        content["edges"] = {name: value | {"score": None} for name, value in content["edges"].items()}
+    content["nodes"] = dict.fromkeys(content["nodes"], True)
+    content["edges"] = {name: edge(value) for name, value in content["edges"].items()}
     del content["cfg"]["parallel_attn_mlp"], content["cfg"]["d_model"]
     found = read_eap_ig(put(tmp_path, content))
-    if older in ("flag per node", "score per edge"):
-        assert found.scores is not None
-        assert torch.equal(found.scores.values, expected.scores.values)
-    else:
-        assert found.scores is None
-    assert (found.circuit is None) == (older == "score per edge")
+    assert found.circuit == (expected.circuit if has_circuit else None)
+    assert (found.scores is not None) == has_scores
+    assert found.scores is None or torch.equal(found.scores.values, expected.scores.values)
 
 
 # ---- grouped queries ------------------------------------------------------------------------------------
 
 
-def test_copies_of_a_shared_edge_add_up(tmp_path: Path) -> None:
-    content = document(1, 4)
-    grouped = build_graph(1, 4, 2)
-    found = read_eap_ig(put(tmp_path, content | {"edges": content["edges"]}), grouped, shared="any")
-    assert found.scores is not None
+def test_copies_of_a_shared_edge_add_up_and_one_of_them_keeps_it(tmp_path: Path) -> None:
+    content, grouped = document(1, 4), build_graph(1, 4, 2)
     score = {name: value["score"] for name, value in content["edges"].items()}
-    at = grouped.edge_index("input->a0.kv1.v")
-    expected = score["input->a0.h2<v>"] + score["input->a0.h3<v>"]
-    assert float(found.scores.values[at]) == pytest.approx(expected, rel=1e-12)
-    at = grouped.edge_index("input->a0.h3.q")
-    assert float(found.scores.values[at]) == score["input->a0.h3<q>"]
-
-
-def test_a_split_edge_is_kept_as_told(tmp_path: Path) -> None:
-    content = document(1, 4)
-    grouped = build_graph(1, 4, 2)
     for name, value in content["edges"].items():
         value["in_graph"] = name in ("input->a0.h2<v>", "input->a0.h0<k>", "input->a0.h1<k>", "m0->logits")
-    path = put(tmp_path, content)
-    with pytest.raises(InputError, match=r"keeps 1 of the 2 copies of input->a0\.kv1\.v"):
-        read_eap_ig(path, grouped)
-    loose, strict = (read_eap_ig(path, grouped, shared=rule).circuit for rule in ("any", "all"))
-    assert loose is not None
-    assert strict is not None
-    assert loose.edges() == ["input->a0.kv0.k", "input->a0.kv1.v", "m0->logits"]
-    assert strict.edges() == ["input->a0.kv0.k", "m0->logits"]
-    assert strict.provenance["split_edges"] == 1
+    with pytest.warns(AssayWarning, match="keeps some of the copies of 1 edges that are single ones here"):
+        found = read_eap_ig(put(tmp_path, content), grouped)
+    assert found.scores is not None
+    assert found.circuit is not None
+    expected = score["input->a0.h2<v>"] + score["input->a0.h3<v>"]
+    assert found.scores["input->a0.kv1.v"] == pytest.approx(expected, rel=1e-12)
+    assert found.scores["input->a0.h3.q"] == score["input->a0.h3<q>"]
+    assert found.circuit.edges() == ["input->a0.kv0.k", "input->a0.kv1.v", "m0->logits"]
+    assert found.circuit.provenance["split_edges"] == 1
 
 
 # ---- round trips ----------------------------------------------------------------------------------------
@@ -181,11 +166,8 @@ def test_a_written_file_is_what_eap_ig_reads(tmp_path: Path) -> None:
     assert set(content["edges"]) == set(eap_ig_edges(2, 3))
     assert content["edges"]["input->a0.h1<q>"] == {"score": 1.0, "in_graph": True}
     assert content["edges"]["input->a0.h1<k>"] == {"score": 0.0, "in_graph": False}
-    assert [name for name, node in content["nodes"].items() if node["in_graph"]] == [
-        "input",
-        "a0.h1",
-        "logits",
-    ]
+    marked = [name for name, node in content["nodes"].items() if node["in_graph"]]
+    assert marked == ["input", "a0.h1", "logits"]
 
 
 def torch_file(path: Path, **changes: Any) -> Path:
@@ -257,7 +239,6 @@ BAD: list[tuple[Any, type[AssayError], str]] = [
     (with_edge("input->m0\x00\x1b[2J"), UnknownNameError, r"unknown target 'm0\\x00"),
     (with_edge("input->m0", {"score": float("nan"), "in_graph": True}), NonFiniteError, "m0 is nan"),
     ("[1]", FileFormatError, FOREIGN),
-    ("{", FileFormatError, FOREIGN),
     ("[" * 100_000, FileFormatError, "nested too deeply"),
     ('{"cfg": {"n_layers": 1, "n_heads": 2}, "nodes": {}}', FileFormatError, "edge level, with cfg, nodes"),
     (without_edges(), FileFormatError, r"2 of its 13 edges are missing, the first is 'input->a0\.h1\.k'"),
@@ -265,10 +246,7 @@ BAD: list[tuple[Any, type[AssayError], str]] = [
     ({**document(), "cfg": {"n_layers": 10**9, "n_heads": 10**9}}, FileFormatError, "more than any file"),
     ({**document(), "nodes": {"m0": {"neurons": [True]}}}, FileFormatError, "single neurons"),
     (with_edge("input->m0", {"score": "high"}), FileFormatError, FOREIGN),
-    (with_edge("input->m0", [1.0]), FileFormatError, FOREIGN),
-    (with_edge("input->m0", {"score": 1.0, "in_graph": "yes"}), FileFormatError, FOREIGN),
     (with_edge("input->m0", {"score": 10**400}), FileFormatError, FOREIGN),
-    (with_edge("input->m0", {"in_graph": True}), FileFormatError, FOREIGN),
 ]
 
 
@@ -278,22 +256,6 @@ def test_foreign_files_are_refused(
 ) -> None:
     with pytest.raises(error, match=message):
         read_eap_ig(put(tmp_path, content))
-
-
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_no_damage_raises_anything_but_an_error_of_ours(tmp_path: Path, data: st.DataObject) -> None:
-    text = bytearray(json.dumps(document()).encode())
-    for _ in range(data.draw(st.integers(1, 3))):
-        at = data.draw(st.integers(0, len(text) - 1))
-        text[at] = data.draw(st.sampled_from(list(b'{}[]":,0123456789.eE-+<>qkvamhl \\tfnN\xff\x00')))
-    path = tmp_path / "damaged.json"
-    path.write_bytes(bytes(text))
-    try:
-        found = read_eap_ig(path)
-    except AssayError:
-        return
-    assert found.scores is not None or found.circuit is not None or found.graph.n_edges == 13
 
 
 def test_graphs_and_arguments_must_fit(tmp_path: Path) -> None:
@@ -307,10 +269,9 @@ def test_graphs_and_arguments_must_fit(tmp_path: Path) -> None:
         (
             lambda: write_eap_ig(random_scores(), out, circuit=Circuit.full(PARALLEL)),
             GraphMismatchError,
-            "the circuit belongs to the graph",
+            "the circuit belongs to another model",
         ),
         (lambda: read_eap_ig(tmp_path / "absent.json"), FileFormatError, "does not exist"),
-        (lambda: read_eap_ig(path, shared="some"), UnknownNameError, "rule for shared edges 'some'"),
         (lambda: write_eap_ig(random_scores(), tmp_path / "no" / "out.json"), OutputError, "cannot write"),
     ]
     for call, error, message in cases:
@@ -325,28 +286,19 @@ def test_graphs_and_arguments_must_fit(tmp_path: Path) -> None:
 NUMBER, TEXT, LIST, DICT = (int, float), (str,), (list,), (dict,)
 # Fields of Neuronpedia's published JSON schema of attribution graphs, with the types of their values; those
 # that begin with "?" may be left out.
+QUERY = ("?linkType", "?clickedId", "?sg_pos")
 SCHEMA: dict[str, dict[str, tuple[type, ...]]] = {
     "": {"metadata": DICT, "qParams": DICT, "nodes": LIST, "links": LIST},
     "metadata": {"slug": TEXT, "scan": TEXT, "prompt_tokens": LIST, "prompt": TEXT, "?info": DICT},
     "info": {"?description": TEXT, "?generator": DICT},
     "generator": {"?name": TEXT, "?version": TEXT},
-    "qParams": {
-        "?pinnedIds": LIST,
-        "?supernodes": LIST,
-        "?linkType": TEXT,
-        "?clickedId": TEXT,
-        "?sg_pos": TEXT,
-    },
+    "qParams": {"?pinnedIds": LIST, "?supernodes": LIST, **dict.fromkeys(QUERY, TEXT)},
     "node": {
-        "node_id": TEXT,
+        **dict.fromkeys(("node_id", "feature_type", "jsNodeId", "clerp"), TEXT),
+        **dict.fromkeys(("?influence", "?activation"), (*NUMBER, type(None))),
         "feature": (int, type(None)),
         "layer": (str, int),
         "ctx_idx": (int,),
-        "feature_type": TEXT,
-        "jsNodeId": TEXT,
-        "clerp": TEXT,
-        "?influence": (*NUMBER, type(None)),
-        "?activation": (*NUMBER, type(None)),
     },
     "link": {"source": TEXT, "target": TEXT, "weight": NUMBER},
 }
@@ -365,10 +317,10 @@ def check_part(part: dict[str, Any], kind: str) -> None:
 def check_attribution_graph(document: dict[str, Any]) -> None:
     metadata, query = document["metadata"], document["qParams"]
     check_part(document, "")
-    check_part(metadata, "metadata")
-    check_part(metadata["info"], "info")
-    check_part(metadata["info"]["generator"], "generator")
     check_part(query, "qParams")
+    for kind, part in (("metadata", metadata), ("info", info := metadata["info"])):
+        check_part(part, kind)
+    check_part(info["generator"], "generator")
     for node in document["nodes"]:
         check_part(node, "node")
         assert 0 <= node["ctx_idx"] < len(metadata["prompt_tokens"])
@@ -377,50 +329,37 @@ def check_attribution_graph(document: dict[str, Any]) -> None:
     for link in document["links"]:
         check_part(link, "link")
         assert {link["source"], link["target"]} <= ids
-    assert {*query["pinnedIds"]} <= ids
-    assert {member for _, *members in query["supernodes"] for member in members} <= ids
 
 
-@pytest.fixture(params=[4, 2], ids=["own keys", "shared keys"])
-def exported(request: pytest.FixtureRequest) -> ExportedCircuit:
-    graph = build_graph(2, 4, request.param)
-    values = torch.randn(graph.n_sources, graph.n_targets, generator=torch.Generator().manual_seed(0))
-    scores = EdgeScores(graph, values)
-    circuit = replace(scores.top(60), roles={"movers": ((1, 0), (1, 2)), "none of these": ((7, 7),)})
-    return ExportedCircuit(
-        circuit=circuit, scores=scores, model="mini", prompt="a b c", tokens=("a", " b", " c")
-    )
-
-
-def test_an_attribution_graph_has_the_form_that_neuronpedia_reads(exported: ExportedCircuit) -> None:
-    document = attribution_graph(exported)
+@pytest.mark.parametrize("n_kv_heads", [4, 2])
+def test_an_attribution_graph_has_the_form_that_neuronpedia_reads(n_kv_heads: int, tmp_path: Path) -> None:
+    scores = random_scores(build_graph(2, 4, n_kv_heads))
+    circuit = scores.top(60)
+    path = export_circuit(tmp_path / "c.json", circuit, scores=scores, model="mini", tokens=("a", " b", " c"))
+    document = json.loads(path.read_text())
     check_attribution_graph(document)
-    assert document["metadata"]["scan"] == "mini"
-    clerps = {node["clerp"]: node for node in document["nodes"]}
-    mover = clerps["a1.h0 (movers)"]
-    assert (mover["node_id"], mover["feature_type"]) == ("1_0_2", "attention head")
-    assert document["qParams"]["supernodes"] == [["movers", "1_0_2", "1_2_2"]]
+    assert (document["metadata"]["scan"], document["metadata"]["prompt"]) == ("mini", "a b c")
+    head = {node["clerp"]: node for node in document["nodes"]}["a1.h0"]
+    assert (head["node_id"], head["feature_type"]) == ("1_0_2", "attention head")
     total = sum(link["weight"] for link in document["links"])
-    assert total == pytest.approx(float(exported.scores.values[exported.circuit.mask].sum()), rel=1e-5)
+    assert total == pytest.approx(float(scores.values[circuit.mask].sum()), rel=1e-5)
 
 
-def test_scores_of_query_key_and_value_are_summed_into_one_link() -> None:
+def test_scores_of_query_key_and_value_are_summed_into_one_link(tmp_path: Path) -> None:
     graph = build_graph(1, 2)
     circuit = Circuit.from_edges(graph, ["input->a0.h1.q", "input->a0.h1.k", "a0.h1->logits"])
     values = torch.zeros(graph.n_sources, graph.n_targets)
     for target, score in (("a0.h1.q", 0.5), ("a0.h1.k", -0.2)):
         values[0, graph.target_index(target)] = score
     values[graph.source_index("a0.h1"), graph.target_index("logits")] = 2.0
-    document = attribution_graph(ExportedCircuit(circuit=circuit, scores=EdgeScores(graph, values)))
+    document = attribution_graph(circuit, scores=EdgeScores(graph, values))
+    check_attribution_graph(document)
     links = {(link["source"], link["target"]): link["weight"] for link in document["links"]}
     assert links == {("E_0_0", "0_1_0"): pytest.approx(0.3), ("0_1_0", "1_0_0"): 2.0}
-
-
-def test_what_cannot_be_exported_is_refused(exported: ExportedCircuit, tmp_path: Path) -> None:
-    with pytest.raises(OutputError):
-        export_circuit(tmp_path / "nowhere" / "c.json", exported)
-    with pytest.raises(InputError, match="keeps no edge"):
-        ExportedCircuit(circuit=Circuit.empty(build_graph(1, 2)))
-    other = build_graph(3, 4)
-    with pytest.raises(GraphMismatchError, match="scores belong to another graph"):
-        ExportedCircuit(circuit=exported.circuit, scores=EdgeScores(other, other.valid.float()))
+    for other, scores, error, message in (
+        (circuit, None, OutputError, "cannot write"),
+        (Circuit.empty(graph), None, InputError, "keeps no edge"),
+        (circuit, random_scores(), GraphMismatchError, "scores belongs to another model"),
+    ):
+        with pytest.raises(error, match=message):
+            export_circuit(tmp_path / "nowhere" / "c.json", other, scores=scores)

@@ -37,13 +37,10 @@ def circuit_file(tmp_path: Path) -> Path:
     return circuit.save(tmp_path / "circuit.safetensors")
 
 
-def test_circuits_come_back_as_they_were(circuit_file: Path) -> None:
+def test_circuits_and_scores_come_back_as_they_were(circuit_file: Path, tmp_path: Path) -> None:
     circuit = load_circuit(circuit_file, GRAPH)
     assert circuit == Circuit.from_heads(GRAPH, [(0, 1)])
     assert circuit.heads == ((0, 1),)
-
-
-def test_scores_come_back_as_they_were(tmp_path: Path) -> None:
     values = torch.randn(GRAPH.n_sources, GRAPH.n_targets)
     scores = EdgeScores(
         GRAPH,
@@ -151,21 +148,12 @@ def test_an_address_of_the_hub_is_fetched(circuit_file: Path, monkeypatch: pytes
             load_circuit(address)
 
 
-SIZES = {
-    "ioi_gpt2": 963,
-    "ioi_gpt2_autocircuit": 739,
-    "greater_than_gpt2": 235,
-    "docstring_attn_only_4l": 24,
-}
+SIZES = {"ioi_gpt2": 963, "ioi_gpt2_autocircuit": 739, "greater_than_gpt2": 235, "docstring_attn_only_4l": 24}
 
 
-def test_all_shipped_circuits_have_their_published_sizes() -> None:
+def test_shipped_circuits_are_the_reference_files(shared: Callable[[str], Path]) -> None:
     assert {name: published_circuit(name).n_edges for name in published_circuits()} == SIZES
-
-
-def test_shipped_files_are_the_reference_files(shared: Callable[[str], Path]) -> None:
     for name in published_circuits():
         stored = json.loads(shared(f"data/circuits_edges/{name}.json").read_text())
-        assert sorted(f"{source}->{target}" for source, target in stored["edges"]) == sorted(
-            published_circuit(name).edges()
-        )
+        edges = sorted(f"{source}->{target}" for source, target in stored["edges"])
+        assert edges == sorted(published_circuit(name).edges())

@@ -1,5 +1,6 @@
 """Spans, position-aware scores and circuits: naming, choosing, paths, files."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,8 @@ def prompts(*lengths: int, **changed: Any) -> PairTask:
     )
 
 
-def spans_of(task: PairTask, choice: Any, **changed: Any) -> Spans:
-    return Spans.of(task, choice, causal=True, **changed)
+def spans_of(task: PairTask, choice: Any) -> Spans:
+    return Spans.of(task, choice, causal=True)
 
 
 def each(length: int, *, causal: bool = True) -> Spans:
@@ -151,13 +152,10 @@ def test_names_come_back() -> None:
 
 
 def test_complement_and_ends() -> None:
-    circuit = random_scores().top(10)
-    full, empty = Circuit.full(GRAPH, THREE), Circuit.empty(GRAPH, THREE)
+    circuit, full, empty = random_scores().top(10), Circuit.full(GRAPH, THREE), Circuit.empty(GRAPH, THREE)
     assert (circuit.mask ^ (~circuit).mask).equal(full.mask)
-    assert ~full == empty
-    assert circuit.emptied() == Circuit.empty(GRAPH)
+    assert (~full, circuit.emptied()) == (empty, Circuit.empty(GRAPH))
     assert len({circuit, empty, full, ~empty}) == 3
-    assert "10 of" in repr(circuit)
 
 
 def test_attention_alone_moves_information_and_only_forward() -> None:
@@ -209,7 +207,7 @@ RAGGED = Spans(
 @given(
     seed=st.integers(0, 10_000),
     share=st.floats(0.02, 0.3),
-    graph=st.sampled_from([GRAPH, build_graph(2, 2, parallel=True), build_graph(3, 1)]),
+    graph=st.sampled_from([GRAPH, build_graph(3, 4, 2), build_graph(2, 2, parallel=True), build_graph(3, 1)]),
     spans=st.sampled_from([THREE, each(3, causal=False), RAGGED, each(1)]),
 )
 def test_connected_is_what_lies_on_a_path(seed: int, share: float, graph: Graph, spans: Spans) -> None:
@@ -223,7 +221,11 @@ def test_connected_is_what_lies_on_a_path(seed: int, share: float, graph: Graph,
     expected = torch.zeros_like(mask)
     for span, row, column in mask.nonzero().tolist():
         expected[span, row, column] = ("source", row, span) in ahead and ("target", column, span) in behind
-    assert circuit.connected(warn=False).mask.equal(expected)
+    pruned = circuit.connected(warn=False)
+    assert pruned.mask.equal(expected)
+    assert pruned.connected(warn=False) == pruned
+    if len(spans) == 1:
+        assert circuit.anywhere().connected(warn=False).mask.equal(expected[0])
 
 
 # ------------------------------------------------------------------------------------------------- files
@@ -246,12 +248,16 @@ def test_files_bring_back_scores_and_circuits(tmp_path: Path) -> None:
     assert load_scores(old).values.equal(scores.values)
 
 
-def test_what_is_of_edges_everywhere_refuses_edges_at_spans() -> None:
+def test_what_does_not_fit_spans_is_refused() -> None:
     scores = random_scores()
     for call, message in (
         (lambda: certify(scores, 3), r"certify does not accept edges at spans .* give scores.total\(\)"),
         (lambda: scores.greedy(3), r"greedy growth does not accept edges at spans .* scores.total"),
         (lambda: scores.top(3).jaccard(scores.total().top(3)), "have different spans"),
+        (lambda: EdgeScores(GRAPH, scores.values[0], spans=THREE), r"values has shape .* expected \(3, "),
+        (lambda: EdgeScores(GRAPH, scores.values), r"values has shape \(3, "),
+        (lambda: replace(scores, per_example=scores.values), "and none for scores at spans"),
+        (lambda: replace(scores.top(3), mask=scores.top(3).mask[0]), r"a torch.bool mask of shape \(3, "),
     ):
         with pytest.raises(InputError, match=message):
             call()

@@ -1,10 +1,10 @@
 """Scores and runs position by position, against ordinary ones and against literal twins."""
 
 import literal
-import literal_vits
 import pytest
 import torch
 import vit_goldens
+from cut_models import random_prompts
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
@@ -12,35 +12,13 @@ from assay.circuits.circuit import edge_slots
 from assay.circuits.spans import Spans
 from assay.core.errors import GraphMismatchError, InputError, UnknownNameError
 from assay.discovery.edges import METHODS, discover
-from assay.execution import ABLATIONS, run_circuit, run_model
+from assay.execution import run_circuit, run_model
 from assay.models import Model, load_model
-from assay.tasks import ImageTask, PairTask
 
 
 METHOD_KEYS = ("eap", "eap-ig-inputs", "clean-corrupted")
 # Llama's norms round to float32 even in a float64 model.
 EXACT = {"gpt2": 1e-10, "neox": 1e-10, "llama": 2e-5}
-
-
-def small_task(model: Model, *, n: int = 4, ragged: bool = False) -> PairTask:
-    generator = torch.Generator().manual_seed(5)
-
-    def ids(*shape: int) -> Tensor:
-        return torch.randint(1, model.n_vocab, shape, generator=generator)
-
-    answers = ids(n, 1)
-    lengths = torch.tensor([6, 4, 5, 3] if ragged else [6, 6, 6, 6])[:n]
-    return PairTask(
-        clean=ids(n, 6),
-        corrupted=ids(n, 6),
-        answers=answers,
-        wrong=(answers + 1) % model.n_vocab,
-        lengths=lengths,
-    )
-
-
-def small_images() -> ImageTask:
-    return vit_goldens.task("vit_edges_a").subset([0, 4, 7])
 
 
 def every(length: int, *, causal: bool = True, pools: bool = False, read: int = -1) -> Spans:
@@ -58,32 +36,18 @@ def random_circuit(model: Model, spans: Spans, *, share: float = 0.6, seed: int 
     return Circuit(graph=model.graph, spans=spans, mask=mask)
 
 
-def ablated_outputs(model: Model, task: PairTask, ablation: str) -> literal.Outputs:
-    """Ablated value of every node, as the stream sees it."""
-    batch = next(iter(task.batches(task.n)))
-    baseline = ABLATIONS[ablation].prepare(model, task, batch_size=task.n, seed=0).baseline(batch)
-    shape = (task.n, task.length, -1)
-    outputs = {"input": baseline.input.expand(shape)}
-    for layer, block in enumerate(model.blocks):
-        z = baseline.z[layer].expand(shape).unflatten(-1, (model.n_heads, model.d_head))
-        for head in range(model.n_heads):
-            outputs[f"a{layer}.h{head}"] = z[:, :, head] @ block.out_weight()[head]
-        outputs[f"m{layer}"] = baseline.mlp[layer].expand(shape)
-    return outputs
-
-
 # ------------------------------------------------------------------------------------------------ scores
 
 
 @pytest.mark.parametrize("method", METHOD_KEYS)
 def test_terms_of_each_position_are_the_literal_ones(module64: nn.Module, method: str) -> None:
     model = load_model(module64)
-    task = small_task(model)
+    task = random_prompts(model)
     found = discover(model, task, method, steps=2, spans="each")
     batch = next(iter(task.batches(task.n)))
     logits, clean = literal.run_plain(model, task.clean)
     loss = literal.loss_of(model, "logit_diff", batch, task.positions, logits[:, -1].detach())
-    ablated = ablated_outputs(model, task, "resample")
+    ablated = literal.ablated_outputs(model, task, "resample")
     runs: list[tuple[float, Tensor]] = {
         "eap": [(1.0, clean["input"])],
         "eap-ig-inputs": [
@@ -104,42 +68,30 @@ def test_terms_of_each_position_are_the_literal_ones(module64: nn.Module, method
     torch.testing.assert_close(found.values, expected, rtol=0, atol=1e-4 * scale)
 
 
-@pytest.mark.parametrize("ablation", ["resample", "zero", "mean", "noise"])
+@pytest.mark.parametrize("ablation", ["resample", "zero", "mean", "noise-additive"])
 def test_the_sum_over_spans_is_the_ordinary_score(module64: nn.Module, ablation: str) -> None:
     model = load_model(module64)
-    task = small_task(model, ragged=True)
+    task = random_prompts(model, ragged=True)
     ordinary = discover(model, task, ablation=ablation, steps=2)
     for spans in ({"first": 0, "last": -1}, {"second": 1, "ends": [0, -1]}):
-        if isinstance(spans, Tensor):
-            spans = spans.clone()
         found = discover(model, task, ablation=ablation, steps=2, spans=spans)
         close = {"rtol": 0, "atol": 1e-12 * float(ordinary.values.abs().max())}
         torch.testing.assert_close(found.total().values, ordinary.values, **close)
         for name, passes in ordinary.details["passes"].items():
             # Ordinary means keep their clean passes for the gradients.
             assert found.details["passes"][name] <= passes + (ablation == "mean")
-        assert found.details["completeness_gap"] == pytest.approx(
-            ordinary.details["completeness_gap"], abs=1e-9
-        )
-
-
-def test_classifiers_that_pool_are_read_everywhere() -> None:
-    model = vit_goldens.model("vit_edges_a")
-    spans = every(model.n_tokens, causal=False, pools=True)
-    assert bool(spans.read.all())
-    assert edge_slots(model.graph, spans).sum() == model.n_tokens * model.graph.n_edges
+        gap = ordinary.details["completeness_gap"]
+        assert found.details["completeness_gap"] == pytest.approx(gap, abs=1e-9)
 
 
 def test_methods_without_this_form_are_refused(gpt2_tiny: nn.Module) -> None:
     model = load_model(gpt2_tiny)
-    task = small_task(model)
-    others = [key for key in METHODS if key not in METHOD_KEYS]
-    assert {"exact", "random", "eap-ig-activations"} <= set(others)
-    for key in ("exact", "random", "eap-ig-activations"):
+    task = random_prompts(model)
+    for key in set(METHODS) - set(METHOD_KEYS):
         with pytest.raises(InputError, match=f"{key} has no scores by position"):
             discover(model, task, key, spans="each")
     with pytest.raises(InputError, match="needs prompts of one length"):
-        discover(model, small_task(model, ragged=True), spans="each")
+        discover(model, random_prompts(model, ragged=True), spans="each")
     with pytest.raises(InputError, match="has zero gradient"):
         discover(model, task, "eap", objective="kl", spans="each")
     with pytest.raises(UnknownNameError, match="unknown spans 'word'"):
@@ -149,29 +101,35 @@ def test_methods_without_this_form_are_refused(gpt2_tiny: nn.Module) -> None:
 # -------------------------------------------------------------------------------------------------- runs
 
 
-def test_ends_are_the_model_and_the_ablated_run(module64: nn.Module, family: str) -> None:
+def test_ends_and_what_is_not_connected(module64: nn.Module, family: str) -> None:
+    """The model, the ablated run; and edges without a way to the logits change none."""
     model = load_model(module64)
-    task = small_task(model)
-    spans = every(6)
-    close = {"rtol": 0, "atol": EXACT[family]}
+    task, spans, close = random_prompts(model), every(7), {"rtol": 0, "atol": EXACT[family]}
     full = run_circuit(Circuit.full(model.graph, spans), model, task)
     torch.testing.assert_close(full, run_model(model, task), **close)
     for ablation in ("resample", "mean"):
-        empty = Circuit.empty(model.graph, spans)
-        found = run_circuit(empty, model, task, ablation=ablation)
-        expected = run_circuit(Circuit.empty(model.graph), model, task, ablation=ablation)
+        found, expected = (
+            run_circuit(Circuit.empty(model.graph, at), model, task, ablation=ablation)
+            for at in (spans, None)
+        )
         torch.testing.assert_close(found, expected, **close)
+    for share, seed in ((0.15, 0), (0.15, 1), (0.4, 2), (0.4, 3)):
+        circuit = random_circuit(model, spans, share=share, seed=seed)
+        connected = circuit.connected(warn=False)
+        assert connected.n_edges < circuit.n_edges
+        before, after = (run_circuit(each, model, task) for each in (circuit, connected))
+        torch.testing.assert_close(before, after, **close)
 
 
 @pytest.mark.parametrize("ablation", ["resample", "mean"])
 def test_mixed_positions_equal_the_literal_run(module64: nn.Module, family: str, ablation: str) -> None:
     model = load_model(module64)
-    task = small_task(model, ragged=True)
+    task = random_prompts(model, ragged=True)
     spans = Spans.of(task, {"first": [0, 2], "second": 1}, causal=True)
     labels = spans.label(task)
     circuit = random_circuit(model, spans, seed=7)
     found = run_circuit(circuit, model, task, ablation=ablation, batch_size=3)
-    ablated = ablated_outputs(model, task, ablation)
+    ablated = literal.ablated_outputs(model, task, ablation)
     graph = model.graph
 
     def stream_of(target: str, outputs: literal.Outputs, biases: Tensor) -> Tensor:
@@ -198,21 +156,17 @@ def test_mixed_positions_equal_the_literal_run(module64: nn.Module, family: str,
 
 
 def test_images_with_mixed_positions_equal_the_literal_run() -> None:
-    module = vit_goldens.module("vit_edges_a")
-    model = load_model(module)
-    task = model.bind(small_images())
+    model = vit_goldens.model("vit_edges_a")
+    task = model.bind(vit_goldens.task("vit_edges_a").subset([0, 4, 7]))
     spans = every(model.n_tokens, causal=False, read=0)
     circuit = random_circuit(model, spans, seed=8)
     found = run_circuit(circuit, model, task, ablation="resample")
-    vit = literal_vits.literal(module)
-    with torch.no_grad():
-        clean, other = vit.embed(task.images), vit.embed(next(task.batches(3)).corrupted)
-    _, ablated = literal_vits.whole(vit, other)
+    _, ablated = literal.run_plain(model, next(task.batches(3)).corrupted)
     graph = model.graph
 
-    def stream_of(target: str, outputs: literal_vits.Outputs, biases: Tensor) -> Tensor:
+    def stream_of(target: str, outputs: literal.Outputs, biases: Tensor) -> Tensor:
         column = graph.target_index(target)
-        total = torch.zeros_like(clean) + biases
+        total = torch.zeros_like(outputs["input"]) + biases
         for name, value in outputs.items():
             row = graph.source_index(name)
             if graph.valid[row, column]:
@@ -221,32 +175,17 @@ def test_images_with_mixed_positions_equal_the_literal_run() -> None:
         return total
 
     with torch.no_grad():
-        expected, _ = literal_vits.run(vit, clean, stream_of)
+        expected, _ = literal.run(model, task.clean, stream_of)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-10)
     full = run_circuit(Circuit.full(graph, spans), model, task)
     torch.testing.assert_close(full, run_model(model, task), rtol=0, atol=1e-10)
 
 
-@pytest.mark.parametrize("share", [0.15, 0.4])
-def test_what_is_not_connected_changes_no_logit(module64: nn.Module, family: str, share: float) -> None:
-    model = load_model(module64)
-    task = small_task(model)
-    for seed in range(4):
-        circuit = random_circuit(model, every(6), share=share, seed=seed)
-        connected = circuit.connected()
-        assert connected.n_edges < circuit.n_edges
-        before, after = (run_circuit(each, model, task) for each in (circuit, connected))
-        torch.testing.assert_close(before, after, rtol=0, atol=EXACT[family])
-
-
 def test_circuits_that_do_not_fit_are_refused(gpt2_tiny: nn.Module, llama_tiny64: nn.Module) -> None:
     model = load_model(gpt2_tiny)
-    task = small_task(model)
-    other = Circuit.full(load_model(llama_tiny64).graph, every(6))
+    task = random_prompts(model)
+    other = Circuit.full(load_model(llama_tiny64).graph, every(7))
     with pytest.raises(GraphMismatchError, match="the circuit belongs to another model"):
         run_circuit(other, model, task)
     with pytest.raises(InputError, match="has a span '4', but the circuit has 0, 1, 2, 3"):
         run_circuit(Circuit.full(model.graph, every(4)), model, task)
-
-
-# --------------------------------------------------------------------------------------------- measuring

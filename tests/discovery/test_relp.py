@@ -3,45 +3,21 @@
 import math
 from collections.abc import Callable
 from copy import deepcopy
+from functools import partial
 
-import literal
-import literal_relevance
-import literal_vits
 import pytest
 import torch
 import transformers
-from literal_relevance import vit_with_rules
-from small_models import image_task, randomise
-from test_methods import Literal, assert_scores, random_task
+from cut_models import random_prompts
+from literal_relevance import relevance, relevance_of_images
+from small_models import IMAGE, build, image_task, randomise
+from test_methods import Literal, assert_scores
 from torch import Tensor, nn
 
-from assay.core.errors import InputError, UnsupportedModelError
+from assay.core.errors import UnsupportedModelError
 from assay.discovery.edges import discover
 from assay.discovery.edges.relp import relevance_rules
-from assay.models import Model, load_model
-from assay.tasks import PairTask
-
-
-def vit(**options: object) -> nn.Module:
-    return transformers.ViTForImageClassification(transformers.ViTConfig(**SMALL_VIT, **options))
-
-
-SMALL_VIT = {
-    "hidden_size": 24,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 3,
-    "intermediate_size": 40,
-    "image_size": 16,
-    "patch_size": 8,
-    "num_labels": 5,
-}
-VITS: dict[str, Callable[[], nn.Module]] = {
-    "vit": vit,
-    "vit with quick gelu": lambda: vit(hidden_act="quick_gelu", layer_norm_eps=1e-3),
-    "deit with a teacher": lambda: transformers.DeiTForImageClassificationWithTeacher(
-        transformers.DeiTConfig(**SMALL_VIT)
-    ),
-}
+from assay.models import load_model
 
 
 # ------------------------------------------------------------------------------------- rules worked by hand
@@ -104,43 +80,28 @@ def test_half_rule_by_hand(llama_tiny64: nn.Module) -> None:
 # --------------------------------------------------------------------------------------------- literal twins
 
 
-def literal_relp(model: Model, task: PairTask, ablation: str) -> Tensor:
-    """Differences times explicitly propagated coefficients: `[batch, S, R]`."""
-    twin = Literal(model, task, "logit_diff", ablation)
-    arrived, logits = literal_relevance.coefficients(model, task.clean, twin.loss)
-    native = literal.run_plain(model, task.clean)[0]
-    torch.testing.assert_close(logits, native, rtol=1e-5, atol=1e-5)  # the twin runs the same model
-    return literal.scores(model, twin.differences, arrived, task.lengths)
-
-
 @pytest.mark.parametrize("ablation", ["resample", "mean", "zero"])
 def test_scores_equal_their_twin(module64: nn.Module, ablation: str) -> None:
+    """Differences times explicitly propagated coefficients."""
     model = load_model(module64)
-    task = random_task(model, ragged=True)
+    task = random_prompts(model, ragged=True)
+    twin = Literal(model, task, "logit_diff", ablation)
     found = discover(model, task, "relp", ablation=ablation, per_example=True, batch_size=3)
-    assert_scores(found, literal_relp(model, task, ablation))
+    assert_scores(found, relevance(model, task, twin.loss, twin.differences))
 
 
-@pytest.mark.parametrize("name", VITS)
-def test_scores_of_images_equal_their_twin(name: str) -> None:
-    module = randomise(VITS[name]())
-    model, twin = load_model(module), vit_with_rules(module)
-    task = image_task(model)
-    with torch.no_grad():
-        embed, other = twin.embed(task.images), twin.embed(task.corrupted)
-    loss = literal_vits.cross_entropy(task.labels)
-    ablated = literal_vits.whole(twin, other)[1]
-    expected = literal_vits.path_scores(twin, embed, ablated, loss, (1.0,))
-    found = discover(
-        model,
-        task,
-        "relp",
-        objective="ce",
-        ablation="resample",
-        per_example=True,
-        batch_size=3,
-    )
-    torch.testing.assert_close(found.per_example, expected, rtol=1e-9, atol=1e-9)
+def quick_vit() -> nn.Module:
+    config = transformers.ViTConfig(**IMAGE, hidden_act="quick_gelu", layer_norm_eps=1e-3)
+    return randomise(transformers.ViTForImageClassification(config))
+
+
+@pytest.mark.parametrize("built", [quick_vit, partial(build, "deit with a teacher")], ids=["vit", "deit"])
+def test_scores_of_images_equal_their_twin(built: Callable[[], nn.Module]) -> None:
+    model = load_model(built())
+    task = model.bind(image_task(model))
+    options = {"objective": "ce", "ablation": "resample", "per_example": True, "batch_size": 3}
+    found = discover(model, task, "relp", **options).per_example
+    torch.testing.assert_close(found, relevance_of_images(model, task), rtol=1e-9, atol=1e-9)
 
 
 # --------------------------------------------------------------------------------- what it leaves as it was
@@ -150,94 +111,39 @@ def hooks_of(module: nn.Module) -> int:
     return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in module.modules())
 
 
-def test_rules_change_no_value(module64: nn.Module) -> None:
-    """To the bit, with and without gradients."""
+def test_rules_change_no_value_and_leave_nothing_behind(module64: nn.Module) -> None:
+    """To the bit, with and without gradients; hooks go also after an error."""
     model = load_model(module64)
-    tokens = random_task(model).clean
-    plain = model.forward(tokens)
+    task = random_prompts(model)
+    plain = model.forward(task.clean)
     with relevance_rules(model):
-        assert torch.equal(model.forward(tokens), plain)
+        assert torch.equal(model.forward(task.clean), plain)
         with torch.no_grad():
-            assert torch.equal(model.forward(tokens), plain)
-    assert torch.equal(model.forward(tokens), plain)
-
-
-def test_hooks_go_also_after_an_error(module64: nn.Module) -> None:
-    model = load_model(module64)
-
-    def fail() -> None:
-        with relevance_rules(model):
-            assert hooks_of(module64) > 0
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    assert hooks_of(module64) == 0
+            assert torch.equal(model.forward(task.clean), plain)
+        assert hooks_of(module64) > 0
+    assert torch.equal(model.forward(task.clean), plain)
 
     def loss(logits: Tensor, clean: Tensor, batch: object) -> Tensor:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
-        discover(model, random_task(model), "relp", objective=loss)
+        discover(model, task, "relp", objective=loss)
     assert hooks_of(module64) == 0
     assert all(parameter.requires_grad for parameter in module64.parameters())
 
 
-# ---------------------------------------------------------------------------------------------------- errors
-
-
-@pytest.mark.parametrize("objective", ["kl", "js"])
-def test_objectives_that_are_stationary_are_refused(gpt2_tiny64: nn.Module, objective: str) -> None:
-    model = load_model(gpt2_tiny64)
-    with pytest.raises(InputError, match="zero gradient.*eap-ig-inputs"):
-        discover(model, random_task(model), "relp", objective=objective)
-
-
-def changed(module: nn.Module, change: Callable[[nn.Module], None]) -> Model:
-    copy = deepcopy(module)
-    change(copy)
-    return load_model(copy)
-
-
-def set_activation(activation: nn.Module) -> Callable[[nn.Module], None]:
-    return lambda module: setattr(module.transformer.h[1].mlp, "act", activation)
-
-
-class OtherNorm(nn.Module):
-    """The arithmetic that the family describes, in a class of one's own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight, self.eps = nn.Parameter(torch.ones(24, dtype=torch.float64)), 1e-5
-        self.bias = nn.Parameter(torch.zeros(24, dtype=torch.float64))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.layer_norm(x, (24,), self.weight, self.bias, self.eps)
-
-
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("activation", "message"),
     [
-        (set_activation(nn.Sigmoid()), "the activation Sigmoid of .* is 0.5 at 0"),
-        (set_activation(nn.ReLU(inplace=True)), "overwrites its input"),
+        (nn.Sigmoid(), "the activation Sigmoid of .* is 0.5 at 0"),
+        (nn.ReLU(inplace=True), "overwrites its input"),
     ],
     ids=["not zero at zero", "in place"],
 )
-def test_parts_without_a_rule_are_named(
-    gpt2_tiny64: nn.Module, change: Callable[[nn.Module], None], message: str
-) -> None:
-    model = changed(gpt2_tiny64, change)
+def test_parts_without_a_rule_are_named(gpt2_tiny64: nn.Module, activation: nn.Module, message: str) -> None:
+    module = deepcopy(gpt2_tiny64)
+    module.transformer.h[1].mlp.act = activation
+    model = load_model(module)
     with pytest.raises(UnsupportedModelError, match=message):
-        discover(model, random_task(model), "relp")
-    assert hooks_of(model.module) == 0
-
-
-def test_norms_are_known_by_their_description(gpt2_tiny64: nn.Module) -> None:
-    def change(norm: nn.Module) -> Callable[[nn.Module], None]:
-        return lambda module: setattr(module.transformer.h[1], "ln_2", norm.double().eval())
-
-    native, other = (changed(gpt2_tiny64, change(norm)) for norm in (nn.LayerNorm(24), OtherNorm()))
-    torch.testing.assert_close(
-        discover(other, random_task(other), "relp").values,
-        discover(native, random_task(native), "relp").values,
-    )
+        discover(model, random_prompts(model), "relp")
+    assert hooks_of(module) == 0

@@ -62,7 +62,7 @@ def test_scores_into_the_logits_resample_the_same_way() -> None:
 def test_fed_batches_give_the_scores_of_discover(key: str) -> None:
     model, task = model_and_images()
     means = MeanSums(model, Mean(per_position=key == "mean-positional"))
-    whole = [batch.bound(model.n_tokens) for batch in task.batches(3)]
+    whole = list(model.bind(task).batches(3))
     for batch in whole:
         means.add(batch)
     settings = METHODS["eap-ig-inputs"].choices(task, ablation=key, resamples=4)

@@ -2,24 +2,28 @@
 
 import json
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import literal
 import numpy as np
 import pytest
 import torch
 import transformers
+from cut_models import random_prompts
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from soft_pairs import soft_pairs
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
 from assay.core.errors import AssayWarning, GraphMismatchError, InputError, NonFiniteError
 from assay.discovery.edges import discover
-from assay.execution import ABLATIONS, CircuitRuns, Mean, compile_plan, get_ablation, run_circuit, run_model
-from assay.execution.batches import choose_batch_size, with_room
-from assay.execution.plan import source_types
+from assay.execution import CircuitRuns, Mean, PairRunner, SoftRunner, get_ablation, run_circuit, run_model
+from assay.execution.batches import assumed_memory, choose_batch_size, with_room
+from assay.execution.plan import compile_plan, source_types
 from assay.graph import build_graph
 from assay.models import Model, load_model
 from assay.tasks import PairTask, load_task
@@ -28,7 +32,8 @@ from assay.tasks import PairTask, load_task
 GOLDEN = Path(__file__).parent.parent / "golden"
 
 
-def golden_model(name: str, dtype: torch.dtype) -> tuple[Model, dict]:
+def golden_case(name: str, dtype: torch.dtype) -> tuple[Model, dict[str, Any], dict[str, Tensor]]:
+    """A model, what is known of its circuits, and arrays of their logits on every pair."""
     described = json.loads((GOLDEN / "adversarial" / f"{name}_circuits.json").read_text())
     model_class = getattr(transformers, described["hf_class"])
     config = model_class.config_class(**described["hf_config"], bos_token_id=0, eos_token_id=0)
@@ -38,27 +43,26 @@ def golden_model(name: str, dtype: torch.dtype) -> tuple[Model, dict]:
     missing, unexpected = module.load_state_dict(state, strict=False)
     assert set(missing) <= {"lm_head.weight"}
     assert not unexpected
-    return load_model(module.eval()), described
+    with np.load(GOLDEN / "adversarial" / f"{name}_case.npz") as case:
+        arrays = {key: torch.from_numpy(case[key]) for key in case.files}
+    return load_model(module.eval()), described, arrays
 
 
-@pytest.mark.filterwarnings("ignore:a name like 'a1.h1.k'")  # the file has the older names
 @pytest.mark.parametrize("name", ["gpt2_tiny", "llama_tiny", "neox_tiny"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_every_pair_of_every_golden_circuit(name: str, dtype: torch.dtype) -> None:
-    model, described = golden_model(name, dtype)
-    case = np.load(GOLDEN / "adversarial" / f"{name}_case.npz")
-    clean, corrupted = torch.from_numpy(case["clean_tokens"]), torch.from_numpy(case["corrupted_tokens"])
+def test_every_engine_gives_every_pair_of_every_golden_circuit(name: str, dtype: torch.dtype) -> None:
+    model, described, case = golden_case(name, dtype)
+    clean, corrupted = case["clean_tokens"], case["corrupted_tokens"]
     n = max(len(clean), len(corrupted))
     rows, columns = torch.arange(n) % len(clean), torch.arange(n) % len(corrupted)
     task = PairTask(clean=clean[rows], corrupted=corrupted[columns], answers=torch.zeros(n, 1).long())
     pairs = torch.cartesian_prod(torch.arange(len(clean)), torch.arange(len(corrupted)))
-    if dtype == torch.float64:
-        relative = 1e-9 if name == "gpt2_tiny" else 1e-5
-    else:
-        relative = 1e-4
+    soft = SoftRunner(model)
+    mixed = soft_pairs(soft, clean[pairs[:, 0]], corrupted[pairs[:, 1]])
+    relative = 1e-4 if dtype == torch.float32 else 1e-9 if name == "gpt2_tiny" else 1e-5
     for circuit_name, stored in described["circuits"].items():
         circuit = Circuit.from_edges(model.graph, stored["edges"])
-        expected = torch.from_numpy(case[f"logits_last__{circuit_name}"])
+        expected = case[f"logits_last__{circuit_name}"]
         close = {"rtol": 0, "atol": relative * float(expected.abs().max())}
         logits = run_circuit(circuit, model, task, pairs=pairs, batch_size=7).double()
         torch.testing.assert_close(logits.view_as(expected), expected, **close)
@@ -66,26 +70,27 @@ def test_every_pair_of_every_golden_circuit(name: str, dtype: torch.dtype) -> No
         torch.testing.assert_close(thrice, expected.flatten(0, 1)[[1, 1, 1]], **close)
         matched = run_circuit(circuit, model, task).double()
         torch.testing.assert_close(matched, expected[rows, columns], **close)
-        full = run_model(model, task).double().log_softmax(1)[: len(clean), None]
-        run = logits.view_as(expected).log_softmax(2)
-        divergence = (full.exp() * (full - run)).sum(2)
-        loose = 1e-4 if dtype == torch.float32 else max(1e-9, relative)
-        torch.testing.assert_close(
-            divergence, torch.from_numpy(case[f"kl_last__{circuit_name}"]), rtol=loose, atol=loose
+        mask = circuit.mask.to(dtype)
+        for each in (mask, mask.expand(len(mixed), -1, -1)):
+            found = soft.logits(mixed, each).double()
+            torch.testing.assert_close(found, expected.flatten(0, 1), **close)
+        runner = PairRunner(model, circuit)
+        left, right = runner.prepare(clean, clean=True), runner.prepare(corrupted, clean=False)
+        torch.testing.assert_close(runner.product(left, right).double(), expected, **close)
+        for side, prepared in (("clean", left), ("corrupted", right)):
+            native = case[f"model_logits_{side}"][:, -1]
+            torch.testing.assert_close(prepared.logits.double(), native, **close)
+        full, run = (
+            each.log_softmax(-1) for each in (left.logits.double()[:, None], logits.view_as(expected))
         )
+        divergence, loose = (full.exp() * (full - run)).sum(2), max(1e-9, relative)
+        torch.testing.assert_close(divergence, case[f"kl_last__{circuit_name}"], rtol=loose, atol=loose)
 
 
-@pytest.mark.filterwarnings("ignore:a name like 'a1.h1.k'")  # the file has the older names
 @pytest.mark.parametrize("name", ["gpt2_tiny", "llama_tiny", "neox_tiny"])
 def test_node_types_and_live_positions_are_the_golden_ones(name: str) -> None:
-    described = json.loads((GOLDEN / "adversarial" / f"{name}_circuits.json").read_text())
-    config = described["hf_config"]
-    graph = build_graph(
-        config.get("num_hidden_layers") or config["n_layer"],
-        config.get("num_attention_heads") or config["n_head"],
-        config.get("num_key_value_heads"),
-        parallel=config.get("use_parallel_residual", False),
-    )
+    model, described, _ = golden_case(name, torch.float64)
+    graph = model.graph
     assert graph.n_edges == described["n_edges_total"]
     for stored in described["circuits"].values():
         circuit = Circuit.from_edges(graph, stored["edges"])
@@ -100,67 +105,26 @@ def test_node_types_and_live_positions_are_the_golden_ones(name: str) -> None:
                 assert where == stored["live_positions"].get(source)
 
 
-def random_task(
-    model: Model, n: int = 5, length: int = 7, *, ragged: bool = False, seed: int = 0
-) -> PairTask:
-    generator = torch.Generator().manual_seed(seed)
-
-    def ids(*shape: int) -> Tensor:
-        return torch.randint(1, model.n_vocab, shape, generator=generator)
-
-    lengths = torch.randint(3, length + 1, (n,), generator=generator) if ragged else torch.full((n,), length)
-    return PairTask(
-        clean=ids(n, length),
-        corrupted=ids(n, length),
-        answers=ids(n, 1),
-        wrong=None,
-        lengths=lengths,
-        objective="ce",
-    )
-
-
-def ablated_outputs(model: Model, task: PairTask, ablation: str, batch_size: int = 2) -> literal.Outputs:
-    """Ablated values as streams, from the package's own replacement activations."""
-    batch = next(iter(task.batches(task.n)))
-    baseline = ABLATIONS[ablation].prepare(model, task, batch_size=batch_size, seed=0).baseline(batch)
-    n, length = task.clean.shape
-    outputs = {"input": baseline.input.expand(n, length, -1)}
-    for layer, block in enumerate(model.blocks):
-        z = baseline.z[layer].expand(n, length, -1).unflatten(-1, (model.n_heads, model.d_head))
-        for head in range(model.n_heads):
-            outputs[f"a{layer}.h{head}"] = z[:, :, head] @ block.out_weight()[head]
-        outputs[f"m{layer}"] = baseline.mlp[layer].expand(n, length, -1)
-    return outputs
-
-
-@pytest.mark.parametrize("ablation", ["resample", "zero", "mean", "mean-positional", "noise"])
+@pytest.mark.parametrize("ablation", ["resample", "zero", "mean", "mean-positional", "noise-additive"])
 def test_equals_the_literal_run_under_every_ablation(module64: nn.Module, ablation: str) -> None:
     model = load_model(module64)
-    task = random_task(model, ragged=ablation != "mean-positional")
-    ablated = ablated_outputs(model, task, ablation)
-    circuits = [
-        Circuit.random(model.graph, max(1, int(share * model.graph.n_edges)), seed=3)
-        for share in (0.1, 0.4, 0.9)
-    ]
-    circuits += [
-        Circuit.empty(model.graph),
-        Circuit.full(model.graph),
-        Circuit.from_heads(model.graph, [(1, 0)]),
-    ]
+    task, graph = random_prompts(model, ragged=ablation != "mean-positional"), model.graph
+    ablated = literal.ablated_outputs(model, task, ablation)
+    circuits = [Circuit.random(graph, int(share * graph.n_edges), seed=3) for share in (0.1, 0.4, 0.9)]
+    circuits += [Circuit.empty(graph), Circuit.full(graph), Circuit.from_heads(graph, [(1, 0)])]
     for circuit in circuits:
-        expected = literal.run_circuit(model, circuit, task.clean, ablated)[
-            torch.arange(task.n), task.positions
-        ]
-        logits = run_circuit(circuit, model, task, ablation=ablation, batch_size=2)
+        expected = literal.run_circuit(model, circuit, task.clean, ablated)
+        expected = expected[torch.arange(task.n), task.positions]
+        logits = run_circuit(circuit, model, task, ablation=ablation, batch_size=3)
         torch.testing.assert_close(logits, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_mean_ablation_averages_real_positions_only(gpt2_tiny64: nn.Module) -> None:
     model = load_model(gpt2_tiny64)
-    task = random_task(model, ragged=True)
+    task = random_prompts(model, ragged=True)
     _, outputs = literal.run_plain(model, task.clean)
     real = torch.arange(task.length) < task.lengths[:, None]
-    for name, value in ablated_outputs(model, task, "mean").items():
+    for name, value in literal.ablated_outputs(model, task, "mean").items():
         torch.testing.assert_close(value[0, 0], outputs[name][real].mean(0))
 
 
@@ -168,30 +132,18 @@ def test_mean_ablation_averages_real_positions_only(gpt2_tiny64: nn.Module) -> N
 @given(seed=st.integers(0, 1000), share=st.floats(0.05, 0.95))
 def test_limits_hold_for_any_circuit(gpt2_tiny64: nn.Module, seed: int, share: float) -> None:
     model = load_model(gpt2_tiny64)
-    task = random_task(model, n=3, seed=seed)
+    task = random_prompts(model, n=3, seed=seed)
     circuit = Circuit.random(model.graph, int(share * model.graph.n_edges), seed=seed)
-    own = PairTask(clean=task.clean, corrupted=task.clean, answers=task.answers, objective="ce")
+    own = PairTask(clean=task.clean, corrupted=task.clean, answers=task.answers)
     torch.testing.assert_close(run_circuit(circuit, model, own), run_model(model, task))
     torch.testing.assert_close(
         run_circuit(circuit, model, task), run_circuit(circuit.connected(warn=False), model, task)
     )
 
 
-def test_ends_are_the_model_and_the_model_on_the_corrupted_input(module32: nn.Module) -> None:
-    model = load_model(module32)
-    task = random_task(model, ragged=True)
-    torch.testing.assert_close(run_circuit(Circuit.full(model.graph), model, task), run_model(model, task))
-    torch.testing.assert_close(
-        run_circuit(Circuit.empty(model.graph), model, task),
-        run_model(model, task, corrupted=True),
-        rtol=1e-5,
-        atol=1e-5,
-    )
-
-
 def test_head_circuits_hold_to_the_golden_interventions() -> None:
     """A head circuit under zero, mean, mean-positional and resample: margins of two other implementations."""
-    model, _ = golden_model("gpt2_tiny", torch.float64)
+    model, _, _ = golden_case("gpt2_tiny", torch.float64)
     stored = json.loads((GOLDEN / "tiny_gpt2_heads.json").read_text())
     task = PairTask(
         clean=torch.tensor(stored["tokens"]),
@@ -219,21 +171,22 @@ def test_head_circuits_hold_to_the_golden_interventions() -> None:
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
-        ({"pairs": torch.tensor([[0, 5]])}, InputError, "index from 0 to 4"),
-        ({"pairs": torch.tensor([[-1, 0]])}, InputError, "index from 0 to 4"),
+        ({"pairs": torch.tensor([[0, 4]])}, InputError, "index from 0 to 3"),
+        ({"pairs": torch.tensor([[-1, 0]])}, InputError, "index from 0 to 3"),
         ({"pairs": torch.empty(0, 2, dtype=torch.long)}, InputError, r"shape \(0, 2\) do not fit"),
         ({"pairs": torch.tensor([[0, 1]]), "ablation": "zero"}, InputError, "'zero' ablation does not use"),
         ({"pairs": torch.tensor([[0, 1]])}, InputError, r"pair \(0, 1\) joins prompts of 5 and 6 tokens"),
         ({"circuit": Circuit.full(build_graph(3, 3))}, GraphMismatchError, "belongs to another model"),
         ({"batch_size": 0}, InputError, "batch_size is 0; expected at least 1"),
         ({"ablation": "zero:ioi"}, InputError, "'zero' ablation takes no mean of 'ioi'"),
+        ({"ablation": "mean-positional"}, InputError, "uses the mean of each position"),
     ],
 )
 def test_what_cannot_be_run_is_refused(
     gpt2_tiny64: nn.Module, unchecked: None, changed: dict, error: type[Exception], message: str
 ) -> None:
     model = load_model(gpt2_tiny64)
-    task = replace(random_task(model), lengths=torch.tensor([5, 6, 7, 7, 7]), positions=None)
+    task = replace(random_prompts(model), lengths=torch.tensor([5, 6, 7, 7]), positions=None)
     with pytest.raises(error, match=message):
         run_circuit(**{"circuit": Circuit.empty(model.graph), "model": model, "task": task, **changed})
 
@@ -246,12 +199,10 @@ def test_other_weights_are_warned_about(gpt2_tiny64: nn.Module) -> None:
         provenance={"model": {"id": "other", "weight_hash": "0" * 16}},
     )
     with pytest.warns(AssayWarning, match="discovered on 'other'"):
-        run_circuit(circuit, model, random_task(model))
+        run_circuit(circuit, model, random_prompts(model))
 
 
 def test_overflowing_logits_name_the_example(tiny_module: Callable[..., nn.Module]) -> None:
-    from copy import deepcopy
-
     module = deepcopy(tiny_module("gpt2", torch.float32))
     model = load_model(module)
     with torch.no_grad():
@@ -268,18 +219,6 @@ def test_overflowing_logits_name_the_example(tiny_module: Callable[..., nn.Modul
         assert not bool(run_circuit(circuit, model, task, pairs=pairs, check=False).isfinite().all())
 
 
-def test_positional_means_that_cannot_be_taken_are_refused(gpt2_tiny64: nn.Module) -> None:
-    model = load_model(gpt2_tiny64)
-    for n, message in ((1, "give at least 2 examples"), (5, "uses the mean of each position")):
-        with pytest.raises(InputError, match=message):
-            run_circuit(
-                Circuit.empty(model.graph),
-                model,
-                random_task(model, n=n, ragged=True),
-                ablation="mean-positional",
-            )
-
-
 def test_margins_outlive_the_logits_they_came_from(
     gpt2_tiny64: nn.Module, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -288,14 +227,13 @@ def test_margins_outlive_the_logits_they_came_from(
 
     model = load_model(gpt2_tiny64)
     circuits = [Circuit.random(model.graph, 30, seed=seed) for seed in range(4)]
-    shared_runs = CircuitRuns(model, random_task(model), circuits[0])
-    expected = [shared_runs.logits_of(circuit) for circuit in circuits]
+    shared_runs = CircuitRuns(model, random_prompts(model), circuits[0])
     margins = [shared_runs.margins_of(circuit) for circuit in circuits]
     monkeypatch.setattr(module, "LOGIT_BYTES", 1)
-    small = CircuitRuns(model, random_task(model), circuits[0])
-    for circuit, logits, margin in zip(circuits, expected, margins, strict=True):
+    small = CircuitRuns(model, random_prompts(model), circuits[0])
+    for circuit, margin in zip(circuits, margins, strict=True):
         np.testing.assert_array_equal(small.margins_of(circuit), margin)
-        assert torch.equal(small.logits_of(circuit), logits)
+        assert torch.equal(small.logits_of(circuit), shared_runs.logits_of(circuit))
     assert len(small._kept.logits) == 1
     monkeypatch.setattr(module, "run_circuit", None)  # a margin that is known costs no run
     np.testing.assert_array_equal(small.margins_of(circuits[0]), margins[0])
@@ -307,7 +245,7 @@ def test_ablated_and_clean_runs_are_made_once_for_all_circuits(gpt2_tiny64: nn.M
     Circuits of all but one or two edges into `logits` read every block of the clean pass.
     """
     model = load_model(gpt2_tiny64)
-    task = random_task(model, ragged=True)
+    task = random_prompts(model, ragged=True)
     first, second = (Circuit.random(model.graph, 30, seed=seed) for seed in (1, 2))
     edges = ["input->logits", "a0.h1->logits"]
     deep = [Circuit.from_edges(model.graph, edges[:number]).dropped() for number in (1, 2)]
@@ -353,7 +291,8 @@ def test_batches_obey_what_is_asked_and_what_memory_holds() -> None:
     task = load_task("ioi", model, n=20, seed=0)
     assert choose_batch_size(model, task, asked=7) == 7
     assert choose_batch_size(model, task) == 20
-    assert choose_batch_size(model, task, memory=1) == 1
+    with assumed_memory(1):
+        assert choose_batch_size(model, task) == 1
 
 
 # ---- means over a reference -------------------------------------------------------------------------
@@ -362,7 +301,7 @@ def test_batches_obey_what_is_asked_and_what_memory_holds() -> None:
 def test_a_mean_over_a_reference_by_hand(gpt2_tiny64: nn.Module) -> None:
     """Of the empty circuit only means are left, so each prompt reads what the reference's prompts wrote."""
     model = load_model(gpt2_tiny64)
-    task, reference = random_task(model, n=3), random_task(model, n=4, seed=1)
+    task, reference = random_prompts(model, n=3), random_prompts(model, seed=2)
     empty = Circuit.empty(model.graph)
     _, outputs = literal.run_plain(model, reference.clean)
     for per_position in (False, True):
@@ -379,7 +318,7 @@ def test_a_mean_over_a_reference_by_hand(gpt2_tiny64: nn.Module) -> None:
         assert runs.provenance["ablation"] == mean.key == f"{Mean(per_position=per_position).key}:custom"
         assert runs.provenance["reference"]["data_hash"] == reference.data_hash
     with pytest.raises(InputError, match="uses the mean of each position, but the prompts have lengths"):
-        mean.prepare(model, random_task(model, length=6), batch_size=2, seed=0)
+        mean.prepare(model, random_prompts(model, length=6), batch_size=2, seed=0)
 
 
 def test_a_reference_may_be_named(tmp_path: Path) -> None:

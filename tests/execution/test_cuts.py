@@ -8,7 +8,6 @@ from cut_models import NAMES, model_and_task
 from torch import Tensor, nn
 
 from assay.circuits import Circuit
-from assay.discovery.edges import discover
 from assay.execution import ABLATIONS, CutRunner, run_circuit, run_model
 from assay.models import Model
 from assay.tasks import Task
@@ -69,19 +68,3 @@ def test_targets_without_a_way_to_the_logits_are_dead(tiny_module: Callable[...,
     assert inlets["a1.kv0.k"].everywhere
     assert not inlets["a1.h1.q"].everywhere
     assert inlets["m0"].everywhere
-
-
-def test_single_cuts_of_the_whole_model_are_the_exact_scores(tiny_module: Callable[..., nn.Module]) -> None:
-    model, task = model_and_task("gpt2", tiny_module)
-    graph = model.graph
-    exact = discover(model, task, "exact", objective="ce").values
-    runner = prepared(model, task, "resample")
-    clean = run_model(model, task).log_softmax(1)
-    answers = task.answers[:, 0]
-    rows = torch.arange(task.n)
-    for target in reversed(range(graph.n_targets)):
-        sources = graph.valid[:, target].nonzero().squeeze(1).tolist()
-        single = torch.eye(len(sources), dtype=torch.bool)
-        logits = torch.cat(list(runner.logits(target, sources, single)), 1)
-        damage = clean[rows, answers] - logits.log_softmax(2)[:, rows, answers]
-        torch.testing.assert_close(damage.mean(1), exact[sources, target], rtol=1e-9, atol=1e-12)

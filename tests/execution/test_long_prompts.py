@@ -8,8 +8,8 @@ from torch import Tensor
 
 from assay.circuits import Circuit
 from assay.execution import SoftRunner, run_circuit
-from assay.models import Model, load_model
 from assay.models import attention as attention_module
+from assay.models import load_model
 from assay.models.attention import AttentionRule, PlacedAttention
 from assay.tasks import PairTask
 
@@ -65,29 +65,25 @@ def channels(*, graded: bool = False) -> tuple[Tensor, ...]:
     )
 
 
-@pytest.mark.parametrize("grouped", [False, True])
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_blocks_of_queries_are_the_literal_attention(name: str, grouped: bool, blocks: None) -> None:
-    found = mixed(RULES[name], channels(), grouped=grouped)
-    torch.testing.assert_close(found, literal(RULES[name], channels(), grouped=grouped), rtol=0, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", sorted(RULES))
-def test_queries_behind_a_shared_prefix(name: str, blocks: None) -> None:
-    found = mixed(RULES[name], channels(), queries=11)
-    expected = literal(RULES[name], channels(), grouped=True)[:, :, -11:]
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+def test_blocks_of_queries_are_the_literal_attention(name: str, blocks: None) -> None:
+    """Also of the queries behind a shared prefix alone."""
+    rule = RULES[name]
+    for grouped in (False, True):
+        expected = literal(rule, channels(), grouped=grouped)
+        torch.testing.assert_close(mixed(rule, channels(), grouped=grouped), expected, rtol=0, atol=1e-12)
+    found = mixed(rule, channels(), queries=11)
+    torch.testing.assert_close(found, expected[:, :, -11:], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", sorted(RULES))
-def test_gradients_through_blocks(name: str, blocks: None, request: pytest.FixtureRequest) -> None:
+def test_gradients_through_blocks(name: str, blocks: None) -> None:
     weights = torch.randn(3, 2, T, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     gradients = []
     for run in (mixed, literal):
         leaves = channels(graded=True)
-        gradients.append(
-            torch.autograd.grad((run(RULES[name], leaves, grouped=True) * weights).sum(), leaves)
-        )
+        total = (run(RULES[name], leaves, grouped=True) * weights).sum()
+        gradients.append(torch.autograd.grad(total, leaves))
     for found, expected in zip(*gradients, strict=True):
         torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
@@ -102,31 +98,15 @@ SHAPES: dict[str, dict[str, int]] = {
 }
 
 
-def double(shape: str) -> Model:
+@pytest.mark.parametrize("shape", SHAPES)
+def test_circuits_on_long_prompts_padded_on_the_right(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = {**SHAPES[shape], "vocab_size": 101, "bos_token_id": 0, "eos_token_id": 0}
     torch.manual_seed(0)
     config = transformers.AutoConfig.for_model(shape, **entries)
-    return load_model(transformers.AutoModelForCausalLM.from_config(config).double().eval())
-
-
-def prompts(batch: int, length: int) -> PairTask:
-    tokens = torch.randint(1, 60, (2, batch, length), generator=torch.Generator().manual_seed(0))
-    answers = torch.zeros(batch, 1).long()
-    return PairTask(clean=tokens[0], corrupted=tokens[1], answers=answers, wrong=answers + 1)
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_circuits_on_long_prompts_padded_on_the_right(shape: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = double(shape)
-    task = prompts(3, T)
-    task = type(task)(
-        clean=task.clean,
-        corrupted=task.corrupted,
-        answers=task.answers,
-        wrong=task.wrong,
-        lengths=torch.tensor([T, 14, 9]),
-        positions=torch.tensor([T - 1, 13, 8]),
-    )
+    model = load_model(transformers.AutoModelForCausalLM.from_config(config).double().eval())
+    tokens = torch.randint(1, 60, (2, 3, T), generator=torch.Generator().manual_seed(0))
+    answers, lengths = torch.zeros(3, 1).long(), torch.tensor([T, 14, 9])
+    task = PairTask(clean=tokens[0], corrupted=tokens[1], answers=answers, lengths=lengths)
     circuit = Circuit.random(model.graph, model.graph.n_edges // 3, seed=4)
     soft = SoftRunner(model)
     pairs = soft_pairs(soft, task.clean, task.corrupted, task.positions)

@@ -29,11 +29,7 @@ import assay
 from assay.analyses.benchmark import DiscoveryBenchmark
 from assay.analyses.subsets import CorrectnessData, load_subset
 from assay.analyses.worst_case import WorstCase, worst_case
-from assay.circuits import (
-    files,
-    read_eap_ig,
-    write_eap_ig,
-)
+from assay.circuits import files, read_eap_ig, write_eap_ig
 from assay.circuits.circuit import edge_slots
 from assay.circuits.spans import Spans
 from assay.core.errors import AssayError
@@ -159,17 +155,12 @@ def _scores() -> assay.EdgeScores:
 
 
 def _circuit() -> assay.Circuit:
-    roles = {"mover": ((1, 2),), "sender": ((0, 1),)}
     mask = _scores().top(20).mask
-    return assay.Circuit(graph=GRAPH, mask=mask, heads=((0, 1), (1, 2)), roles=roles)
+    return assay.Circuit(graph=GRAPH, mask=mask, heads=((0, 1), (1, 2)))
 
 
-SPANS = Spans(
-    names=("0", "1"),
-    reach=torch.ones(2, 2).bool().triu(),
-    read=torch.tensor([False, True]),
-    rule={"kind": "each"},
-)
+REACH, READ = torch.ones(2, 2).bool().triu(), torch.tensor([False, True])
+SPANS = Spans(names=("0", "1"), reach=REACH, read=READ, rule={"kind": "each"})
 AT_SPANS = assay.EdgeScores(GRAPH, edge_slots(GRAPH, SPANS).float(), spans=SPANS)
 
 

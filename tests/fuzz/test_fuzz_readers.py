@@ -17,9 +17,7 @@ EXAMPLES = int(os.environ.get("ASSAY_FUZZ_EXAMPLES", "25"))  # of each kind
 
 
 @pytest.mark.parametrize("name", fuzz_targets.TARGETS)
-def test_a_damaged_file_fails_with_a_named_error_or_is_read(
-    name: str, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_a_damaged_file_is_read_or_named(name: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     root = tmp_path_factory.mktemp("damaged") / "files"
     seen = set()
 

@@ -1,4 +1,4 @@
-"""Dependency matrix, depth bias and motif: worked cases, golden values, resamples, refusals."""
+"""Dependency matrix, depth bias, motif, distances: golden values, worked cases, literal versions."""
 
 import json
 import math
@@ -6,21 +6,25 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import networkx as nx
 import numpy as np
 import pytest
 import torch
+from scipy import linalg
 from scipy import stats as scipy_stats
 
 from assay.analyses.generalization import (
+    circuit_shift,
     dependency_depth_bias,
     dependency_matrix,
     motif,
+    rank_shift_map,
     resampled_depth_bias,
     universal_motif,
 )
 from assay.analyses.generalization.dependency import DepthRule
 from assay.circuits import EdgeScores
-from assay.core.errors import DegenerateDataWarning, InputError, UnknownNameError
+from assay.core.errors import DegenerateDataWarning, GraphMismatchError, InputError, UnknownNameError
 from assay.discovery.edges import OutputScores
 from assay.graph import Graph, build_graph
 from assay.stats import ResampledValue, poisson_weights
@@ -34,6 +38,9 @@ SHAPES = ("12x12", "3x2", "6x4", "5x3")
 with np.load(FOLDER / "motif.npz") as _file:
     MOTIFS = dict(_file)
 MOTIF_FACTS = json.loads((FOLDER / "motif.json").read_text())
+DISTANCES_OF = json.loads((FOLDER / "css.json").read_text())
+with np.load(FOLDER / "css.npz") as _file:
+    SHIFTS = dict(_file)
 GRAPHS = {
     "vit": build_graph(4, 3),
     "grouped": build_graph(3, 4, 2),
@@ -47,10 +54,11 @@ def golden_scores(shape: str) -> EdgeScores:
     return EdgeScores(build_graph(n_layers, n_heads), torch.from_numpy(ARRAYS[f"scores_{shape}"]))
 
 
-def random_scores(graph: Graph, seed: int = 0) -> EdgeScores:
+def random_scores(graph: Graph, seed: int = 0, **provenance: object) -> EdgeScores:
     generator = torch.Generator().manual_seed(seed)
     shape = (graph.n_sources, graph.n_targets)
-    return EdgeScores(graph, torch.randn(shape, generator=generator, dtype=torch.float64))
+    values = torch.randn(shape, generator=generator, dtype=torch.float64)
+    return EdgeScores(graph, values, provenance=provenance)
 
 
 def layer_of(name: str, n_layers: int) -> int:
@@ -78,11 +86,9 @@ def literal_matrix(scores: EdgeScores) -> np.ndarray:
 def test_matrices_equal_the_golden_ones(shape: str) -> None:
     matrix = dependency_matrix(golden_scores(shape))
     np.testing.assert_allclose(matrix.numpy(), ARRAYS[f"idm_sum_{shape}"], rtol=1e-12, atol=1e-14)
-
-
-def test_the_mean_equals_that_of_the_authors_code() -> None:
-    matrix = dependency_matrix(golden_scores("12x12"), reduce="mean")
-    np.testing.assert_allclose(matrix.numpy(), ARRAYS["ref_idm_mean_12x12"], rtol=1e-9, atol=1e-14)
+    if shape == "12x12":  # the mean, of the authors' code
+        matrix = dependency_matrix(golden_scores(shape), reduce="mean")
+        np.testing.assert_allclose(matrix.numpy(), ARRAYS["ref_idm_mean_12x12"], rtol=1e-9, atol=1e-14)
 
 
 @pytest.mark.parametrize("key", GRAPHS)
@@ -102,15 +108,11 @@ def test_depth_bias_equals_the_golden_values(shape: str) -> None:
         assert bias(scores, key) == pytest.approx(expected, rel=1e-9, abs=1e-12), key
 
 
-def test_reference_sets_equal_the_golden_values() -> None:
+def test_reference_sets_equal_the_golden_values_and_give_the_ratios_of_the_authors_code() -> None:
+    """Their ratio to the output counts the input as shallow except at 0.3; the others never do."""
     scores = golden_scores("12x12")
     for key, expected in GOLDEN["12x12"]["reference_sets"].items():
         assert bias(scores, key, sets="reference") == pytest.approx(expected, rel=1e-9), key
-
-
-def test_reference_sets_give_the_ratios_of_the_authors_code() -> None:
-    """Their ratio to the output counts the input as shallow except at 0.3; the others never do."""
-    scores = golden_scores("12x12")
     for key, expected in GOLDEN["12x12"]["ref_raw_ratio"].items():
         counted = key.endswith("out") and "0.3" not in key
         got = bias(scores, f"{key}|include_input={counted}", sets="reference")
@@ -275,13 +277,9 @@ def test_motifs_equal_the_golden_ones(task: int) -> None:
     assert found.correlation == pytest.approx(expected["canonical_corr_unregularised"], rel=1e-9)
     assert found.correlation == pytest.approx(expected["sklearn_cca_corr"], rel=1e-9)
     assert (found.n, int(found.used.sum())) == (expected["n"], expected["n_entries_used"])
-
-
-@pytest.mark.parametrize("task", [0, 1, 2])
-def test_ridge_equals_the_golden_weights(task: int) -> None:
     found = motif(MOTIFS[f"idm_{task}"], MOTIFS[f"gt_{task}"], kind="weights", ridge=1.0)
     np.testing.assert_allclose(found.values, MOTIFS[f"weights_ridge1_{task}"], rtol=1e-8, atol=1e-12)
-    assert found.correlation == pytest.approx(MOTIF_FACTS[f"task{task}"]["canonical_corr_ridge1"], rel=1e-9)
+    assert found.correlation == pytest.approx(expected["canonical_corr_ridge1"], rel=1e-9)
 
 
 @pytest.mark.parametrize("kind", ["loadings", "weights"])
@@ -291,30 +289,11 @@ def test_universal_motifs_equal_the_golden_ones(kind: str) -> None:
     np.testing.assert_allclose(universal_motif(motifs), expected, rtol=1e-8, atol=1e-10)
 
 
-def test_a_motif_worked_by_hand() -> None:
-    """Entry (0, 1) rises with performance, (1, 2) falls with it, (0, 2) says nothing."""
-    matrices = torch.zeros(4, 3, 3, dtype=torch.float64)
-    matrices[:, 0, 1] = torch.tensor([0.0, 0.0, 1.0, 1.0])
-    matrices[:, 1, 2] = torch.tensor([5.0, 5.0, 2.0, 2.0])
-    matrices[:, 0, 2] = torch.tensor([0.0, 1.0, 0.0, 1.0])
-    found = motif(list(matrices), [0.1, 0.1, 0.3, 0.3])
-    expected = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, -1.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
-    torch.testing.assert_close(found.loadings, expected)
-    torch.testing.assert_close(found.weights, expected / 2)  # least norm shares the work
-    assert found.correlation == pytest.approx(1)
-
-
-def test_performance_that_goes_with_nothing_has_no_loadings() -> None:
+def test_matrices_without_a_motif_are_refused() -> None:
     matrices = torch.zeros(4, 3, 3, dtype=torch.float64)
     matrices[:, 0, 1] = torch.tensor([0.0, 1.0, 0.0, 1.0])
     with pytest.warns(DegenerateDataWarning, match="uncorrelated with every entry"):
-        found = motif(matrices, [0.0, 0.0, 1.0, 1.0])
-    assert math.isnan(found.loadings[0, 1])
-    assert found.loadings[0, 2] == 0
-    assert found.correlation == 0
-
-
-def test_bad_input_is_refused() -> None:
+        assert math.isnan(motif(matrices, [0.0, 0.0, 1.0, 1.0]).loadings[0, 1])
     matrices, performance = zoo(0)
     bad = matrices.clone()
     bad[4, 0, 1] = math.nan
@@ -336,3 +315,154 @@ def test_bad_input_is_refused() -> None:
         universal_motif([found, motif(*zoo(1), kind="weights")])
     with pytest.raises(InputError, match="motif 1 is NaN, or 0"):
         universal_motif([found, replace(found, loadings=torch.zeros_like(found.loadings))])
+
+
+# ------------------------------------------------------------------------------------------ distances
+
+
+TINY = build_graph(1, 1)  # sources input, a0.h0, m0; targets q, k, v, m0, logits
+
+
+def golden_pair(pair: str) -> tuple[EdgeScores, EdgeScores]:
+    shape, which = pair.split("|")
+    graph = build_graph(*map(int, shape.split("x")))
+    known, new = (EdgeScores(graph, torch.from_numpy(SHIFTS[f"{shape}_{name}"])) for name in ("id", which))
+    return known, new
+
+
+def tiny_scores(**edges: float) -> EdgeScores:
+    """Scores of the one-block graph; `input_q=1.0` stands for the edge from input to the query."""
+    names = {"q": "a0.h0.q", "k": "a0.h0.k", "v": "a0.h0.v", "head": "a0.h0", "mlp": "m0"}
+    values = torch.zeros(TINY.n_sources, TINY.n_targets, dtype=torch.float64)
+    for edge, score in edges.items():
+        source, target = (names.get(end, end) for end in edge.split("_"))
+        values[TINY.edge_index(f"{source}->{target}")] = score
+    return EdgeScores(TINY, values)
+
+
+@pytest.mark.parametrize("pair", DISTANCES_OF)
+def test_distances_and_maps_equal_the_golden_values(pair: str) -> None:
+    known, new = golden_pair(pair)
+    golden = DISTANCES_OF[pair]
+    for weights in ("abs", "signed"):
+        for distance, key in (("l2", "l2"), ("cosine", "cosine_dissim"), ("spearman", "srcc_dissim")):
+            got = circuit_shift(known, new, distance=distance, weights=weights)
+            # 1 - r cancels: the reference keeps about 1e-16 / 1e-3 of its digits
+            assert got == pytest.approx(golden[f"direct|{key}|{weights}"], rel=1e-9, abs=1e-13)
+        for distance, key in (("jaccard", "jaccard_dissim"), ("netlsd", "netlsd")):
+            for pruned in (False, True):
+                expected = golden[f"direct|{key}|abs={weights == 'abs'}|prune={pruned}"]
+                chosen = {"weights": weights, "prune": pruned, "top_k": golden["k"]}
+                got = circuit_shift(known, new, distance=distance, **chosen)
+                assert got == pytest.approx(expected, rel=1e-7, abs=1e-12)  # spectra of 100 nodes
+    for normalized, key in ((True, "normalized"), (False, "combinatorial")):
+        got = circuit_shift(known, new, distance="laplacian", normalized=normalized)
+        assert got == pytest.approx(golden[f"direct|laplacian_full|{key}"], rel=1e-8)
+    for absolute, key in ((True, "abs"), (False, "signed")):
+        expected = SHIFTS[f"{pair.replace('|', '_')}_rankshift_{key}"]
+        got = rank_shift_map(known, new, absolute=absolute).numpy()
+        np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
+
+
+# --------------------------------------------------------------------------------------- worked cases
+
+
+def test_vectors_worked_by_hand() -> None:
+    before = tiny_scores(input_q=3.0, mlp_logits=-4.0)
+    after = tiny_scores(input_q=4.0, mlp_logits=3.0)
+    assert circuit_shift(before, after, distance="l2") == pytest.approx(math.sqrt(2))
+    assert circuit_shift(before, after, distance="l2", weights="signed") == pytest.approx(math.sqrt(50))
+    assert circuit_shift(before, after, distance="cosine") == pytest.approx(1 - 24 / 25)
+    assert circuit_shift(before, after, distance="cosine", weights="signed") == pytest.approx(1)
+
+
+def test_overlap_worked_by_hand() -> None:
+    before = tiny_scores(input_q=5.0, input_mlp=-4.0, mlp_logits=3.0, head_mlp=1.0)
+    after = tiny_scores(input_q=5.0, input_v=4.0, mlp_logits=3.0, input_logits=2.0)
+    # by sign the negative edge is last, so the first tie at 0 or the head's edge comes in
+    for weights in ("abs", "signed"):
+        got = circuit_shift(before, after, distance="jaccard", top_k=3, weights=weights)
+        assert got == pytest.approx(1 - 2 / 4)
+    # paths: input -> m0 -> logits before; input -> logits is not chosen, input -> head leads nowhere
+    assert circuit_shift(before, after, distance="jaccard", top_k=3, prune=True) == 1.0
+
+
+def test_a_missing_number_of_edges_means_200_at_most_all() -> None:
+    pair = golden_pair("12x12|far")
+    for distance in ("jaccard", "netlsd"):
+        assert circuit_shift(*pair, distance=distance) == circuit_shift(*pair, distance=distance, top_k=200)
+    small = random_scores(TINY, 0), random_scores(TINY, 1)
+    assert circuit_shift(*small, distance="jaccard") == 0.0
+    whole = circuit_shift(*small, distance="laplacian", top_k=TINY.n_edges)
+    assert circuit_shift(*small, distance="laplacian") == whole
+
+
+# ------------------------------------------------------------------------------------ literal versions
+
+
+def literal_spectrum(scores: EdgeScores, mask: torch.Tensor) -> np.ndarray:
+    """Edge by edge, with names; a shared key or value head is spread over its query heads."""
+    graph = scores.graph
+    joined = nx.Graph()
+    for row, source in enumerate(graph.sources):
+        for column in range(graph.n_targets):
+            if mask[row, column]:
+                readers = [name for at, name in enumerate(graph.sources) if graph.feeds[column, at]]
+                for reader in readers or ["logits"]:
+                    weight = abs(float(scores.values[row, column])) / len(readers or ["logits"])
+                    old = joined.get_edge_data(source, reader, {"weight": 0.0})["weight"]
+                    joined.add_edge(source, reader, weight=old + weight)
+    return np.sort(linalg.eigvalsh(nx.normalized_laplacian_matrix(joined).toarray()))
+
+
+@pytest.mark.parametrize("key", ["vit", "grouped"])
+def test_graph_distances_equal_those_of_graphs_built_edge_by_edge(key: str) -> None:
+    graph = GRAPHS[key]
+    pair = random_scores(graph, 0), random_scores(graph, 1)
+    whole = [literal_spectrum(each, graph.valid) for each in pair]
+    assert circuit_shift(*pair, distance="laplacian") == pytest.approx(math.dist(*whole))
+    times = [10 ** (-2 + 4 * at / 249) for at in range(250)]
+    chosen = [literal_spectrum(each, each.top(12).mask) for each in pair]
+    signatures = [[sum(math.exp(-t * x) for x in values) / len(values) for t in times] for values in chosen]
+    assert circuit_shift(*pair, distance="netlsd", top_k=12) == pytest.approx(math.dist(*signatures))
+
+
+# -------------------------------------------------------------------------------- undefined and refused
+
+
+def test_undefined_distances_are_nan_with_a_warning() -> None:
+    constant = EdgeScores(GRAPHS["vit"], torch.ones(GRAPHS["vit"].n_sources, GRAPHS["vit"].n_targets))
+    with pytest.warns(DegenerateDataWarning, match="scores are constant"):
+        assert math.isnan(circuit_shift(constant, random_scores(GRAPHS["vit"], 0)))
+    nowhere = tiny_scores(input_q=1.0)
+    with pytest.warns(DegenerateDataWarning, match="netlsd is undefined.*no chosen edge"):
+        assert math.isnan(circuit_shift(nowhere, nowhere, distance="netlsd", top_k=1, prune=True))
+    assert circuit_shift(nowhere, nowhere, distance="jaccard", top_k=1, prune=True) == 0.0
+
+
+def test_circuits_that_do_not_compare_are_refused() -> None:
+    pair = random_scores(GRAPHS["vit"], 0), random_scores(GRAPHS["vit"], 1)
+    with pytest.raises(UnknownNameError, match="unknown distance 'spearmn'; did you mean 'spearman'"):
+        circuit_shift(*pair, distance="spearmn")
+    with pytest.raises(UnknownNameError, match="unknown weights 'both'; known: abs, signed"):
+        circuit_shift(*pair, weights="both")
+    with pytest.raises(InputError, match="every score is 0"):
+        circuit_shift(tiny_scores(input_q=1.0), tiny_scores(), distance="cosine")
+    for k in (0, 9):
+        with pytest.raises(InputError, match=f"top_k is {k}; expected 1 to 8"):
+            circuit_shift(tiny_scores(), tiny_scores(), distance="jaccard", top_k=k)
+    with pytest.raises(GraphMismatchError, match="different graphs.*'n_layers': 4.*'n_layers': 3"):
+        rank_shift_map(pair[0], random_scores(GRAPHS["grouped"], 0))
+    a, b = (random_scores(GRAPHS["vit"], 0, model={"weight_hash": text}) for text in ("aa", "bb"))
+    with pytest.raises(GraphMismatchError, match=r"different weights \(aa and bb\)"):
+        circuit_shift(a, b)
+    for setting in ("method", "objective", "ablation", "steps", "quadrature"):
+        a, b = (random_scores(GRAPHS["vit"], 0, **{setting: value}) for value in ("one", "other"))
+        with pytest.raises(InputError, match=f"{setting} is 'one' and 'other'; use the same"):
+            circuit_shift(a, b)
+        circuit_shift(a, random_scores(GRAPHS["vit"], 0))  # a record without the setting is not compared
+    other = random_scores(GRAPHS["vit"], 0, method="eap", options={"estimator": "other", "orders": (1, 2)})
+    with pytest.raises(InputError, match=r"options is \{'estimator': 'other'.*\} and \{\}; use the same"):
+        circuit_shift(other, random_scores(GRAPHS["vit"], 0, method="eap"))
+    read = random_scores(GRAPHS["vit"], 1, method="eap", options={"estimator": "other", "orders": [1, 2]})
+    circuit_shift(other, read)  # a file holds lists

@@ -14,13 +14,7 @@ from small_vits import untrained_vit
 import assay
 from assay.analyses.generalization import dependency_matrix
 from assay.analyses.generalization.baselines import sharpness
-from assay.analyses.generalization.inspection import (
-    METRICS,
-    Inspection,
-    InspectionSettings,
-    inspect_model,
-    load_inspection,
-)
+from assay.analyses.generalization.inspection import METRICS, InspectionSettings, inspect_model
 from assay.analyses.generalization.ranking import rank_models
 from assay.core.errors import FileFormatError, InputError, NonFiniteError, UnknownNameError
 from assay.discovery.edges import output_scores
@@ -63,7 +57,6 @@ def test_answers_and_spectra_come_from_one_pass_and_are_those_of_the_models_own_
     assert_close(found.spectrum, torch.linalg.svdvals(features), atol=1e-6 * largest)
     centred = torch.linalg.svdvals(features - features.mean(0))
     assert_close(found.centred_spectrum, centred, atol=1e-6 * largest)
-    assert found.passes == {"inspect": {"forward": 1}}
     assert found.output_scores is None
     np.testing.assert_array_equal(found.labels, IMAGES.labels)
 
@@ -108,10 +101,6 @@ def test_sharpness_is_that_of_whole_batches() -> None:
     found = inspect_model(model, task, ["sharpness"], settings=InspectionSettings(sharpness_batch=10))
     pairs = [(task.clean[rows], task.labels[rows]) for rows in (slice(0, 10), slice(10, 20))]  # 4 are left
     assert found.sharpness == pytest.approx(sharpness(model, pairs), rel=1e-4)
-    calls: list[int] = []
-    with model.module.register_forward_hook(lambda *_: calls.append(1)):
-        sharpness(model, pairs[:1])
-    assert found.passes["sharpness"]["forward"] == len(calls)
 
 
 def test_an_inspection_is_read_from_the_cache_and_made_again_for_other_settings(tmp_path: Path) -> None:
@@ -123,30 +112,17 @@ def test_an_inspection_is_read_from_the_cache_and_made_again_for_other_settings(
     before = path.stat().st_mtime_ns
     again = inspect_model(model, task, ["features", "edge-scores"], settings=FEW, cache=folder)
     assert path.stat().st_mtime_ns == before
-    assert _equal(first, again)
+    arrays = {name: each for name, each in vars(first).items() if isinstance(each, np.ndarray)}
+    assert len(arrays) > 8
+    assert all(np.array_equal(each, getattr(again, name)) for name, each in arrays.items())
     assert again.graph == model.graph
     inspect_model(model, task, ["features"], settings=FEW, cache=folder)
     inspect_model(vit(1), task, ["features"], settings=FEW, cache=folder)
     inspect_model(model, task.subset(range(12)), ["features"], settings=FEW, cache=folder)
     assert len(list(folder.iterdir())) == 4
-
-
-def _equal(one: Inspection, other: Inspection) -> bool:
-    arrays = {name: each for name, each in vars(one).items() if isinstance(each, np.ndarray)}
-    return len(arrays) > 8 and all(
-        np.array_equal(each, getattr(other, name)) for name, each in arrays.items()
-    )
-
-
-def test_a_truncated_file_of_the_cache_is_an_error_that_names_it(tmp_path: Path) -> None:
-    model = vit()
-    inspect_model(model, task_of(model), settings=FEW, cache=tmp_path)
-    (path,) = tmp_path.iterdir()
     path.write_bytes(path.read_bytes()[:-10])
     with pytest.raises(FileFormatError, match=path.name):
-        inspect_model(model, task_of(model), settings=FEW, cache=tmp_path)
-    with pytest.raises(FileFormatError, match="give a .*inspection file"):
-        load_inspection(tmp_path / "absent.safetensors")
+        inspect_model(model, task, ["edge-scores", "features"], settings=FEW, cache=folder)
 
 
 def test_the_batch_size_changes_nothing() -> None:
@@ -162,27 +138,20 @@ def test_bad_requests_are_refused_before_anything_runs() -> None:
     task = task_of(model)
     with pytest.raises(UnknownNameError, match="did you mean 'features'"):
         inspect_model(model, task, ["feature"], settings=FEW)
-    with pytest.raises(InputError, match=r"'sketch' has 1 image, but mean ablation and intervals need 2"):
+    with pytest.raises(InputError, match=r"'sketch' has 1 image; mean ablation and intervals need 2"):
         inspect_model(model, task.subset([0]), settings=FEW)
     with pytest.raises(InputError, match="have no labels"):
         inspect_model(model, ImageTask(images=task.clean), ["sharpness"], settings=FEW)
     with pytest.raises(InputError, match="reads prompts"):
         inspect_model(assay.load_model("mini"), task, settings=FEW)
-    module = copy.deepcopy(model.module)
-    module.train()
-    with pytest.raises(InputError, match="training mode"):
-        inspect_model(assay.load_model(module), task, settings=FEW)
     strange = dict.fromkeys("ab", vit(0, classes=4))
     with pytest.raises(InputError, match="hold class 5"):
         rank_models(strange, IMAGES.with_transform(EvalTransform()), metrics=["rankme"], settings=FEW)
-
-
-def test_a_broken_model_is_named_with_the_image() -> None:
-    module = copy.deepcopy(vit().module)
+    module = copy.deepcopy(model.module)
     with torch.no_grad():
         module.classifier.weight.fill_(3e38)
     with pytest.raises(NonFiniteError, match="NaN or infinite logits for image 0 of 'sketch'"):
-        inspect_model(assay.load_model(module), task_of(vit()), settings=FEW)
+        inspect_model(assay.load_model(module), task, settings=FEW)
 
 
 # ------------------------------------------------------------------------------------------- rankings
@@ -190,19 +159,11 @@ def test_a_broken_model_is_named_with_the_image() -> None:
 
 def test_models_that_run_are_ranked_by_every_metric(tmp_path: Path) -> None:
     seen: list[tuple[str, int, int]] = []
-    found = rank_models(
-        {"a": vit(0), "b": lambda: vit(1), "c": vit(2)},
-        IMAGES,
-        id_data=KNOWN,
-        metrics=tuple(METRICS),
-        settings=FEW,
-        cache=tmp_path,
-        progress=lambda *each: seen.append(each),
-    )
-    assert found.names == ("a", "b", "c")
-    assert [each["key"] for each in found.absent] == [
-        "alpha-req"
-    ]  # 18 images have too few eigenvalues for it
+    options = {"id_data": KNOWN, "metrics": tuple(METRICS), "settings": FEW, "cache": tmp_path}
+    models = {"a": vit(0), "b": lambda: vit(1), "c": vit(2)}
+    found = rank_models(models, IMAGES, **options, progress=lambda *each: seen.append(each))
+    # 18 images have too few eigenvalues for alpha-ReQ.
+    assert [each["key"] for each in found.absent] == ["alpha-req"]
     assert found.known["domain"] == "flat"
     truth = [
         (assay.run_model(vit(seed), task_of(vit(seed))).argmax(1).numpy() == IMAGES.labels.numpy()).mean()
@@ -210,8 +171,6 @@ def test_models_that_run_are_ranked_by_every_metric(tmp_path: Path) -> None:
     ]
     assert_close(found.performance.values, truth)
     assert seen == [("inspect models", done, 3) for done in range(4)]
-    assert len(list(tmp_path.iterdir())) == 6
-    models = {"a": vit(0), "b": vit(1), "c": vit(2)}
-    options = {"id_data": KNOWN, "metrics": tuple(METRICS), "settings": FEW, "cache": tmp_path}
     again = rank_models(models, task_of(vit()), **options)  # images with a transform of their own
     assert again.to_dict() == found.to_dict()
+    assert len(list(tmp_path.iterdir())) == 6

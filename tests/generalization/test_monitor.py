@@ -1,8 +1,6 @@
 """The monitor on a small vision transformer: reference, readings, rules, the log, and what it refuses."""
 
-import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +9,6 @@ import pytest
 import torch
 from scipy.stats import ks_2samp
 from small_vits import untrained_vit
-from torch import nn
 
 from assay.analyses.generalization import (
     baselines,
@@ -28,7 +25,8 @@ from assay.analyses.generalization.alarms import (
     SequentialTest,
     conformal_p_value,
 )
-from assay.analyses.generalization.monitor import Monitor, Reading, append_line, read_lines
+from assay.analyses.generalization.inspection import inspect_model
+from assay.analyses.generalization.monitor import Monitor, append_line, read_lines
 from assay.circuits import EdgeScores
 from assay.core.errors import (
     FileFormatError,
@@ -75,12 +73,12 @@ def calibrated(model: Model, reference: EdgeScores) -> Monitor:
 
 def test_the_reference_is_the_mean_of_the_circuits_of_its_batches(model: Model) -> None:
     n = 8
-    found = discover_reference(model, images("flat", 0, 4 * n + 3), batch=n, steps=2)
-    alone = [discover(model, images("flat", n * place, n), steps=2) for place in range(4)]
+    found = discover_reference(model, images("flat", 0, 2 * n + 3), batch=n, steps=2)
+    alone = [discover(model, images("flat", n * place, n), steps=2) for place in range(2)]
     mean = torch.stack([each.values.double() for each in alone]).mean(0)
     torch.testing.assert_close(found.values.double(), mean, atol=1e-6, rtol=1e-5)
     record = found.provenance
-    assert (record["batches"], record["batch"], record["task"]["n"], record["steps"]) == (4, n, 4 * n, 2)
+    assert (record["batches"], record["batch"], record["task"]["n"], record["steps"]) == (2, n, 2 * n, 2)
     single = discover_reference(model, images("flat", 0, n), batch=n, steps=2)
     assert torch.equal(single.values, alone[0].values)
     assert single.provenance == alone[0].provenance
@@ -99,34 +97,15 @@ def test_a_reading_is_one_discovery_with_the_settings_of_the_reference(
     expected = rank_shift_map(reference, literal)
     torch.testing.assert_close(torch.tensor(reading.layers, dtype=torch.float64), expected, atol=1e-6, rtol=0)
     logits, known_logits = run_model(model, batch), run_model(model, known)
-    assert known.labels is not None
     assert reading.baselines["ac"] == pytest.approx(baselines.average_confidence(logits), rel=1e-12)
     assert reading.baselines["ane"] == pytest.approx(baselines.average_negative_entropy(logits), rel=1e-12)
     assert reading.baselines["atc"] == baselines.atc(known_logits, known.labels, logits)
+    shown = inspect_model(model, batch, ["features"])
+    assert reading.baselines["rankme"] == baselines.effective_rank(shown.spectrum)
     assert (reading.n, reading.domain, reading.data_hash) == (N, "neon", batch.data_hash)
     assert reading.alarm is None
     held = ImageTask(images=batch.clean)
     assert Monitor(model, reference).observe(held).shift == reading.shift
-
-
-def test_a_batch_costs_one_discovery_and_one_forward_pass(model: Model, reference: EdgeScores) -> None:
-    calls: list[int] = []
-    counted = [each for each in model.module.modules() if isinstance(each, nn.Linear)][5]
-    handle = counted.register_forward_hook(lambda *_: calls.append(1))
-
-    def cost_of(run: Callable[[], object]) -> int:
-        before = len(calls)
-        run()
-        return len(calls) - before
-
-    try:
-        batch = images("neon", 500)
-        alone = cost_of(lambda: discover(model, batch, steps=2, per_example=True))
-        monitor = Monitor(model, reference, outputs=images("flat", 700, 16))
-        assert alone > 2
-        assert cost_of(lambda: monitor.observe(batch)) == alone + 1
-    finally:
-        handle.remove()
 
 
 def test_outputs_are_compared_with_those_on_known_images_class_by_class(
@@ -164,8 +143,7 @@ def test_the_threshold_decides_and_calibration_makes_its_rate_known(
     low = calibrate_threshold({"fog": shift / 2}, {"fog": 0.8}, 0.8)
     assert Monitor(model, reference, low).observe(batch).alarm is True
     above = Monitor(model, reference, threshold=shift * 1.01)
-    assert above.observe(batch).alarm is False
-    assert above.rules.rule == "threshold"
+    assert (above.observe(batch).alarm, above.rules.rule) == (False, "threshold")
     assert "is unknown" in above.rules.guarantee
     monitor = Monitor(model, reference, threshold=0.0)
     monitor.calibrate(images("flat", 1000, 4 * N), batch_size=N, n_batches=4)
@@ -176,19 +154,13 @@ def test_the_threshold_decides_and_calibration_makes_its_rate_known(
 
 def test_a_shifted_domain_raises_both_alarms_and_a_known_one_does_not(calibrated: Monitor) -> None:
     quiet = calibrated.observe(images("flat", 3000))
-    assert quiet.p_value is not None
     assert quiet.alarm is (quiet.p_value <= 0.2)
     found = [calibrated.observe(images("neon", 4000 + N * place)) for place in range(12)]
     assert sum(bool(each.alarm) for each in found) >= 8
-    for each in found:
-        assert each.p_value is not None
-        assert each.alarm is (each.p_value <= 0.2 + 1e-12)
+    assert all(each.alarm is (each.p_value <= 0.2 + 1e-12) for each in found)
     assert calibrated.rules.sequential.alarm(0.2)
-    assert found[-1].e_value is not None
     assert found[-1].e_value > 5
-    assert calibrated.rules.rule == "conformal"
     # The e-value is that of the test on the shifts.
-    assert calibrated.rules.calibration is not None
     test = SequentialTest(scores=calibrated.rules.calibration.shifts)
     for index, reading in enumerate(calibrated.readings):
         test = test.observe(reading.shift, 1 - stream(0, f"monitor/tie/{index}").random())
@@ -276,12 +248,9 @@ def test_the_log_of_another_monitor_is_refused(model: Model, reference: EdgeScor
         name = {"outputs": "known_outputs"}.get(*changed, *changed)
         with pytest.raises(InputError, match=rf"another monitor \(different: {name}\)"):
             Monitor(model, reference, **{"outputs": known, **changed}, log=path)
-    path.write_text("no log\n")
-    with pytest.raises(FileFormatError, match="line 1"):
-        Monitor(model, reference, log=path)
 
 
-@pytest.mark.parametrize("tail", ['{"kind": "reading", "b"', "x" * 10000, '{"kind": "reading"}'])
+@pytest.mark.parametrize("tail", ["x" * 10000, '{"kind": "reading"}'])
 def test_a_torn_last_line_is_ignored_and_then_cut_off(tmp_path: Path, tail: str) -> None:
     path = tmp_path / "deep" / "log.jsonl"
     assert read_lines(path) == []
@@ -293,30 +262,12 @@ def test_a_torn_last_line_is_ignored_and_then_cut_off(tmp_path: Path, tail: str)
         append_line(path, "reading", {"index": 0})
         assert read_lines(path) == [*expected, ("reading", {"index": 0})]
         path.write_text("")  # a file that is only a torn line starts anew
-
-
-def test_a_log_that_cannot_be_read_or_written_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
     for line in ("no json", "[1]", '{"no": "kind"}'):
         path.write_text(f'{{"kind": "monitor"}}\n{line}\n')
         with pytest.raises(FileFormatError, match="line 2 of .*log.jsonl"):
             read_lines(path)
     with pytest.raises(OutputError, match="cannot write to"):
         append_line(path / "log.jsonl", "monitor", {})
-
-
-def test_readings_and_document_are_plain_json_and_complete(calibrated: Monitor) -> None:
-    calibrated.skip("b.png")
-    reading = calibrated.observe(images("neon", 100), sources=["a.png"])
-    assert reading.skipped == ("b.png",)
-    assert Reading.from_dict(json.loads(json.dumps(reading.to_dict(), allow_nan=False))) == reading
-    document = json.loads(json.dumps(calibrated.to_dict(), allow_nan=False))
-    assert document["schema"] == "assay-monitor/1"
-    assert document["rule"] == "conformal"
-    assert document["settings"]["steps"] == 2
-    assert len(document["calibration"]["shifts"]) == 9
-    assert document["limits"] == {CIRCUIT: sorted(document["calibration"]["shifts"])[-2]}  # k = 2 of 10
-    assert len(document["readings"][0]["layers"]) == 5
 
 
 # ---- what it refuses ----------------------------------------------------------------------------
@@ -338,7 +289,7 @@ def test_what_cannot_be_watched_is_refused(model: Model, reference: EdgeScores) 
             Monitor(model, reference, **arguments)
     with pytest.raises(GraphMismatchError, match="belong to different graphs"):
         Monitor(load_model(untrained_vit(layers=2)), reference)
-    with pytest.raises(GraphMismatchError, match="models with different weights"):
+    with pytest.raises(GraphMismatchError, match="have different weights"):
         Monitor(load_model(untrained_vit(seed=0)), reference)
     with pytest.raises(InputError, match="lacks model, seed, method"):
         Monitor(model, EdgeScores(model.graph, reference.values))
@@ -350,7 +301,7 @@ def test_batches_that_cannot_be_compared_are_refused(model: Model, reference: Ed
     sequential = Monitor(model, reference, rule="sequential").observe(images("flat", 700))
     assert (sequential.alarm, sequential.decided_by, sequential.limit) == (False, "e-value", 20)
     monitor = Monitor(model, reference, alpha=0.5)
-    with pytest.raises(InputError, match="19 are needed.* Give 228 images"):
+    with pytest.raises(InputError, match="19 are needed, besides those of the reference. Give 228 images"):
         Monitor(model, reference).calibrate(images("flat", 1000, 5 * N), batch_size=N)
     with pytest.raises(InputError, match="images of the reference"):
         monitor.observe(images("flat", 0, 24))
@@ -366,8 +317,4 @@ def test_batches_that_cannot_be_compared_are_refused(model: Model, reference: Ed
     with pytest.raises(InputError, match="the batch holds 11 images, the known batches 12"):
         monitor.observe(images("flat", 100, 11))
     with pytest.raises(InputError, match="has been calibrated"):
-        monitor.calibrate(pool, batch_size=N)
-    monitor = Monitor(model, reference, alpha=0.5)
-    monitor.observe(images("flat", 100))
-    with pytest.raises(InputError, match="has observed batches"):
         monitor.calibrate(pool, batch_size=N)

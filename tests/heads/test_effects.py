@@ -2,13 +2,15 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from golden_heads import every_head, literal_logits, margins, outputs
 from heads_under import logits_under
-from torch import Tensor, nn
+from torch import Tensor
 
 from assay.discovery.heads.effects import (
     activation_patching,
@@ -25,33 +27,29 @@ from assay.models import Model
 from assay.tasks import PairTask
 
 
-CLOSE = {"rtol": 1e-9, "atol": 1e-9}
-
-
-# ---- golden -----------------------------------------------------------------------------------------
+MakeTask = Callable[..., PairTask]
 
 
 def test_golden_patching_and_mediation(
     golden: dict[str, Any], golden_model: Model, golden_task: PairTask
 ) -> None:
-    found = activation_patching(golden_model, golden_task)
-    np.testing.assert_allclose(found.flat, golden["c2_ratio_of_sums"], **CLOSE)
     y_full, y_cor, y_patch = (np.array(golden[name]) for name in ("y_full", "y_cor", "y_patch"))
     gap = y_full - y_cor
-    np.testing.assert_allclose(found.details["gap"], gap, **CLOSE)
-    np.testing.assert_allclose(found.flat_examples, (y_patch - y_cor[:, None]) / gap.mean(), **CLOSE)
+    patched = activation_patching(golden_model, golden_task)
     ratios = activation_patching(golden_model, golden_task, aggregate="mean_of_ratios", batch_size=7)
-    np.testing.assert_allclose(ratios.flat, golden["c2_mean_of_ratios"], **CLOSE)
-    found = mediation(golden_model, golden_task)
-    np.testing.assert_allclose(found.flat, golden["c5_nie"], **CLOSE)
-    np.testing.assert_allclose(found.details["fraction"].reshape(-1), golden["c5_fraction"], **CLOSE)
-    np.testing.assert_allclose(
-        found.details["direct_effect"] + found.values, np.full((3, 4), found.details["mean_total_effect"])
-    )
-    np.testing.assert_allclose(found.flat_examples, y_full[:, None] - golden["y_cross"], **CLOSE)
+    mediated = mediation(golden_model, golden_task)
+    for found, expected in (
+        (patched.flat, golden["c2_ratio_of_sums"]),
+        (patched.details["gap"], gap),
+        (patched.flat_examples, (y_patch - y_cor[:, None]) / gap.mean()),
+        (ratios.flat, golden["c2_mean_of_ratios"]),
+        (mediated.flat, golden["c5_nie"]),
+        (mediated.details["fraction"].reshape(-1), golden["c5_fraction"]),
+        (mediated.flat_examples, y_full[:, None] - golden["y_cross"]),
+        (mediated.details["direct_effect"], mediated.details["mean_total_effect"] - mediated.values),
+    ):
+        np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
-
-# ---- by hand ----------------------------------------------------------------------------------------
 
 # Two prompts, two heads. Clean margins 4 and 2, corrupted 0 and -2: gaps 4 and 4.
 FULL, CORRUPTED = np.array([4.0, 2.0]), np.array([0.0, -2.0])
@@ -83,10 +81,9 @@ def test_prompts_without_a_gap_or_a_number_are_left_out() -> None:
     assert (found.values.tolist(), found.n_excluded) == ([[0.75, 0.0]], 2)
     margins.y_one[1, 1] = np.nan  # one head's run failed: the prompt goes from all heads
     assert patching_scores(margins, n_heads=2).values.tolist() == [[1.0, 0.25]]
-    assert mediation_scores(margins, n_heads=2).n_excluded == 2
-    assert drop_scores(margins, n_heads=2).n_excluded == 2
     nothing_of_one = margins_of([[4.0, np.nan], [0.0, np.nan]])
     for score in (patching_scores, mediation_scores, drop_scores):
+        assert score(margins, n_heads=2).n_excluded == (3 if score is patching_scores else 2)
         found = score(nothing_of_one, n_heads=2)
         assert np.isfinite(found.flat).tolist() == [True, False]
         assert (found.n_excluded, found.reason) == (0, None)
@@ -94,95 +91,49 @@ def test_prompts_without_a_gap_or_a_number_are_left_out() -> None:
 
 def test_effects_without_a_scale_are_undefined() -> None:
     opposed = patching_scores(margins_of(np.ones((2, 2)), np.array([1.0, -1.0]), np.zeros(2)), n_heads=2)
-    assert (opposed.reason, np.isnan(opposed.values).all()) == ("zero_denominator", True)
     without_gap = margins_of(np.ones((2, 2)), corrupted=FULL)
-    nothing = patching_scores(without_gap, n_heads=2)
-    assert (nothing.reason, np.isnan(nothing.values).all()) == ("no_valid_prompt", True)
+    nothing, same = (score(without_gap, n_heads=2) for score in (patching_scores, mediation_scores))
+    for found, reason in ((opposed, "zero_denominator"), (nothing, "no_valid_prompt"), (same, None)):
+        assert (found.reason, np.isnan(found.values).all()) == (reason, reason is not None)
+        json.dumps(found.to_dict(), allow_nan=False)
+    assert same.values.tolist() == [[2.0, 2.0]]
+    assert same.details["fraction_reason"] == "zero_denominator"
+    assert np.isnan(same.details["fraction"]).all()
     empty = margins_of(np.ones((0, 2)), FULL[:0], FULL[:0])
     for aggregate in ("ratio_of_sums", "mean_of_ratios"):
         assert patching_scores(empty, n_heads=2, aggregate=aggregate).reason == "no_valid_prompt"
-    same = mediation_scores(without_gap, n_heads=2)
-    assert same.details["fraction_reason"] == "zero_denominator"
-    assert np.isnan(same.details["fraction"]).all()
-    assert same.values.tolist() == [[2.0, 2.0]]
     assert drop_scores(margins_of(np.ones((2, 2)), FULL * np.nan), n_heads=2).reason == "no_valid_prompt"
-    for found in (opposed, nothing, same):
-        json.dumps(found.to_dict(), allow_nan=False)
-
-
-# ---- against literal runs -----------------------------------------------------------------------------
-
-
-def literal(
-    model: Model, tokens: Tensor, layer: int, head: int, value: Tensor, task: PairTask, *, last: bool
-) -> np.ndarray:
-    """Margins of a plain pass in which a hook writes `value` for one head."""
-    block = model.blocks[layer]
-    columns = slice(head * block.d_head, (head + 1) * block.d_head)
-    rows = torch.arange(task.n)
-
-    def write(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        z = args[0].clone()
-        if last:
-            z[rows, task.positions, columns] = value[rows, task.positions, columns]
-        else:
-            z[:, :, columns] = value[:, :, columns]
-        return (z, *args[1:])
-
-    handle = block.out.register_forward_pre_hook(write)
-    with torch.no_grad():
-        logits = model.read(model.forward(tokens), task.positions)
-    handle.remove()
-    return margins(logits, task)
-
-
-def margins(logits: Tensor, task: PairTask) -> np.ndarray:
-    return (logits.gather(1, task.answers).mean(1) - logits.gather(1, task.wrong).mean(1)).numpy()
-
-
-def outputs(model: Model, tokens: Tensor) -> list[Tensor]:
-    with torch.no_grad(), model.tracing() as trace:
-        model.forward(tokens)
-    return trace.z
 
 
 @pytest.mark.parametrize("ragged", [False, True])
-def test_every_run_is_the_literal_one(
-    model64: Model, make_task: Callable[..., PairTask], ragged: bool
-) -> None:
+def test_every_run_is_the_literal_one(model64: Model, make_task: MakeTask, ragged: bool) -> None:
     model, task = model64, make_task(ragged=ragged)
     clean, corrupted = outputs(model, task.clean), outputs(model, task.corrupted)
-    heads = [(layer, head) for layer in range(model.n_layers) for head in range(model.n_heads)]
-    with torch.no_grad():
-        full = margins(model.read(model.forward(task.clean), task.positions), task)
-        other = margins(model.read(model.forward(task.corrupted), task.positions), task)
+    turned = replace(task, clean=task.corrupted)
+    full, other = (margins(literal_logits(model, each, [], clean), task) for each in (task, turned))
 
-    def column(tokens: Tensor, source: list[Tensor], *, last: bool = False) -> np.ndarray:
-        each = [literal(model, tokens, layer, head, source[layer], task, last=last) for layer, head in heads]
-        return np.stack(each, axis=1)
+    def column(task: PairTask, source: list[Tensor], *, last: bool = False) -> np.ndarray:
+        runs = [literal_logits(model, task, [head], source, last=last) for head in every_head(model)]
+        return np.stack([margins(logits, task) for logits in runs], axis=1)
 
-    close = {"rtol": 1e-5, "atol": 1e-6}  # the engine sums in another order, partly in float32 tables
     patched = activation_patching(model, task, batch_size=4)
-    expected = (column(task.corrupted, clean) - other[:, None]) / np.abs((full - other).mean())
+    expected = (column(turned, clean) - other[:, None]) / np.abs((full - other).mean())
+    close = {"rtol": 1e-5, "atol": 1e-6}  # the engine sums in another order, partly in float32 tables
     np.testing.assert_allclose(patched.flat_examples, expected, **close)
-    crossed = mediation(model, task, batch_size=4)
-    np.testing.assert_allclose(
-        crossed.flat_examples, full[:, None] - column(task.clean, corrupted, last=True), **close
-    )
-    everywhere = mediation(model, task, positions="all")
-    np.testing.assert_allclose(
-        everywhere.flat_examples, full[:, None] - column(task.clean, corrupted), **close
-    )
+    crossed, everywhere = mediation(model, task, batch_size=4), mediation(model, task, positions="all")
     assert np.abs(everywhere.flat - crossed.flat).max() > 1e-3
     zero = drop_effect(model, task, ablation="zero")
-    nothing = [torch.zeros_like(z) for z in clean]
-    np.testing.assert_allclose(zero.flat_examples, full[:, None] - column(task.clean, nothing), **close)
+    for found, values, last in (
+        (crossed, corrupted, True),
+        (everywhere, corrupted, False),
+        (zero, [torch.zeros_like(z) for z in clean], False),
+    ):
+        effect = full[:, None] - column(task, values, last=last)
+        np.testing.assert_allclose(found.flat_examples, effect, **close)
 
 
 @pytest.mark.parametrize("key", list(INTERVENTIONS))
-def test_dropping_a_head_is_a_run_with_it_replaced(
-    gpt2: Model, make_task: Callable[..., PairTask], key: str
-) -> None:
+def test_dropping_a_head_is_a_run_with_it_replaced(gpt2: Model, make_task: MakeTask, key: str) -> None:
     model, task = gpt2, make_task(8)
     found, draws = drop_effect(model, task, ablation=key, seed=3, batch_size=3), INTERVENTIONS[key].draws
     setting = Setting(model=model, task=task, reference=task, batch_size=8, seed=3)
@@ -197,16 +148,14 @@ def test_dropping_a_head_is_a_run_with_it_replaced(
     np.testing.assert_allclose(found.flat_examples[kept], expected[kept], rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("objective", ["ce", "kl"])
-def test_the_margin_is_the_objective_asked_for(
-    gpt2: Model, make_task: Callable[..., PairTask], objective: str
-) -> None:
+def test_the_margin_is_the_objective_asked_for(gpt2: Model, make_task: MakeTask) -> None:
     model, task = gpt2, make_task()
-    found = drop_effect(model, task, objective=objective, ablation="zero")
-    assert (found.unit, found.provenance["objective"]) == ("nats", objective)
     clean, without = (logits_under(model, task, "zero", heads).log_softmax(1) for heads in ([], [(0, 1)]))
-    if objective == "ce":
-        expected = (clean - without).gather(1, task.answers)[:, 0]
-    else:
-        expected = (clean.exp() * (clean - without)).sum(1)
-    np.testing.assert_allclose(found.per_example[:, 0, 1], expected, rtol=1e-7, atol=1e-10)
+    expected = {
+        "ce": (clean - without).gather(1, task.answers)[:, 0],
+        "kl": (clean.exp() * (clean - without)).sum(1),
+    }
+    for objective, effect in expected.items():
+        found = drop_effect(model, task, objective=objective, ablation="zero")
+        assert (found.unit, found.provenance["objective"]) == ("nats", objective)
+        np.testing.assert_allclose(found.per_example[:, 0, 1], effect, rtol=1e-7, atol=1e-10)

@@ -13,8 +13,11 @@ from assay.models import Model
 from assay.tasks import PairTask
 
 
+MakeTask = Callable[..., PairTask]
+
+
 @pytest.fixture
-def task(make_task: Callable[..., PairTask]) -> PairTask:
+def task(make_task: MakeTask) -> PairTask:
     return make_task(12)
 
 
@@ -38,7 +41,7 @@ def test_a_method_scores_every_head_and_leaves_the_model_alone(gpt2: Model, task
     assert not any(each._forward_hooks or each._forward_pre_hooks for each in gpt2.module.modules())
 
 
-def test_the_margin_is_the_tasks_own(gpt2: Model, make_task: Callable[..., PairTask]) -> None:
+def test_the_margin_is_the_tasks_own(gpt2: Model, make_task: MakeTask) -> None:
     task = replace(make_task(12), objective="prob_diff")
     for key in ("activation-patching", "mediation", "drop-effect", "attribution-patching"):
         found = discover_heads(gpt2, task, key)

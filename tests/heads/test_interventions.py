@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 import torch
 from heads_under import logits_under
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import nn
 
 from assay.core.errors import InputError
-from assay.discovery.heads.interventions import INTERVENTIONS, Donor, derangement
+from assay.discovery.heads.interventions import INTERVENTIONS, Donor
 from assay.discovery.heads.runs import run_with_heads_replaced
 from assay.execution import run_model
 from assay.execution.ablation import Setting
@@ -23,7 +21,7 @@ from assay.tasks import PairTask
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "execution"))
 
-from test_circuit_run import random_task
+from cut_models import random_prompts
 
 
 def setting_of(model: Model, task: PairTask, **options: object) -> Setting:
@@ -33,7 +31,7 @@ def setting_of(model: Model, task: PairTask, **options: object) -> Setting:
 def test_uniform_attention_of_shared_values(llama_tiny64: nn.Module) -> None:
     """Grouped heads average the values of their own group, over what they may attend to."""
     model = load_model(llama_tiny64)
-    task = random_task(model)
+    task = random_prompts(model)
     replacement = INTERVENTIONS["attn-uniform"].prepare_heads(setting_of(model, task))
     seen = []
     run_with_heads_replaced(model, task, [(1, 3)], lambda site: seen.append(site) or replacement(site))
@@ -44,28 +42,21 @@ def test_uniform_attention_of_shared_values(llama_tiny64: nn.Module) -> None:
         torch.testing.assert_close(new[:, position, 3], expected)
 
 
-@given(n=st.integers(2, 40), seed=st.integers(0, 1000))
-def test_derangements_move_everything(n: int, seed: int) -> None:
-    order = derangement(n, np.random.default_rng(seed))
-    assert sorted(order) == list(range(n))
-    assert (order != np.arange(n)).all()
-
-
 def test_donors_share_the_length_and_the_answer(gpt2: Model) -> None:
-    model, base = gpt2, random_task(gpt2, n=30, ragged=True, seed=3)
+    model, base = gpt2, random_prompts(gpt2, n=30, ragged=True, seed=3)
     task = replace(base, answers=base.answers % 2 + 1)
+    lengths, answers = task.lengths.numpy(), task.answers[:, 0].numpy()
     for same in (False, True):
         donors = Donor(key="resample-donor", same_answer=same).donors_of(setting_of(model, task, seed=1))
         rows = np.flatnonzero(donors >= 0)
         assert len(rows) > 20
         assert (donors[rows] != rows).all()
-        lengths, answers = task.lengths.numpy(), task.answers[:, 0].numpy()
         assert (lengths[donors[rows]] == lengths[rows]).all()
         assert not same or (answers[donors[rows]] == answers[rows]).all()
 
 
 def test_a_prompt_alone_in_its_length_has_no_donor(gpt2: Model) -> None:
-    model, base = gpt2, random_task(gpt2, n=3)
+    model, base = gpt2, random_prompts(gpt2, n=3)
     task = replace(base, lengths=torch.tensor([7, 7, 5]), positions=torch.tensor([6, 6, 4]))
     setting = setting_of(model, task)
     assert Donor(key="resample-donor").donors_of(setting).tolist() == [1, 0, -1]
@@ -79,7 +70,7 @@ def test_a_prompt_alone_in_its_length_has_no_donor(gpt2: Model) -> None:
 
 def test_noise_has_the_spread_of_its_head_and_does_not_depend_on_batches(gpt2: Model) -> None:
     model = gpt2
-    task = random_task(model, n=40, length=12)
+    task = random_prompts(model, n=40, length=12)
     heads = [(0, 1), (1, 2)]
     results = [logits_under(model, task, "noise-additive", heads, batch_size=size) for size in (40, 7)]
     torch.testing.assert_close(*results)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from golden_heads import every_head, literal_logits, margins, outputs
 from torch import nn
 
 from assay.core.errors import InconsistentRunError, InputError
@@ -16,7 +17,6 @@ from assay.discovery.heads import HeadScores
 from assay.discovery.heads.direct import direct_attribution, head_outputs, margin_directions
 from assay.discovery.heads.gradients import attribution_patching, fisher_count
 from assay.discovery.heads.information import causation_entropy
-from assay.discovery.heads.runs import base_run
 from assay.execution import run_model
 from assay.models import Model, load_model
 from assay.tasks import PairTask
@@ -26,26 +26,19 @@ from assay.tasks.task import draw_rows
 MakeTask = Callable[..., PairTask]
 
 
-# ---- direct effects ----
-
-
-def margins(model: Model, task: PairTask) -> np.ndarray:
-    logits = run_model(model, task).double()
-    return (logits.gather(1, task.answers).mean(1) - logits.gather(1, task.wrong).mean(1)).numpy()
-
-
 def test_golden_attribution(golden: dict[str, Any], golden_model: Model, golden_task: PairTask) -> None:
     outputs, u = head_outputs(golden_model, golden_task), margin_directions(golden_model, golden_task)
     scores = direct_attribution(golden_model, outputs, u)
-    near = {"rtol": 1e-9, "atol": 1e-11}
-    np.testing.assert_allclose(scores.flat_examples, golden["dla_difference_frozen_norm"], **near)
-    np.testing.assert_allclose(scores.details["rest"], golden["dla_rest_frozen_norm"], **near)
-    np.testing.assert_allclose(scores.details["margin"], golden["y_full"], **near)
-    assert scores.details["additivity_gap"] < 1e-12
     direction = margin_directions(golden_model, golden_task, "correct")
     bare = direct_attribution(golden_model, outputs, direction, norm="none")
-    np.testing.assert_allclose(bare.flat_examples, golden["dla_correct_no_norm"], **near)
-    assert bare.details == {}
+    for found, name in (
+        (scores.flat_examples, "dla_difference_frozen_norm"),
+        (scores.details["rest"], "dla_rest_frozen_norm"),
+        (scores.details["margin"], "y_full"),
+        (bare.flat_examples, "dla_correct_no_norm"),
+    ):
+        np.testing.assert_allclose(found, golden[name], rtol=1e-9, atol=1e-11)
+    assert (scores.details["additivity_gap"] < 1e-12, bare.details) == (True, {})
     # An example with an infinite activation is left out; parts that do not add up are an error.
     z = outputs.z.clone()
     z[3, 2, 0] = torch.nan
@@ -59,62 +52,38 @@ def test_golden_attribution(golden: dict[str, Any], golden_model: Model, golden_
 @pytest.mark.parametrize("ragged", [False, True])
 def test_attribution_is_that_of_the_written_vector(model64: Model, make_task: MakeTask, ragged: bool) -> None:
     task = make_task(ragged=ragged, answers=2)
-    outputs = head_outputs(model64, task)
-    u = margin_directions(model64, task)
+    outputs, u = head_outputs(model64, task), margin_directions(model64, task)
     raw = direct_attribution(model64, outputs, u, norm="none")
     frozen = direct_attribution(model64, outputs, u)
     # Rotary tables and RMS norms of transformers are float32 even in a float64 model.
     total = frozen.flat_examples.sum(1) + frozen.details["rest"]
-    np.testing.assert_allclose(total, margins(model64, task), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(total, margins(run_model(model64, task), task), rtol=1e-5, atol=1e-5)
     gain, norm = model64.final_norm.gain.double(), model64.final_norm
     for i in range(task.n):
-        x = outputs.final[i].double()
+        x, read = outputs.final[i].double(), gain * u[i]
         if norm.kind == "layer":
-            scale = (x.var(correction=0) + norm.eps).sqrt()
+            read = (read - read.mean()) / (x.var(correction=0) + norm.eps).sqrt()
         else:
-            scale = (x.square().mean() + norm.eps).sqrt()
-        read = gain * u[i]
-        read = (read - read.mean() if norm.kind == "layer" else read) / scale
-        for flat in range(model64.n_layers * model64.n_heads):
-            layer, head = divmod(flat, model64.n_heads)
+            read = read / (x.square().mean() + norm.eps).sqrt()
+        for flat, (layer, head) in enumerate(every_head(model64)):
             written = outputs.z[i, flat].double() @ model64.blocks[layer].out_weight()[head].double()
             assert raw.flat_examples[i, flat] == pytest.approx(float(written @ u[i]), rel=1e-9, abs=1e-12)
             assert frozen.flat_examples[i, flat] == pytest.approx(float(written @ read), rel=1e-9, abs=1e-12)
 
 
-# ---- gradients ----
-
-
-def margin_with_head(model: Model, task: PairTask, flat: int, share: float) -> np.ndarray:
-    """Margins with one head moved by a share of the way to its output on the corrupted input."""
-    layer, head = divmod(flat, model.n_heads)
-    clean, corrupted = (base_run(model, tokens) for tokens in (task.clean, task.corrupted))
-    real = torch.arange(task.length) < task.lengths[:, None]
-    columns = slice(head * model.d_head, (head + 1) * model.d_head)
-    step = (corrupted.z[layer] - clean.z[layer])[..., columns] * real[..., None] * share
-
-    def move(module: nn.Module, args: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
-        z = args[0].clone()
-        z[..., columns] += step
-        return (z,)
-
-    handle = model.blocks[layer].out.register_forward_pre_hook(move)
-    with torch.no_grad():
-        logits = model.read(model.forward(task.clean), task.positions).double()
-    handle.remove()
-    return (logits.gather(1, task.answers) - logits.gather(1, task.wrong))[:, 0].numpy()
-
-
 def test_attribution_is_the_slope_of_the_patch(model64: Model, make_task: MakeTask) -> None:
-    task = make_task(4, ragged=True)
+    task, step = make_task(4, ragged=True), 1e-3
     scores = attribution_patching(model64, task)
-    step = 1e-3
-    for flat in range(model64.n_layers * model64.n_heads):
-        up, down = (margin_with_head(model64, task, flat, share) for share in (step, -step))
+    clean, corrupted = outputs(model64, task.clean), outputs(model64, task.corrupted)
+    real = (torch.arange(task.length) < task.lengths[:, None])[..., None]
+    for flat, head in enumerate(every_head(model64)):
+        ends = []  # a share of the way to the output on the corrupted input, and back
+        for share in (step, -step):
+            moved = [x + share * real * (y - x) for x, y in zip(clean, corrupted, strict=True)]
+            ends.append(margins(literal_logits(model64, task, [head], moved), task))
         # Central differences; Llama's float32 norms and rotary tables limit the agreement.
-        np.testing.assert_allclose(
-            scores.flat_examples[:, flat], (down - up) / (2 * step), rtol=2e-3, atol=2e-3
-        )
+        slope = (ends[1] - ends[0]) / (2 * step)
+        np.testing.assert_allclose(scores.flat_examples[:, flat], slope, rtol=2e-3, atol=2e-3)
 
 
 def literal_count(module: nn.Module, task: PairTask, flat: int) -> int:
@@ -162,9 +131,6 @@ def test_a_sample_of_the_examples_counts(golden_model: Model, golden_task: PairT
         fisher_count(golden_model, golden_task, n=0)
 
 
-# ---- information ----
-
-
 def scores_of(x: np.ndarray) -> HeadScores:
     return HeadScores.from_flat("x", x.shape[1] // 2, x.mean(0), per_example=x)
 
@@ -194,13 +160,15 @@ def test_planted_parents_are_found_and_echoes_left_out() -> None:
     assert causation_entropy(scores_of(x), y, max_parents=0).flat[2] > 0.3
     assert (found.warnings, found.unit) == ((), "nats")
     # Dense scores are by partial correlations given the other parents.
-    parents = [1, 7]
     for j in range(12):
-        others = x[:, [parent for parent in parents if parent != j]]
+        others = x[:, [parent for parent in (1, 7) if parent != j]]
         assert found.flat[j] == pytest.approx(literal_information(x[:, j], y, others), rel=1e-9, abs=1e-12)
-    assert found.details["gains"][0] == pytest.approx(
-        literal_information(x[:, parents[0]], y, np.empty((300, 0)))
-    )
+    gain = literal_information(x[:, 1], y, np.empty((300, 0)))
+    assert found.details["gains"][0] == pytest.approx(gain)
+    x[:, 4] = 3 - 2 * y  # a copy of the target, beside which nothing is left to tell
+    copied = causation_entropy(scores_of(x), y)
+    assert copied.details["parents"] == [(0, 4)]
+    assert copied.flat[[4, 1, 7]] == pytest.approx([-0.5 * math.log(0.002), 0, 0], abs=1e-12)
 
 
 def test_pure_noise_rarely_has_parents() -> None:
@@ -213,30 +181,19 @@ def test_pure_noise_rarely_has_parents() -> None:
     assert with_parents <= 9  # 5 % of 60 is 3; more than 9 has probability 0.001
 
 
-def test_a_copy_of_the_target_has_the_highest_information() -> None:
-    x, y = planted()
-    x[:, 4] = 3 - 2 * y
-    found = causation_entropy(scores_of(x), y)
-    assert found.flat[4] == pytest.approx(-0.5 * math.log(0.002))
-    assert found.details["parents"] == [(0, 4)]
-    assert found.flat[[1, 7]] == pytest.approx([0, 0], abs=1e-12)  # nothing is left to tell
-
-
 def test_undefined_cases_have_reasons() -> None:
     x, y = planted(9)  # at most two parents
     bounded = causation_entropy(scores_of(x), y, permutations=1)
     assert len(bounded.details["parents"]) <= 2
     assert bounded.warnings == ("fewer_than_200_examples",)
-    few = causation_entropy(scores_of(x[:6]), y[:6])
-    assert (few.reason, np.isnan(few.values).all()) == ("too_few", True)
     constant = causation_entropy(scores_of(planted(20)[0]), np.ones(20))
-    assert (constant.reason, np.isnan(constant.values).all()) == ("constant_target", True)
+    few = causation_entropy(scores_of(x[:6]), y[:6])
+    assert (few.reason, constant.reason) == ("too_few", "constant_target")
+    assert np.isnan([few.values, constant.values]).all()
     # Examples that are not finite are left out.
     x, y = planted(60)
     spoiled, target = x.copy(), y.copy()
     spoiled[3, 5], target[7] = np.nan, np.inf
-    found = causation_entropy(scores_of(spoiled), target)
-    kept = np.delete(np.arange(60), [3, 7])
-    expected = causation_entropy(scores_of(x[kept]), y[kept])
-    np.testing.assert_array_equal(found.flat, expected.flat)
+    found, kept = causation_entropy(scores_of(spoiled), target), np.delete(np.arange(60), [3, 7])
+    np.testing.assert_array_equal(found.flat, causation_entropy(scores_of(x[kept]), y[kept]).flat)
     assert (found.details["n"], found.details["n_excluded"]) == (58, 2)

@@ -24,21 +24,8 @@ from assay.metrics.divergence import (
 )
 
 
-# --------------------------------------------------------------------------------------------- kernels
-
-
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "output_distributions.json").read_text())
-
-
 LOGITS = st.tuples(*[hnp.arrays(np.float64, (3, 5), elements=st.floats(-30, 30))] * 2)
-
-
-@pytest.mark.parametrize("case", GOLDEN, ids=range(len(GOLDEN)))
-def test_golden_cross_entropies(case: dict) -> None:
-    answers = np.array(case["correct"])[:, None]
-    for run, name in (("full_logits", "ce_full"), ("circuit_logits", "ce_circuit")):
-        found = -answer_log_probability(np.array(case[run]), answers)
-        np.testing.assert_allclose(found, case[name], rtol=1e-9, atol=1e-12)
 
 
 def test_worked_divergence() -> None:
@@ -79,15 +66,10 @@ def test_blocks_of_rows_do_not_change_a_number(monkeypatch: pytest.MonkeyPatch) 
     assert (answer_log_probability(full, np.zeros((7, 1), dtype=np.int64)) == probability).all()
 
 
-def test_several_valid_answers_share_their_mass() -> None:
-    logits = np.log([[1.0, 2.0, 5.0], [1.0, 2.0, 5.0]])
-    found = answer_log_probability(logits, np.array([[0, 1], [2, -1]]))
-    np.testing.assert_allclose(np.exp(found), [3 / 8, 5 / 8], rtol=1e-12)
-
-
-def test_a_repeated_answer_counts_once() -> None:
-    logits = np.log([[1.0, 2.0, 5.0]])
-    assert np.exp(answer_log_probability(logits, np.array([[1, 1, -1]])))[0] == pytest.approx(2 / 8)
+def test_several_valid_answers_share_their_mass_and_a_repeated_one_counts_once() -> None:
+    logits = np.log([[1.0, 2.0, 5.0]] * 3)
+    found = answer_log_probability(logits, np.array([[0, 1, -1], [2, -1, -1], [1, 1, -1]]))
+    np.testing.assert_allclose(np.exp(found), [3 / 8, 5 / 8, 2 / 8], rtol=1e-12)
 
 
 def test_the_top_output_may_be_any_valid_answer_and_ties_go_to_the_smaller_index() -> None:
@@ -96,28 +78,15 @@ def test_the_top_output_may_be_any_valid_answer_and_ties_go_to_the_smaller_index
     assert answer_is_top(logits, answers).tolist() == [True, False, False]
 
 
-@pytest.mark.parametrize(
-    ("others", "options", "error", "message"),
-    [
-        (np.zeros((2, 4)), {}, ShapeError, r"\(2, 3\), \(2, 4\)"),
-        (np.zeros((2, 3)), {"kinds": ("reverse_kl",)}, UnknownNameError, "did you mean 'reverse-kl'"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(
-    others: np.ndarray, options: dict, error: type, message: str, unchecked: None
-) -> None:
-    with pytest.raises(error, match=message):
-        divergences(np.zeros((2, 3)), others, **options)
-
-
-@pytest.mark.parametrize("answers", [[[0], [3]], [[0], [-1]]])
-def test_answers_outside_the_vocabulary_or_missing_are_refused(answers: list) -> None:
-    for of_answers in (answer_is_top, answer_log_probability):
-        with pytest.raises(InputError, match="example 1 has answer ids .* expected at least one, below 3"):
-            of_answers(np.zeros((2, 3)), np.array(answers))
-
-
-# --------------------------------------------------------------------------------------------- metrics
+def test_what_cannot_be_compared_is_refused(unchecked: None) -> None:
+    with pytest.raises(ShapeError, match=r"\(2, 3\), \(2, 4\)"):
+        divergences(np.zeros((2, 3)), np.zeros((2, 4)))
+    with pytest.raises(UnknownNameError, match="did you mean 'reverse-kl'"):
+        divergences(np.zeros((2, 3)), np.zeros((2, 3)), kinds=("reverse_kl",))
+    for answers in ([[0], [3]], [[0], [-1]]):
+        for of_answers in (answer_is_top, answer_log_probability):
+            with pytest.raises(InputError, match="example 1 has answer ids .* at least one, below 3"):
+                of_answers(np.zeros((2, 3)), np.array(answers))
 
 
 def golden_runs(case: dict) -> ArrayRuns:
@@ -139,34 +108,33 @@ def probability_runs(**runs: list[list[float]]) -> ArrayRuns:
 
 
 @pytest.mark.parametrize("case", GOLDEN, ids=range(len(GOLDEN)))
-def test_golden_divergences(case: dict) -> None:
+def test_golden_divergences_and_cross_entropies(case: dict) -> None:
     measured = measure_runs(golden_runs(case), "kl")
+    close = {"rtol": 1e-9, "atol": 1e-12}
     assert measured.value == pytest.approx(case["mean_kl"], rel=1e-9, abs=1e-12)
     assert measured.details["median"] == pytest.approx(np.median(case["kl_full_circuit"]), abs=1e-12)
     assert measured.details["p95"] == pytest.approx(np.percentile(case["kl_full_circuit"], 95), abs=1e-12)
     assert measure_runs(golden_runs(case), "output-divergence").value == measured.value
-    np.testing.assert_allclose(measured.per_example, case["kl_full_circuit"], rtol=1e-9, atol=1e-12)
-    names = {"reverse-kl": "kl_circuit_full", "js": "js", "tv": "tv"}
-    for kind, name in names.items():
-        np.testing.assert_allclose(measured.parts[kind].per_example, case[name], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(measured.per_example, case["kl_full_circuit"], **close)
+    for kind, name in {"reverse-kl": "kl_circuit_full", "js": "js", "tv": "tv"}.items():
+        np.testing.assert_allclose(measured.parts[kind].per_example, case[name], **close)
+    answers = np.array(case["correct"])[:, None]
+    for run, name in (("full_logits", "ce_full"), ("circuit_logits", "ce_circuit")):
+        np.testing.assert_allclose(-answer_log_probability(np.array(case[run]), answers), case[name], **close)
+    delta = measure_runs(golden_runs(case), "ce-delta").parts["keep"].value
+    assert delta == pytest.approx(case["mean_ce_delta_circuit_minus_full"], rel=1e-9, abs=1e-12)
 
 
-def test_restriction_renormalises_on_the_answers() -> None:
+def test_restriction_renormalises_on_the_answers_and_refuses_impossible_outputs() -> None:
     runs = probability_runs(full=[[0.4, 0.4, 0.2]], keep=[[0.6, 0.2, 0.2]])
     measured = measure_runs(runs, "kl", restricted_to="answers")
     assert measured.id == "D03.kl_restricted"
     assert measured.value == pytest.approx(0.5 * math.log(0.5 / 0.75) + 0.5 * math.log(0.5 / 0.25))
-    assert measure_runs(runs, "kl", restricted_to=[0, 1]).value == pytest.approx(measured.value)
-    assert measure_runs(runs, "kl", restricted_to=[0, 1, 2]).value == pytest.approx(
-        measure_runs(runs, "kl").value
-    )
-
-
-@pytest.mark.parametrize("ids", [[], [-1], [0, 3]])
-def test_restriction_to_impossible_outputs_is_refused(ids: list[int]) -> None:
-    runs = probability_runs(full=[[0.4, 0.4, 0.2]], keep=[[0.6, 0.2, 0.2]])
-    with pytest.raises(InputError, match="restricted_to"):
-        measure_runs(runs, "kl", restricted_to=ids)
+    for ids, same in (([0, 1], measured), ([0, 1, 2], measure_runs(runs, "kl"))):
+        assert measure_runs(runs, "kl", restricted_to=ids).value == pytest.approx(same.value)
+    for ids in ([], [-1], [0, 3]):
+        with pytest.raises(InputError, match="restricted_to"):
+            measure_runs(runs, "kl", restricted_to=ids)
 
 
 def test_a_dropped_mode_is_told_from_an_invented_one() -> None:
@@ -176,39 +144,19 @@ def test_a_dropped_mode_is_told_from_an_invented_one() -> None:
     assert not measure_runs(invented, "kl").details["drops_modes"]
 
 
-@pytest.mark.parametrize(
-    ("nats", "expected"),
-    [(0.005, "near_perfect"), (0.05, "good"), (0.5, "components_missing"), (2.0, "another_prediction")],
-)
-def test_readings_of_kl(nats: float, expected: str) -> None:
-    assert kl_reading(nats) == expected
-
-
-def entropy_runs() -> ArrayRuns:
-    return probability_runs(
-        full=[[0.8, 0.2], [0.4, 0.6]], keep=[[0.4, 0.6], [0.2, 0.8]], drop=[[0.1, 0.9], [0.1, 0.9]]
-    )
+def test_readings() -> None:
+    kl = {0.005: "near_perfect", 0.05: "good", 0.5: "components_missing", 2.0: "another_prediction"}
+    assert {nats: kl_reading(nats) for nats in kl} == kl
+    drop = {3.0: "critical", 1.0: "significant", 0.3: "minor", 0.05: "not_necessary"}
+    assert {nats: drop_reading(nats) for nats in drop} == drop
 
 
 def test_worked_cross_entropy_deltas() -> None:
-    measured = measure_runs(entropy_runs(), "ce-delta")
-    drop = (math.log(8) + math.log(4)) / 2
-    assert measured.value == pytest.approx(drop)
+    keep, drop = [[0.4, 0.6], [0.2, 0.8]], [[0.1, 0.9], [0.1, 0.9]]
+    measured = measure_runs(probability_runs(full=[[0.8, 0.2], [0.4, 0.6]], keep=keep, drop=drop), "ce-delta")
+    expected = (math.log(8) + math.log(4)) / 2
+    assert measured.value == pytest.approx(expected)
     assert measured.parts["keep"].value == pytest.approx(math.log(2))
-    assert measured.parts["ratio"].value == pytest.approx(drop / math.log(2))
+    assert measured.parts["ratio"].value == pytest.approx(expected / math.log(2))
     assert measured.details["reading"] == "significant"
     np.testing.assert_allclose(measured.per_example, np.log([8, 4]))
-
-
-@pytest.mark.parametrize("case", GOLDEN, ids=range(len(GOLDEN)))
-def test_golden_cross_entropy_delta(case: dict) -> None:
-    measured = measure_runs(golden_runs(case), "ce-delta")
-    expected = case["mean_ce_delta_circuit_minus_full"]
-    assert measured.parts["keep"].value == pytest.approx(expected, rel=1e-9, abs=1e-12)
-
-
-@pytest.mark.parametrize(
-    ("nats", "expected"), [(3.0, "critical"), (1.0, "significant"), (0.3, "minor"), (0.05, "not_necessary")]
-)
-def test_readings_of_dropping(nats: float, expected: str) -> None:
-    assert drop_reading(nats) == expected

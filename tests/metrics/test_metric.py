@@ -1,9 +1,8 @@
 """The registry, `measure` and `compare`: of arrays, of real models, golden values of a tiny GPT-2."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +10,8 @@ import pytest
 import torch
 from array_runs import GRAPH, ArrayRuns, margin_runs
 from counted_passes import counted
+from golden_heads import golden_model, golden_task, stored
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel
 
 import assay
 from assay.circuits import Circuit
@@ -20,7 +19,6 @@ from assay.core.errors import InputError, UnknownNameError
 from assay.core.measurement import Measurement
 from assay.core.random import stream, torch_stream
 from assay.core.record import record_id
-from assay.execution import CircuitRuns
 from assay.metrics import (
     METRICS,
     difference,
@@ -29,13 +27,10 @@ from assay.metrics import (
     measure_runs,
     measurement_provenance,
 )
-from assay.metrics.metric import MetricSpec, random_like, record
+from assay.metrics.metric import random_like
 from assay.models import Model, load_model
 from assay.stats import RatioOfSums, mean_of, ratio_of
 from assay.tasks import PairTask
-
-
-# -------------------------------------------------------------------------------------------- registry
 
 
 # Of given arrays: metrics that run the model themselves have tests of their own.
@@ -92,44 +87,38 @@ def test_every_metric_survives_one_and_no_usable_example(key: str) -> None:
     assert (measured.passed, measured.status in ("inconclusive", "none")) == (None, True)
 
 
-@pytest.mark.parametrize(
-    ("name", "key"),
-    [
-        ("faithfulness", "faithfulness"),
-        ("ce_delta", "ce-delta"),
-        ("D05", "topk"),
-        ("d05", "topk"),
-        ("D02", "faithfulness"),
-        ("D02.completeness", "completeness"),
-        ("D03", "kl"),
-        ("D04", "ce-delta"),
-        ("C4b", "minimality"),
-        ("D01", "output-divergence"),
-        ("C4", "scrub-recovery"),
-        ("C4.scrub_kl", "scrub-kl"),
-    ],
-)
-def test_metrics_are_found_by_key_id_and_code(name: str, key: str) -> None:
-    assert find_metric(name).key == key
+def test_metrics_are_found_by_key_id_and_code() -> None:
+    for key, names in {
+        "faithfulness": ("faithfulness", "D02"),
+        "ce-delta": ("ce_delta", "D04"),
+        "topk": ("D05", "d05"),
+        "completeness": ("D02.completeness",),
+        "kl": ("D03",),
+        "minimality": ("C4b",),
+        "output-divergence": ("D01",),
+        "scrub-recovery": ("C4",),
+        "scrub-kl": ("C4.scrub_kl",),
+    }.items():
+        assert {find_metric(name).key for name in names} == {key}
 
 
-@pytest.mark.parametrize(
-    ("name", "options", "error", "message"),
-    [
+def test_what_cannot_be_measured_is_refused() -> None:
+    for name, options, error, message in (
         ("faithfullness", {}, UnknownNameError, "did you mean 'faithfulness'"),
         ("faithfulness", {"agregate": "x"}, UnknownNameError, "'agregate'; did you mean 'aggregate'"),
         ("faithfulness", {"aggregate": "median"}, UnknownNameError, "unknown aggregate"),
         ("kl", {"random_circuits": -1}, InputError, "random_circuits is -1"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(name: str, options: dict, error: type, message: str) -> None:
-    with pytest.raises(error, match=message):
-        measure_runs(margin_runs(full=[1.0], keep=[1.0]), name, **options)
+    ):
+        with pytest.raises(error, match=message):
+            measure_runs(margin_runs(full=[1.0], keep=[1.0]), name, **options)
 
 
-def test_options_and_parts_enter_the_identity() -> None:
+def test_options_and_parts_enter_the_identity_which_is_known_before_anything_runs() -> None:
     runs = rich_runs()
+    provenance = measurement_provenance(runs, "D05", support="union")
+    assert not runs.asked
     plain, other = measure_runs(runs, "topk"), measure_runs(runs, "topk", support="union")
+    assert record_id("measurement", provenance) == other.id_hash
     assert plain.provenance["metric"]["options"]["support"] == "full"
     assert plain.id_hash != other.id_hash
     assert plain.parts["acc@5"].id_hash not in (plain.id_hash, plain.parts["acc@10"].id_hash)
@@ -137,57 +126,17 @@ def test_options_and_parts_enter_the_identity() -> None:
     assert measure_runs(rich_runs(seed=1), "topk").id_hash != plain.id_hash
 
 
-def test_the_identity_is_known_before_anything_runs() -> None:
-    runs = rich_runs()
-    provenance = measurement_provenance(runs, "D05", support="union")
-    assert not runs.asked
-    assert record_id("measurement", provenance) == measure_runs(runs, "topk", support="union").id_hash
-
-
-@pytest.fixture
-def registered() -> Iterator[str]:
-    """A metric of someone else's, taken out of the registry again."""
-
-    def compute(runs: CircuitRuns, spec: MetricSpec, *, scale: float = 1.0) -> Measurement:
-        """Mean margin of the model."""
-        used = np.ones(runs.task.n, dtype=bool)
-        return record(spec, {"y": scale * runs.margins("full")}, mean_of("y"), used=used)
-
-    facts: dict[str, Any] = {"id": "Z1.mean_margin", "name": "mean margin", "unit": "logits"}
-    METRICS.add("mean-margin", MetricSpec(key="mean-margin", runs=("full",), compute=compute, **facts))
-    yield "mean-margin"
-    del METRICS._entries["mean-margin"]
-
-
-def test_a_metric_can_be_added(registered: str) -> None:
-    measured = measure_runs(margin_runs(full=[1.0, 2.0]), registered, scale=2.0)
-    assert (measured.value, measured.unit, measured.status) == (3.0, "logits", "none")
-    assert find_metric("Z1").options == {"scale": 1.0}
-
-
-@pytest.mark.parametrize("mlps", [True, False])
-def test_random_head_circuits_have_as_many_heads_and_the_same_mlps(mlps: bool) -> None:
-    circuit = Circuit.from_heads(GRAPH, [(0, 1), (1, 0)], mlps=mlps)
-    others = [random_like(circuit, seed=0, index=index) for index in range(20)]
-    assert {len(other.heads or ()) for other in others} == {2}
-    assert len({other.hash for other in others}) > 1
-    assert {bool(other.mask[GRAPH.mlp_source(0)].any()) for other in others} == {mlps}
-
-
 def test_random_circuits_stand_beside_the_measurement() -> None:
     runs = rich_runs()
     circuits = [random_like(runs.circuit, seed=0, index=index) for index in range(3)]
     full = runs.given["full"]
     share = {circuit.hash: 0.25 * (1 + index) for index, circuit in enumerate(circuits)}
-    for circuit in circuits:
-        runs.others[circuit.hash] = full * share[circuit.hash]
-        runs.others[circuit.dropped().hash] = full
     empty = Circuit.from_heads(GRAPH, [])
-    runs.others[empty.hash] = full / 8
-    runs.others[empty.dropped().hash] = full
+    for circuit in (*circuits, empty):
+        runs.others[circuit.hash] = full * share.get(circuit.hash, 1 / 8)
+        runs.others[circuit.dropped().hash] = full
     measured = measure_runs(runs, "faithfulness", random_circuits=3)
-    random = measured.baseline["random"]
-    expected = [share[circuit.hash] for circuit in circuits]
+    random, expected = measured.baseline["random"], [share[circuit.hash] for circuit in circuits]
     assert random["values"] == pytest.approx(expected)
     assert (random["value"], random["n"]) == (pytest.approx(np.mean(expected)), 3)
     assert random["sd"] == pytest.approx(np.std(expected, ddof=1))
@@ -195,15 +144,13 @@ def test_random_circuits_stand_beside_the_measurement() -> None:
     dropped = measure_runs(runs, "completeness", random_circuits=3)
     assert dropped.baseline["random"]["values"] == pytest.approx([0.0, 0.0, 0.0])
     assert measured.id_hash != measure_runs(runs, "faithfulness").id_hash
-
-
-# ------------------------------------------------------------------------------------------- measuring
-
-
-GOLDEN = Path(__file__).parent.parent / "golden"
-
-
-MEASURED = list(METRICS)
+    # As many heads, and the same MLPs.
+    for mlps in (True, False):
+        heads = Circuit.from_heads(GRAPH, [(0, 1), (1, 0)], mlps=mlps)
+        others = [random_like(heads, seed=0, index=index) for index in range(20)]
+        assert {len(other.heads or ()) for other in others} == {2}
+        assert len({other.hash for other in others}) > 1
+        assert {bool(other.mask[GRAPH.mlp_source(0)].any()) for other in others} == {mlps}
 
 
 @pytest.fixture(scope="module")
@@ -220,16 +167,6 @@ def draw_task(seed: int, n: int = 8) -> PairTask:
 TASK = draw_task(0)
 
 
-@pytest.mark.parametrize("key", MEASURED)
-def test_every_metric_runs_on_heads_of_a_real_model(key: str, model: Model) -> None:
-    circuit = Circuit.from_heads(model.graph, [(0, 1), (1, 2)])
-    measured = assay.measure(circuit, model, TASK, key)
-    assert measured.n + measured.n_excluded == TASK.n
-    json.dumps(measured.to_dict(), allow_nan=False)
-    assert measured.provenance["circuit"] == circuit.hash
-    assert measured.provenance["metric"]["key"] == key
-
-
 KEYS = ("faithfulness", "kl", "topk", "faithfulness-norm")
 
 
@@ -240,13 +177,9 @@ def test_where_nothing_is_ablated_nothing_passes(key: str, model: Model) -> None
     measured = assay.measure(circuit, model, same, key)
     assert (measured.n, measured.n_excluded, measured.status) == (0, 0, "inconclusive")
     assert measured.verdict.reason == measured.reason == "few_prompts"
-    assert measured.to_dict()["notes"] == [
-        "24 of the 24 pairs of 'custom' equal their counterparts; nothing is ablated on them, so they are "
-        "left out"
-    ]
+    assert measured.to_dict()["notes"][0].startswith("24 of the 24 pairs of 'custom' equal their")
     assert assay.measure(circuit, model, same, key, ablation="zero").n == 24  # reads no counterpart
-    corrupted = task.corrupted.clone()
-    corrupted[:9] = task.clean[:9]
+    corrupted = torch.cat([task.clean[:9], task.corrupted[9:]])
     mixed = assay.measure(circuit, model, replace(task, corrupted=corrupted), key)
     alone = assay.measure(circuit, model, task.subset(range(9, 24)), key)
     assert (mixed.n, mixed.n_excluded, len(mixed.notes)) == (15, 0, 1)
@@ -302,12 +235,9 @@ def test_one_circuit_on_its_own_prompts_has_one_verdict(model: Model) -> None:
 
 def test_the_full_circuit_is_the_model(model: Model) -> None:
     full = Circuit.full(model.graph)
-    runs = CircuitRuns(model, TASK, full)
+    found = measure(full, model, TASK, ["faithfulness", "faithfulness-norm", "kl", "topk"])
     # float32: a circuit run adds the same numbers in another order.
-    assert measure(full, model, TASK, "faithfulness", runs=runs).value == pytest.approx(1.0, abs=1e-4)
-    assert measure(full, model, TASK, "faithfulness-norm", runs=runs).value == pytest.approx(1.0, abs=1e-4)
-    assert measure(full, model, TASK, "kl", runs=runs).value == pytest.approx(0.0, abs=1e-6)
-    assert measure(full, model, TASK, "topk", runs=runs).value == 1.0
+    assert [each.value for each in found] == pytest.approx([1.0, 1.0, 0.0, 1.0], abs=1e-4)
 
 
 def test_several_metrics_share_their_passes(model: Model) -> None:
@@ -322,132 +252,64 @@ def test_several_metrics_share_their_passes(model: Model) -> None:
     assert several == one
 
 
-@pytest.fixture(scope="module")
-def golden() -> dict:
-    return json.loads((GOLDEN / "tiny_gpt2_heads.json").read_text())
-
-
-@pytest.fixture(scope="module")
-def golden_runs(golden: dict) -> CircuitRuns:
-    """The head circuit of the reference data under mean ablation, on its three-layer GPT-2 in float64."""
-    config = GPT2Config(
-        vocab_size=97, n_positions=32, n_embd=64, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=0
-    )
-    module = GPT2LMHeadModel(config).double().eval()
-    weights = np.load(GOLDEN / "adversarial" / "gpt2_tiny_model.npz")
-    state = {name: torch.from_numpy(weights[name]).double() for name in weights.files}
-    missing = module.load_state_dict(state, strict=False)
-    assert (missing.missing_keys, missing.unexpected_keys) == (["lm_head.weight"], [])
-    task = PairTask(
-        clean=torch.tensor(golden["tokens"]),
-        corrupted=torch.tensor(golden["corrupt_tokens"]),
-        answers=torch.tensor(golden["correct"])[:, None],
-        wrong=torch.tensor(golden["incorrect"])[:, None],
-    )
-    model = load_model(module)
-    return CircuitRuns(model, task, Circuit.from_heads(model.graph, golden["circuit"]), ablation="mean")
-
-
-def of(runs: CircuitRuns, metric: str, **options: Any) -> Measurement:
-    return measure(runs.circuit, runs.model, runs.task, metric, runs=runs, **options)
-
-
-def test_golden_recoveries(golden: dict, golden_runs: CircuitRuns) -> None:
-    assert of(golden_runs, "faithfulness").value == pytest.approx(golden["faithfulness"]["mean"], rel=1e-9)
-    assert of(golden_runs, "faithfulness-norm").value == pytest.approx(
-        golden["faithfulness_norm_mean"], rel=1e-9
-    )
-    assert of(golden_runs, "completeness").value == pytest.approx(golden["completeness_mean"], rel=1e-9)
-
-
-def test_golden_divergence_and_cross_entropy(golden: dict, golden_runs: CircuitRuns) -> None:
-    np.testing.assert_allclose(of(golden_runs, "kl").per_example, golden["kl_keep"]["mean"], rtol=1e-9)
+def test_golden_measurements_of_heads_under_mean_ablation() -> None:
+    """The head circuit of the reference data on its three-layer GPT-2 in float64."""
+    golden, model, task = stored(), golden_model(), golden_task()
+    circuit, close = Circuit.from_heads(model.graph, golden["circuit"]), {"rtol": 1e-9, "atol": 1e-12}
+    keys = ["faithfulness", "faithfulness-norm", "completeness", "kl", "ce-delta", "topk", "minimality"]
+    found = dict(zip(keys, measure(circuit, model, task, keys, ablation="mean"), strict=True))
+    recovered = golden["faithfulness"]["mean"]
+    expected = [recovered, golden["faithfulness_norm_mean"], golden["completeness_mean"]]
+    np.testing.assert_allclose([found[key].value for key in keys[:3]], expected, **close)
+    np.testing.assert_allclose(found["kl"].per_example, golden["kl_keep"]["mean"], **close)
     full, keep, drop = (np.array(golden[f"ce_{run}"]) for run in ("full", "keep_mean", "drop_mean"))
-    measured = of(golden_runs, "ce-delta")
-    np.testing.assert_allclose(measured.per_example, drop - full, rtol=1e-9, atol=1e-12)
-    assert measured.parts["keep"].value == pytest.approx((keep - full).mean(), rel=1e-9)
-    assert measured.parts["ratio"].value == pytest.approx((drop - full).mean() / (keep - full).mean())
-
-
-def test_golden_top_k(golden: dict, golden_runs: CircuitRuns) -> None:
-    details = of(golden_runs, "topk").details
+    np.testing.assert_allclose(found["ce-delta"].per_example, drop - full, **close)
+    parts = found["ce-delta"].parts
+    np.testing.assert_allclose(parts["keep"].value, (keep - full).mean(), **close)
+    np.testing.assert_allclose(parts["ratio"].value, (drop - full).mean() / (keep - full).mean(), **close)
     for k, expected in golden["d05_mean"].items():
-        assert details["acc"][int(k)] == pytest.approx(expected["acc"], rel=1e-9)
-        if expected["tau"] is not None:
-            assert details["tau"][int(k)] == pytest.approx(expected["tau"], rel=1e-9)
-
-
-def test_golden_minimality(golden: dict, golden_runs: CircuitRuns) -> None:
-    measured = of(golden_runs, "minimality")
+        for name, value in expected.items():
+            if value is not None:
+                assert found["topk"].details[name][int(k)] == pytest.approx(value, rel=1e-9)
     without = np.array(golden["y_minus1_mean"]).sum(axis=0) / np.sum(golden["y_full"])
-    expected = golden["faithfulness"]["mean"] - without
-    heads = measured.details["heads"]
+    heads = found["minimality"].details["heads"]
     assert list(heads) == [f"a{layer}.h{head}" for layer, head in golden["circuit"]]
-    assert [each["importance"] for each in heads.values()] == pytest.approx(expected.tolist(), rel=1e-9)
-    assert measured.value == pytest.approx(expected.mean(), rel=1e-9)
-
-
-@pytest.mark.parametrize("ablation", ["zero", "mean", "mean-positional", "resample"])
-def test_golden_faithfulness_under_each_ablation(
-    ablation: str, golden: dict, golden_runs: CircuitRuns
-) -> None:
-    measured = measure(
-        golden_runs.circuit, golden_runs.model, golden_runs.task, "faithfulness", ablation=ablation
-    )
-    assert measured.value == pytest.approx(golden["faithfulness"][ablation], rel=1e-9)
-    np.testing.assert_allclose(measured.components["keep"], golden["y_keep"][ablation], rtol=1e-9)
-
-
-# ------------------------------------------------------------------------------------------- comparing
+    importance = [each["importance"] for each in heads.values()]
+    np.testing.assert_allclose(importance, recovered - without, rtol=1e-9)
+    assert found["minimality"].value == pytest.approx((recovered - without).mean(), rel=1e-9)
+    for ablation in ("zero", "mean", "mean-positional", "resample"):
+        kept = measure(circuit, model, task, "faithfulness", ablation=ablation)
+        assert kept.value == pytest.approx(golden["faithfulness"][ablation], rel=1e-9)
+        np.testing.assert_allclose(kept.components["keep"], golden["y_keep"][ablation], rtol=1e-9)
 
 
 def measurement(statistic: RatioOfSums, seed: int = 0, **components: list[float]) -> Measurement:
     table = {name: np.array(values) for name, values in components.items()}
     used = np.isfinite(np.stack(list(table.values()))).all(axis=0)
-    sums = np.array([table[name][used].sum() for name in statistic.components])
-    value = float(statistic.of_sums(sums, int(used.sum())))
-    return Measurement(
-        id="X1",
-        name="x",
-        value=value,
-        n=int(used.sum()),
-        n_excluded=int((~used).sum()),
-        components=table,
-        statistic=statistic,
-        seed=seed,
-    )
+    n, sums = int(used.sum()), np.array([table[name][used].sum() for name in statistic.components])
+    facts: dict[str, Any] = {"id": "X1", "name": "x", "n": n, "n_excluded": len(used) - n, "seed": seed}
+    value = float(statistic.of_sums(sums, n))
+    return Measurement(**facts, value=value, components=table, statistic=statistic)
 
 
-def test_two_ratios_over_the_same_sums_are_one_ratio_by_hand() -> None:
-    one, two = ({"keep": keep, "full": [2.0, 4.0, 6.0]} for keep in ([1.0, 2.0, 3.0], [2.0, 2.0, 5.0]))
+def test_differences_by_hand() -> None:
     statistic = ratio_of("keep", "full")
+    one, two = ({"keep": keep, "full": [2.0, 4.0, 6.0]} for keep in ([1.0, 2.0, 3.0], [2.0, 2.0, 5.0]))
     made = difference(measurement(statistic, **one), measurement(statistic, **two))
     assert made.value == pytest.approx((9 - 6) / 12)
-    assert made.statistic == RatioOfSums(
-        numerator={"b/keep": 1.0, "a/keep": -1.0}, denominator={"a/full": 1.0}
-    )
-    assert made.parts["a"].value == 0.5
-    assert made.parts["b"].value == 0.75
-
-
-def test_ratios_over_other_sums_are_resampled_together() -> None:
-    statistic = ratio_of("keep", "full")
-    one = {"keep": [1.0, 2.0, 3.0], "full": [2.0, 4.0, 6.0]}
-    two = {"keep": [2.0, 2.0, 5.0], "full": [4.0, 4.0, 8.0]}
-    made = difference(measurement(statistic, **one), measurement(statistic, **two))
-    assert made.value == pytest.approx(9 / 16 - 6 / 12)
+    pooled = {"numerator": {"b/keep": 1.0, "a/keep": -1.0}, "denominator": {"a/full": 1.0}}
+    assert made.statistic == RatioOfSums(**pooled)  # over the same sums: one ratio
+    assert (made.parts["a"].value, made.parts["b"].value) == (0.5, 0.75)
+    # Over others both are resampled together.
+    two |= {"full": [4.0, 4.0, 8.0]}
+    other = difference(measurement(statistic, **one), measurement(statistic, **two))
+    assert other.value == pytest.approx(9 / 16 - 6 / 12)
     drawn = np.array([[0, 0, 2], [1, 2, 2]])
-    assert made.value_on(drawn) == pytest.approx([9 / 16 - 5 / 10, 12 / 20 - 8 / 16])
-
-
-def test_a_row_that_one_side_lacks_counts_for_neither() -> None:
-    statistic = mean_of("x")
-    made = difference(
-        measurement(statistic, x=[1.0, np.nan, 3.0, 5.0]), measurement(statistic, x=[2.0, 9.0, 5.0, np.nan])
-    )
-    assert made.value == pytest.approx((1 + 2) / 2)
-    assert (made.n, made.n_excluded) == (2, 2)
-    assert made.per_example is not None
+    assert other.value_on(drawn) == pytest.approx([9 / 16 - 5 / 10, 12 / 20 - 8 / 16])
+    # A row that one side lacks counts for neither.
+    means = ([1.0, np.nan, 3.0, 5.0], [2.0, 9.0, 5.0, np.nan])
+    made = difference(*(measurement(mean_of("x"), x=values) for values in means))
+    assert (made.value, made.n, made.n_excluded) == (pytest.approx((1 + 2) / 2), 2, 2)
     np.testing.assert_array_equal(made.per_example, [1.0, np.nan, 2.0, np.nan])
 
 
@@ -473,34 +335,30 @@ def test_the_paired_interval_holds_a_small_effect(effect: float) -> None:
     assert narrower == draws
 
 
-@pytest.fixture(scope="module")
-def pairs() -> PairTask:
-    generator = torch_stream(0, "pairs")
-    clean, corrupted = (torch.randint(1, 61, (12, 5), generator=generator) for _ in range(2))
-    return PairTask(clean=clean, corrupted=corrupted, answers=clean[:, :1], wrong=(clean[:, :1] + 1) % 60)
-
-
-@pytest.mark.parametrize("key", MEASURED)
-def test_every_metric_differs_by_what_measure_gives(key: str, model: Model, pairs: PairTask) -> None:
-    a, b = (Circuit.random(model.graph, 60, seed=seed) for seed in (1, 2))
-    made = assay.compare(a, b, model, pairs, key)
-    one, two = (assay.measure(circuit, model, pairs, key) for circuit in (a, b))
+@pytest.mark.parametrize("key", METRICS)
+def test_every_metric_measures_and_compares_heads_and_edges(key: str, model: Model) -> None:
+    a, b = Circuit.from_heads(model.graph, [(0, 1), (1, 2)]), Circuit.random(model.graph, 60, seed=2)
+    made = assay.compare(a, b, model, TASK, key)
+    one, two = (assay.measure(circuit, model, TASK, key) for circuit in (a, b))
+    for circuit, each, part in ((a, one, made.parts["a"]), (b, two, made.parts["b"])):
+        assert each.n + each.n_excluded == TASK.n
+        assert (each.provenance["circuit"], each.provenance["metric"]["key"]) == (circuit.hash, key)
+        assert part.value == pytest.approx(each.value, nan_ok=True)
+        assert len(each.to_frame()) == TASK.n
     if one.n == two.n == made.n:
         assert made.value == pytest.approx(two.value - one.value, abs=1e-12, nan_ok=True)
-    assert made.parts["a"].value == pytest.approx(one.value, nan_ok=True)
-    assert made.parts["b"].value == pytest.approx(two.value, nan_ok=True)
     assert made.status == "none"
-    json.dumps(made.to_dict(), allow_nan=False)
+    json.dumps([each.to_dict() for each in (one, two, made)], allow_nan=False)
 
 
-def test_measurements_of_other_things_are_refused(model: Model, pairs: PairTask) -> None:
+def test_measurements_of_other_things_are_refused(model: Model) -> None:
     head, heads = (Circuit.from_heads(model.graph, each) for each in ("a0.h1", "a0.h1,a1.h0"))
-    made = assay.compare(head, heads, model, pairs, "faithfulness")
+    made = assay.compare(head, heads, model, TASK, "faithfulness")
     assert made.provenance["b"]["circuit"] == heads.hash
     ends = made.interval()
     assert f"b - a = {made.value:.4g} fraction [{ends.low:.4g}, {ends.high:.4g}]" in repr(made)
-    one = assay.measure(head, model, pairs, "kl")
-    with pytest.raises(InputError, match="measurements of 12 and of 5 examples"):
-        difference(one, assay.measure(head, model, pairs.subset(range(5)), "kl"))
+    one = assay.measure(head, model, TASK, "kl")
+    with pytest.raises(InputError, match="measurements of 8 and of 5 examples"):
+        difference(one, assay.measure(head, model, TASK.subset(range(5)), "kl"))
     with pytest.raises(InputError, match="cannot compare kl with topk"):
-        difference(one, assay.measure(head, model, pairs, "topk"))
+        difference(one, assay.measure(head, model, TASK, "topk"))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from head_runs import every_head, golden_model, golden_task, literal_logits, margins, outputs, stored
+from golden_heads import every_head, golden_model, golden_task, literal_logits, margins, outputs, stored
 
 from assay.circuits import Circuit
 from assay.core.errors import InputError

@@ -10,11 +10,7 @@ from torch import Tensor
 
 from assay.analyses.worst_case import worst_case
 from assay.circuits import published_circuit
-from assay.core.errors import (
-    FileFormatError,
-    ShapeError,
-    UnsafeFileError,
-)
+from assay.core.errors import FileFormatError, ShapeError, UnsafeFileError
 from assay.execution import run_circuit
 from assay.models import Model, convert_attention_only, load_model
 from assay.tasks import PairTask

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from assay.core.errors import UnsupportedModelError
-from assay.models import FAMILIES, Fused, Model, load_model
+from assay.models import FAMILIES, Model, load_model
 from assay.models.conformance import check_conformance
 
 
@@ -125,7 +125,7 @@ def test_logits_that_are_changed_behind_the_unembedding_are_seen(
 @pytest.mark.parametrize(
     ("kind", "change", "part"),
     [
-        ("neox", {"qkv": Fused(path="attention.query_key_value", by_group=False)}, "its heads"),
+        ("neox", {"by_group": False}, "its heads"),
         ("neox", {"parallel": lambda module: False}, "post_attention_layernorm .*its output"),
         ("llama", {"norm": "layer"}, "its output"),
         ("gpt2", {"mlp": "ln_2"}, "what it adds to the stream"),

@@ -5,6 +5,7 @@ python tests/models/test_families.py     # computes the frozen file again and re
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,6 +54,16 @@ def test_one_head_replaced_is_the_native_run_with_its_output_replaced(name: str,
         with torch.no_grad(), replaced:
             expected = model.read(model.forward(task.clean), read)[:, 3]
         torch.testing.assert_close(found[:, place], expected, rtol=1e-5, atol=1e-5)
+
+
+def test_projections_without_a_bias_beside_some_that_have_one_count_as_zero() -> None:
+    module: Any = build("llama with biases")
+    for layer in module.model.layers:
+        layer.self_attn.k_proj.bias = None
+    block = load_model(module).blocks[0]
+    stream = torch.randn(3, 24, dtype=torch.float64)
+    closed = torch.einsum("nd,dch->nch", stream, block.qkv_weight()) + block.qkv_bias()
+    torch.testing.assert_close(block.project(stream), closed)
 
 
 def test_every_described_model_type_is_tried() -> None:

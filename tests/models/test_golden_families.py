@@ -68,17 +68,24 @@ def test_the_model_is_the_golden_one(golden: Golden) -> None:
     near(run_model(model, task, corrupted=True), arrays["logits_corrupted"][:, -1])
 
 
+LEFT = {"method": "eap-ig-inputs", "steps": 5, "quadrature": "left"}
+
+
 @pytest.mark.parametrize(
-    ("array", "options"),
+    ("array", "treatment", "options"),
     [
-        ("scores_eap", {"method": "eap"}),
-        ("scores_eap_ig_left5", {"method": "eap-ig-inputs", "steps": 5, "quadrature": "left"}),
-        ("scores_eap_ig_midpoint5", {"method": "eap-ig-inputs", "steps": 5}),
+        ("scores_eap", "exact", {"method": "eap"}),
+        ("scores_eap_ig_left5", "exact", LEFT),
+        ("scores_eap_ig_midpoint5", "exact", {"method": "eap-ig-inputs", "steps": 5}),
+        ("scores_eap_heads_before_norm", "eap-ig", {"method": "eap"}),
+        ("scores_eap_ig_left5_heads_before_norm", "eap-ig", LEFT),
     ],
 )
-def test_scores_take_heads_by_what_they_add(golden: Golden, array: str, options: dict[str, Any]) -> None:
+def test_scores_take_heads_by_what_they_add_or_give_to_the_norm(
+    golden: Golden, array: str, treatment: str, options: dict[str, Any]
+) -> None:
     model, task, arrays = golden
-    near(discover(model, task, **options).values, arrays[array])
+    near(discover(model.treating(treatment), task, **options).values, arrays[array])
 
 
 @pytest.mark.parametrize("treatment", ["exact", "eap-ig"])
@@ -90,21 +97,9 @@ def test_ablated_runs_under_each_treatment(golden: Golden, ablation: str, treatm
     for mask, expected in zip(arrays["masks"], expected_runs, strict=True):
         circuit = Circuit(graph=model.graph, mask=torch.from_numpy(mask))
         near(run_circuit(circuit, model, task, ablation=ablation), expected)
-
-
-@pytest.mark.parametrize(
-    ("array", "options"),
-    [
-        ("scores_eap_heads_before_norm", {"method": "eap"}),
-        (
-            "scores_eap_ig_left5_heads_before_norm",
-            {"method": "eap-ig-inputs", "steps": 5, "quadrature": "left"},
-        ),
-    ],
-)
-def test_scores_of_eap_ig_are_before_the_norm(golden: Golden, array: str, options: dict[str, Any]) -> None:
-    model, task, arrays = golden
-    near(discover(model.treating("eap-ig"), task, **options).values, arrays[array])
+        if ablation == "resample":  # a table of pairs is the run of each
+            same = torch.arange(task.n)[:, None].expand(-1, 2)
+            near(run_circuit(circuit, model, task, pairs=same), expected)
 
 
 def test_scores_are_of_first_order(golden: Golden) -> None:
@@ -119,16 +114,6 @@ def test_scores_are_of_first_order(golden: Golden) -> None:
     loss = task_loss(runner.logits(pairs, mask), batch)
     (slopes,) = torch.autograd.grad(-loss.mean(), mask)
     near((slopes * model.graph.valid), scores.mean(0).double().numpy())
-
-
-@pytest.mark.parametrize("treatment", ["exact", "eap-ig"])
-def test_a_table_of_pairs_is_the_run_of_each(golden: Golden, treatment: str) -> None:
-    model, task, arrays = golden
-    same = torch.arange(task.n)[:, None].expand(-1, 2)
-    for mask in arrays["masks"]:
-        circuit = Circuit(graph=model.graph, mask=torch.from_numpy(mask))
-        expected = run_circuit(circuit, model.treating(treatment), task)
-        near(run_circuit(circuit, model.treating(treatment), task, pairs=same), expected.double().numpy())
 
 
 def test_pruning_first_is_another_run(golden: Golden) -> None:

@@ -78,21 +78,15 @@ def test_the_corruption_takes_the_answer_away(mini: Model) -> None:
         with torch.no_grad():
             logits = mini.module(task.corrupted).logits
         best = logits[torch.arange(task.n), task.positions].argmax(1, keepdim=True)
-        if (
-            key != "greater-than"
-        ):  # after the year 01 every larger number is right, those of the clean prompt too
+        if key != "greater-than":  # behind the year 01 the clean answers are right, too
             assert float((best == task.answers).any(1).double().mean()) < 0.2
 
 
 def test_mini_is_a_small_gpt2_stored_in_sixteen_bits(mini: Model) -> None:
-    weights = MINI / "model.safetensors"
-    assert weights.stat().st_size < 6_000_000
     assert sum(file.stat().st_size for file in MINI.iterdir() if file.is_file()) < 6_000_000
-    with safe_open(weights, framework="pt") as stored:
+    with safe_open(MINI / "model.safetensors", framework="pt") as stored:
         assert {stored.get_slice(name).get_dtype() for name in stored.keys()} == {"F16"}  # noqa: SIM118
-    assert mini.family.key == "gpt2"
-    assert mini.dtype == torch.float32
-    assert 1_000_000 < sum(parameter.numel() for parameter in mini.module.parameters()) < 3_000_000
+    assert (mini.family.key, mini.dtype) == ("gpt2", torch.float32)
     assert (mini.n_layers, mini.n_heads, mini.n_vocab) == (4, 8, len(mini.tokenizer))
 
 

@@ -7,7 +7,7 @@ import torch
 import transformers
 
 from assay.analyses.calibration import Found, Gate
-from assay.analyses.generalization.shift import Distance
+from assay.analyses.generalization.dependency import Distance
 from assay.core.measurement import Measurement
 from assay.discovery.edges.patching import Random
 from assay.execution import ABLATIONS, Ablation, CircuitRuns, Prepared
@@ -17,7 +17,7 @@ from assay.objectives import Objective
 from assay.page.blocks import Column, Document, Facts, Page, PageForm, Section, Table
 from assay.stats import mean_of
 from assay.tasks import Task
-from assay.tasks.sequences import Induction
+from assay.tasks.grammars import Induction
 
 
 class ShelfMethod(Random):

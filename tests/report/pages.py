@@ -21,7 +21,8 @@ from assay.analyses.generalization.domains import DomainEvaluation, EvaluationSe
 from assay.analyses.generalization.inspection import METRICS
 from assay.analyses.generalization.monitor import Monitor
 from assay.analyses.generalization.ranking import Ranking, comparison_document, rank_inspections
-from assay.circuits import Circuit, EdgeScores, ExportedCircuit
+from assay.circuits import Circuit, EdgeScores
+from assay.circuits.exchange import scored_edges
 from assay.graph import build_graph
 from assay.page.blocks import Page
 from assay.pipeline.compare import compare_page
@@ -53,9 +54,8 @@ def _worst_case() -> Document:
 def _worst_case_with_extras() -> Document:
     """Of prompts with their own corruptions, and what a search and an explanation add."""
     made = mini()
-    found = assay.worst_case(
-        made.circuit, made.model, made.task, "matched", n_clean=24, n_corrupted=24, thresholds=(5.0,)
-    ).to_dict()
+    given = {"protocol": "matched", "n_clean": 24, "n_corrupted": 24, "thresholds": (5.0,)}
+    found = assay.worst_case(made.circuit, made.model, made.task, **given).to_dict()
     edge = {"source": "m0", "target": "logits", "score": 0.7, "share": 0.28, "kept": False}
     sums = {"by_target": {"logits": 0.7}, "by_layer": {"block 1": 0.6}}
     missing = {"difference": 2.5, "completeness_gap": 0.018, "top": [edge], **sums}
@@ -87,10 +87,9 @@ def _circuit() -> Page:
 
 def listed(circuit: Circuit, scores: EdgeScores | None = None) -> list[Document]:
     """The edges of a circuit as a viewer takes them."""
-    edges = ExportedCircuit(circuit=circuit, scores=scores).edges
     return [
-        {"source": edge.source, "target": edge.target, "score": edge.score, "rank": rank, "kept": True}
-        for rank, edge in enumerate(edges, start=1)
+        {"source": source, "target": target, "score": score, "rank": rank, "kept": True}
+        for rank, (source, target, score) in enumerate(scored_edges(circuit, scores), start=1)
     ]
 
 

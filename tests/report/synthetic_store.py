@@ -52,54 +52,29 @@ def made_audit() -> Audit:
         return assay.audit(mini().model, "ioi", n=24, n_random=2, skip=("attack", "calibrate"))
 
 
-def measurement(
-    name: str = "kl",
-    *,
-    model: str = "mini",
-    task: str = "ioi",
-    seed: int = 0,
-    shift: float = 0.0,
-    n: int = 40,
-) -> Measurement:
+def measurement(name="kl", *, model="mini", task="ioi", seed=0, shift=0.0, n=40) -> Measurement:
     """A mean of made-up rows; equal `task` and `n` mean the same examples."""
     rows = stream(7, f"{task} {n}").normal(0.4, 0.1, n) + stream(seed, name).normal(shift, 0.01, n)
-    return Measurement(
-        id=f"D03.{name}",
-        name=name,
-        statistic=mean_of("row"),
-        components={"row": rows},
-        per_example=rows,
-        value=float(rows.mean()),
-        n=n,
-        unit="nats",
-        direction="lower",
-        rule=Rule(pass_at=0.5, higher=False),
-        provenance={
-            "library": "0.1.0",
-            "model": {"id": model, "weight_hash": "ab" * 8},
-            "task": {"name": task, "data_hash": f"hash of {task}", "n": n},
-            "metric": {"key": name, "options": {}},
-            "circuit": f"circuit{seed}",
-            "seed": seed,
-        },
-    )
+    provenance = {
+        "library": "0.1.0",
+        "model": {"id": model, "weight_hash": "ab" * 8},
+        "task": {"name": task, "data_hash": f"hash of {task}", "n": n},
+        "metric": {"key": name, "options": {}},
+        "circuit": f"circuit{seed}",
+        "seed": seed,
+    }
+    facts = {"id": f"D03.{name}", "name": name, "n": n, "unit": "nats", "direction": "lower"}
+    numbers = {"value": float(rows.mean()), "per_example": rows, "components": {"row": rows}}
+    rule = Rule(pass_at=0.5, higher=False)
+    return Measurement(**facts, **numbers, statistic=mean_of("row"), rule=rule, provenance=provenance)
 
 
 def put_measurement(store: Store, made: Measurement) -> str:
     """Store it as the runner does."""
     interval, record = made.interval(), made.provenance
-    about = About(
-        model=record["model"]["id"],
-        task=record["task"]["name"],
-        metric=made.name,
-        n=made.n,
-        seed=record["seed"],
-        value=made.value,
-        low=interval.low,
-        high=interval.high,
-        status=made.status,
-        circuit=record["circuit"],
-    )
+    facts = {"model": record["model"]["id"], "task": record["task"]["name"], "circuit": record["circuit"]}
+    numbers = {"n": made.n, "value": made.value, "low": interval.low, "high": interval.high}
+    about = About(**facts, **numbers, metric=made.name, seed=record["seed"], status=made.status)
     return store.put("measurement", record, made.to_dict(), made.arrays(), about=about)
 
 
@@ -135,10 +110,7 @@ def fill(store: Store, *, model: str = "mini", task: str = "ioi", metric: str = 
     gates["model"]["id"], gates["task"]["name"] = model, task
     sweep = {"name": "methods", "jobs": [{"id": f"{place:016x}", **job} for place, job in enumerate(jobs)]}
     return Filled(
-        audits=(
-            _put_audit(store, model=model, task=task, seed=0),
-            _put_audit(store, model=model, task=task, seed=1),
-        ),
+        audits=tuple(_put_audit(store, model=model, task=task, seed=seed) for seed in (0, 1)),
         scores=store.put(
             "scores",
             {**facts, "method": "eap"},
@@ -155,9 +127,6 @@ def fill(store: Store, *, model: str = "mini", task: str = "ioi", metric: str = 
             about=replace(about, metric="kl", value=worst["summary"]["absolute"]["max"]),
         ),
         sweep=store.put(
-            "sweep",
-            {"name": "methods", "plan": {"models": [model]}},
-            sweep,
-            about=About(name="methods"),
+            "sweep", {"name": "methods", "plan": {"models": [model]}}, sweep, about=About(name="methods")
         ),
     )

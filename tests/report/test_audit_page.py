@@ -109,9 +109,8 @@ def test_a_number_that_other_ablations_do_not_give_is_no_number_by_itself(own: D
 def test_figures_hold_the_numbers_of_the_audit(own: Document) -> None:
     own["curve"]["values"][0] = None
     lines = {len(line.get_xdata()): line for line in audit_of(own).plot().lines}
-    np.testing.assert_array_equal(
-        lines[len(own["curve"]["values"])].get_ydata(), np.array(own["curve"]["values"], dtype=float)
-    )
+    values = np.array(own["curve"]["values"], dtype=float)
+    np.testing.assert_array_equal(lines[len(values)].get_ydata(), values)
     heads = head_data(audit_of(own))
     assert heads.values.shape == (8, 4)
     assert heads.values[3, 1] == own["per_head"][1][3]
@@ -129,10 +128,8 @@ def test_the_script_gets_the_edges_it_draws(own: Document) -> None:
     data = json.loads(zlib.decompress(base64.b64decode(packed)))
     columns = data["edges"]
     assert columns["score"] == pytest.approx([edge["score"] for edge in own["edges"]], rel=1e-4)
-    names = [
-        (data["nodes"][row], data["targets"][c])
-        for row, c in zip(columns["source"], columns["target"], strict=True)
-    ]
+    ends = zip(columns["source"], columns["target"], strict=True)
+    names = [(data["nodes"][row], data["targets"][column]) for row, column in ends]
     assert names == [(edge["source"], edge["target"]) for edge in own["edges"]]
     assert data["size"] == own["circuit"]["size"]
     assert (data["nodes"][0], data["nodes"][-1]) == ("input", "logits")
@@ -153,9 +150,7 @@ def test_the_drawing_of_a_large_circuit_opens_on_its_strongest_edges() -> None:
     assert n > 5
     drawn = text.partition('<g class="edges"')[2].partition("</g>")[0]
     assert drawn.count("<path") == n
-    opened = (
-        f"opens on the {n} strongest edges that are connected. They carry 25 % of the circuit’s attribution"
-    )
+    opened = f"opens on the {n} strongest edges that are connected. They carry 25 % of the circuit’s"
     assert opened in text.replace("\N{NARROW NO-BREAK SPACE}", " ")
     assert "a normalised faithfulness of 0.20 [0.10, 0.30]." in text
     assert 'value="60"' in text

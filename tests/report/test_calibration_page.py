@@ -8,8 +8,8 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from pages import document
 
-from assay.analyses.calibration import GATES, find_gate, page
-from assay.analyses.calibration.columns import JUDGES
+from assay.analyses.calibration import find_gate, page
+from assay.analyses.calibration.battery import ORDER
 from assay.analyses.calibration.gate import Judged
 from assay.analyses.calibration.page import COLOURS, judged_of, plot_gates, relative, strip
 from assay.core.measurement import JUDGED, Interval, Rule, Verdict
@@ -17,7 +17,6 @@ from assay.report.save import render
 
 
 Document = dict[str, Any]
-ORDER = [GATES[key].code for key in JUDGES]
 
 
 @pytest.fixture
@@ -126,8 +125,6 @@ def test_a_strip_places_its_number_around_its_limit_and_is_empty_without_either(
     svg = strip(blank())
     ends = re.search(r'class="range" x1="([\d.]+)" x2="([\d.]+)"', svg)
     dot = re.search(r'cx="([\d.]+)"', svg)
-    assert ends is not None
-    assert dot is not None
     low, high = map(float, ends.groups())
     assert 0 < low < 130 < float(dot[1]) < high < 260
     assert strip(blank(value=None)) == strip(blank(rule=None)) == ""
@@ -153,13 +150,10 @@ def test_the_figure_of_all_gates_has_a_row_each_in_the_colour_of_the_verdict(mad
     figure = plot_gates(gates).get_figure()
     assert isinstance(figure, Figure)
     (ax,) = figure.axes
-    assert [label.get_text().split()[-1] for label in ax.get_yticklabels()] == ORDER
+    assert [label.get_text().split()[-1] for label in ax.get_yticklabels()] == [*ORDER]
     failed, passed = (judged_of(gate_of(made, code)["verdict"]) for code in ("C12", "C11"))
     assert (failed.state, passed.state) == ("fail", "pass")
-    assert relative(failed, failed.value) < 0 < relative(passed, passed.value)  # type: ignore[operator]
-    (dot,) = [
-        line
-        for line in ax.get_lines()
-        if line.get_marker() == "o" and list(line.get_ydata()) == [ORDER.index("C12")]
-    ]
+    assert relative(failed, failed.value) < 0 < relative(passed, passed.value)
+    dots = [line for line in ax.get_lines() if line.get_marker() == "o"]
+    (dot,) = [line for line in dots if list(line.get_ydata()) == [ORDER.index("C12")]]
     assert to_hex(dot.get_color()) == COLOURS["fail"]

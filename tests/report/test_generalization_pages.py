@@ -1,7 +1,6 @@
 """Pages of rankings, monitors and evaluations over domains, and the picture of a training run."""
 
 import math
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -28,7 +27,7 @@ def points(ax: Axes, marker: str) -> list[tuple[float, float]]:
     def places() -> Iterator[tuple[float, float]]:
         for line in ax.lines:
             if line.get_marker() == marker:
-                yield from ((float(x), float(y)) for x, y in line.get_xydata())  # type: ignore[union-attr]
+                yield from ((float(x), float(y)) for x, y in line.get_xydata())
 
     return list(places())
 
@@ -47,12 +46,10 @@ def test_rows_are_in_the_order_of_the_leading_metric(ranking: Document) -> None:
     assert [row[0] for row in table.rows] == ["q<0.9>", "q<0.7>", "q<0.5>", "q<0.3>", "q<0.1>"]
     assert [column.name for column in table.columns[1:3]] == ["accuracy", "DDB output"]
     assert [plain_text(row[2].text).split()[-1] for row in table.rows[:2]] == ["#1", "#2"]
-
-
-def test_the_verdict_names_the_pick_and_what_is_better_if_anything(ranking: Document) -> None:
-    best = ranking_page.verdict(ranking)
-    assert best.startswith("On 80 labelled images of target, q<0.9> has the highest accuracy")
-    assert "It has the highest accuracy" in best
+    forest = ranking_page.plot_forest(ranking)
+    assert (forest.get_xlabel(), forest.get_yticklabels()[0].get_text()) == ("DDB output", "q<0.9>")
+    values = [x for x, _ in points(forest, "o")]
+    assert values[0] == max(values)
     ranking["performance"][0]["value"] = 0.999
     assert "the highest is 1.00, of q<0.1>" in ranking_page.verdict(ranking)
 
@@ -64,26 +61,12 @@ def test_without_labels_the_page_says_what_is_not_known() -> None:
     assert "No motif: a motif needs the performance of the models" in text
 
 
-def test_a_comparison_is_followed_by_its_rankings() -> None:
-    text = render(document("ranking-comparison"))
-    assert "Metrics over 2 targets" in text
-    assert len(set(re.findall(r'<article class="page rank" id="([^"]+)"', text))) == 3
-
-
 def test_the_motif_picture_leaves_out_what_no_edge_joins() -> None:
     matrix = ranking_page.layer_matrix([[0.0, 1.0, 2.0], [None, 0.0, -3.0], [0.0, 0.0, 0.0]])
     assert (matrix.rows, matrix.columns) == (("input", "block 0"), ("block 0", "logits"))
     np.testing.assert_array_equal(matrix.values, [[1, 2], [math.nan, -3]])
     heads_to_mlp = ranking_page.layer_matrix([[0.0, 1.0, 2.0], [0.0, 4.0, -3.0], [0.0, 0.0, 0.0]])
     assert heads_to_mlp.values[1, 0] == 4
-
-
-def test_pictures_of_a_ranking_hold_its_numbers(ranking: Document) -> None:
-    forest = ranking_page.plot_forest(ranking)
-    assert forest.get_xlabel() == "DDB output"
-    assert forest.get_yticklabels()[0].get_text() == "q<0.9>"
-    values = [x for x, _ in points(forest, "o")]
-    assert values[0] == max(values)
 
 
 # ---- monitors -----------------------------------------------------------------------------------
@@ -103,7 +86,6 @@ def test_the_picture_of_the_shift_shows_the_readings(monitor: Document) -> None:
     assert known == pytest.approx(monitor["calibration"]["shifts"])
     assert [place for place in points(ax, "o") if place[0] > 0] == [(1, shifts[0]), (2, shifts[1])]
     assert points(ax, "D") == [(3, shifts[2]), (4, shifts[3])], "they raised the alarm"
-    assert {"flat", "neon", "sketch"} <= {text.get_text() for text in ax.texts}
     assert "known batches" in {text.get_text() for text in ax.get_legend().get_texts()}
 
 
@@ -128,44 +110,31 @@ def test_a_monitor_of_more_batches_than_its_pictures_show(monitor: Document) -> 
     one = monitor["readings"][0]
     monitor["readings"] = [{**one, "index": place} for place in range(100, 2100)]
     left, right = monitor_page.plot_shift(monitor).get_xlim()
-    assert left < 101 - 0.05 * 2000
-    assert 2100 < right < 2101
+    assert (left < 101 - 0.05 * 2000, 2100 < right < 2101) == (True, True)
     monitor["readings"] = [{**one, "index": place} for place in range(3_000)]
     assert "without the first 2500" in render(monitor)
     with pytest.raises(InputError, match="no reading yet"):
         render({**monitor, "readings": []})
 
 
-THRESHOLD = {"value": 0.3, "domain": "fog-1", "performance": 0.9, "target": 0.5, "method": "nearest"}
-
-
 def test_caveats_name_sizes_far_thresholds_and_files_left_out(monitor: Document) -> None:
     before = [*monitor_page.caveats(monitor)]
     monitor |= {"calibration": None, "rule": "threshold"}
     monitor["reference"]["task"]["n"] = 400
-    monitor["threshold"] = THRESHOLD
+    monitor["threshold"] = {"value": 0.3, "domain": "fog-1", "performance": 0.9, "target": 0.5}
     monitor["readings"][1]["skipped"] = ["bad.png"]
-    monitor["readings"][0]["baselines"]["atc"] = 1.0
+    monitor["readings"][0]["baselines"] |= {"atc": 1.0, "rankme": 1.9}
     text = " ".join(map(plain_text, monitor_page.caveats(monitor)))
     for caveat in (
         "rests on batches of 400 images, the readings on 12",
         "The threshold is that of fog-1, performance 0.90: no calibration domain is closer",
         "1 unreadable image file was left out",
+        "Features have collapsed (RankMe below 2) in 1 batch.",
         "ATC of 1 batch is 0 or 1, which is not an estimate.",
     ):
         assert caveat in text
         assert caveat not in " ".join(map(plain_text, before))
     assert "unreadable" in render(monitor)
-
-
-def test_the_reason_of_an_alarm_follows_the_rule(monitor: Document) -> None:
-    assert "the limit of the conformal rule is" in monitor_page.alarm_reasons(monitor)[0]
-    monitor["readings"][3] |= {"decided_by": "e-value", "value": 1000.0, "limit": 5.0}
-    why, *_ = monitor_page.alarm_reasons(monitor | {"rule": "sequential"})
-    assert why == "The e-value of batch 4 is 1,000; the limit of the sequential rule is 5.000."
-    for each in monitor["readings"]:
-        each["alarm"] = False
-    assert monitor_page.alarm_reasons(monitor) == []
 
 
 # ---- evaluations over domains -------------------------------------------------------------------
@@ -175,9 +144,7 @@ def test_what_is_undefined_is_left_out_and_few_domains_are_said_to_be_few() -> N
     parts = replace(evaluated(), sources={"parts": 3})
     caveats = " ".join(map(str, evaluation_page(parts.to_dict()).caveats))
     assert "Test domains are parts of domains" in caveats
-    assert (
-        f"With {len(parts.test)} domains, the rank correlation of unrelated numbers lies between" in caveats
-    )
+    assert f"With {len(parts.test)} domains, unrelated numbers have a rank correlation of" in caveats
     two = replace(evaluated(), test=evaluated().test[:2], known=(), own=None).to_dict()
     made = evaluation_page(two)
     assert "undefined for fewer than three domains" in str(made.verdict)
@@ -191,8 +158,6 @@ def test_the_best_metric_is_chosen_in_the_direction_that_it_states() -> None:
         row["agreement"] = None
     rows["spearman"]["agreement"], rows["ac"]["agreement"] = -0.9, 0.3  # a shift that rises with accuracy
     assert "correlation with accuracy: 0.30 in size, by AC; spearman" in str(evaluation_page(made).verdict)
-    rows["spearman"]["agreement"] = 0.9
-    assert "0.90 in size, by shift (spearman); spearman shift: " in str(evaluation_page(made).verdict)
     rows["spearman"]["agreement"], rows["ac"]["agreement"] = -0.9, -0.3
     assert "No metric goes with accuracy in the direction" in str(evaluation_page(made).verdict)
     rows["spearman"]["agreement"], rows["ac"]["agreement"] = 0.9, 0.9  # equally good ones are all named

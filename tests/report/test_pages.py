@@ -112,7 +112,7 @@ def written(page: Blocks) -> str:
     head = [Note(text=page.lede), *(unfolded(each) for each in page.head)]
     console = Console(width=200, file=io.StringIO())
     terminal.print_page(replace(page, head=head, sections=sections), console)
-    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())  # type: ignore[attr-defined]
+    return "".join(f"{line.rstrip()}\n" for line in console.file.getvalue().splitlines())
 
 
 NUMBER = re.compile(r"\d[\d,]*(?:\.\d+)?")
@@ -134,9 +134,8 @@ def assert_alike(text: str, golden: str) -> None:
         assert words == expected
         for one, other in zip(numbers, others, strict=True):
             last = 10.0 ** -len(other.partition(".")[2])
-            assert float(one.replace(",", "")) == pytest.approx(
-                float(other.replace(",", "")), rel=0.01, abs=last
-            )
+            found, wanted = (float(each.replace(",", "")) for each in (one, other))
+            assert found == pytest.approx(wanted, rel=0.01, abs=last)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in MAKERS if kind != "calibration"])
@@ -156,9 +155,7 @@ def test_every_kind_of_document_is_tried_here() -> None:
 
 
 @pytest.mark.parametrize("kind", MAKERS)
-def test_the_page_says_every_word_and_number_of_the_terminal(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_page_says_every_word_and_number_of_the_terminal(kind: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(terminal, "SHOWN_ROWS", 10_000)
     own = document(kind)
     if "audit" in kind:

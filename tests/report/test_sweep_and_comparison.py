@@ -59,10 +59,8 @@ def test_two_results_meet_in_the_measures_that_both_have(tmp_path: Path) -> None
     assert (row["a"], row["b"]) == (one.value, two.value)
     assert row["difference"] == pytest.approx(two.value - one.value, abs=1e-15)
     ends: Any = [each.interval() for each in made]
-    assert (row["a_low"], row["a_high"], row["b_low"], row["b_high"]) == (
-        *(ends[0].low, ends[0].high),
-        *(ends[1].low, ends[1].high),
-    )
+    for side, interval in zip("ab", ends, strict=True):
+        assert (row[f"{side}_low"], row[f"{side}_high"]) == (interval.low, interval.high)
     paired = difference(one, two).interval()
     assert (row["difference_low"], row["difference_high"]) == (paired.low, paired.high)
     assert 0.02 < paired.low < two.value - one.value < paired.high
@@ -107,7 +105,7 @@ def test_an_undefined_value_has_no_difference(tmp_path: Path) -> None:
 
 def test_results_with_nothing_in_common_are_refused_in_a_sentence(filled: tuple[Store, Filled]) -> None:
     store, ids = filled
-    message = "have no measurement in common; compare two audits, measurements or sweeps"
+    message = "have no measurement in common; give audits, measurements or sweeps"
     for pair in ((ids.worst_case, ids.audits[0]), (ids.measurement, ids.scores)):
         with pytest.raises(InputError, match=message):
             compare_frame(store, *pair)

@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 from pages import document
 
-from assay.analyses.worst_case import page_parts
-from assay.analyses.worst_case.page import heading, marks
+from assay.analyses.worst_case.page import heading
 from assay.analyses.worst_case.page_parts import (
     LARGEST_SIDE,
     LISTED_PAIRS,
     LISTED_TESTS,
     Words,
+    certified,
     field_blocks,
     significant,
 )
@@ -40,13 +40,10 @@ def heat_maps(worst: Document) -> list[Table]:
     return [block for pair in panels for block in pair.blocks if isinstance(block, Table)]
 
 
-def test_a_verdict_never_rounds_up_to_all_pairs_or_to_certainty(worst: Document) -> None:
+def test_a_verdict_never_rounds_up_and_says_why_there_is_no_certificate(worst: Document) -> None:
     worst["certificates"] = [certificate(np.arange(150_000.0), 0.9999, delta=0.9999).to_dict()]
     space = "\N{NARROW NO-BREAK SPACE}"
     assert f"With confidence above 0.999, at least 99.99{space}% of all pairs" in heading(worst)["verdict"]
-
-
-def test_without_a_certificate_the_page_says_why(worst: Document) -> None:
     worst |= {"certificates": []}
     assert "No bound is certified: no percentile was requested." in heading(worst)["verdict"]
     worst["warnings"].append({"name": "not_certified", "message": NOT_CERTIFIED + "its rows repeat"})
@@ -56,30 +53,26 @@ def test_without_a_certificate_the_page_says_why(worst: Document) -> None:
 def test_an_unsound_certificate_never_makes_the_verdict(worst: Document) -> None:
     worst["certificates"] = [certificate(np.ones((400, 400)), 0.99, method="published").to_dict()]
     assert worst["certificates"][0]["bound"] == 1.0
-    assert page_parts.sound_certificate(worst, 0.99) is None
+    assert certified(worst) == {}
     assert "stay at or below" not in heading(worst)["verdict"]
     assert "no theorem" in render(worst)
 
 
 def test_percentiles_stand_beside_their_bounds_and_those_of_the_empty_circuit(worst: Document) -> None:
-    (page,) = pages_of(worst)
-    (figure,) = page.sections[0].blocks
+    (figure,) = pages_of(worst)[0].sections[0].blocks
     assert isinstance(figure, Figure)
     (table,) = figure.blocks
     assert isinstance(table, Table)
     rows = {row[0]: row[1:] for row in table.texts()}
     absolute, anchor = worst["summary"]["absolute"], worst["anchor"]["absolute"]
     for name, key in (("mean", "mean"), ("percentile 99.9", "p99.9"), ("median", "p50"), ("worst", "max")):
-        assert rows[name][0] == significant(absolute[key])
-        assert rows[name][3] == significant(anchor[key])
+        assert (rows[name][0], rows[name][3]) == (significant(absolute[key]), significant(anchor[key]))
     bound = worst["certificates"][0]["bound"]
     assert rows["percentile 95"][2] == f"≤\N{NO-BREAK SPACE}{significant(bound)}"
     assert rows["percentile 99"][2] == "none"
-    drawn = {mark.key: mark for mark in marks(worst)}
-    assert (drawn["p95"].bound, drawn["p95"].n_needed) == (bound, None)
-    assert (drawn["p99"].bound, drawn["p99"].n_needed) == (None, 299)
-    assert (drawn["max"].bound, drawn["max"].n_needed) == (None, None)
-    assert drawn["p99"].anchor == anchor["p99"]
+    ax = figure.draw()
+    assert [line.get_xdata()[0] for line in ax.lines] == [bound]
+    assert [text.get_text() for text in ax.texts] == [" p95 certified"]
 
 
 def test_cells_are_inked_greyed_and_outlined(worst: Document) -> None:
@@ -90,13 +83,11 @@ def test_cells_are_inked_greyed_and_outlined(worst: Document) -> None:
         table[name][1][0] = None
     worst["fields"]["heatmaps"] = [table]
     heat_map = heat_maps(worst)[0]
-    cells = [[cell for cell in row[1:] if not isinstance(cell, str)] for row in heat_map.rows]  # type: ignore[index]
+    cells = [[cell for cell in row[1:] if not isinstance(cell, str)] for row in heat_map.rows]
     inks = [cell.ink for row in cells for cell in row if cell.ink is not None]
     assert (min(inks), max(inks)) == (6, 90)
-    assert "found" in cells[0][0].style
-    assert "found" not in cells[0][1].style
-    assert "sparse" in cells[0][0].style
-    assert "sparse" not in cells[0][1].style
+    assert {"found", "sparse"} <= {*cells[0][0].style.split()}
+    assert not {"found", "sparse"} & {*cells[0][1].style.split()}
     assert (cells[1][0].text, cells[1][0].style.split()[0]) == ("", "none")
     assert cells[1][0].title.endswith("no pairs")
 
@@ -120,7 +111,7 @@ def test_large_tables_show_the_lines_with_the_largest_entries(worst: Document) -
     text, heat_map = render(worst), heat_maps(worst)[0]
     assert text.count('<table class="heat fine">') == 1
     assert len(heat_map.columns) - 1 == len(heat_map.rows) == LARGEST_SIDE
-    assert (heat_map.rows[0][0], plain_text(heat_map.columns[1].name)) == ("noun50", "60")  # type: ignore[index]
+    assert (heat_map.rows[0][0], plain_text(heat_map.columns[1].name)) == ("noun50", "60")
     cut = f"the {LARGEST_SIDE} of 97 values of noun and {LARGEST_SIDE} of 97 values of yy with the largest"
     assert cut in text
     assert len(text.encode()) < 900_000
@@ -155,11 +146,11 @@ def test_parts_that_are_not_there_are_left_out(worst: Document) -> None:
     for title in ("Worst pairs found by search", "What the circuit lacks"):
         assert title not in text
     optional = {"fields", "search", "explanation", "worst_clean", "worst_corrupted", "seconds"}
-    optional |= {"warnings", "provenance", "anchor", "maximum_exceedance", "population", "id"}
+    optional |= {"warnings", "provenance", "anchor", "maximum_exceedance", "id"}
     bare = {key: value for key, value in worst.items() if key not in optional} | {"worst": []}
     absolute = bare["summary"]["absolute"]
     absolute.update(dict.fromkeys(absolute, 0.0))
-    bare["histogram"] = {"edges": [0.0, 0.0], "counts": [25600], "anchor_counts": [25600]}
+    bare["logarithmic_histogram"] = {"edges": [0.0, 0.0], "counts": [25600], "anchor_counts": [25600]}
     text = render(bare)
     assert "The prompts of this task have no fields to compare." in text
     assert "None were kept." in text

@@ -1,14 +1,12 @@
 """Which prompts a circuit is found on and measured on, and what of both is kept in a store."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import assay
 from assay.core.errors import AssayWarning, InputError
@@ -19,7 +17,7 @@ from assay.objectives import OBJECTIVES
 from assay.pipeline.gates import usual_prompts
 from assay.pipeline.prompts import divide, draw_prompts, prompts_to_measure
 from assay.pipeline.stage import discovery_stage, measure_stored
-from assay.pipeline.worst import PairCounts, usual_sizes
+from assay.pipeline.worst import usual_sizes
 from assay.store import Store
 from assay.tasks import PairTask, load_task
 
@@ -29,17 +27,14 @@ def mini() -> Model:
     return load_model("mini")
 
 
-def lines_of(mini: Model, n: int, **fields: list[Any]) -> list[dict[str, Any]]:
+def lines_of(mini: Model, n: int) -> list[dict[str, Any]]:
     """Lines of a file of different prompts, in the order of their text."""
     task = load_task("ioi", mini, n=2 * n + 60)
     texts = zip(task.texts or (), task.corrupted_texts or (), strict=True)
     distinct = sorted(dict(texts).items())[:n]
     assert len(distinct) == n
-    lines = [
-        {"clean": clean, "corrupted": corrupted, "answers": [" Kelly"], "wrong": [" Lisa"]}
-        for clean, corrupted in distinct
-    ]
-    return [line | {name: values[row] for name, values in fields.items()} for row, line in enumerate(lines)]
+    answers = {"answers": [" Kelly"], "wrong": [" Lisa"]}
+    return [{"clean": clean, "corrupted": corrupted, **answers} for clean, corrupted in distinct]
 
 
 def write_lines(path: Path, lines: list[dict[str, Any]]) -> str:
@@ -94,9 +89,8 @@ def test_files_of_their_own_say_what_lines_are_for(mini: Model, tmp_path: Path) 
 def test_a_circuit_is_measured_on_prompts_it_was_not_found_on(mini: Model, tmp_path: Path) -> None:
     drawn = load_task("ioi", mini, n=30, seed=0)
     circuit = discover(mini, drawn, "eap").top(60)
-    assert cleans(prompts_to_measure(mini, "ioi", n=20, seed=0)) <= cleans(
-        drawn
-    )  # the same stream of prompts
+    same = prompts_to_measure(mini, "ioi", n=20, seed=0)  # the same stream of prompts
+    assert cleans(same) <= cleans(drawn)
     fresh = prompts_to_measure(mini, "ioi", n=20, seed=0, circuit=circuit)
     assert fresh.n == 20
     assert not cleans(fresh) & cleans(drawn)
@@ -113,24 +107,23 @@ def test_a_circuit_is_measured_on_prompts_it_was_not_found_on(mini: Model, tmp_p
 
 def test_a_table_of_a_file_is_a_random_draw_and_the_rest_its_pool(mini: Model, tmp_path: Path) -> None:
     whole = load_task(write_lines(tmp_path / "own.jsonl", lines_of(mini, 50)), mini)
-    drawn = usual_prompts(whole, 20, seed=3)
-    assert drawn.pool is not None
-    assert (drawn.task.n, drawn.pool.n) == (20, 30)
-    assert sorted([*drawn.task.ids.tolist(), *drawn.pool.ids.tolist()]) == list(range(1, 51))
-    assert max(drawn.task.ids.tolist()) > 30  # not the first lines
-    assert usual_prompts(whole, 20, seed=4).task.ids.tolist() != drawn.task.ids.tolist()
+    table, pool = usual_prompts(whole, 20, seed=3)
+    assert (table.n, pool.n) == (20, 30)
+    assert sorted([*table.ids.tolist(), *pool.ids.tolist()]) == list(range(1, 51))
+    assert max(table.ids.tolist()) > 30  # not the first lines
+    assert usual_prompts(whole, 20, seed=4)[0].ids.tolist() != table.ids.tolist()
     assert usual_prompts(whole, 50, seed=3) == (whole, None)
 
 
 def test_the_pairs_of_an_audit_suit_its_task(mini: Model) -> None:
     drawn = load_task("ioi", mini, n=90)
-    assert usual_sizes(drawn) == ("all", PairCounts(n_clean=60, n_corrupted=60))
-    assert usual_sizes(load_task("ioi", mini, n=60))[1] == PairCounts(n_clean=59, n_corrupted=59)
-    assert usual_sizes(replace(drawn, grammar=None)) == ("file", PairCounts(n_clean=90, n_corrupted=90))
+    assert usual_sizes(drawn) == ("all", (60, 60))
+    assert usual_sizes(load_task("ioi", mini, n=60))[1] == (59, 59)
+    assert usual_sizes(replace(drawn, grammar=None)) == ("file", (90, 90))
     lengths = drawn.lengths.clone()
     lengths[0] -= 1
     ragged = replace(drawn, lengths=lengths, positions=lengths - 1)
-    assert usual_sizes(ragged) == ("matched", PairCounts(n_clean=90, n_corrupted=90))
+    assert usual_sizes(ragged) == ("matched", (90, 90))
 
 
 # ---- the store ----------------------------------------------------------------------------------
@@ -140,15 +133,12 @@ def forbidden(*args: object, **kwargs: object) -> None:
     raise AssertionError("this was computed before")
 
 
-def test_what_is_registered_comes_back_unchanged_and_the_rest_stays_out_of_the_store(
-    tiny_module: Callable[..., nn.Module], mini: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_what_is_registered_is_stored(mini: Model, tmp_path: Path, monkeypatch: Any) -> None:
     store, task = Store(tmp_path), load_task("ioi", mini, n=6, seed=0)
     usual = OBJECTIVES["logit_diff"]
     double = replace(usual, loss=lambda logits, clean, batch: 2 * usual.loss(logits, clean, batch))
-    plain, doubled = (
-        discovery_stage(mini, task, "eap", objective=o).run(store).value for o in (usual, double)
-    )
+    stages = (discovery_stage(mini, task, "eap", objective=each) for each in (usual, double))
+    plain, doubled = (each.run(store).value for each in stages)
     assert torch.allclose(doubled.values, 2 * plain.values, rtol=1e-3, atol=1e-5)
     hushed = type("Hushed", (type(ABLATIONS["zero"]),), {"key": "resample"})()
     silenced = discovery_stage(mini, task, "eap", ablation=hushed).run(store).value

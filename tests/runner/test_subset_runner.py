@@ -48,9 +48,8 @@ def test_subsets_are_read_from_files_and_stores(tmp_path: Path) -> None:
     stored = read_subsets(job.id, lambda: store)
     assert [each.to_dict() for each in stored] == [each.to_dict() for each in job.subsets]
     assert stored[0].size == job.document["size"]
-    assert [each.id for each in read_subsets(str(tmp_path / "selection.json"), lambda: store)] == [
-        each.id for each in stored
-    ]
+    again = read_subsets(str(tmp_path / "selection.json"), lambda: store)
+    assert [each.id for each in again] == [each.id for each in stored]
     assert len(read_subsets(str(file), lambda: store)) == 1
     (tmp_path / "table.csv").write_text("model,a,b\nx,1,0\n")
     with pytest.raises(FileFormatError, match="is not a subset"):

@@ -65,9 +65,7 @@ def test_what_is_printed_is_spelled_out(capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.usefixtures("unchecked")  # as for a user
-def test_errors_about_hostile_prompts_on_a_real_terminal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_errors_about_hostile_prompts_on_a_terminal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     line = {"clean": HOSTILE, "corrupted": [1, 3], "answers": [HOSTILE, HOSTILE]}
     (tmp_path / "prompts.jsonl").write_text(json.dumps(line) + "\n")
     monkeypatch.chdir(tmp_path)

@@ -19,7 +19,6 @@ import assay
 from assay.analyses.subsets import CorrectnessData
 from assay.circuits import read_eap_ig
 from assay.core.errors import FileFormatError, UnsafeFileError, UnsupportedModelError
-from assay.discovery.heads.shelf import Shelf
 from assay.models.loading import MINI
 from assay.zoo import Zoo
 
@@ -82,11 +81,6 @@ def in_a_zoo(tmp_path: Path) -> Place:
     return zoo.folder(zoo.keys[0]) / "model.safetensors", lambda: zoo.load(zoo.keys[0])
 
 
-def in_a_table(tmp_path: Path) -> Place:
-    shelf = Shelf(tmp_path / "table", "0" * 16, {"seed": 0})
-    return tmp_path / "table" / "y_drop1.00000000.safetensors", lambda: shelf.read("y_drop1")
-
-
 def alone(read: Callable[[Path], object], name: str) -> Callable[[Path], Place]:
     return lambda tmp_path: (tmp_path / name, lambda: read(tmp_path / name))
 
@@ -98,7 +92,6 @@ PLACES: dict[str, Callable[[Path], Place]] = {
     "zoo": in_a_zoo,
     "circuit": alone(assay.load_circuit, "circuit.safetensors"),
     "graph": alone(read_eap_ig, "graph.pt"),
-    "table": in_a_table,
     "allowed": lambda at: in_a_folder(model_folder(at), "pytorch_model.bin", allow_pickle=True),
 }
 
@@ -106,9 +99,7 @@ PLACES: dict[str, Callable[[Path], Place]] = {
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("name", PLACES)
 @pytest.mark.filterwarnings("ignore:Detected pickle protocol:UserWarning")
-def test_pickles_run_nothing_and_are_refused_unread(
-    name: str, writer: str, tmp_path: Path, place: Path
-) -> None:
+def test_pickles_run_nothing_and_are_refused(name: str, writer: str, tmp_path: Path, place: Path) -> None:
     path, read = PLACES[name](tmp_path)
     path.unlink(missing_ok=True)
     WRITERS[writer]({"weight": Payload(place)}, path)
@@ -156,7 +147,7 @@ def test_an_index_names_no_pickle_and_nothing_elsewhere(tmp_path: Path) -> None:
     index_of(folder, "x.safetensors")
     assert assay.load_model(folder).weight_hash == usual
     index_of(folder, "absent.safetensors")
-    with pytest.raises(FileFormatError, match="has no weights absent.safetensors"):
+    with pytest.raises(FileFormatError, match="absent.safetensors.*all files of its index"):
         assay.load_model(folder)
 
 
@@ -178,11 +169,8 @@ def test_code_beside_a_checkpoint_is_never_run(
     (folder / "hostile.py").write_text(f"import os\nos.mkdir({str(place)!r})\n{code}")
     tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer | {"auto_map": entries}))
-    with (
-        contextlib.suppress(FileFormatError)
-        if model_type == "gpt2"
-        else pytest.raises(UnsupportedModelError, match="'assay_made_up'")
-    ):
+    refused = pytest.raises(UnsupportedModelError, match="'assay_made_up'")
+    with contextlib.suppress(FileFormatError) if model_type == "gpt2" else refused:
         assay.load_model(folder)  # of GPT-2 the library's own class, if it fits
     assert not place.exists()
 

@@ -69,8 +69,7 @@ def test_the_unit_is_one_and_its_command_is_a_command(tmp_path: Path) -> None:
         pytest.skip("NOT TESTED: the unit itself; there is no systemd-analyze")
     unit = tmp_path / "assay-monitor.service"
     unit.write_text(text.replace(program, sys.executable))
-    done = subprocess.run(
-        ["systemd-analyze", "verify", str(unit)], capture_output=True, text=True, check=False
-    )
+    command = ["systemd-analyze", "verify", str(unit)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "assay-monitor" not in done.stderr

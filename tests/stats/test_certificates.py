@@ -29,9 +29,6 @@ from assay.stats import (
 from assay.stats.certificates import best_order_statistic, exact_sample_sizes, order_of
 
 
-# -------------------------------------------------------------------------------------------------- bounds
-
-
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "adversarial" / "bounds.json").read_text())
 
 
@@ -51,17 +48,12 @@ def exact(value: float) -> Fraction:
 
 
 @golden["probability"]
-def test_failures_match_golden_values(case: dict[str, Any]) -> None:
+def test_failures_and_ranks_match_golden_values(case: dict[str, Any]) -> None:
     n, p, epsilon = case["n"], case["p"], case["epsilon"]
     for bound in ("exact", "chernoff", "hoeffding"):
         assert percentile_failure(n, p, epsilon, bound) == pytest.approx(case[f"fail_{bound}"], rel=1e-9)
     assert percentile_confidence(n, p, epsilon) == pytest.approx(case["pr_exact"], rel=1e-9)
-
-
-@golden["probability"]
-def test_ranks_follow_the_decimals_and_not_the_floats(case: dict[str, Any]) -> None:
-    n, p, epsilon = case["n"], case["p"], case["epsilon"]
-    assert order_of(n, p, epsilon) == case["k"]
+    assert order_of(n, p, epsilon) == case["k"]  # by the decimals, not the floats
     assert math.ceil((p + epsilon) * n) == case["k_float_ceil"]  # 58 and 495 where the ranks are 57 and 494
 
 
@@ -84,19 +76,15 @@ def test_the_divergence_of_close_coins_keeps_its_precision(p: Fraction, exponent
 def test_best_order_statistics_match_golden_values(case: dict[str, Any]) -> None:
     best = best_order_statistic(case["n"], case["p"], case["delta"])
     assert (best.order, best.n_needed) == (case["k"], case["min_n"])
-    if case["pr"] is None:
-        assert math.isnan(best.failure)
-    else:
-        assert 1 - best.failure == pytest.approx(case["pr"], rel=1e-9)
+    expected = math.nan if case["pr"] is None else case["pr"]
+    assert 1 - best.failure == pytest.approx(expected, rel=1e-9, nan_ok=True)
 
 
-@pytest.mark.parametrize(
-    ("n", "p", "delta", "order"),
+def test_a_failure_of_exactly_one_minus_delta_is_allowed() -> None:
     # Failures that meet 1 - delta to the last digit; the logarithms of 0.3^2 round to the wrong side.
-    [(2, 0.5, 0.75, 2), (2, 0.9, 0.19, 2), (2, 0.1, 0.81, 1), (4, 0.5, 0.3125, 2), (2, 0.3, 0.91, 2)],
-)
-def test_a_failure_of_exactly_one_minus_delta_is_allowed(n: int, p: float, delta: float, order: int) -> None:
-    assert best_order_statistic(n, p, delta).order == order
+    cases = [(2, 0.5, 0.75, 2), (2, 0.9, 0.19, 2), (2, 0.1, 0.81, 1), (4, 0.5, 0.3125, 2), (2, 0.3, 0.91, 2)]
+    for n, p, delta, order in cases:
+        assert best_order_statistic(n, p, delta).order == order
 
 
 @given(n=st.integers(1, 2000), p=shares(), delta=shares())
@@ -129,22 +117,17 @@ def test_sample_sizes_match_golden_values(case: dict[str, Any]) -> None:
         assert percentile_confidence(n, case["p"], case["epsilon"]) == pytest.approx(case[expected], rel=1e-9)
 
 
-@pytest.mark.parametrize(
-    ("p", "delta", "epsilon", "sizes"),
-    [
-        (0.95, 0.95, 0.01, (1148, 1326, 2659, 14_979)),
-        (0.95, 0.99, 0.01, (2348, 2526, 4088, 23_026)),
-        (0.95, 0.95, 0.04, (59, 59, 122, 937)),
-        (0.99, 0.95, 0.005, (773, 1049, 1937, 59_915)),
-        (0.99, 0.99, 0.005, (1596, 2010, 2978, 92_104)),
-        (0.999, 0.999, 0.0005, (29_844, 32_616, 44_987, 13_815_511)),
-    ],
-)
-def test_the_published_table_with_its_exact_column_split_in_two(
-    p: float, delta: float, epsilon: float, sizes: tuple[int, ...]
-) -> None:
-    closed = tuple(percentile_sample_size(p, delta, epsilon, bound) for bound in ("chernoff", "hoeffding"))
-    assert (*exact_sample_sizes(p, delta, epsilon), *closed) == sizes
+def test_the_published_table_with_its_exact_column_split_in_two() -> None:
+    for (p, delta, epsilon), sizes in {
+        (0.95, 0.95, 0.01): (1148, 1326, 2659, 14_979),
+        (0.95, 0.99, 0.01): (2348, 2526, 4088, 23_026),
+        (0.95, 0.95, 0.04): (59, 59, 122, 937),
+        (0.99, 0.95, 0.005): (773, 1049, 1937, 59_915),
+        (0.99, 0.99, 0.005): (1596, 2010, 2978, 92_104),
+        (0.999, 0.999, 0.0005): (29_844, 32_616, 44_987, 13_815_511),
+    }.items():
+        closed = (percentile_sample_size(p, delta, epsilon, bound) for bound in ("chernoff", "hoeffding"))
+        assert (*exact_sample_sizes(p, delta, epsilon), *closed) == sizes
 
 
 @settings(max_examples=60)
@@ -246,9 +229,6 @@ def test_a_new_value_seldom_exceeds_the_maximum() -> None:
     assert best_order_statistic(1, 1 - maximum_exceedance(59), 0.95).n_needed == 59
 
 
-# -------------------------------------------------------------------------------------------- certificates
-
-
 LADDER = np.arange(1.0, 1001.0)  # the k-th smallest value is k
 
 
@@ -263,31 +243,22 @@ def test_three_values_by_hand() -> None:
     assert (none.bound, none.order, none.reason, none.n_needed) == (None, None, "too_few", 4)
 
 
-def test_no_bound_is_stated_with_what_it_would_take() -> None:
-    made = certificate(LADDER, 0.999)
-    assert (made.bound, made.order, made.reason, made.n_needed) == (None, None, "too_few", 2995)
-    assert math.isnan(made.confidence)
-    assert math.isnan(made.failure)
-    assert math.isnan(made.epsilon)
-    assert made.statement == (
-        "no bound on percentile 99.9 at confidence 0.95: "
-        "1000 independent values, 2995 needed (order-statistic)"
-    )
-
-
-def test_a_statement_says_bound_confidence_and_how() -> None:
-    assert certificate(LADDER, 0.95).statement == (
-        "percentile 95 is at most 962 with confidence 0.956652 (order-statistic, 1000 independent values)"
-    )
+def test_a_statement_says_bound_confidence_and_how_or_what_a_bound_would_take() -> None:
+    none = certificate(LADDER, 0.999)
+    assert (none.bound, none.order, none.reason, none.n_needed) == (None, None, "too_few", 2995)
+    assert np.isnan([none.confidence, none.failure, none.epsilon]).all()
+    start = "no bound on percentile 99.9 at confidence 0.95"
+    assert none.statement == f"{start}: 1000 independent values, 2995 needed (order statistic)"
+    how = "(order statistic, 1000 independent values)"
+    bound = certificate(LADDER, 0.95).statement
+    assert bound == f"percentile 95 is at most 962 with confidence 0.956652 {how}"
     approximate = certificate(stream(0, "pairs").gamma(2.0, size=(80, 90)), 0.9, method="published").statement
-    assert approximate.endswith("(published, 80 independent values, approximate)")
+    assert approximate.endswith("(as published, approximate, 80 independent values)")
 
 
 def test_the_published_rule_scales_the_rank_of_as_many_independent_values() -> None:
-    values = LADDER.reshape(20, 50)
+    values, best = LADDER.reshape(20, 50), best_order_statistic(20, 0.8, 0.95)
     made = certificate(values, 0.8, method="published")
-    best = best_order_statistic(20, 0.8, 0.95)
-    assert best.order is not None
     assert (made.order, made.failure, made.rigorous) == (50 * best.order, best.failure, False)
     assert made.bound == 50 * best.order
     fixed = certificate(values, 0.8, method="published", epsilon=0.15)
@@ -295,17 +266,11 @@ def test_the_published_rule_scales_the_rank_of_as_many_independent_values() -> N
 
 
 def test_an_epsilon_with_each_method_of_pairs() -> None:
-    values = stream(0, "pairs").gamma(2.0, size=(1000, 1000))
-    ustat = certificate(values, 0.95, epsilon=0.01)
+    ustat = certificate(stream(0, "pairs").gamma(2.0, size=(1000, 1000)), 0.95, epsilon=0.01)
     assert (ustat.order, ustat.failure) == (960_000, all_pairs_failure(1000, 1000, 0.95, 0.01))
     assert ustat.confidence == pytest.approx(0.828, abs=5e-4)
-    assert (ustat.reason, ustat.n_needed) == (
-        "below_delta",
-        2659,
-    )  # Chernoff's size, enough for the sharper bound
-
-
-# ------------------------------------------------------------------------------------------------ coverage
+    # Chernoff's size, enough for the sharper bound.
+    assert (ustat.reason, ustat.n_needed) == ("below_delta", 2659)
 
 
 EFFECTS = {
@@ -320,14 +285,10 @@ def below(kind: str, shape: tuple[int, int], p: float, n_trials: int, *, steps: 
     """Whether each value lies below the percentile of its distribution, `[trials, n_clean, n_corrupted]`."""
     rows, columns, noise = EFFECTS[kind]
     rng = stream(0, f"{kind} {shape} {p} {steps}")
-    values = rows * rng.normal(size=(n_trials, shape[0], 1)) + columns * rng.normal(
-        size=(n_trials, 1, shape[1])
-    )
-    values = (
-        values + noise * rng.normal(size=(n_trials, *shape))
-        if noise
-        else np.broadcast_to(values, (n_trials, *shape))
-    )
+    values = rows * rng.normal(size=(n_trials, shape[0], 1))
+    values = values + columns * rng.normal(size=(n_trials, 1, shape[1]))
+    if noise:
+        values = values + noise * rng.normal(size=(n_trials, *shape))
     truth = math.hypot(*EFFECTS[kind]) * float(special.ndtri(p))
     return np.asarray(np.floor(2 * values) < math.floor(2 * truth) if steps else values < truth)
 
@@ -342,7 +303,6 @@ def slack(failure: float, n_trials: int) -> float:
 def test_independent_values(n: int, p: float, delta: float, steps: bool) -> None:
     n_trials = 2000
     made = certificate(np.arange(float(n)), p, delta=delta)
-    assert made.order is not None
     counts = below("pair", (n, 1), p, n_trials, steps=steps).sum(axis=(1, 2))
     observed = float((counts >= made.order).mean())
     assert observed <= made.failure + slack(made.failure, n_trials)
@@ -359,7 +319,6 @@ def test_crossed_values(shape: tuple[int, int], p: float, delta: float, kind: st
     n_trials = 600
     made = certificate(np.zeros(shape), p, delta=delta)
     assert (made.method, made.rigorous) == ("ustat", True)
-    assert made.order is not None
     low = below(kind, shape, p, n_trials, steps=steps)
     observed = float((low.sum(axis=(1, 2)) >= made.order).mean())
     assert observed <= made.failure + slack(made.failure, n_trials)
@@ -378,21 +337,15 @@ def test_the_published_rule_is_no_theorem() -> None:
     assert sound.failure >= 5 / 16
 
 
-# ------------------------------------------------------------------------------------------- refusals
-
-
 @pytest.mark.parametrize(
     ("refused", "message"),
     [
-        (lambda: certificate(LADDER, 1.0), r"percentile is .*strictly between 0 and 1"),
         (lambda: certificate(LADDER, 99.0), r"percentile is 99\.0; .* write 0\.99 for 99 %"),
         (lambda: certificate(LADDER, 0.9, delta=1.0), r"delta is 1\.0"),
-        (
-            lambda: certificate(LADDER, 0.9999, epsilon=5e-4),
-            r"epsilon is 0\.0005; expected a positive number below 0\.0001",
-        ),
+        (lambda: certificate(LADDER, 0.9999, epsilon=5e-4), r"0\.0005; .* a positive number below 0\.0001"),
         (lambda: certificate(LADDER, 0.9, epsilon=0.0), "epsilon is 0"),
         (lambda: certificate(np.empty((0, 3)), 0.9), "expected at least one value"),
+        (lambda: certificate(np.array([0.0, np.inf]), 0.5), r"values hold inf at \(1,\); every value"),
         (lambda: certificate(np.ones((2, 2, 2)), 0.5), r"\[n\] independent draws or the matrix"),
         (lambda: certificate(LADDER, 0.5, method="ustat"), "certificate method for these values 'ustat'"),
         (lambda: certificate(np.ones((3, 3)), 0.5, method="u-stat"), "did you mean 'ustat'"),
@@ -400,15 +353,10 @@ def test_the_published_rule_is_no_theorem() -> None:
         (lambda: percentile_failure(10, 0.5, 0.1, "chernov"), "did you mean 'chernoff'"),
         (lambda: percentile_failure(0, 0.5, 0.1), "n is 0; expected at least 1"),
         (lambda: best_all_pairs_order(4, 0, 0.5, 0.9), "n_corrupted is 0; expected at least 1"),
-        (
-            lambda: all_pairs_order_failure(4, 5, 0.5, 21),
-            "order is 21; expected a rank among the 4 x 5 values",
-        ),
+        (lambda: all_pairs_order_failure(4, 5, 0.5, 21), "order is 21; expected a rank among the 4 x 5"),
         (lambda: maximum_exceedance(10, delta=0.0), "delta is"),
     ],
 )
 def test_bad_input_is_named(refused: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+    with pytest.raises((InputError, NonFiniteError), match=message):
         refused()
-    with pytest.raises(NonFiniteError, match=r"values hold inf at \(1,\); every value must be finite"):
-        certificate(np.array([0.0, np.inf]), 0.5)

@@ -34,12 +34,7 @@ from assay.stats import (
 )
 
 
-# ------------------------------------------------------------------------ bootstrap, delta, Fieller, exact
-
-
 GOLDEN = Path(__file__).parent.parent / "golden"
-
-
 BOOTSTRAP = json.loads((GOLDEN / "bootstrap.json").read_text())
 
 
@@ -67,13 +62,9 @@ def test_bootstrap_of_a_ratio_matches_golden_values_on_the_same_draws(case: dict
 
 @pytest.mark.parametrize("method", ["percentile", "bca"])
 def test_bootstrap_covers_about_as_often_as_it_says(method: str) -> None:
-    rng = stream(11, "coverage")
-    hits = 0
+    rng, hits, how = stream(11, "coverage"), 0, {"method": method, "n_resamples": 400}
     for _ in range(200):
-        interval = bootstrap_interval(
-            rng.normal(2.0, 1.0, (1, 60)), mean, rng=rng, method=method, n_resamples=400
-        )
-        hits += 2.0 in interval
+        hits += 2.0 in bootstrap_interval(rng.normal(2.0, 1.0, (1, 60)), mean, rng=rng, **how)
     # 95 % nominal, a little below at n = 60; 200 trials have a standard error of 1.6 points.
     assert 0.88 <= hits / 200 <= 0.99
 
@@ -106,11 +97,23 @@ def test_bca_falls_back_to_percentiles_when_all_replicates_lie_on_one_side() -> 
     assert (interval.method, interval.reason) == ("percentile", "bca_undefined")
 
 
-def test_delta_interval_of_a_mean_is_students() -> None:
+def test_closed_forms() -> None:
     values = np.array([1.0, 2.0, 4.0, 7.0])
-    expected = scipy_stats.t.interval(0.9, 3, values.mean(), scipy_stats.sem(values))
-    interval = delta_interval(values.mean(), values, level=0.9)
-    assert (interval.low, interval.high) == pytest.approx(expected, rel=1e-12)
+    students = scipy_stats.t.interval(0.9, 3, values.mean(), scipy_stats.sem(values))
+    z, margin = math.atanh(0.5), scipy_stats.norm.ppf(0.975) / 5  # r = 0.5, n = 28
+    widened = scipy_stats.norm.ppf(0.975) * math.sqrt(1.125 / 25)  # of ranks
+    for interval, ends in (
+        (delta_interval(values.mean(), values, level=0.9), students),
+        # 0 of n ends at 1 - (alpha/2)^(1/n), n of n starts at (alpha/2)^(1/n).
+        (clopper_pearson(0, 10), (0.0, 1 - 0.025**0.1)),
+        (clopper_pearson(10, 10), (0.025**0.1, 1.0)),
+        (clopper_pearson(1, 2), (1 - math.sqrt(0.975), math.sqrt(0.975))),
+        (fisher_z_interval(0.5, 28), np.tanh([z - margin, z + margin])),
+        (fisher_z_interval(0.5, 28, kind="spearman"), np.tanh([z - widened, z + widened])),
+    ):
+        assert (interval.low, interval.high) == pytest.approx(tuple(ends), rel=1e-9, abs=1e-12)
+    one, other = (Interval(low=low, high=low + 2, level=0.9, method=str(low)) for low in (0.0, 1.0))
+    assert outermost(one, other) == Interval(low=0.0, high=3.0, level=0.9, method="0.0")
 
 
 @pytest.mark.parametrize("case", BOOTSTRAP, ids=lambda case: case["name"])
@@ -134,31 +137,9 @@ def test_fieller_ends_solve_its_equation() -> None:
     assert interval.low < num.sum() / den.sum() < interval.high
 
 
-@pytest.mark.parametrize(
-    ("successes", "n", "low", "high"),
-    # Closed forms: 0 of n ends at 1 - (alpha/2)^(1/n), n of n starts at (alpha/2)^(1/n).
-    [(0, 10, 0.0, 1 - 0.025**0.1), (10, 10, 0.025**0.1, 1.0), (1, 2, 1 - math.sqrt(0.975), math.sqrt(0.975))],
-)
-def test_clopper_pearson_has_its_closed_forms(successes: int, n: int, low: float, high: float) -> None:
-    interval = clopper_pearson(successes, n)
-    assert (interval.low, interval.high) == pytest.approx((low, high), abs=1e-12)
-
-
-def test_fisher_z_has_its_textbook_value() -> None:
-    # r = 0.5, n = 28: z = 0.5493 +- 1.96 / 5.
-    interval = fisher_z_interval(0.5, 28)
-    margin = scipy_stats.norm.ppf(0.975) / 5
-    ends = [math.tanh(math.atanh(0.5) + sign * margin) for sign in (-1, 1)]
-    assert [interval.low, interval.high] == pytest.approx(ends, rel=1e-12)
-
-
-# --------------------------------------------------------------------------------------------- bootstrap-t
-
-
 def test_the_ends_are_those_of_the_studentised_replicates() -> None:
     """Quantiles of t = -2, -1, 0, 1, 4 around 10 with error 3: the 10 % and 90 % orders are -2 and 4."""
-    replicates = np.array([8.0, 9.0, 10.0, 11.0, 12.0])
-    errors = np.array([1.0, 1.0, 1.0, 1.0, 0.5])
+    replicates, errors = np.array([8.0, 9.0, 10.0, 11.0, 12.0]), np.array([1.0, 1.0, 1.0, 1.0, 0.5])
     found = studentized_interval(10.0, 3.0, replicates, errors, level=0.8)
     assert (found.low, found.high) == (10 - 4 * 3, 10 + 2 * 3)
     assert (found.method, found.reason, found.level) == ("bootstrap-t", None, 0.8)
@@ -178,10 +159,9 @@ def test_no_spread_and_too_many_undefined_resamples() -> None:
 
 def bootstrap_t(top: np.ndarray, bottom: np.ndarray, counts: np.ndarray, level: float = 0.95) -> Interval:
     """Bootstrap-t interval of a ratio of sums."""
-    ratios, errors = resampled_ratios(top[:, None], bottom, np.concatenate([np.ones((1, len(top))), counts]))
-    return studentized_interval(
-        float(ratios[0, 0]), float(errors[0, 0]), ratios[1:, 0], errors[1:, 0], level=level
-    )
+    ratios, errors = resampled_ratios(top[:, None], bottom, np.vstack([np.ones(len(top)), counts]))
+    ends = float(ratios[0, 0]), float(errors[0, 0])
+    return studentized_interval(*ends, ratios[1:, 0], errors[1:, 0], level=level)
 
 
 def literal_t(top: np.ndarray, bottom: np.ndarray, draws: np.ndarray, level: float) -> tuple[float, float]:
@@ -193,13 +173,9 @@ def literal_t(top: np.ndarray, bottom: np.ndarray, draws: np.ndarray, level: flo
         return float(ratio), error
 
     point, error = ratio_and_error(top, bottom)
-    t = []
-    for rows in draws:
-        ratio, its = ratio_and_error(top[rows], bottom[rows])
-        t.append((ratio - point) / its)
-    t.sort()
-    low = t[math.floor((1 - level) / 2 * (len(t) - 1))]
-    high = t[math.ceil((1 + level) / 2 * (len(t) - 1))]
+    resamples = [ratio_and_error(top[rows], bottom[rows]) for rows in draws]
+    t = sorted((ratio - point) / its for ratio, its in resamples)
+    low, high = t[math.floor((1 - level) / 2 * (len(t) - 1))], t[math.ceil((1 + level) / 2 * (len(t) - 1))]
     return point - high * error, point - low * error
 
 
@@ -210,9 +186,6 @@ def test_the_fast_interval_equals_the_literal_one(level: float) -> None:
     draws = rng.integers(0, 25, (200, 25))
     found = bootstrap_t(top, bottom, counts=draw_counts(25, 200, rng, draws), level=level)
     assert (found.low, found.high) == pytest.approx(literal_t(top, bottom, draws, level), rel=1e-9)
-
-
-# ------------------------------------------------------------------------------------------- bounded means
 
 
 values = st.lists(st.floats(0, 1), min_size=1, max_size=12).map(np.array)
@@ -271,9 +244,6 @@ def test_a_lower_bound_is_above_the_mean_in_at_most_5_percent(n: int) -> None:
         assert not any(math.isnan(low) for low in lows)
 
 
-# -------------------------------------------------------------------------------------------- skewed means
-
-
 def literal_p(values: list[float], least: float) -> float:
     """The formula of the docstring, value by value."""
     n = len(values)
@@ -327,9 +297,6 @@ def test_exponential_values_at_the_limit_are_rejected_no_more_often_than_promise
     assert (mean_above(x) <= level).mean() <= 1.2 * level
 
 
-# ------------------------------------------------------------------------------------------- at the limits
-
-
 SAME = np.full(12, 0.1 + 0.2), np.full(12, 0.3), draw_counts(12, 50, stream(0, "equal"))
 
 
@@ -378,11 +345,3 @@ def test_an_interval_says_why_there_is_none(interval: Any, reason: str) -> None:
 def test_bad_input_is_named(refused: Any, message: str) -> None:
     with pytest.raises(InputError, match=message):
         refused()
-
-
-def test_outermost_takes_the_widest_ends_and_ranks_widen_a_correlation() -> None:
-    one, other = (Interval(low=low, high=low + 2, level=0.9, method=str(low)) for low in (0.0, 1.0))
-    assert outermost(one, other) == Interval(low=0.0, high=3.0, level=0.9, method="0.0")
-    found = fisher_z_interval(0.6, 40, kind="spearman")
-    margin = scipy_stats.norm.ppf(0.975) * math.sqrt(1.18 / 37)
-    assert math.atanh(found.high) - math.atanh(0.6) == pytest.approx(margin, rel=1e-9)

@@ -22,49 +22,27 @@ from assay.stats import (
 )
 
 
-# -------------------------------------------------------------------------------------------- descriptions
-
-
 def test_five_values_by_hand() -> None:
     # Type 7 takes place 4 q between the values 0 to 4; the sample variance is 2.5.
     summary = summarize(np.array([4.0, 0.0, 3.0, 1.0, 2.0]), thresholds=[1.0, 4.0, -1.0])
-    assert summary.absolute == pytest.approx(
-        {
-            "count": 5,
-            "mean": 2.0,
-            "std": math.sqrt(2.5),
-            "min": 0.0,
-            "p25": 1.0,
-            "p50": 2.0,
-            "p75": 3.0,
-            "p95": 3.8,
-            "p99": 3.96,
-            "p99.9": 3.996,
-            "p99.99": 3.9996,
-            "max": 4.0,
-        }
-    )
-    assert list(summary.z) == ["min", "p25", "p50", "p75", "p95", "p99", "p99.9", "p99.99", "max"]
+    shares = {"p25": 1.0, "p50": 2.0, "p75": 3.0, "p95": 3.8, "p99": 3.96, "p99.9": 3.996, "p99.99": 3.9996}
+    moments = {"count": 5, "mean": 2.0, "std": math.sqrt(2.5), "min": 0.0}
+    assert summary.absolute == pytest.approx({**moments, **shares, "max": 4.0})
+    assert list(summary.z) == ["min", *shares, "max"]
     assert summary.z["max"] == pytest.approx(2 / math.sqrt(2.5))
     assert summary.standard_error == pytest.approx(math.sqrt(2.5 / 5))
     assert summary.exceedance == {1.0: 0.6, 4.0: 0.0, -1.0: 1.0}
     assert summary.few_tail_points == ("p95", "p99", "p99.9", "p99.99")
     few = summarize(np.arange(5.0), n_distinct=4)
-    assert (few.absolute["count"], few.absolute["p75"], few.absolute["p95"], few.z["p95"]) == (
-        4,
-        3.0,
-        None,
-        None,
-    )
+    absolute = few.absolute
+    assert (absolute["count"], absolute["p75"], absolute["p95"], few.z["p95"]) == (4, 3.0, None, None)
 
 
 def test_standard_errors_of_crossed_samples_add_rows_and_columns() -> None:
     values = stream(0, "crossed").normal(size=(40, 30))
-    rows, columns = values.mean(axis=1), values.mean(axis=0)
-    expected = math.sqrt(rows.var(ddof=1) / 40 + columns.var(ddof=1) / 30)
-    assert (
-        mean_standard_error(values) == summarize(values).standard_error == pytest.approx(expected, rel=1e-12)
-    )
+    parts = [values.mean(axis=axis).var(ddof=1) / n for axis, n in ((1, 40), (0, 30))]
+    error = mean_standard_error(values)
+    assert error == summarize(values).standard_error == pytest.approx(math.sqrt(sum(parts)), rel=1e-12)
     assert math.isnan(mean_standard_error(values[:1]))
 
 
@@ -97,9 +75,6 @@ def test_quantiles_of_cells_are_numpys(values: np.ndarray, share: float, data: s
     for at, label in enumerate(table.rows):
         expected = np.quantile(values[labels == label], share)
         assert table.quantiles[0, at, 0] == pytest.approx(expected, rel=1e-9, abs=1e-12)
-
-
-# ------------------------------------------------------------------------------------------ tests of cells
 
 
 def test_two_labels_over_four_inputs_by_hand() -> None:
@@ -156,9 +131,8 @@ def test_a_cross_within_one_side_has_cells_without_inputs() -> None:
     place, thing = np.repeat(["p", "q"], 15)[:, None], np.repeat(["r", "s"], 15)[:, None]
     tests = cell_tests(exceeds, place, thing)
     assert tests.n.tolist() == [[300, 0], [0, 300]]
-    assert (
-        np.isnan(tests.p_value).tolist() == np.isnan(tests.q_value).tolist() == [[False, True], [True, False]]
-    )
+    for p in (tests.p_value, tests.q_value):
+        assert np.isnan(p).tolist() == [[False, True], [True, False]]
     assert json.loads(json.dumps(tests.to_dict()))["exceed"][0][1] is None
 
 
@@ -184,31 +158,18 @@ def test_p_values_equal_those_of_the_literal_version(kind: str) -> None:
     rows, columns = rng.integers(3, size=24), rng.integers(2, size=18)
     chance = 0.1 + 0.1 * (rows == 1)[:, None] + 0.1 * (columns == 0) + 0.1 * rng.random((24, 1))
     exceeds = rng.random((24, 18)) < chance
-    if kind == "rows":
-        found = cell_tests(exceeds, rows[:, None], permutations=number)
-        expected = literal(exceeds, rows, np.zeros(18), number)
-    elif kind == "columns":
-        found = cell_tests(exceeds, columns[None], permutations=number)
-        expected = literal(exceeds, np.zeros(24), columns, number)
-    elif kind == "cross":
-        found = cell_tests(exceeds, rows[:, None], columns[None], permutations=number)
-        expected = literal(exceeds, rows, columns, number)
-    else:
-        found = cell_tests(exceeds, columns[None], rows[:, None], permutations=number)
-        expected = literal(exceeds, rows, columns, number).reshape(3, 2).T.ravel()
+    labels, dealt = {
+        "rows": ((rows[:, None],), (rows, np.zeros(18))),
+        "columns": ((columns[None],), (np.zeros(24), columns)),
+        "cross": ((rows[:, None], columns[None]), (rows, columns)),
+        "turned": ((columns[None], rows[:, None]), (rows, columns)),
+    }[kind]
+    found = cell_tests(exceeds, *labels, permutations=number).p_value
+    expected = literal(exceeds, *dealt, number)
     # Both are counts of 2,000: the difference of two has a standard deviation of at most .016.
-    assert found.p_value.ravel() == pytest.approx(expected, abs=0.055)
-    assert found.p_value.min() < 0.3
-
-
-def test_shares_and_counts_are_those_of_the_cell_table() -> None:
-    rng = stream(5, "cells")
-    exceeds = rng.random((30, 40)) < 0.2
-    rows, columns = rng.choice(list("abc"), (30, 1)), rng.choice(list("xy"), (1, 40))
-    tests, table = cell_tests(exceeds, rows, columns), cell_table(exceeds.astype(float), rows, columns)
-    assert (tests.rows, tests.columns) == (table.rows, table.columns)
-    assert (tests.n == table.n).all()
-    assert tests.exceed == pytest.approx(table.mean)
+    table = found.T if kind == "turned" else found
+    assert table.ravel() == pytest.approx(expected, abs=0.055)
+    assert found.min() < 0.3
 
 
 @pytest.mark.parametrize(("n_cells", "permutations"), [(4, 999), (100, 4000)])
@@ -268,9 +229,6 @@ def test_a_planted_bad_value_is_found_and_nothing_else() -> None:
     assert others <= 2
 
 
-# ------------------------------------------------------------------------------------------- at the limits
-
-
 def test_descriptions_of_little_or_of_nothing() -> None:
     flat, one = summarize(np.full(10_000, 0.1)), summarize(np.array([2.0]))
     assert (flat.absolute["mean"], flat.absolute["std"]) == (0.1, 0.0)
@@ -291,12 +249,12 @@ def test_descriptions_of_little_or_of_nothing() -> None:
         (lambda: mean_standard_error(np.ones((2, 2, 2))), ShapeError, "expected a vector or a matrix"),
         (lambda: summarize(np.array([0.0, math.nan])), NonFiniteError, r"values hold nan at \(1,\)"),
         (lambda: summarize(np.empty(0)), InputError, "expected at least one value"),
-        (lambda: cell_tests(np.zeros((3, 4), dtype=bool), np.zeros((3, 4))), ValueError, "shape mismatch"),
-        (lambda: cell_tests(np.zeros((3, 4), dtype=bool), np.zeros((1, 3))), ValueError, r"\(1,3\)"),
+        (lambda: cell_tests(np.zeros((3, 4)) > 0, np.zeros((3, 4))), ValueError, "shape mismatch"),
+        (lambda: cell_tests(np.zeros((3, 4)) > 0, np.zeros((1, 3))), ValueError, r"\(1,3\)"),
         (
-            lambda: cell_tests(np.zeros(2, dtype=bool), np.arange(2), inputs=(np.zeros(2),)),
+            lambda: cell_tests(np.zeros(2) > 0, np.arange(2), inputs=(np.zeros(2),)),
             InputError,
-            "a label is a property of the input",
+            "a property of",
         ),
     ],
 )

@@ -127,9 +127,8 @@ def test_results_are_found_by_their_columns(store: Store) -> None:
 def test_the_frame_has_a_row_per_result_and_dotted_columns(directory: Store) -> None:
     directory.put("m", {"task": {"name": "ioi"}}, {"value": 1, "deep": {"x": 2}}, about=About(metric="kl"))
     frame = directory.to_frame("m")
-    assert frame[["kind", "metric", "payload.value", "payload.deep.x"]].to_numpy().tolist() == [
-        ["m", "kl", 1, 2]
-    ]
+    columns = ["kind", "metric", "payload.value", "payload.deep.x"]
+    assert frame[columns].to_numpy().tolist() == [["m", "kl", 1, 2]]
     assert frame["provenance.task.name"].item() == "ioi"
     assert frame.index.tolist() == [each.id for each in directory.query()]
     assert directory.to_frame("none").empty

@@ -49,9 +49,8 @@ def correlation_on(case, examples):
 @pytest.mark.parametrize("name", SMALL)
 def test_golden_hardest_furthest_and_screened_examples(name):
     inputs, golden = arrays(name), values(name)
-    case = problem(
-        name, split=parts(golden["split42"]), embedding=inputs["emb_ood"], id_embedding=inputs["emb_id"]
-    )
+    embeddings = {"embedding": inputs["emb_ood"], "id_embedding": inputs["emb_id"]}
+    case = problem(name, split=parts(golden["split42"]), **embeddings)
     table = baselines(case, [10, 20, 50], draws=4)
     assert table["kind"].unique().tolist() == ["random", "hard", "marginal", "distance", "all"]
     chosen = {("hard", int(size)): members for size, members in golden["hard_train"].items()}
@@ -85,9 +84,8 @@ def test_random_subsets_equal_the_literal_ones():
         chosen = stream(4, f"random-subset/{draw}").permutation(200)[:17]
         literal.append(line_correlation(y[test], correct[test][:, chosen].mean(axis=1)))
     assert found[17]["r"] == pytest.approx(np.mean(literal))
-    assert [found[17]["low"], found[17]["high"]] == pytest.approx(
-        np.quantile(literal, [0.025, 0.975]).tolist()
-    )
+    ends = np.quantile(literal, [0.025, 0.975]).tolist()
+    assert [found[17]["low"], found[17]["high"]] == pytest.approx(ends)
     assert found[17]["n_draws"] == 6
     whole = line_correlation(y[test], correct[test].mean(axis=1))
     assert found[200][["r", "low", "high"]].tolist() == pytest.approx([whole] * 3)
@@ -161,9 +159,8 @@ def test_golden_distances(name):
 def test_distances_equal_the_literal_ones_and_ignore_lengths(seed):
     rng = np.random.default_rng(seed)
     ood, known = rng.normal(size=(7, 3)), rng.normal(size=(4, 3))
-    literal = [
-        1 - max(each @ other / math.sqrt((each @ each) * (other @ other)) for other in known) for each in ood
-    ]
+    cosines = [[one @ other / math.sqrt((one @ one) * (other @ other)) for other in known] for one in ood]
+    literal = [1 - max(each) for each in cosines]
     np.testing.assert_allclose(distance_scores(ood, known), literal, atol=1e-12)
     scaled = distance_scores(ood * rng.uniform(0.1, 9, (7, 1)), known)
     np.testing.assert_allclose(scaled, literal, atol=1e-12)

@@ -1,6 +1,5 @@
 """The built-in demonstration: what was planted is there, and the same seed gives the same matrix."""
 
-import itertools
 from collections import Counter
 
 import numpy as np
@@ -27,30 +26,20 @@ def correlation(data: CorrectnessData, cue: str) -> float:
 
 
 def test_every_family_has_as_many_runs_as_the_others(data: CorrectnessData) -> None:
-    assert data.families is not None
     assert set(Counter(data.families).values()) == {2}
     assert len(FAMILIES) >= 10
-    assert data.groups is not None
     assert data.groups.tolist() == data.model_ids.tolist()
     assert len(set(data.model_ids)) == N_MODELS
 
 
-def test_every_image_has_one_role_and_is_named_by_its_place() -> None:
-    from sklearn.datasets import load_digits
-
-    made = digits._Images.draw(0)
-    places = [made.train, made.within, made.outside]
-    assert np.sort(np.concatenate(places)).tolist() == list(range(1797))
-    assert [len(part) for part in places] == [500, 500, 797]
-    assert np.array_equal(made.digits, load_digits().target)
-
-
 def test_marks_agree_in_distribution_and_mislead_on_a_part_of_four_digits(data: CorrectnessData) -> None:
     made = digits._Images.draw(0)
+    places = [made.train, made.within, made.outside]  # every image has one role
+    assert np.sort(np.concatenate(places)).tolist() == list(range(1797))
+    assert [len(part) for part in places] == [500, 500, 797]
     for part in (made.train, made.within):
         assert 0.95 < (made.marks[part] == made.digits[part]).mean() < 1
     cue, mark, labels = data.meta["cue"], data.meta["mark"], data.labels
-    assert labels is not None
     assert set(cue) == {"agrees", "absent", "misleads"}
     assert (mark[cue == "absent"] == "none").all()
     assert (mark[cue == "agrees"] == labels[cue == "agrees"].astype(str)).all()
@@ -61,15 +50,9 @@ def test_marks_agree_in_distribution_and_mislead_on_a_part_of_four_digits(data: 
     assert 0.45 < (cue[np.isin(labels, misled)] == "misleads").mean() < 0.65
 
 
-def test_strokes_stand_on_the_frame_and_do_not_overlap() -> None:
-    rows, columns = np.divmod(digits.strokes(), digits.SIDE)
-    last = digits.SIDE - 1
-    assert ((rows == 0) | (rows == last) | (columns == 0) | (columns == last)).all()
-    assert len(np.unique(digits.strokes())) == 10 * digits.STROKE
-
-
 def test_a_mark_brightens_its_stroke_and_nothing_else() -> None:
     made = digits._Images.draw(0)
+    assert len(np.unique(digits.strokes())) == 10 * digits.STROKE, "strokes do not overlap"
     bare = made._replace(bare=np.full_like(made.bare, 3.0))
     shown = bare.pixels(np.array([5, 9]), np.array([-1, 4]))
     assert (bare.bare == 3).all()
@@ -79,11 +62,8 @@ def test_a_mark_brightens_its_stroke_and_nothing_else() -> None:
     assert (shown[1, lit] == (3 + digits.MARK) / 16).all()
 
 
-def test_all_examples_are_on_the_line_and_the_misleading_ones_on_the_inverse_line(
-    data: CorrectnessData,
-) -> None:
-    everything = line_correlation(data.id_accuracy, data.accuracy())
-    assert everything > 0.3
+def test_all_examples_are_on_the_line_and_the_misleading_on_the_inverse(data: CorrectnessData) -> None:
+    assert line_correlation(data.id_accuracy, data.accuracy()) > 0.3
     assert correlation(data, "agrees") > 0.8
     assert correlation(data, "misleads") < -0.3
 
@@ -100,20 +80,9 @@ def test_reading_the_mark_helps_in_distribution(data: CorrectnessData) -> None:
 def test_ids_images_and_counts_come_along(data: CorrectnessData) -> None:
     made = digits._Images.draw(0)
     assert data.example_ids[0] == f"digit-{made.outside[0]:04d}"
-    assert data.images is not None
     assert data.images.shape == (797, 10, 10)
-    assert data.embedding is not None
-    assert data.id_embedding is not None
     np.testing.assert_allclose(data.images.reshape(797, -1) / 255, data.embedding, atol=1 / 255)
     assert data.id_embedding.shape == (500, 100)
-
-
-def test_progress_counts_models(monkeypatch: pytest.MonkeyPatch) -> None:
-    names = itertools.count()
-    monkeypatch.setattr(digits, "_train", lambda *_: (str(next(names)), np.zeros(797, np.uint8), 0.5))
-    seen: list[tuple[str, int, int]] = []
-    digits_data(n_models=N_MODELS, progress=lambda *facts: seen.append(facts))
-    assert seen == [("train", count, N_MODELS) for count in range(1, N_MODELS + 1)]
 
 
 def test_the_same_seed_gives_the_same_matrix_and_another_seed_others(data: CorrectnessData) -> None:

@@ -57,18 +57,6 @@ def test_strata_keep_their_shares_and_others_stay_out() -> None:
     assert np.bincount(light.indices % 2).tolist() == [6, 6]
 
 
-def test_order_names_and_workers_change_nothing() -> None:
-    data = planted()
-    renamed = CorrectnessData.of(data, model_ids=[f"x{place}" for place in range(60)[::-1]])
-    one, other = (oodselect(each, size=20) for each in (data, renamed))
-    assert one.indices.tolist() == other.indices.tolist()
-    assert one.id == other.id
-    assert (
-        one.judge(n_permutations=19, workers=1).to_dict()
-        == other.judge(n_permutations=19, workers=2).to_dict()
-    )
-
-
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
@@ -86,11 +74,6 @@ def test_order_names_and_workers_change_nothing() -> None:
 def test_settings_that_do_not_fit_are_refused(options: dict[str, Any], kind: type, message: str) -> None:
     with pytest.raises(kind, match=message):
         oodselect(planted(), **({"size": 10} | options))
-
-
-def test_models_without_accuracies_in_distribution_select_nothing() -> None:
-    with pytest.raises(InputError, match="id_accuracy is missing"):
-        oodselect(planted().correct, size=10)
 
 
 def test_the_usual_grid_ends_with_all_and_starts_where_each_stratum_fits() -> None:
@@ -205,24 +188,17 @@ def test_other_models_are_matched_by_the_names_of_the_examples() -> None:
     np.testing.assert_array_equal(subset.evaluate(frame, data.id_accuracy).accuracy, found.accuracy)
 
 
-def part_of(subset: Subset, place: int) -> str:
-    return next(part for part in ("train", "validation", "test") if place in subset.split.part(part))
-
-
-def test_names_given_beside_data_are_used() -> None:
-    """They were dropped, and other examples evaluated in silence."""
-    subset = path()[20]
-    shuffled = np.random.default_rng(1).permutation(120)
+def test_models_without_names_or_accuracies_are_evaluated() -> None:
+    subset, shuffled = path()[20], np.random.default_rng(1).permutation(120)
     bare = CorrectnessData.of(planted().correct[:6][:, shuffled], planted().id_accuracy[:6])
     found = subset.evaluate(bare, example_ids=planted().example_ids[shuffled])
     np.testing.assert_allclose(found.accuracy, planted().correct[:6][:, subset.indices].mean(axis=1))
+    alone = subset.evaluate(planted().correct[3], order="data")
+    assert (len(alone.accuracy), math.isnan(alone.correlation.r), alone.part) == (1, True, ("unknown",))
 
 
-def test_one_model_without_an_accuracy_in_distribution() -> None:
-    found = path()[20].evaluate(planted().correct[3], order="data")
-    assert len(found.accuracy) == 1
-    assert math.isnan(found.correlation.r)
-    assert found.part == ("unknown",)
+def part_of(subset: Subset, place: int) -> str:
+    return next(part for part in ("train", "validation", "test") if place in subset.split.part(part))
 
 
 @pytest.mark.parametrize(
@@ -230,16 +206,8 @@ def test_one_model_without_an_accuracy_in_distribution() -> None:
     [
         (lambda: planted().correct[:5], {}, "have no names of their own"),
         (lambda: planted().correct[:5, :50], {"order": "data"}, "means the 120 examples"),
-        (
-            lambda: others().take(examples=path()[20].indices[:9]),
-            {},
-            "11 of the 20 examples of the subset are missing",
-        ),
-        (
-            lambda: planted().correct[:5] / 2,
-            {"order": "data", "scores": True},
-            "selected from right and wrong answers",
-        ),
+        (lambda: others().take(examples=path()[20].indices[:9]), {}, "11 of the 20 examples of the subset"),
+        (lambda: planted().correct[:5] / 2, {"order": "data", "scores": True}, "right and wrong answers"),
     ],
 )
 def test_answers_that_do_not_match_are_refused(data: Any, options: dict[str, Any], message: str) -> None:

@@ -140,9 +140,6 @@ def test_a_bad_split_is_refused(split, options, message):
         split = ModelSplit(**dict(zip(PARTS, map(np.array, split), strict=True)))
     with pytest.raises(InputError, match=message):
         split_models(models(40), split, **options)
-
-
-def test_few_models_are_warned_about():
     with pytest.warns(AssayWarning, match="19 models"):
         split_models(models(19))
 
@@ -176,6 +173,8 @@ def test_folds_by_hand():
     found = folds(units, 3, seed=1)
     wanted = [[0, drawn[3]], [1, drawn[2]], sorted(drawn[:2])]
     assert [sorted(set(units[split.test].tolist())) for split in found] == wanted
+    dealt = [[split.test.tolist() for split in folds(np.arange(40), seed=seed)] for seed in (0, 0, 1)]
+    assert dealt[0] == dealt[1] != dealt[2]
 
 
 # -------------------------------------------------------------------------------------------- copies
@@ -202,6 +201,7 @@ class TestCopies:
     def test_six_models_under_48_names_are_six_units_and_no_finding(self, share):
         data, original = copied(share=share)
         assert same_partition(data.units("group"), original)
+        assert "48 models are copies of 6" in data.describe()["notes"]
         subset = oodselect(data, size=60)
         assert subset.split.straddling(original) == 0
         verdict = subset.judge(n_permutations=19, workers=1)
@@ -270,9 +270,3 @@ def test_what_models_are_called_changes_nothing():
         verdict = subset.judge(n_permutations=19, workers=1).to_dict()
         found.append((data.hash, subset.id, parts_of(subset.split), tested, subset.example_ids, verdict))
     assert found[0] == found[1]
-
-
-def test_the_seed_deals_the_folds():
-    data = models(40, groups=np.arange(40))
-    dealt = [[split.test.tolist() for split in folds(data.units("group"), seed=seed)] for seed in (0, 0, 1)]
-    assert dealt[0] == dealt[1] != dealt[2]

@@ -40,16 +40,13 @@ def write_files(path: Path) -> None:
 
 WORDS = WIDE.astype(object).replace({1: "Correct", 0: "wrong"})
 SHAPES: dict[str, tuple[Callable[[Path], Any], dict[str, Any]]] = {
-    "wide.csv": (lambda path: WIDE.rename_axis("model").to_csv(path), {}),
+    "wide.csv": (WIDE.rename_axis("model").to_csv, {}),
     "unnamed.csv": (WIDE.to_csv, {}),
     "semicolon.csv": (lambda path: WIDE.rename_axis("model").to_csv(path, sep=";"), {}),
     "wide.tsv": (lambda path: WIDE.rename_axis("model").to_csv(path, sep="\t"), {}),
-    "wide.csv.gz": (lambda path: WIDE.rename_axis("model").to_csv(path), {}),
+    "wide.csv.gz": (WIDE.rename_axis("model").to_csv, {}),
     "truth.csv": (lambda path: WIDE.astype(bool).rename_axis("model").to_csv(path), {}),
-    "words.csv": (
-        lambda path: WORDS.rename_axis("model").to_csv(path),
-        {"right": "correct", "wrong": "wrong"},
-    ),
+    "words.csv": (WORDS.rename_axis("model").to_csv, {"right": "correct", "wrong": "wrong"}),
     "turned.csv": (lambda path: WIDE.T.rename_axis("example_id").to_csv(path), {}),
     "turned.parquet": (lambda path: WIDE.T.to_parquet(path), {"orientation": "transposed"}),
     "long.csv": (lambda path: long().to_csv(path, index=False), {}),
@@ -74,9 +71,7 @@ def test_thirteen_shapes_of_a_table_are_one_matrix(tmp_path: Path, shape: str) -
 def test_accuracies_runs_families_and_facts_are_columns_and_rows() -> None:
     frame = WIDE.assign(id_accuracy=list(ACCURACY.values()), family=list("uuvv"), run=list("pqrs"))
     one = CorrectnessData.from_frame(frame, groups="run")
-    assert one.families is not None
     assert one.families.tolist() == list("uuvv")
-    assert one.groups is not None
     assert one.groups.tolist() == list("pqrs")
     turned = frame.T.assign(label=["cat", "dog", "cat", "", "", ""])
     other = CorrectnessData.from_frame(turned, orientation="transposed", groups="run")
@@ -84,7 +79,6 @@ def test_accuracies_runs_families_and_facts_are_columns_and_rows() -> None:
     assert other.label_names == ("cat", "dog")
     known = pd.DataFrame({"label": [2, 0, 1], "hour": [3, 1, 2]}, index=["é", "007", "x"])
     third = CorrectnessData.from_frame(frame, groups="run", examples=known)
-    assert third.labels is not None
     assert (third.labels.tolist(), third.meta["hour"].tolist()) == ([0, 1, 2], [1, 2, 3])
 
 
@@ -142,9 +136,7 @@ def test_losses_are_mapped_by_their_ends_and_so_are_accuracies() -> None:
     np.testing.assert_allclose(data.correct, 0.8 * CORRECT, atol=1e-7)
     np.testing.assert_allclose(data.id_accuracy, [0.9, 0.8, 0.7, 0.6])
     assert data.scores
-    with pytest.raises(
-        InputError, match="model 'a' on example 'x' is 5.0; expected a score from 4.*--scores"
-    ):
+    with pytest.raises(InputError, match="'a' on example 'x' is 5.0; expected a score from 4.*--scores"):
         CorrectnessData.from_frame(losses, id_accuracy=accuracy, scores=(4, 0))
     zero_one = CorrectnessData.from_frame(WIDE.astype(float), id_accuracy=ACCURACY, cells="score")
     assert zero_one.hash == HASH
@@ -153,21 +145,15 @@ def test_losses_are_mapped_by_their_ends_and_so_are_accuracies() -> None:
 def test_rows_in_distribution_give_accuracies() -> None:
     inside = pd.DataFrame([[1, 1], [1, 1], [1, 0], [0, 0]], index=MODELS, columns=["p", "q"])
     other = pd.DataFrame(np.zeros((4, 1), int), index=MODELS, columns=["r"])
-    rows = pd.concat(
-        [
-            long(inside).assign(domain="photo"),
-            long().assign(domain="sketch"),
-            long(other).assign(domain="art"),
-        ]
-    )
+    tables = {"photo": inside, "sketch": WIDE, "art": other}
+    rows = pd.concat([long(table).assign(domain=domain) for domain, table in tables.items()])
     data = CorrectnessData.from_frame(rows, id_domains=["photo"], ood_domains=["sketch"])
     assert data.correct.tolist() == CORRECT.tolist()
     assert data.id_accuracy.tolist() == [1, 1, 0.5, 0]
     others = CorrectnessData.from_frame(rows, ood_domains=["sketch"])
     np.testing.assert_allclose(others.id_accuracy, [2 / 3, 2 / 3, 1 / 3, 0])
-    usual = CorrectnessData.from_frame(
-        rows.replace({"domain": {"photo": "id", "sketch": "ood", "art": "id"}})
-    )
+    sides = {"photo": "id", "sketch": "ood", "art": "id"}
+    usual = CorrectnessData.from_frame(rows.replace({"domain": sides}))
     assert usual.hash == others.hash
     for options, message in (
         ({}, "does not hold 'id' and 'ood'; say which of art, photo, sketch are in and out"),
@@ -182,21 +168,16 @@ def test_rows_in_distribution_give_accuracies() -> None:
 
 
 def test_missing_answers_are_counted_and_left_out() -> None:
-    cells = pd.DataFrame(
-        np.tile(CORRECT[:, :2], (2, 2))[:5].astype(float), index=list("abcde"), columns=list("wxyz")
-    )
+    tiled = np.tile(CORRECT[:, :2], (2, 2))[:5].astype(float)
+    cells = pd.DataFrame(tiled, index=list("abcde"), columns=list("wxyz"))
     cells.iloc[0, 2] = cells.iloc[0, 3] = cells.iloc[4, 3] = np.nan
     accuracy = [0.5, 0.6, 0.7, 0.8, 0.9]
     with pytest.raises(InputError) as caught:
         CorrectnessData.from_frame(cells, id_accuracy=accuracy)
-    for part in (
-        "model 'a' on example 'y' is missing (3 of 20 are)",
-        "drop-models keeps 3 of 5 models, drop-examples 2 of 4 examples",
-    ):
-        assert part in str(caught.value)
-    data = CorrectnessData.from_frame(
-        cells, id_accuracy=accuracy, missing="drop-examples", families=list("uuvvw")
-    )
+    assert "model 'a' on example 'y' is missing (3 of 20 are)" in str(caught.value)
+    assert "drop-models keeps 3 of 5 models, drop-examples 2 of 4 examples" in str(caught.value)
+    given: dict[str, Any] = {"missing": "drop-examples", "families": list("uuvvw")}
+    data = CorrectnessData.from_frame(cells, id_accuracy=accuracy, **given)
     assert (data.n_models, data.example_ids.tolist(), data.describe()["missing cells"]) == (5, ["w", "x"], 3)
     more = pd.concat([cells, cells.iloc[1:2].rename(index={"b": "f"})])
     data = CorrectnessData.from_frame(more, id_accuracy=[*accuracy, 0.4], missing="drop-models")
@@ -209,11 +190,7 @@ def test_missing_answers_are_counted_and_left_out() -> None:
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
-        (
-            lambda f: f * 3,
-            {},
-            "model 'a' on example '007' is 3; expected 0.*read as wide.*--orientation long",
-        ),
+        (lambda f: f * 3, {}, "'a' on example '007' is 3; expected 0.*read as wide.*--orientation long"),
         (lambda f: f.T * 3, {"orientation": "transposed"}, "model 'a' on example '007' is 3.*as transposed"),
         (lambda f: long(f * 3), {}, "is 3; .*read as long: a row per model and example"),
         (lambda f: f * 0.5, {}, r"is 0.5; .*--cells score"),
@@ -230,19 +207,13 @@ def test_missing_answers_are_counted_and_left_out() -> None:
         (lambda f: f.rename(index={"b": "a"}), {}, "model_ids holds 'a' more than once.*read as wide"),
         (lambda f: f.rename(columns={"x": "é"}), {}, "two columns of the table are named 'é'"),
         (lambda f: pd.concat([long(f), long(f).tail(1)]), {}, "model 'd' has two rows for example 'é'"),
-        (
-            lambda f: long(f).assign(model=long(f)["model"].where(long(f)["model"] != "b")),
-            {},
-            r"model_ids\[1\] is nan; name every one",
-        ),
+        (lambda f: long(f).replace({"model": {"b": None}}), {}, r"model_ids\[1\] is (nan|None); name"),
         (lambda f: long(f).assign(label=range(12)), {}, "example_id '007' has two values of 'label'"),
         (lambda f: long(f).assign(family=list("uvw") * 4), {}, "model 'a' has two values of 'family'"),
         (lambda f: f.iloc[:0], {}, "there are no answers beside 007"),
         (lambda f: f, {"id_accuracy": None}, "id_accuracy is missing"),
     ],
 )
-def test_a_wrong_table_names_what_came_and_the_option(
-    change: Callable[[pd.DataFrame], pd.DataFrame], options: dict[str, Any], message: str
-) -> None:
+def test_a_wrong_table_names_what_came_and_the_option(change: Any, options: Any, message: str) -> None:
     with pytest.raises(AssayError, match=message):
         CorrectnessData.from_frame(change(WIDE), **{"id_accuracy": ACCURACY} | options)

@@ -62,10 +62,8 @@ def test_accuracies_are_dealt_over_models_without_units():
 def test_means_are_dealt_over_units_and_residuals_inside_them(seed):
     units = np.repeat(np.arange(6), (2, 3, 4, 5, 6, 4))
     t = rng(seed).normal(size=len(units))
-    before, after = (
-        parts_of(t, units),
-        parts_of(ndtri(permute_accuracy(ndtr(t), rng(seed + 1), units)), units),
-    )
+    permuted = ndtri(permute_accuracy(ndtr(t), rng(seed + 1), units))
+    before, after = (parts_of(each, units) for each in (t, permuted))
     np.testing.assert_allclose(np.sort(before[0]), np.sort(after[0]), atol=1e-9)
     for unit in range(6):
         old, new = (np.sort(each[1][units == unit]) for each in (before, after))
@@ -107,9 +105,8 @@ def test_reached_reruns_give_the_golden_p_values(name):
 
 def test_the_lowest_of_the_sizes_counts_and_an_undefined_rerun_speaks_against():
     nan = np.nan
-    same, anywhere = reached(
-        np.array([-0.5, -0.2]), np.array([[-0.1, -0.3], [0.1, 0.2], [-0.6, 0.0], [nan, 0.1]])
-    )
+    null = np.array([[-0.1, -0.3], [0.1, 0.2], [-0.6, 0.0], [nan, 0.1]])
+    same, anywhere = reached(np.array([-0.5, -0.2]), null)
     assert same.T.tolist() == [[False, False, True, True], [True, False, False, False]]
     assert anywhere.T.tolist() == [[False, False, True, True], [True, False, True, False]]
 
@@ -275,9 +272,8 @@ def test_the_jackknife_equals_leaving_out_each_unit():
 
     def z(kept):
         each = [np.corrcoef(x[kept & (fold_of == f)], t[kept & (fold_of == f)])[0, 1] for f in range(3)]
-        return np.average(
-            np.arctanh(each), weights=[int((kept & (fold_of == f)).sum()) - 3 for f in range(3)]
-        )
+        weights = [int((kept & (fold_of == f)).sum()) - 3 for f in range(3)]
+        return np.average(np.arctanh(each), weights=weights)
 
     every, without = z(np.ones(45, dtype=bool)), np.array([z(units != u) for u in range(9)])
     margin = scipy_stats.t.ppf(0.975, 8) * math.sqrt(8 / 9 * ((without - without.mean()) ** 2).sum())
@@ -316,11 +312,8 @@ class TestJudge:
             reruns.append(cross_fit(problem(replace(null, id_accuracy=y), seed=3), [10, 40]).r)
         same, anywhere = reached(fit.r, np.array(reruns))
         for column, verdict in enumerate(verdicts):
-            assert (verdict.r, verdict.low, verdict.high) == (
-                fit.r[column],
-                fit.low[column],
-                fit.high[column],
-            )
+            found = [getattr(fit, name)[column] for name in ("r", "low", "high")]
+            assert [verdict.r, verdict.low, verdict.high] == found
             assert verdict.p_value == test.p_value(anywhere[:, column])
             alone = test.p_value(same[:, column]) if test.settled(same[:, column]) else np.nan
             np.testing.assert_equal(verdict.p_unadjusted, alone)
@@ -395,9 +388,8 @@ class TestJudge:
         for verdict in judged(null, 10, 40):
             assert not verdict.supported
             assert "not below 0" in verdict.reasons[-1]
-        chance = SubsetVerdict(
-            size=20, sizes=(20, 40), kind="group", unit_kind="family", n_units=10, r=-0.2, p_value=0.0504
-        )
+        facts = {"size": 20, "sizes": (20, 40), "kind": "group", "unit_kind": "family", "n_units": 10}
+        chance = SubsetVerdict(**facts, r=-0.2, p_value=0.0504)
         reason = module._outcome(replace(chance, n_permutations=12), 99, 4)
         assert reason.startswith("p = 0.0504, corrected for 2 sizes, above 0.05: 4 of 12 selections")
 

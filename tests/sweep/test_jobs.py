@@ -96,9 +96,7 @@ def test_learned_objectives_do_not_leak_into_measurements(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("ablation", "protocol"), [("resample", "file"), ("zero", "inputs")])
-def test_images_are_measured_and_attacked_under_the_ablation_of_the_plan(
-    ablation: str, protocol: str, tmp_path: Path
-) -> None:
+def test_images_are_measured_and_attacked_as_planned(ablation: str, protocol: str, tmp_path: Path) -> None:
     plan = parse_plan({**BASE, **IMAGES, "ablation": ablation, "attack": {}})
     store = run_all(expand(plan), tmp_path)
     (measured,), (worst,) = store.results("measurement"), store.results("worst_case")

@@ -48,7 +48,6 @@ def test_a_whole_plan(tmp_path: Path) -> None:
     assert plan.metrics == ("completeness", "kl")
     assert plan.gates == ("bootstrap-stability",)
     assert [each.label for each in plan.methods] == ["eap", "eap-ig-inputs steps=3", "ugs updates=300"]
-    assert plan.attack is not None
     assert (plan.attack.n_clean, plan.attack.n_corrupted) == (300, 200)
     assert plan.limits == Limits(workers=2, retries=1, timeout=600.0, threads=1, batch_size=16)
     (tmp_path / "own").mkdir()
@@ -57,9 +56,7 @@ def test_a_whole_plan(tmp_path: Path) -> None:
 
 
 def test_the_record_leaves_limits_out_but_for_the_batch_size() -> None:
-    first, second = (
-        parse_plan({**LEAST, "limits": {"workers": workers, "batch-size": 8}}) for workers in (1, 2)
-    )
+    first, second = (parse_plan({**LEAST, "limits": {"workers": n, "batch-size": 8}}) for n in (1, 2))
     other = parse_plan({**LEAST, "limits": {"batch-size": 16}})
     assert first.record() == second.record() != other.record()
     assert first.record() == parse_plan({**LEAST, "limits": {"batch-size": 8}}, folder="/elsewhere").record()

@@ -102,9 +102,8 @@ def test_failures_are_logged_and_are_no_results_and_warnings_and_counts_come_bac
         (None, None, ()),
     ]
     lines = list(map(json.loads, (tmp_path / "sweeps" / "plan.jsonl").read_text().splitlines()))
-    assert [(each["name"], each["attempt"], each["fault"]) for each in lines] == [
-        ("bad", number, "error") for number in (1, 2, 3)
-    ]
+    told = [(each["name"], each["attempt"], each["fault"]) for each in lines]
+    assert told == [("bad", number, "error") for number in (1, 2, 3)]
     assert "NonFiniteError" in lines[0]["trace"]
     assert Store(tmp_path).count("job") == 2
     began = [name for what, name, _ in journal(tmp_path) if what == "begin"]

@@ -114,9 +114,7 @@ def test_a_worker_sees_the_device_that_it_is_given(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.slow
-def test_a_database_server_that_is_restarted_costs_no_result(
-    tmp_path: Path, postgres: PostgresServer
-) -> None:
+def test_a_database_server_restarted_costs_no_result(tmp_path: Path, postgres: PostgresServer) -> None:
     """The sweep may end with it, and goes on when it is run again."""
     (tmp_path / "arrays").mkdir()
     url = postgres.database(arrays=str(tmp_path / "arrays"))

@@ -55,26 +55,21 @@ def test_there_are_thirty_nine_and_the_cutout_is_one_square_of_the_published_sha
 
 @pytest.mark.parametrize("key", SAMPLE)
 def test_files_are_corrupted_to_the_same_pixels(key: str, files: ImageTask) -> None:
-    lazy = replace(
-        files.with_transform(EvalTransform(resize=36, crop=(32, 32))), workers=int(key == "snow-3")
-    )
+    lazy = files.with_transform(EvalTransform(resize=36, crop=(32, 32)))
+    lazy = replace(lazy, workers=int(key == "snow-3"))
     held, streamed = corrupt(lazy.held(), key, seed=7), corrupt(lazy, key, seed=7)
     assert (streamed.domain, streamed.config["corruption"]) == (held.domain, held.config["corruption"])
     expected = pixels_of(held)
     np.testing.assert_array_equal(pixels_of(streamed), expected)
     # A subset keeps the draws of its images, before the corruption and after it.
     np.testing.assert_array_equal(pixels_of(streamed.subset([2, 0])), expected[[2, 0]])
-    np.testing.assert_array_equal(pixels_of(corrupt(lazy.subset([2, 0]), key, seed=7)), expected[[2, 0]])
-    np.testing.assert_array_equal(
-        pixels_of(corrupt(lazy.held().subset([2, 0]), key, seed=7)), expected[[2, 0]]
-    )
+    for part in (lazy.subset([2, 0]), lazy.held().subset([2, 0])):
+        np.testing.assert_array_equal(pixels_of(corrupt(part, key, seed=7)), expected[[2, 0]])
     assert torch.equal(torch.cat([each.images for each in streamed.batches(3)]), streamed.held().clean)
 
 
 def pixels_of(images: ImageTask) -> np.ndarray:
-    pixels = images.held().pixels
-    assert pixels is not None
-    return pixels
+    return images.held().pixels
 
 
 def test_corrupted_images_are_known_by_their_corruption(files: ImageTask) -> None:

@@ -18,12 +18,6 @@ from assay.tasks import PairTask, Prompt, Tokens, encode_prompts, load_task, rea
 CLEAN = "Then, Mary and John went to the store. John gave a ring to"
 CORRUPTED = "Then, Mary and Lisa went to the store. Paul gave a ring to"
 PAIR = {"clean": CLEAN, "corrupted": CORRUPTED, "answers": [" Mary"], "wrong": [" John"]}
-MIB = {
-    "prompt": CLEAN,
-    "choices": [" Mary", " John"],
-    "answerKey": 0,
-    "s2_io_flip_counterfactual": {"prompt": CORRUPTED, "choices": [" Paul", " Lisa"], "answerKey": 0},
-}
 
 
 def write(path: Path, *records: Any) -> Path:
@@ -61,7 +55,7 @@ def test_a_task_is_found_by_either_spelling_and_knows_how_to_be_drawn_again(mini
 def test_what_a_model_cannot_read_is_refused(mini_tokenizer: Any, llama_tiny64: nn.Module) -> None:
     known = len(mini_tokenizer)
     for name, model, options, error, message in (
-        ("ioi", Loaded(mini_tokenizer, 10), {}, TokenizationError, "clean holds id .*vocabulary ends at 9"),
+        ("ioi", Loaded(mini_tokenizer, 10), {}, TokenizationError, "clean .* holds id .*lary ends at 9"),
         ("ioi", Loaded(None, 10), {}, TokenizationError, "task 'ioi' needs a tokenizer"),
         ("induction", Loaded(mini_tokenizer, known, 64), {"length": 40, "k": 39}, TokenizationError,
          "'induction' has 79 tokens, .* reads only 64"),
@@ -97,7 +91,7 @@ def test_prompts_are_what_the_tokenizer_makes_of_them(shape: str, stored: bool, 
         return ids[:-1] if ids[-1] == tokenizer.eos_token_id else ids
 
     begins, shift = shape not in ("eos", "none"), len(Tokens(tokenizer).prefix)
-    for source in ("ioi", "sva", write(tmp_path / "a.jsonl", PAIR), write(tmp_path / "b.jsonl", MIB)):
+    for source in ("ioi", "sva", write(tmp_path / "a.jsonl", PAIR)):
         task, without = (load_task(source, tokenizer, n=1, **named) for named in ({}, {"bos": False}))
         for side, texts in (("clean", task.texts), ("corrupted", task.corrupted_texts)):
             assert ids_of(task, side) == [first_words(text) for text in texts]
@@ -121,7 +115,7 @@ def test_token_ids_are_all_that_is_read_and_drawn_ones_are_begun(tmp_path: Path)
     drawn, without = (load_task("induction", tokenizer, n=4, k=3, **named) for named in ({}, {"bos": False}))
     assert ids_of(drawn) == [[bos, *ids] for ids in ids_of(without)]
     assert (drawn.slots["second"] - without.slots["second"]).tolist() == [1] * 4
-    with pytest.raises(TokenizationError, match="chat=True and bos=True need a tokenizer"):
+    with pytest.raises(TokenizationError, match="the tokenizer has no beginning-of-sequence"):
         read_pairs(path, bos=True)
     written = {**PAIR, "clean": f"<s>{CLEAN}", "corrupted": f"<s>{CORRUPTED}"}
     with pytest.warns(AssayWarning, match="1 of 1 prompts begin with BOS twice, as '<s>Then.* set bos to"):
@@ -129,23 +123,12 @@ def test_token_ids_are_all_that_is_read_and_drawn_ones_are_begun(tmp_path: Path)
     assert ids_of(twice) == [tokenizer(written["clean"])["input_ids"]]
 
 
-def test_tokenizers_without_offsets_find_slots_and_beginnings(mini_tokenizer: Any, tmp_path: Path) -> None:
-    class Slow:
-        is_fast = False
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(mini_tokenizer, name)
-
-        def __call__(self, text: Any, add_special_tokens: bool, return_offsets_mapping: bool = False) -> Any:
-            assert not return_offsets_mapping
-            return mini_tokenizer(text, add_special_tokens=add_special_tokens)
-
+def test_slots_end_at_their_last_token_and_files_need_no_offsets(mini_tokenizer: Any, tmp_path: Path) -> None:
     text = "The keys near the door"
     prompt = Prompt(text=text, slots={"where": (9, len(text)), "first": (0, 3)})
-    for tokenizer in (mini_tokenizer, Slow()):
-        coded = encode_prompts([prompt], Tokens(tokenizer))
-        assert {name: where.tolist() for name, where in coded.slots.items()} == {"where": [4], "first": [0]}
-    letters = Letters()
+    coded = encode_prompts([prompt], Tokens(mini_tokenizer))
+    assert {name: where.tolist() for name, where in coded.slots.items()} == {"where": [4], "first": [0]}
+    letters = Letters()  # written in Python, so it has no offsets
     task = load_task(
         write(tmp_path / "a.jsonl", {"clean": "ab c", "corrupted": "ab d", "answers": ["e"]}), letters
     )
@@ -183,9 +166,7 @@ def test_a_prompt_becomes_a_turn_and_its_slots_follow(chatty: Any) -> None:
     assert words == {"who": "Mary", "whom": " John"}
     assert coded.positions.tolist() == [coded.ids.shape[1] - 1]
     assert chatty.batch_decode(coded.answers) == ["Mary"]
-    trimmed = Tokens(
-        templated(chatty, TEMPLATE.replace("['content'] }}", "['content'] | trim }}")), chat=True
-    )
+    trimmed = Tokens(templated(chatty, TRIMMED), chat=True)
     whole, shift = trimmed.turn_of(" Mary met ")
     assert (whole, whole[1 + shift :][:4]) == ("<user>\nMary met\n<assistant>\n", "Mary")
     begun = templated(adding("bos"), "<s>{{ messages[0]['content'] }}")
@@ -195,7 +176,7 @@ def test_a_prompt_becomes_a_turn_and_its_slots_follow(chatty: Any) -> None:
 
 
 def test_names_that_cannot_begin_a_turn_are_left_out(chatty: Any) -> None:
-    with pytest.warns(AssayWarning, match=r"ioi: dropped \d+ of 99 names \(one token after .* and as an"):
+    with pytest.warns(AssayWarning, match=r"ioi: \d+ of 99 names can be .*one token after .* and as an"):
         task = load_task("ioi", chatty, n=30, chat=True)
     assert chatty.batch_decode(task.answers) == task.fields["IO"]
     assert all(text.endswith("<assistant>\n") for text in task.corrupted_texts)
@@ -239,7 +220,7 @@ def test_pairs_whose_answers_begin_alike_are_left_out(tmp_path: Path, gpt2_token
         "1 of 4 pairs, whose prompts differ in token count, are left out",
         "1 of 3 pairs, whose right and wrong answers begin with the same token, are left out",
     )
-    with pytest.raises(TokenizationError, match=r"rows.jsonl: answers .* as in all 2 pairs"):
+    with pytest.raises(TokenizationError, match=r"rows.jsonl: pair 0.*2 of 2 pairs, whose right and"):
         load_task(write(path, *rows[:1] * 2), gpt2_tokenizer, answer_tokens="first")
 
 

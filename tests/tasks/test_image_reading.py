@@ -2,7 +2,8 @@
 
 import io
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,119 +19,82 @@ from assay.core.errors import AssayWarning, FileFormatError, InputError, ShapeEr
 from assay.core.machine import DECODING, entered
 from assay.models import load_model
 from assay.tasks import EvalTransform, ImageTask, read_dataset, read_files
-from assay.tasks.image_reading import Pictures
 
 
 TRANSFORM = EvalTransform(resize=(32, 32))
 GREY = np.arange(24, dtype=np.uint8).reshape(4, 6) * 10
 
 
-class Given(Pictures):
+def lazy(pixels: Sequence[np.ndarray] = PIXELS, **more: Any) -> ImageTask:
     """Pixels in place of files."""
-
-    def __init__(self, pixels: np.ndarray = PIXELS) -> None:
-        super().__init__(len(pixels))
-        self.pixels = pixels
-
-    def name(self, row: int) -> str:
-        return f"x, image {row}"
-
-    def content(self, row: int) -> Any:
-        return self.pixels[row]
-
-    def marks(self, rows: Sequence[int]) -> Iterator[str]:
-        yield str(list(rows))
-
-
-def lazy(source: Pictures, **more: Any) -> ImageTask:
-    return ImageTask(source=source, **{"transform": TRANSFORM, **more})
+    return replace(read_dataset([*pixels]), **{"transform": TRANSFORM, **more})
 
 
 # ---- kinds of files -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "make"),
-    [
-        ("grey.png", lambda: Image.fromarray(GREY)),
-        ("cmyk.jpg", lambda: Image.fromarray(np.dstack([GREY] * 3)).convert("CMYK")),
-        ("palette.gif", lambda: Image.fromarray(GREY).convert("P")),
-        ("alpha.png", lambda: Image.fromarray(np.dstack([GREY] * 4))),
-        ("deep.png", lambda: Image.fromarray(GREY.astype(np.uint16) * 100)),
-    ],
-)
-def test_channels_and_bits_become_rgb_of_8_bits_or_a_named_error(
-    name: str, make: Callable[[], Image.Image], tmp_path: Path
-) -> None:
-    make().save(tmp_path / name, **({"quality": 100} if name.endswith("jpg") else {}))
-    if name == "deep.png":
-        with pytest.raises(FileFormatError, match=r"deep\.png cannot be decoded .*more than 8 bits"):
-            read_files([tmp_path / name]).held()
-        return
-    pixels = read_files([tmp_path / name]).held().pixels
-    assert (pixels.shape, pixels.dtype) == ((1, 4, 6, 3), np.uint8)
-    np.testing.assert_allclose(pixels[0].astype(int), np.dstack([GREY] * 3), atol=4)
+def test_channels_and_bits_become_rgb_of_8_bits_or_a_named_error(tmp_path: Path) -> None:
+    colour = np.dstack([GREY] * 3)
+    Image.fromarray(GREY).save(tmp_path / "grey.png")
+    Image.fromarray(colour).convert("CMYK").save(tmp_path / "cmyk.jpg", quality=100)
+    Image.fromarray(GREY).convert("P").save(tmp_path / "palette.gif")
+    Image.fromarray(np.dstack([GREY] * 4)).save(tmp_path / "alpha.png")
+    read = read_files(sorted(tmp_path.iterdir())).held().pixels
+    assert (read.shape, read.dtype) == ((4, 4, 6, 3), np.uint8)
+    np.testing.assert_allclose(read.astype(int), [colour] * 4, atol=4)
+    Image.fromarray(GREY.astype(np.uint16) * 100).save(tmp_path / "deep.png")
+    with pytest.raises(FileFormatError, match=r"deep\.png cannot be decoded .*more than 8 bits"):
+        read_files([tmp_path / "deep.png"]).held()
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_images_are_turned_as_their_orientation_says_and_counted(tmp_path: Path, workers: int) -> None:
     """Orientation 6: the first row of the file is the right side of the scene."""
     paths = [tmp_path / "1.jpg", tmp_path / "6.jpg"]
-    for path in paths:  # 6 x 4, the left half bright
+    pixels = np.zeros((4, 6, 3), np.uint8)
+    pixels[:, :3] = 200
+    for path in paths:
         exif = Image.Exif()
         exif[ExifTags.Base.Orientation] = int(path.stem)
-        pixels = np.repeat(np.array([200] * 3 + [0] * 3, np.uint8)[None, :, None], 4, axis=0).repeat(
-            3, axis=2
-        )
         Image.fromarray(pixels).save(path, quality=100, exif=exif)
-    upright = EvalTransform(resize=None)
-    whole = ImageTask(source=read_files(paths[1:]).source, transform=upright, domain="x", workers=workers)
-    pixels = whole.held().pixels
-    assert pixels.shape == (1, 6, 4, 3)
-    assert (pixels[0, :3].mean() > 190, pixels[0, 3:].mean() < 10) == (True, True)
+    whole = replace(read_files(paths[1:], domain="x"), workers=workers)
+    key, held = whole.describe("source_hash"), whole.held()
+    assert (held.pixels.shape, held.pixels[0, :3].min() > 190, held.pixels[0, 3:].max() < 10) == (
+        (1, 6, 4, 3), True, True
+    )  # fmt: skip
     note = "1 images of x were turned as their EXIF orientation says"
-    assert whole.held().notes == (note,)
-    key = whole.describe("source_hash")
-    list(whole.batches(1))
-    assert whole.describe()["notes"] == [note]
-    assert whole.describe("source_hash") == key
+    assert held.notes == (note,)
+    assert (whole.describe()["notes"], whole.describe("source_hash")) == ([note], key)
     files = read_files(paths, domain="x").with_transform(TRANSFORM)
     dataset = read_dataset([(Image.open(path), 0) for path in paths]).with_transform(TRANSFORM)
     assert torch.equal(files.clean, dataset.clean)  # one rule for files and data sets
     with entered(DECODING, (None, False)):
         as_stored = read_files(paths).with_transform(TRANSFORM)
-    held = as_stored.held()
-    assert (held.pixels[0] == held.pixels[1]).all()
-    assert held.notes == ()
+    assert (as_stored.held().pixels[0] == as_stored.held().pixels[1]).all()
+    assert as_stored.held().notes == ()
     assert as_stored.source_hash != files.source_hash
 
 
 # ---- damage -------------------------------------------------------------------------------------------
 
 
+def saved(image: Image.Image, kind: str) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, format=kind)
+    return buffer.getvalue()
+
+
 def hostile() -> dict[str, bytes]:
     """Files that are no images that can be used, by name."""
-
-    def saved(image: Image.Image, kind: str) -> bytes:
-        buffer = io.BytesIO()
-        image.save(buffer, format=kind)
-        return buffer.getvalue()
-
-    bomb = bytearray(png(PIXELS[0]))
+    bomb, jpeg = bytearray(png(PIXELS[0])), saved(Image.fromarray(PIXELS[0]), "JPEG")
     bomb[16:24] = (60_000).to_bytes(4, "big") * 2  # declares 3.6 billion pixels
-    jpeg = saved(Image.fromarray(PIXELS[0]), "JPEG")
     tiff = bytearray(saved(Image.new("RGB", (6, 4), (9, 9, 9)), "TIFF"))
     entry = tiff.index(struct.pack("<HH", 273, 4))  # StripOffsets, a long number
     tiff[entry + 2 : entry + 4] = struct.pack("<H", 11)  # a float: its first strip lies at no whole place
-    return {
-        "cut": png(PIXELS[0])[: len(png(PIXELS[0])) // 2],
-        "empty": b"",
-        "text": b"<html>",
-        "bomb": bytes(bomb),
-        "long": saved(Image.new("RGB", (60_000, 1)), "PNG"),  # 3.8 million wide with a shorter side of 64
-        "jpeg": jpeg[: len(jpeg) // 2],
-        "tiff": bytes(tiff),
-    }
+    long = saved(Image.new("RGB", (60_000, 1)), "PNG")  # 3.8 million wide with a shorter side of 64
+    whole = png(PIXELS[0])
+    cut = {"cut": whole[: len(whole) // 2], "jpeg": jpeg[: len(jpeg) // 2], "empty": b"", "text": b"<html>"}
+    return {**cut, "bomb": bytes(bomb), "long": long, "tiff": bytes(tiff)}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -156,33 +120,29 @@ def test_hostile_images_are_named_or_skipped_and_shift_nothing(tmp_path: Path, w
     for read in (lambda: next(batches), whole.held):
         with pytest.raises(FileFormatError, match=r"0-cut\.png cannot be decoded .* skip_bad"):
             read()
-    with pytest.raises(InputError, match="none of the images of 'x' can be decoded, e.g. .*cut.png"):
+    with pytest.raises(FileFormatError, match="none of the images of 'x' can be decoded, e.g. .*cut.png"):
         whole.subset(first[6:]).held(skip_bad=True)
 
 
 def test_images_that_do_not_fit_are_named() -> None:
-    class Growing(Given):
-        def content(self, row: int) -> Any:
-            return np.zeros((8 if row < 40 else 9, 8, 3), np.uint8)
-
-    whole = lazy(Growing(), transform=None)
+    growing = [np.zeros((8 if row < 40 else 9, 8, 3), np.uint8) for row in range(50)]
+    whole = lazy(growing, transform=None)
     for read in (lambda: list(whole.batches(20)), whole.held):
-        with pytest.raises(ShapeError, match="x, image 40 is 9 x 8, but x, image 0 is 8 x 8"):
+        with pytest.raises(ShapeError, match="40 of list is 9 x 8, but 0 of list is 8 x 8"):
             read()
     assert whole.readable().n == whole.n
-    with pytest.raises(InputError, match="x, image 0: an image of 8 x 8 is smaller than the crop"):
-        lazy(Growing(), transform=EvalTransform(resize=None, crop=(9, 9))).held()
+    with pytest.raises(FileFormatError, match=r"0 of list cannot be decoded \(an image of 8 x 8 is smaller"):
+        lazy(growing, transform=EvalTransform(resize=None, crop=(9, 9))).held()
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_change_nothing(workers: int) -> None:
-    expected, whole = ImageTask(pixels=PIXELS, transform=TRANSFORM), lazy(Given(), workers=workers)
+    expected, whole = ImageTask(pixels=PIXELS, transform=TRANSFORM), lazy(workers=workers)
     assert torch.equal(torch.cat([batch.images for batch in whole.batches(9)]), expected.clean)
     assert whole.data_hash == expected.data_hash
     with entered(DECODING, (3, True)):
-        assert lazy(Given()).decoding_workers == 3
-    many = lazy(Given(), rows=torch.zeros(1000, dtype=torch.long))
-    assert lazy(Given()).decoding_workers == 0 < many.decoding_workers <= 8
+        assert lazy().decoding_workers == 3
+    assert lazy().decoding_workers == 0 < lazy().subset([0] * 1000).decoding_workers <= 8
 
 
 # ---- transforms ---------------------------------------------------------------------------------------
@@ -193,30 +153,27 @@ def picture(height: int, width: int) -> Image.Image:
     return Image.fromarray(rng.integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
-@pytest.mark.parametrize("name", ["vit", "clip", "deit"])
-@pytest.mark.parametrize("size", [(50, 61), (20, 90)])
-def test_it_agrees_with_the_processor_it_was_read_from(name: str, size: tuple[int, int]) -> None:
+def processors() -> list[Any]:
+    """Of the three kinds: squashed; by the shorter side, cropped; squashed, cropped."""
     from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
     from transformers.models.deit.image_processing_pil_deit import DeiTImageProcessorPil
     from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
     cropped = {"height": 24, "width": 25}
-    processor = {
-        "vit": lambda: ViTImageProcessorPil(size={"height": 32, "width": 24}),
-        "clip": lambda: CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=cropped),
-        "deit": lambda: DeiTImageProcessorPil(size={"height": 37, "width": 37}, crop_size=cropped),
-    }[name]()
-    transform = EvalTransform.from_config(processor.to_dict())
-    ours = transform.normalised(transform.pixels(picture(*size))[None])
-    theirs = processor(picture(*size), return_tensors="np")["pixel_values"]
-    np.testing.assert_allclose(ours.numpy(), theirs, atol=2e-6)
+    return [
+        ViTImageProcessorPil(size={"height": 32, "width": 24}),
+        CLIPImageProcessorPil(size={"shortest_edge": 28}, crop_size=cropped),
+        DeiTImageProcessorPil(size={"height": 37, "width": 37}, crop_size=cropped),
+    ]
 
 
-def test_null_in_a_configuration_is_the_default_of_its_class() -> None:
-    config = {"image_processor_type": "CLIPImageProcessor", "image_mean": None, "crop_size": None}
-    found = EvalTransform.from_config({**config, "size": None, "do_center_crop": None})
-    assert (found.resize, found.crop) == (224, (224, 224))
-    assert found.mean == pytest.approx((0.4815, 0.4578, 0.4082), abs=1e-4)
+@pytest.mark.parametrize("size", [(50, 61), (20, 90)])
+def test_it_agrees_with_the_processors_it_was_read_from(size: tuple[int, int]) -> None:
+    for processor in processors():
+        transform = EvalTransform.from_config(processor.to_dict())
+        ours = transform.normalised(transform.pixels(picture(*size))[None])
+        theirs = processor(picture(*size), return_tensors="np")["pixel_values"]
+        np.testing.assert_allclose(ours.numpy(), theirs, atol=2e-6)
 
 
 def test_a_timm_config_resizes_by_the_crop_share() -> None:
@@ -235,15 +192,19 @@ def test_a_timm_config_resizes_by_the_crop_share() -> None:
     np.testing.assert_array_equal(covering.pixels(picture(22, 33)), resized[2:12])
 
 
-def test_switches_of_a_config_are_followed() -> None:
+def test_switches_and_nulls_of_a_config_are_followed() -> None:
     off = {"do_resize": False, "do_rescale": False, "do_normalize": False, "size": 10}
     transform, image = EvalTransform.from_config(off), picture(9, 7)
     np.testing.assert_array_equal(transform.pixels(image), np.asarray(image))
-    values = transform.normalised(np.asarray(image)[None])
-    np.testing.assert_array_equal(values[0].permute(1, 2, 0).numpy(), np.asarray(image))
-    # A number means what it means in transformers.
+    unchanged = transform.normalised(np.asarray(image)[None])[0].permute(1, 2, 0)
+    np.testing.assert_array_equal(unchanged.numpy(), np.asarray(image))
+    # A number means what it means in transformers, and null what the class of the processor has.
     clip = {"size": 30, "feature_extractor_type": "CLIPFeatureExtractor"}
     assert [EvalTransform.from_config(each).resize for each in ({"size": 30}, clip)] == [(30, 30), 30]
+    nulls = dict.fromkeys(("image_mean", "crop_size", "size", "do_center_crop"))
+    found = EvalTransform.from_config({"image_processor_type": "CLIPImageProcessor", **nulls})
+    assert (found.resize, found.crop) == (224, (224, 224))
+    assert found.mean == pytest.approx((0.4815, 0.4578, 0.4082), abs=1e-4)
 
 
 def test_a_model_brings_its_transform_along_and_its_size_counts_more(tmp_path: Path) -> None:
@@ -259,13 +220,11 @@ def test_a_model_brings_its_transform_along_and_its_size_counts_more(tmp_path: P
     assert found == EvalTransform(resize=(32, 32))
     values = found.normalised(found.pixels(Image.new("RGB", (50, 50), (255, 0, 51)))[None])
     np.testing.assert_allclose(values[0, :, 0, 0].numpy(), [1, -1, -0.6], atol=1e-6)
-    from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
-
-    processor = ViTImageProcessorPil(size={"height": 32, "width": 32}, image_mean=[0.1, 0.2, 0.3], resample=3)
-    processor.save_pretrained(tmp_path)
+    stored = {"size": {"height": 32, "width": 32}, "image_mean": [0.1, 0.2, 0.3], "resample": 3}
+    type(processors()[0])(**stored).save_pretrained(tmp_path)
     wanted = EvalTransform(resize=(32, 32), mean=(0.1, 0.2, 0.3), resample="bicubic")
     assert EvalTransform.for_model(load_model(tmp_path)) == wanted
-    stored = {"size": {"height": 40, "width": 40}, "image_mean": [0.1, 0.2, 0.3], "resample": 3}
+    stored["size"] = {"height": 40, "width": 40}
     with pytest.warns(AssayWarning, match="make 40 x 40 pixels; images are resized to the 32 x 32 that"):
         found = EvalTransform.for_model(SimpleNamespace(image_size=(32, 32), preprocessing=stored))
     assert found == wanted

@@ -60,13 +60,3 @@ def test_every_edge(name: str, key: str, settings: dict[str, str]) -> None:
     expected = vit_goldens.tensor(name, key)
     found = discover(model(name), vit_goldens.task(name), steps=5, **settings).values
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=1e-12)
-
-
-def test_the_same_model_of_hugging_face(name: str) -> None:
-    """Two libraries, two layouts of the weights, one set of scores."""
-    task = vit_goldens.task(name)
-    first, second = (
-        discover(each, task, "eap-ig-inputs", steps=3, objective="ce").values
-        for each in (model(name), vit_goldens.model(name))
-    )
-    torch.testing.assert_close(first, second, rtol=1e-9, atol=1e-13)

@@ -1,13 +1,11 @@
-"""`assay rank` and `assay monitor` on a directory of timm checkpoints."""
+"""`assay rank` on a directory of timm checkpoints."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
-import torch
 from command_line import invoke
 from PIL import Image
 from small_models import randomise
@@ -15,12 +13,10 @@ from timm.models._hub import save_for_hf
 
 from assay.analyses.generalization import dependency_depth_bias
 from assay.discovery.edges import discover
-from assay.execution import run_model
 from assay.models import load_model
 from assay.tasks import SHAPE_CLASSES, ImageTask, draw_shapes, find_domains
 
 
-Run = Callable[..., Any]
 VARIANTS: dict[str, dict[str, Any]] = {
     "distilled": {"architecture": "deit_tiny_distilled_patch16_224"},
     "plain": {},
@@ -54,24 +50,17 @@ def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.chdir(tmp_path)
-
-    def call(*arguments: object) -> Any:
-        return invoke(*arguments)
-
-    return call
-
-
 def images_for(here: Path, name: str, domain: str) -> ImageTask:
     """A folder as the model of that name reads it."""
     (images,) = find_domains(here / domain).values()
     return images.for_model(load_model(here / "models" / name))
 
 
-def test_rank_scores_them_as_the_library_does(here: Path, run: Run, tmp_path: Path) -> None:
-    found = run(
+def test_rank_scores_them_as_the_library_does(
+    here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found = invoke(
         "rank", "--zoo", here / "models", "--images", here / "neon", "--id-images", here / "flat",
         "--metrics", "ddb-output,ddb-deep,id-accuracy,average-confidence", "--steps", 2, "--draws", 20,
         "--store", "store", "--out", "ranked", "--quiet",
@@ -93,13 +82,3 @@ def test_rank_scores_them_as_the_library_does(here: Path, run: Run, tmp_path: Pa
     assert sorted(ranks) == [1, 2, 3, 4]
     page = (tmp_path / "ranked" / "report.html").read_text()
     assert all(name in page for name in VARIANTS)
-
-
-def test_predictions_are_those_of_the_modules(here: Path) -> None:
-    """What the metrics compare with: the native module on the same pixels."""
-    for name in VARIANTS:
-        task = images_for(here, name, "flat")
-        model = load_model(here / "models" / name)
-        with torch.no_grad():
-            expected = model.module(task.clean)
-        torch.testing.assert_close(run_model(model, task), expected)

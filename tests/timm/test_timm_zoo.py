@@ -8,13 +8,7 @@ import torch
 
 from assay.models import load_model
 from assay.tasks import EvalTransform, ImageTask, draw_shapes
-from assay.zoo import (
-    Recipe,
-    TrainingRun,
-    Zoo,
-    initial_module,
-    train,
-)
+from assay.zoo import Recipe, TrainingRun, Zoo, initial_module, train
 from assay.zoo.models import weights_hash
 
 
@@ -44,13 +38,8 @@ def test_a_trained_timm_model_is_read_with_its_classes_and_transform(run: Traini
     assert (stored.mean, stored.std, stored.resample) == (TRANSFORM.mean, TRANSFORM.std, TRANSFORM.resample)
     assert stored.crop == (32, 32)
     assert load_model(run.folder / "checkpoints" / "2").graph == model.graph
-
-
-def test_a_directory_of_timm_models_is_a_zoo(run: TrainingRun) -> None:
     zoo = Zoo.open(run.folder.parent)
-    assert zoo.keys == ("run",)
-    matrix = zoo.correctness(draw_shapes("neon", 12))
-    assert matrix.correct.shape == (1, 12)
+    assert (zoo.keys, zoo.correctness(draw_shapes("neon", 12)).correct.shape) == (("run",), (1, 12))
 
 
 def test_a_timm_checkpoint_gets_a_new_head_that_alone_is_trained(run: TrainingRun, tmp_path: Path) -> None:

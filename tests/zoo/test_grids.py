@@ -48,7 +48,7 @@ def test_bad_values_of_a_recipe_are_named() -> None:
 PIXELS = draw_shapes("relief", 16).pixels
 
 
-def test_limits_of_an_augmentation_which_depends_on_its_stream_alone() -> None:
+def test_an_augmentation_depends_on_its_stream_alone_and_crops_inside_the_image() -> None:
     first, again, other = (Augmentation().apply(PIXELS, stream(seed, "a")) for seed in (0, 0, 1))
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
@@ -59,9 +59,6 @@ def test_limits_of_an_augmentation_which_depends_on_its_stream_alone() -> None:
     coloured = Augmentation(**whole, flip=0, jitter=0.5).apply(PIXELS, stream(0, "a"))
     ratio = coloured.mean(axis=(1, 2, 3)) / PIXELS.mean(axis=(1, 2, 3))
     assert ratio.min() < 0.9 < 1.1 < ratio.max()
-
-
-def test_a_crop_lies_inside_the_image() -> None:
     ramp = np.broadcast_to(8 * np.arange(32, dtype=np.uint8)[:, None, None], (200, 32, 32, 3)).copy()
     cropped = Augmentation(min_area=0.25, max_aspect=1.0, flip=0).apply(ramp, stream(0, "a")).astype(float)
     covered = (cropped[:, -1, :, 0] - cropped[:, 0, :, 0]).mean(axis=1) / (31 * 8)
@@ -73,12 +70,8 @@ def test_a_crop_lies_inside_the_image() -> None:
 
 
 def test_presets_have_the_published_sizes() -> None:
-    for preset, trained in {
-        "inside-out": 132,
-        "inside-out-reduced": 66,
-        "inside-out-code": 132,
-        "tiny": 8,
-    }.items():
+    sizes = {"inside-out": 132, "inside-out-reduced": 66, "inside-out-code": 132, "tiny": 8}
+    for preset, trained in sizes.items():
         grid = Grid.read(preset)
         recipes = grid.recipes()
         assert len({recipe.key for recipe in recipes}) == trained

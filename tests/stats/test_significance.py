@@ -1,4 +1,4 @@
-"""Permutation tests and many hypotheses at once: golden values, literal rules, error rates."""
+"""Permutation tests, groups, many hypotheses at once: golden values, literal rules, error rates."""
 
 import itertools
 import json
@@ -11,14 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
+from scipy import stats as scipy_stats
 
-from assay.core.errors import InputError
+from assay.core.errors import InputError, NonFiniteError
 from assay.core.random import stream
 from assay.stats import (
     benjamini_hochberg,
     benjamini_yekutieli,
     bonferroni,
     e_benjamini_hochberg,
+    group_differences,
     holm,
     mean_tests,
     partial_conjunction,
@@ -29,22 +31,8 @@ from assay.stats import (
 from assay.stats.significance import MeanTest
 
 
-# -------------------------------------------------------------------------------------------- permutations
-
-
 GOLDEN = Path(__file__).parent.parent / "golden" / "calibrations"
-
-
-STABILITY = json.loads((GOLDEN / "certified_stability.json").read_text())
-
-
-NOMOLOGICAL = json.loads((GOLDEN / "nomological.json").read_text())
-
-
 RNG = np.random.default_rng  # exact tests draw nothing from it
-
-
-SHORT = arrays.arrays(np.float64, st.integers(1, 8), elements=st.integers(-3, 3).map(float))
 
 
 def mean_test(values: np.ndarray, **options: Any) -> MeanTest:
@@ -52,20 +40,7 @@ def mean_test(values: np.ndarray, **options: Any) -> MeanTest:
     return mean_tests(values[:, None], **options)[0]
 
 
-@pytest.mark.parametrize("case", STABILITY, ids=lambda case: str(len(case["effects_prompt_by_head"])))
-def test_tests_of_means_match_golden_values(case: dict) -> None:
-    found = mean_tests(np.array(case["effects_prompt_by_head"]), rng=stream(0, "heads"))
-    t_values = np.array([test.t.p_value for test in found])
-    assert t_values == pytest.approx(np.array(case["t_test_p_greater"]), rel=1e-9)
-    assert (benjamini_hochberg(t_values) <= 0.05).tolist() == case["bh_certified_t"]
-    if "sign_flip_exact_p_greater" in case:
-        assert all(test.exact for test in found)
-        assert [test.sign_flip.p_value for test in found] == pytest.approx(
-            case["sign_flip_exact_p_greater"], rel=1e-9
-        )
-
-
-@given(SHORT)
+@given(arrays.arrays(np.float64, st.integers(1, 8), elements=st.integers(-3, 3).map(float)))
 def test_exact_flips_are_the_literal_ones(x: np.ndarray) -> None:
     sums = [float(np.dot(signs, x)) for signs in itertools.product((1, -1), repeat=len(x))]
     found = mean_test(x, rng=RNG(0))
@@ -115,46 +90,12 @@ def test_exact_rank_tests_are_the_literal_enumeration(pair: np.ndarray) -> None:
     rho = spearman(x, y)
     orders = np.array([spearman(x, y[list(order)]) for order in itertools.permutations(range(len(x)))])
     assert upper.rho == pytest.approx(rho)
-    assert upper.p_value == pytest.approx(np.mean(orders >= rho - 1e-9))
-    assert both.p_value == pytest.approx(np.mean(np.abs(orders) >= abs(rho) - 1e-9))
-    assert upper.smallest_p == pytest.approx(np.mean(orders >= orders.max() - 1e-9))
-    assert both.smallest_p == pytest.approx(np.mean(np.abs(orders) >= np.abs(orders).max() - 1e-9))
-    assert upper.smallest_p <= upper.p_value
-
-
-@pytest.mark.parametrize("case", NOMOLOGICAL, ids=lambda case: f"{len(case['pathway_depth'])}-roles")
-def test_exact_p_values_of_roles_match_golden_values(case: dict) -> None:
-    roles = case["circuit"]["roles"]
-    layers = np.array([np.mean([layer for layer, _ in roles[role]]) for role in case["pathway_depth"]])
-    depths = np.array(list(case["pathway_depth"].values()))
-    found = spearman_test(layers, depths, rng=RNG(0), alternative="greater")
-    assert found.rho == pytest.approx(case["role_level_rho"], rel=1e-9)
-    assert found.p_value == pytest.approx(case["role_level_exact_p_greater"], rel=1e-9)
-
-
-# ----------------------------------------------------------------------------------------- many hypotheses
-
-
-MULTIPLICITY = json.loads((GOLDEN / "multiplicity.json").read_text())
-
-
-RULES = {
-    "bonferroni": bonferroni,
-    "holm": holm,
-    "fdr_bh": benjamini_hochberg,
-    "fdr_by": benjamini_yekutieli,
-}
+    for found, values, own in ((upper, orders, rho), (both, np.abs(orders), abs(rho))):
+        assert found.p_value == pytest.approx(np.mean(values >= own - 1e-9))
+        assert found.smallest_p == pytest.approx(np.mean(values >= values.max() - 1e-9))
 
 
 P_VALUES = arrays.arrays(np.float64, st.integers(1, 30), elements=st.floats(0, 1))
-
-
-@pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize("case", MULTIPLICITY["sets"], ids=lambda case: f"m{len(case['p'])}")
-def test_adjusted_p_values_match_golden_values(case: dict, rule: str) -> None:
-    found = RULES[rule](np.array(case["p"]))
-    assert found == pytest.approx(np.array(case[rule]["adjusted"]), rel=1e-9, abs=1e-12)
-    assert (found <= 0.05).tolist() == case[rule]["reject"]
 
 
 @given(P_VALUES, st.floats(0.001, 0.999))
@@ -244,3 +185,83 @@ def test_true_discoveries_are_what_closed_testing_leaves(
     assert true_discoveries(np.array(p), flags, alpha=alpha) == literal_true_discoveries(p, chosen, alpha)
     with pytest.raises(InputError, match="expected values in"):
         true_discoveries(np.array([*p, math.nan]), np.append(flags, True))
+
+
+CASES = json.loads((GOLDEN / "welch_anova.json").read_text())
+
+
+@pytest.mark.parametrize(
+    "case", CASES, ids=lambda case: "-".join(str(len(group)) for group in case["groups"])
+)
+def test_group_differences_match_golden_values(case: dict) -> None:
+    found = group_differences([np.array(group) for group in case["groups"]])
+    for test, name, key in (
+        (found.welch, "welch_F", "welch_p"),
+        (found.classic, "classic_F", "classic_p"),
+        (found.brown_forsythe, "brown_forsythe_W", "brown_forsythe_p"),
+        (found.kruskal_wallis, "kruskal_H", "kruskal_p"),
+    ):
+        assert (test.statistic, test.p_value) == pytest.approx((case[name], case[key]), rel=1e-9)
+    shares = [found.eta_squared.value, found.omega_squared.value, found.epsilon_squared.value]
+    names = ("partial_eta_sq", "omega_sq", "epsilon_sq")
+    assert shares == pytest.approx([case[name] for name in names], rel=1e-9)
+    bounds = found.eta_squared.interval
+    assert (bounds.low, bounds.high) == pytest.approx(case["eta_pop_one_sided_95"], rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.3, 1.0, 30.0])
+def test_the_bounds_of_eta_squared_solve_the_noncentral_f(shift: float) -> None:
+    rng = stream(0, "noncentral")
+    groups = [rng.normal(at * shift, 1, size=12) for at in range(3)]
+    found = group_differences(groups)
+    bounds, f, df = found.eta_squared.interval, found.classic.statistic, (2, 33)
+    for end, probability in ((bounds.low, 0.95), (bounds.high, 0.05)):
+        if end == 0:
+            assert scipy_stats.f.cdf(f, *df) <= probability
+        else:
+            reached = scipy_stats.ncf.cdf(f, *df, 36 * end / (1 - end))
+            assert reached == pytest.approx(probability, abs=1e-9)
+
+
+def test_constant_groups() -> None:
+    for last, share in ((0.1, 0.0), (0.2, 1.0)):
+        found = group_differences([np.full(4, 0.1), np.full(3, last)])
+        bounds = found.eta_squared.interval
+        assert [found.eta_squared.value, bounds.low, bounds.high] == [share] * 3
+        tests = (found.welch, found.classic, found.brown_forsythe, found.kruskal_wallis)
+        assert [bounds.reason, *(test.reason for test in tests)] == ["degenerate", *["zero_variance"] * 4]
+    one = group_differences([np.full(4, 0.1), np.array([0.1, 0.2, 0.4])])
+    assert (one.welch.reason, math.isnan(one.welch.statistic)) == ("zero_variance", True)
+    assert one.classic.statistic == pytest.approx(scipy_stats.f_oneway([0.1] * 4, [0.1, 0.2, 0.4]).statistic)
+    steady = group_differences([np.array([0.0, 0.0, 1.0, 1.0]), np.array([2.0, 2.0, 4.0, 4.0])])
+    assert (steady.brown_forsythe.reason, steady.welch.reason) == ("zero_variance", None)
+
+
+def test_small_groups_are_left_out_and_one_is_too_few() -> None:
+    groups = [np.array([1.0, 2.0]), np.array([1.0, 2.0, 3.0]), np.empty(0), np.array([2.0, 3.0, 4.0])]
+    found = group_differences(groups)
+    assert (found.used, found.sizes) == ((1, 3), (3, 3))
+    # Means 2 and 3, SSB = 6 / 4, SSW = 4: eta^2 = 1.5 / 5.5; MSW = 1.
+    shares = [found.eta_squared.value, found.omega_squared.value, found.epsilon_squared.value]
+    assert [*shares, found.expected_eta_squared] == pytest.approx([1.5 / 5.5, 0.5 / 6.5, 0.5 / 5.5, 1 / 5])
+    for few in ([], groups[:1], groups[:2]):
+        nothing = group_differences(few)
+        assert nothing.eta_squared.reason == nothing.welch.reason == "too_few_groups"
+        assert np.isnan([nothing.eta_squared.value, nothing.expected_eta_squared]).all()
+        json.dumps(nothing.to_dict(), allow_nan=False)
+    with pytest.raises(NonFiniteError, match="values of group 1 hold nan"):
+        group_differences([np.arange(3.0), np.array([1.0, math.nan, 2.0])])
+
+
+def test_the_bounds_hold_as_often_as_they_say() -> None:
+    rng, n_worlds, misses = stream(0, "eta worlds"), 600, np.zeros(3)
+    means = np.array([-0.6, 0.0, 0.6])
+    truth = means.var() / (means.var() + 1)
+    for _ in range(n_worlds):
+        noise = rng.normal(size=(3, 20))
+        worlds = (noise + means[:, None], noise)
+        bounds, null = (group_differences(list(world)).eta_squared.interval for world in worlds)
+        misses += (bounds.low > truth, bounds.high < truth, null.low > 0)
+    # 5 % each: three and a half standard errors of 600 worlds are 3.1 points.
+    assert (misses / n_worlds < 0.082).all()
+    assert (misses[:2] / n_worlds > 0.02).all()

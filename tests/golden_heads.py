@@ -1,4 +1,4 @@
-"""Models, tasks and slow runs for metrics that replace what lies outside a circuit."""
+"""The three-layer GPT-2 of the reference data with its prompts, and slow runs with some heads replaced."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -14,7 +14,7 @@ from assay.models import Model, load_model
 from assay.tasks import PairTask
 
 
-GOLDEN = Path(__file__).parent.parent / "golden"
+GOLDEN = Path(__file__).parent / "golden"
 
 
 def stored() -> dict[str, Any]:
@@ -22,14 +22,13 @@ def stored() -> dict[str, Any]:
 
 
 def golden_model() -> Model:
-    """The three-layer GPT-2 of the reference data, float64."""
-    config = GPT2Config(
-        vocab_size=97, n_positions=32, n_embd=64, n_layer=3, n_head=4, bos_token_id=0, eos_token_id=0
-    )
-    module = GPT2LMHeadModel(config).double().eval()
+    """In float64."""
+    sizes = {"vocab_size": 97, "n_positions": 32, "n_embd": 64, "n_layer": 3, "n_head": 4}
+    module = GPT2LMHeadModel(GPT2Config(**sizes, bos_token_id=0, eos_token_id=0)).double().eval()
     weights = np.load(GOLDEN / "adversarial" / "gpt2_tiny_model.npz")
     state = {name: torch.from_numpy(weights[name]).double() for name in weights.files}
-    module.load_state_dict(state, strict=False)
+    missing = module.load_state_dict(state, strict=False)
+    assert (missing.missing_keys, missing.unexpected_keys) == (["lm_head.weight"], [])
     return load_model(module)
 
 
@@ -50,9 +49,16 @@ def outputs(model: Model, tokens: Tensor) -> list[Tensor]:
 
 
 def literal_logits(
-    model: Model, task: PairTask, heads: Collection[Sequence[int]], values: Sequence[Tensor]
+    model: Model,
+    task: PairTask,
+    heads: Collection[Sequence[int]],
+    values: Sequence[Tensor],
+    *,
+    last: bool = False,
 ) -> Tensor:
-    """Logits of a plain pass in which hooks write `values` (per block) for some heads."""
+    """Logits of a plain pass in which hooks write `values` (per block) for some heads, or at the read."""
+    places = torch.arange(task.length) == task.positions[:, None]
+    written = (places if last else torch.ones_like(places))[:, :, None]
     handles = []
     for layer, head in heads:
         block = model.blocks[layer]
@@ -65,7 +71,7 @@ def literal_logits(
             value: Tensor = values[layer],
         ) -> tuple[Tensor, ...]:
             z = args[0].clone()
-            z[:, :, columns] = value[:, :, columns]
+            z[:, :, columns] = torch.where(written, value[:, :, columns], z[:, :, columns])
             return (z, *args[1:])
 
         handles.append(block.out.register_forward_pre_hook(write))
@@ -77,8 +83,7 @@ def literal_logits(
 
 
 def margins(logits: Tensor, task: PairTask) -> np.ndarray:
-    assert task.wrong is not None
-    return (logits.gather(1, task.answers) - logits.gather(1, task.wrong))[:, 0].numpy()
+    return (logits.gather(1, task.answers).mean(1) - logits.gather(1, task.wrong).mean(1)).numpy()
 
 
 def every_head(model: Model) -> list[tuple[int, int]]:
