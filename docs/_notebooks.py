@@ -60,6 +60,13 @@ def write_pages(app: Sphinx) -> None:
         write_if_changed(directory / f"{path.stem}.md", page(path, directory))
 
 
+def link_pages(_: Sphinx, name: str, source: list[str]) -> None:
+    """On the site, the gallery leads to the pages instead of the files."""
+    if name == "notebooks/index":
+        source[0] = re.sub(r"\]\(\.\./\.\./notebooks/(\w+)\.ipynb\)", r"](generated/\1.md)", source[0])
+
+
 def setup(app: Sphinx) -> dict[str, bool]:
     app.connect("builder-inited", write_pages)
+    app.connect("source-read", link_pages)
     return {"parallel_read_safe": True}

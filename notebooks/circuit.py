@@ -92,7 +92,7 @@ circuit.plot().figure
 # %%
 fresh = assay.load_task("ioi", model, n=100, seed=2)
 faithfulness = assay.measure(circuit, model, fresh, "faithfulness-norm", random_circuits=10)
-faithfulness.plot().figure
+faithfulness
 
 # %%
 interval = faithfulness.interval()

@@ -88,7 +88,7 @@ print(f"other prompts   {report['M98'].values['resample-donor']:6.2f}")
 
 # %%
 worst = assay.worst_case(circuit, model, "ioi", n_clean=60, n_corrupted=60, progress=assay.ProgressDisplay())
-worst.plot()[0].figure
+worst.plot().figure
 
 # %%
 for quantile in (0.95, 0.99):

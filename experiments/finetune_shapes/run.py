@@ -94,14 +94,11 @@ def last(row: dict[str, Any]) -> dict[str, Any]:
     return next(each for each in row["dynamics"]["readings"] if each["step"] == row["selected"]["step"])
 
 
-def rounded(value: Any) -> Any:
-    return round(value, 6) if isinstance(value, float) else value
-
-
 def compact(row: dict[str, Any]) -> dict[str, Any]:
     """What is committed of a run: selection and readings."""
     kept = ("arm", "seed", "seconds", "weights", "selected")
-    readings = [{name: rounded(v) for name, v in each.items()} for each in row["dynamics"]["readings"]]
+    digits = json.dumps(row["dynamics"]["readings"])
+    readings = json.loads(digits, parse_float=lambda number: round(float(number), 6))
     return {name: row[name] for name in kept} | {"readings": readings}
 
 

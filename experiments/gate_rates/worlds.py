@@ -166,8 +166,9 @@ def _c36(delta: float) -> Judge:
 def _f59(n_heads: int, rho: float) -> Judge:
     def judge(rng: np.random.Generator) -> Verdict:
         scores = planted.raters(rng, 3, n_heads, rho=rho)
+        members = np.arange(n_heads) < n_heads // 8
         return inter_rater(
-            scores, k=n_heads // 8, signed=tuple(scores), n_boot=200, n_perm=1, seed=_seed(rng)
+            scores, members=members, signed=tuple(scores), n_boot=200, n_perm=1, seed=_seed(rng)
         )
 
     return judge

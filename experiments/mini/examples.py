@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 from assay.tasks import TASKS, Grammar, Prompt, Tokens
 from assay.tasks.grammar import fill
-from assay.tasks.sequences import Docstring
+from assay.tasks.grammars import Docstring
 
 
 KEYS = ("ioi", "greater-than", "docstring", "induction", "sva", "gendered-pronoun")

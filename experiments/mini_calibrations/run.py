@@ -31,7 +31,7 @@ def main() -> None:
     found = {}
     for task in GROUPS:
         runs = runs_of(model, task, None, progress=lambda *step: None)
-        found[task] = (usual_prompts(runs.task).task, runs.circuit)
+        found[task] = (usual_prompts(runs.task)[0], runs.circuit)
     results = {}
     for task, groups in GROUPS.items():
         prompts, circuit = found[task]
@@ -44,7 +44,7 @@ def main() -> None:
             "circuit": document["circuit"],
             "prompts": document["table"]["n_prompts"],
             "pool": document["table"]["n_pool"],
-            "passes": document["table"]["passes"],
+            "passes": document["table"]["machine"]["passes"],
             "gates": {
                 gate["code"]: {
                     "status": gate["verdict"]["status"],

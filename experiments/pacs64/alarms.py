@@ -17,9 +17,9 @@ import torch
 from pacs import DOMAINS, RESULTS, SEED, TRANSFORM, arguments, new_vit, read
 
 from assay.analyses.generalization.alarms import CIRCUIT, OUTPUTS, AlarmRules, Calibration
+from assay.analyses.generalization.dependency import circuit_like, circuit_shift, output_shift
 from assay.analyses.generalization.inspection import inspect_model
 from assay.analyses.generalization.monitor import discover_reference, probabilities
-from assay.analyses.generalization.shift import circuit_like, circuit_shift, output_shift
 from assay.core.random import stream
 from assay.models import Model, load_model
 from assay.tasks import ImageTask

@@ -2,10 +2,10 @@
 
     python experiments/pacs64/run.py
 
-Reads `results/models.json` (every model with every predictor on each target) and the values of the paper in
-`published.csv`; writes `results/correlations.json` and `results/averages.png`, and prints the rows of that
-page and of docs/theory/circuit-shift.md (from `results/monitoring.json`). No model runs: README.md says how
-the files were made.
+Reads `results/models.json` (every model with every predictor on each target), `results/monitoring.json` and
+the values of the paper in `published.csv`; writes `results/correlations.json`, `results/averages.png` and
+`results/domains.png` (docs/howto/evaluate.md), and prints the rows of that page and of
+docs/theory/circuit-shift.md. No model runs: README.md says how the files were made.
 """
 
 import csv
@@ -163,19 +163,32 @@ def picture(found: Mapping[str, Any]) -> Figure:
     return figure
 
 
+def domains() -> Figure:
+    """Shift against accuracy of the monitored model on its known and its new domains."""
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    ax = figure.subplots()
+    found = load("monitoring")["domains"]
+    for kind, marker, colour in (("known", "o", "#0072b2"), ("new", "D", "#d55e00")):
+        rows = [row for name, row in found.items() if name.startswith(f"{kind}/")]
+        x, y = ([row[key] for row in rows] for key in ("accuracy", "CSS spearman"))
+        ax.plot(x, y, marker, color=colour, ms=5, label=f"{len(rows)} {kind} domains")
+    ax.set_xlabel("accuracy", fontsize=9)
+    ax.set_ylabel("circuit shift (spearman)", fontsize=9)
+    ax.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside upper left", ncols=2, fontsize=8.5, frameon=False)
+    return figure
+
+
 def rounded(value: Any) -> Any:
     """Eight digits."""
-    if isinstance(value, dict):
-        return {key: rounded(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [rounded(each) for each in value]
-    return float(f"{value:.8g}") if isinstance(value, float) else value
+    return json.loads(json.dumps(value), parse_float=lambda digits: float(f"{float(digits):.8g}"))
 
 
 def main() -> None:
     found = rounded(correlations(load("models")))
     (RESULTS / "correlations.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     picture(found).savefig(RESULTS / "averages.png", dpi=110, facecolor="white")
+    domains().savefig(RESULTS / "domains.png", dpi=110, facecolor="white")
     print(*predictors(found), "", *monitoring(), sep="\n")
 
 

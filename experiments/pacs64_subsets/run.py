@@ -67,11 +67,7 @@ def path_record(path: SelectionPath) -> dict[str, Any]:
 
 def rounded(value: Any) -> Any:
     """Few digits, so that files stay small."""
-    if isinstance(value, dict):
-        return {str(key): rounded(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [rounded(each) for each in value]
-    return round(value, DIGITS) if isinstance(value, float) else value
+    return json.loads(json.dumps(value), parse_float=lambda digits: round(float(digits), DIGITS))
 
 
 def select(n_permutations: int, workers: int) -> None:

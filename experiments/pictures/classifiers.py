@@ -3,13 +3,12 @@
 from functools import cache
 
 from matplotlib.figure import Figure
-from scipy.stats import spearmanr
 from texts import of, panels
 from torch import Tensor
 
 import assay
-from assay.analyses.generalization import InspectionSettings
-from assay.page.draw import INK, MUTED, SUPPORTS
+from assay.analyses.generalization import InspectionSettings, discover_reference
+from assay.page.draw import INK, MUTED
 from assay.tasks import EvalTransform, draw_shapes
 from assay.tasks.corruptions import CORRUPTIONS, corrupt
 
@@ -76,29 +75,19 @@ def ranking() -> Figure:
     return figure
 
 
-def shift_and_accuracy() -> Figure:
-    """One model on 39 corruptions of the images that it knows."""
+def monitor() -> Figure:
+    """Four batches of each style before the monitor of the model that is best on flat drawings."""
     key = max(zoo().entries, key=lambda entry: entry.id_accuracy or 0.0).key
-    model = zoo().load(key)
-    transform = EvalTransform.for_model(model)
-    known = draw_shapes("flat", N, start=1_000_000).with_transform(transform)
-    reference = assay.discover(model, known)
-    images = draw_shapes("flat", N, start=3_000_000)
-    shifts, accuracies = [], []
-    for corruption in CORRUPTIONS:
-        task = corrupt(images, corruption).with_transform(transform)
-        shifts.append(assay.circuit_shift(reference, assay.discover(model, task)))
-        right = assay.run_model(model, task).argmax(1) == task.labels
-        accuracies.append(float(right.double().mean()))
-    figure, axes = panels(1, 1, (5.5, 3.6))
-    axis = axes[0, 0]
-    axis.plot(shifts, accuracies, "o", color=SUPPORTS, markersize=4)
-    rho = spearmanr(shifts, accuracies).statistic
-    title = f"{len(shifts)} corruptions, {N} images each: rank correlation {rho:.2f}"
-    axis.set_title(title, loc="left", fontsize=9, color=INK)
-    axis.set_xlabel("circuit shift", fontsize=9, color=MUTED)
-    axis.set_ylabel("accuracy", fontsize=9, color=MUTED)
-    return figure
+    model, batch = zoo().load(key), 24
+    known = draw_shapes("flat", 20 * batch, start=1_000_000).with_transform(EvalTransform.for_model(model))
+    first, rest = known.subset(range(4 * batch)), known.subset(range(4 * batch, known.n))
+    reference = discover_reference(model, first, batch=batch)
+    watched = assay.Monitor(model, reference, outputs=first, alpha=0.2)
+    watched.calibrate(rest, batch_size=batch)
+    for style in ("flat", TARGET, "neon"):
+        for start in range(3_000_000, 3_000_000 + 4 * batch, batch):
+            watched.observe(draw_shapes(style, batch, start=start))
+    return of(watched, (8.6, 3.9))
 
 
 def corruptions() -> Figure:
@@ -118,6 +107,6 @@ PICTURES = {
     "depth-bias.svg": depth_bias,
     "motif-shapes.svg": motif,
     "ranking-shapes.svg": ranking,
-    "shift-and-accuracy.svg": shift_and_accuracy,
+    "monitor-shapes.svg": monitor,
     "corruptions.png": corruptions,
 }

@@ -83,12 +83,6 @@ def circuit() -> Figure:
     return of(scores().top(60).connected(), (6, 5.5))
 
 
-def certified() -> Figure:
-    model, task = ioi()
-    kept = assay.discover(model, task, "eap", per_example=True)
-    return of(assay.certify(kept, 20), (6, 6.5))
-
-
 def heads() -> Figure:
     model, task = ioi()
     figure, axes = panels(1, 3, (9, 3))
@@ -196,6 +190,13 @@ def planted() -> Figure:
     return of(Circuit(graph=graph, mask=mask), (5, 4))
 
 
+def worst() -> Figure:
+    """A circuit of about 200 edges on 300 x 300 pairs."""
+    model, _ = ioi()
+    kept = scores().top(SIZES[-2]).connected()
+    return of(assay.worst_case(kept, model, "ioi", n_clean=300, n_corrupted=300), (7.3, 3.2))
+
+
 def published() -> Figure:
     return of(published_circuit("ioi_gpt2"), (7, 7))
 
@@ -205,7 +206,6 @@ PICTURES = {
     "small-graph.svg": small_graph,
     "curve-ioi.svg": curve,
     "circuit-ioi.svg": circuit,
-    "certified-ioi.svg": certified,
     "heads-ioi.svg": heads,
     "ablations-ioi.svg": ablations,
     "margins-ioi.svg": margins,
@@ -213,4 +213,5 @@ PICTURES = {
     "positions-ioi.svg": positions,
     "planted-circuit.svg": planted,
     "published-ioi.svg": published,
+    "worst-ioi.svg": worst,
 }

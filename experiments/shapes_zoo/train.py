@@ -28,7 +28,7 @@ from transformers import ViTConfig, ViTForImageClassification, ViTForMaskedImage
 from assay.core.random import stream, torch_stream
 from assay.tasks import EvalTransform, ImageTask, draw_shapes
 from assay.zoo import Augmentation, Grid, Recipe, Zoo, initial_module, save_model, train, train_zoo
-from assay.zoo.scoring import score_of
+from assay.zoo.training import score_of
 
 
 HERE = Path(__file__).parent

@@ -116,7 +116,8 @@ def over_heads(gate: str, shape: str, n: int, share: float, *, k: int | None = N
         if gate == "C12":
             found = convergent_validity(scores, **options)
         else:
-            found = inter_rater(scores, k=k, signed=tuple(scores), **options)
+            members = None if k is None else np.arange(n) < k
+            found = inter_rater(scores, members=members, signed=tuple(scores), **options)
         return found.sub_results[part] if part else found
 
     return judge
@@ -138,7 +139,8 @@ def kappa_over_prompts(shape: str, n: int, n_heads: int, k: int, noise: float) -
     def judge(rng: np.random.Generator) -> Verdict:
         expected = expected_scores(sets_of(n_heads, k), "exponential")
         scores = {f"rater {i}": row + noise * draw(shape, rng, n, n_heads) for i, row in enumerate(expected)}
-        found = inter_rater(scores, k=k, n_boot=N_BOOT, n_perm=1, seed=seed_of(rng))
+        members = np.arange(n_heads) < k
+        found = inter_rater(scores, members=members, n_boot=N_BOOT, n_perm=1, seed=seed_of(rng))
         return found.sub_results["mean_kappa"]
 
     return judge

@@ -33,7 +33,7 @@ def _stability(shape: str, n: int, error: float) -> Judge:
 def _retest(shape: str, n: int, relative: float) -> Judge:
     def judge(rng: np.random.Generator) -> Verdict:
         runs = _runs(rng, shape, n, _SCORE * relative * (n / _SAMPLES) ** 0.5)
-        return retest(*runs, n_samples=_SAMPLES, seed=seed_of(rng))
+        return retest(*runs, seed=seed_of(rng))
 
     return judge
 
