@@ -7,10 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from assay.analyses.generalization import domains as labelled
 from assay.analyses.generalization.alarms import Threshold, batches_for
@@ -110,18 +109,8 @@ class MonitorRun:
             ).threshold(asked.target)
         if images is None and pool is not None:
             images, pool = parted(pool, window * spare, seed)
-        self.monitor = monitor = Monitor(
-            self.model,
-            reference,
-            threshold,
-            outputs=images,
-            rule=asked.rule,
-            alpha=asked.alpha,
-            labelled=learn,
-            log=asked.out / READINGS,
-            cache=cache,
-            seed=seed,
-        )
+        kept: dict[str, Any] = {"outputs": images, "labelled": learn, "log": asked.out / READINGS}
+        self.monitor = monitor = call(asked, Monitor, self.model, reference, threshold, cache=cache, **kept)
         self._pool = pool
         if monitor.calibrations or monitor.readings or m == 0:
             return
@@ -134,30 +123,7 @@ class MonitorRun:
     def observe(self) -> Iterator[Reading]:
         """Observe batch after batch of all sources until there are no more, or `stop` is set."""
         settings, monitor, pool, told = self.settings, self.monitor, self._pool, False
-
-        def skip(name: str) -> None:
-            monitor.skip(name)
-            self._tell(f"skipped {name}: it cannot be decoded")
-            self._export()
-
-        def wait(seconds: float) -> bool:
-            self._keep()
-            return self.stop.wait(seconds)
-
-        for batch in chain.from_iterable(
-            call(
-                settings,
-                batches,
-                source,
-                transform=EvalTransform.for_model(self.model),
-                size=settings.window,
-                done=monitor.done,
-                skip=skip,
-                tell=self._tell,
-                wait=wait,
-            )
-            for source in self._sources
-        ):
+        for batch in self._batches():
             if not told and (turned := [note for note in batch.notes if "EXIF" in note]):
                 told = True
                 self._tell(f"{turned[0]} (--exif ignore leaves images as stored)")
@@ -173,19 +139,34 @@ class MonitorRun:
             if self.stop.is_set():
                 return
 
+    def _batches(self) -> Iterator[ImageTask]:
+        """The images of one source after the other, less those that were observed or skipped before."""
+
+        def skip(name: str) -> None:
+            self.monitor.skip(name)
+            self._tell(f"skipped {name}: it cannot be decoded")
+            self._export()
+
+        def wait(seconds: float) -> bool:
+            self._keep()
+            return self.stop.wait(seconds)
+
+        how: dict[str, Any] = {"skip": skip, "tell": self._tell, "wait": wait}
+        how["transform"] = EvalTransform.for_model(self.model)
+        for source in self._sources:
+            size, done = self.settings.window, self.monitor.done
+            yield from call(self.settings, batches, source, size=size, done=done, **how)
+
     def _alert(self, command: str, reading: Reading) -> None:
         """Run the command of an alarm. What goes wrong with it is told and does not end the monitor."""
         text = json.dumps(reading.to_dict(), allow_nan=False) + "\n"  # so that `cat >>` keeps JSON lines
-        try:
-            # What it prints goes to stderr: stdout is that of the readings.
-            done = subprocess.run(
-                command, shell=True, input=text, text=True, stdout=2, timeout=PATIENCE, check=False
-            )
-            problem = f"ended with status {done.returncode}" if done.returncode else ""
+        what = f"the command of --on-alarm at batch {reading.index + 1}"  # itself it may hold a secret
+        try:  # What it prints goes to stderr: stdout is that of the readings.
+            subprocess.run(command, shell=True, input=text, text=True, stdout=2, timeout=PATIENCE, check=True)
+        except subprocess.CalledProcessError as error:
+            self._tell(f"{what} ended with status {error.returncode}")
         except subprocess.TimeoutExpired:
-            problem = f"did not end within {PATIENCE:g} s"
-        if problem:
-            self._tell(f"the command of --on-alarm {problem} at batch {reading.index + 1}")
+            self._tell(f"{what} did not end within {PATIENCE:g} s")
 
     def _export(self) -> None:
         """Write the state for Prometheus, where it is asked for."""

@@ -40,6 +40,7 @@ def batches(
 
     While following, a file counts as written once it has not changed for a second, and one that cannot be
     decoded is tried again when it has not changed for `PATIENCE` seconds: a slow upload is not a broken file.
+    Else the next run tries one that changed so recently.
     A name counts once, also if its file goes and comes back. A folder that vanishes is waited for.
 
     Args:
@@ -69,36 +70,33 @@ def batches(
     folder, taken, gone = _opened(source, tell), {*done}, False
     parts: list[ImageTask] = []  # decoded images that wait for a full batch,
     waiting_since = 0.0  # the first of them since then
-    # How a file looked (time of its change, size), since when, and whether decoding it failed.
-    seen: dict[Path, tuple[tuple[float, int], float, bool]] = {}
+    # How a file looked (time of its change, size), since when, and when it is due to be decoded.
+    seen: dict[Path, tuple[tuple[float, int], float, float]] = {}
     while True:
         now, stamps = clock(), _stamps(folder)
         if gone != (not folder.is_dir()):
             gone = not gone
             tell(f"{folder} is {'not available; waiting until it is back' if gone else 'back'}")
-        seen = {
-            path: old if (old := seen.get(path)) and old[0] == stamp else (stamp, now, False)
-            for path, stamp in stamps.items()
-            if str(path) not in taken
-        }
-        ready = [
-            path
-            for path, (stamp, first, failed) in seen.items()
-            if not follow
-            or now - first >= (PATIENCE if failed else SETTLED)
-            or (not failed and time.time() - stamp[0] >= SETTLED)
-        ]
+        before, seen = seen, {}
+        for path, stamp in stamps.items():
+            if str(path) not in taken:
+                fresh = follow and time.time() - stamp[0] < SETTLED
+                old = before.get(path)
+                seen[path] = old if old and old[0] == stamp else (stamp, now, now + SETTLED * fresh)
+        ready = [path for path, (_, _, due) in seen.items() if now >= due]
         while ready:
             room = size - sum(part.n for part in parts)
             chosen, ready = ready[:room], ready[room:]
             images, bad = _decoded(chosen, folder, transform)
             for path in bad:
                 stamp, first, _ = seen[path]
-                if follow and now - first < PATIENCE:
-                    seen[path] = (stamp, first, True)  # it is tried again
-                else:
+                if (now - first if follow else abs(time.time() - stamp[0])) >= PATIENCE:
                     taken.add(str(path))
                     skip(str(path))
+                elif follow:
+                    seen[path] = (stamp, first, first + PATIENCE)
+                else:
+                    tell(f"{path} cannot be decoded yet; run again")
             if images is not None:
                 waiting_since = waiting_since if parts else now
                 parts.append(images)

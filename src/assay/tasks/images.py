@@ -23,6 +23,7 @@ from assay.tasks.task import PairBatch, PairTask, chosen_rows, draw_rows, map_te
 
 
 FEW = 256  # images below which one thread is as fast
+NAMED = 5  # pictures left out that a note names
 PIECE = 32  # images of a batch that is read for its digests alone
 _OF_PIXELS = ("images", "corrupted")
 _OF_CLASSES = ("labels", "foils")
@@ -401,13 +402,14 @@ class ImageTask(OfClasses):
             return self
         assert self.source is not None
         names = tuple(self.source.name(row) for row in bad)
+        shown = ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
         good = [place for place, row in enumerate(self.rows.tolist()) if row not in bad]
         if not good:
             raise FileFormatError(f"none of the images of {self.domain!r} can be decoded, e.g. {names[0]}")
         return replace(
             self.subset(good),
             skipped=(*self.skipped, *names),
-            notes=(*self.notes, f"{len(names)} files of {self.domain} were skipped"),
+            notes=(*self.notes, f"{len(names)} files of {self.domain} were skipped: {shown}"),
             config={**self.config, "skipped": len(self.skipped) + len(names)},
         )
 

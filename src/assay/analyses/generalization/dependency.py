@@ -750,4 +750,5 @@ def circuit_like(model: Model, task: ImageTask, reference: EdgeScores) -> EdgeSc
     method = get_method(settings.pop("method"), **settings.pop("options", {}))
     if settings["steps"] is None:  # a method without quadrature
         del settings["steps"], settings["quadrature"]
-    return discover(model, task.for_model(model).held(), method, **settings)
+    scores: EdgeScores = discover(model, task.for_model(model).held(), method, **settings)
+    return scores

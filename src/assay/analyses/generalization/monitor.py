@@ -65,7 +65,8 @@ def discover_reference(model: Model, task: ImageTask, *, batch: int, **options: 
         raise InputError(f"the reference holds {task.n} images, fewer than the {batch} of a batch; give more")
     total = torch.zeros(model.graph.valid.shape, dtype=torch.float64)
     for start in range(0, n_batches * batch, batch):
-        scores = discover(model, task.subset(range(start, start + batch)).held(), **options)
+        some = task.subset(range(start, start + batch)).held()
+        scores: EdgeScores = discover(model, some, **options)
         total += scores.values.detach().cpu().double()
     if n_batches == 1:
         return scores
@@ -326,6 +327,8 @@ class Monitor(Plotted, Record):
         needed = max(batches_for(rules.alpha) if conformal else 1, n_batches or 0)
         if not needed <= m <= most:
             text = f"{id_images.n} known images give {most} batches of {batch_size}, but {needed} are needed"
+            if conformal and self._outputs is not None:
+                text += f" for the circuit's shift and {batches_for(rules.alpha / 2)} for both shifts"
             remedy = f"Give {needed * batch_size} images or more, smaller batches, or a larger alpha"
             raise InputError(f"{text}, besides those of the reference. {remedy}")
         order = stream(rules.seed, "monitor/calibration").permutation(id_images.n)

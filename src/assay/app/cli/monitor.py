@@ -17,7 +17,6 @@ from assay.app.delivery import (
     echo,
     json_file,
     note,
-    print_json,
     progress_on_stderr,
     remark,
     say,
@@ -152,15 +151,16 @@ def monitor(settings: MonitorSettings) -> int:
         if run.stop.is_set():
             note("Stopped. Run the same command again to resume.")
     every, document = run.monitor.readings, run.monitor.to_dict()
-    if settings.json and not settings.follow:
-        print_json(document)
-    elif not settings.json:
+
+    def show() -> None:
         none = f"no new batch: fewer new images than one batch needs ({len(every)} readings so far)"
         echo(f"\n{verdict(document)}" if readings else none)
         for text in caveats(document):
             echo(f"- {text}")
-        if every:
-            echo(f"report   {settings.out / PAGE}")
+
+    if not (settings.json and settings.follow):  # of which each reading was printed
+        page = File(settings.out / PAGE if every else None, lambda path: None)  # written by the run
+        settings.deliver(document, {"report": page}, show=show)
     # Without a new batch the alarm is what the newest reading said.
     alarms = sum(bool(each.alarm) for each in readings or every[-1:])
     if not (settings.gate and alarms):
@@ -173,21 +173,16 @@ def _print(reading: "Reading", *, first: bool) -> None:
     """A row of the table as it comes, so of fixed width."""
     from assay.analyses.generalization.ranking_page import ONE_CLASS
 
+    row = "{:>5}  {:<14} {:>5} {:>7} {:>6} {:>7} {:>6} {:>8}  {:<5}{}"
     if first:
-        heads = f"{'batch':>5}  {'origin':<14} {'n':>5} {'shift':>7} {'p':>6} {'outputs':>7} {'p':>6}"
-        echo(f"{heads} {'e-value':>8}  alarm")
-    p, outputs, output_p = (
-        "" if each is None else f"{each:.3f}"
-        for each in (reading.p_value, reading.output_shift, reading.output_p_value)
-    )
-    e = "" if reading.e_value is None else f"{reading.e_value:.3g}"
-    alarm = {None: "", False: "no", True: "ALARM"}[reading.alarm]
+        echo(row.format("batch", "origin", "n", "shift", "p", "outputs", "p", "e-value", "alarm", ""))
+    numbers = (reading.shift, reading.p_value, reading.output_shift, reading.output_p_value)
+    cells = ["" if each is None else f"{each:.3f}" for each in numbers]
+    cells.append("" if reading.e_value is None else f"{reading.e_value:.3g}")
+    cells.append({None: "", False: "no", True: "ALARM"}[reading.alarm])
     remarks = f"  {len(reading.skipped)} unreadable" if reading.skipped else ""
     remarks += f"  {reading.top_share:.0%} in one class" if reading.top_share > ONE_CLASS else ""
-    echo(
-        f"{reading.index + 1:>5}  {reading.domain[:14]:<14} {reading.n:>5} {reading.shift:>7.3f} "
-        f"{p:>6} {outputs:>7} {output_p:>6} {e:>8}  {alarm:<5}{remarks}".rstrip()
-    )
+    echo(row.format(reading.index + 1, reading.domain[:14], reading.n, *cells, remarks).rstrip())
 
 
 Directory = Annotated[Path, Parameter(name="DIR", help="Output directory of a monitor.")]
@@ -207,11 +202,10 @@ def status(directory: Directory, /, *, settings: Talking) -> int:
     if not readings:
         raise InputError(f"{directory} holds no readings; give the --out of a monitor")
     last = readings[-1]
-    if settings.json:
-        print_json({"alarm": last.alarm, "batches": len(readings), "last": last.to_dict()})
-    else:
-        state = {None: "no alarm is set", True: "alarm on", False: "alarm off"}[last.alarm]
-        echo(f"{state}: {last.sentence} ({plural(len(readings), 'batch')}, the last {last.time[:16]} UTC)")
+    state = {None: "no alarm is set", True: "alarm on", False: "alarm off"}[last.alarm]
+    line = f"{state}: {last.sentence} ({plural(len(readings), 'batch')}, the last {last.time[:16]} UTC)"
+    document = {"alarm": last.alarm, "batches": len(readings), "last": last.to_dict()}
+    settings.deliver(document, show=lambda: echo(line))
     return GATE_FIRED if last.alarm else 0
 
 

@@ -1,6 +1,6 @@
 """`assay rank`: which model of a zoo to deploy on images that may have no labels."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from assay.zoo import Zoo
 
 RANKING = own_group("Ranking")
-NAMED = 5  # files that a note names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,17 +47,11 @@ class RankSettings(Computing, Seeded, Placed, SkipBad):
     out: Annotated[Path | None, OUTPUT] = None
 
     def domains(self, source: str | Path, start: int) -> "list[ImageTask]":
-        """The domains of a source, less files that cannot be decoded, of which a note names the first."""
+        """The domains of a source, less files that cannot be decoded."""
         from assay.tasks import find_domains
 
-        found = []
-        for images in find_domains(source, n=self.n, seed=self.seed, start=start, drawn=400).values():
-            kept = images.readable() if self.skip_bad else images
-            if kept.skipped:
-                names = [*kept.skipped[:NAMED], *(["..."] if len(kept.skipped) > NAMED else [])]
-                kept = replace(kept, notes=(*kept.notes, f"not readable: {', '.join(names)}"))
-            found.append(kept)
-        return found
+        found = find_domains(source, n=self.n, seed=self.seed, start=start, drawn=400).values()
+        return [images.readable() if self.skip_bad else images for images in found]
 
 
 @command(IMAGES, example="assay rank --zoo zoo --images photos --out choice")
@@ -88,12 +81,10 @@ def rank(settings: RankSettings) -> None:
 
             ranking = rank_models(zoo, target, id_data=known, progress=told, **how)
             rankings.setdefault(dataset, []).append(ranking)
-    about = About(metric=settings.measure, seed=settings.seed, name=f"{len(zoo.keys)} models")
-    if len(targets) == 1:
-        document, task = ranking.to_dict(), dict.fromkeys((target.name, target.domain))
-        about = replace(about, task=":".join(task), n=target.n)
-    else:
-        document = comparison_document(rankings)
+    document = ranking.to_dict() if len(targets) == 1 else comparison_document(rankings)
+    tasks = ", ".join(":".join(dict.fromkeys((each.name, each.domain))) for _, each in targets)
+    n, who = sum(each.n for _, each in targets), f"{len(zoo.keys)} models"
+    about = About(task=tasks, metric=settings.measure, n=n, seed=settings.seed, name=who)
     settings.keep(document["kind"], document["provenance"], document, about)
     files = {}
     if settings.out is not None:

@@ -35,7 +35,7 @@ zoo_app = family(IMAGES, "zoo", "Train, record and list zoos of image classifier
 
 
 @dataclass(frozen=True, kw_only=True)
-class Running(Computing, Seeded, Placed, SkipBad):
+class Running(Talking, Seeded, Placed, SkipBad):
     """How the command runs.
 
     Attributes:
@@ -52,7 +52,7 @@ class Running(Computing, Seeded, Placed, SkipBad):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainSettings(Running):
+class TrainSettings(Computing, Running):
     """What models are trained on.
 
     Attributes:
@@ -110,9 +110,8 @@ def train_(grid: Annotated[str, Parameter(name="CONFIG")], /, *, settings: Train
         )
     document = zoo.to_dict() | {"path": str(zoo.path)}
     best = max((each.id_accuracy for each in zoo.entries if each.id_accuracy is not None), default=None)
-    about = About(
-        task=zoo.id_domain, metric="accuracy", n=len(zoo.keys), seed=settings.seed, value=best, name=zoo.name
-    )
+    n, seed = len(zoo.keys), settings.seed
+    about = About(task=zoo.id_domain, metric="accuracy", n=n, seed=seed, value=best, name=zoo.name)
     provenance = {key: document[key] for key in ("name", "data", "models")}
     identity = settings.keep("zoo", provenance, document, about)
     settings.deliver(document, show=lambda: _show(zoo), identity=identity)
@@ -147,7 +146,6 @@ def index(zoo: ZooFolder = None, /, *, settings: IndexSettings) -> None:
         zoo: A zoo. Default: the embedded one.
         settings: The options.
     """
-    from assay.store import About
     from assay.tasks import EvalTransform, one_domain
     from assay.tasks.image_source import FIRST_FREE
     from assay.zoo.archive import EMBEDDED
@@ -181,15 +179,9 @@ def index(zoo: ZooFolder = None, /, *, settings: IndexSettings) -> None:
             {"key": key, "weights": opened.entry(key).weight_hash, "id_accuracy": own, "accuracy": new}
             for key, own, new in accuracies
         ]
-        record = {"domain": matrix.domain, "path": str(path), "n": images.n, "models": models}
-        provenance = {"zoo": opened.name, "images": images.source_hash[:16], "dtype": settings.dtype}
-        name, n, best = f"{len(models)} models of {opened.name}", images.n, float(matrix.accuracy.max())
-        about = About(task=matrix.domain, metric="accuracy", n=n, name=name, seed=settings.seed, value=best)
-        arrays = {"correct": matrix.correct, "ids": matrix.ids, "labels": matrix.labels}
-        identity = settings.keep("correctness", provenance | {"models": models}, record, about, arrays)
-        reach = f"accuracy {matrix.accuracy.min():.1%} to {best:.1%}"
-        lines.append(f"{matrix.domain}: {name}, {n} images, {reach}  {path}\nresult   {identity}")
-        records.append(record)
+        records.append({"domain": matrix.domain, "path": str(path), "n": images.n, "models": models})
+        who = f"{matrix.domain}: {len(models)} models of {opened.name}, {images.n} images"
+        lines.append(f"{who}, accuracy {matrix.accuracy.min():.1%} to {matrix.accuracy.max():.1%}  {path}")
     settings.deliver(records, show=lambda: echo("\n".join(lines)))
 
 
