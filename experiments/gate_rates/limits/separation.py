@@ -9,7 +9,8 @@ from math import log, sqrt
 import numpy as np
 from scipy import special
 
-from assay.analyses.calibration.sensitivity import derived_metrics, ratio_estimate
+from assay.analyses.calibration.samples import ratio_estimate
+from assay.analyses.calibration.sensitivity import derived_metrics
 from assay.core.measurement import Verdict
 from limits.cells import PROMISED, Cell, Judge, draw, seed_of
 

@@ -250,6 +250,8 @@ def plain(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
+    if value is None or (isinstance(value, int | str) and not hasattr(value, "tolist")):  # most values
+        return value
     if isinstance(value, Record):
         value = value.to_dict()
     if isinstance(value, Mapping):
@@ -259,10 +261,8 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in items]
     if hasattr(value, "tolist"):
         return _plain(value.tolist())
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
     raise InputError(
         f"a record holds {value!r} of type {type(value).__name__}; only JSON values and arrays can be kept"
     )

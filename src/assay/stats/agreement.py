@@ -571,6 +571,8 @@ def resampled_alpha_bounds(
 
 
 NO_SPREAD = 1e-12
+Draws = Float64[np.ndarray, "draws _"]
+Statistic = Float64[np.ndarray, " draws"]
 
 
 def d_prime(signal: Real[np.ndarray, " _"], noise: Real[np.ndarray, " _"]) -> Estimate:
@@ -634,6 +636,38 @@ def auroc(scores: Real[np.ndarray, " n"], members: Bool[np.ndarray, " n"]) -> Es
     rank_sum = float(scipy.stats.rankdata(finite(scores, "scores"))[members].sum())
     pairs = n_members * (len(scores) - n_members)
     return Estimate(value=(rank_sum - n_members * (n_members + 1) / 2) / pairs)
+
+
+def d_primes(inside: Draws, outside: Draws) -> tuple[Statistic, Statistic]:
+    """D' of each row and its standard error from influence values, NaN where nothing varies.
+
+    The influence of a score x inside is (x - m) / S - d' ((x - m)^2 - s^2) / (4 S^2), S^2 the mean of both
+    variances; outside the first term has the other sign.
+    """
+    centred = [side - side.mean(axis=1, keepdims=True) for side in (inside, outside)]
+    variances = [(side**2).sum(axis=1, keepdims=True) / (side.shape[1] - 1) for side in centred]
+    pooled = np.sqrt((variances[0] + variances[1]) / 2)
+    pooled = np.where(pooled > NO_SPREAD, pooled, np.nan)
+    distance = (inside.mean(axis=1) - outside.mean(axis=1))[:, None] / pooled
+    squared = np.zeros(len(inside))
+    for sign, side, variance in zip((1, -1), centred, variances, strict=True):
+        influence = sign * side / pooled - distance * (side**2 - variance) / (4 * pooled**2)
+        squared += influence.var(axis=1, ddof=1) / side.shape[1]
+    return distance[:, 0], np.sqrt(squared)
+
+
+def areas(inside: Draws, outside: Draws) -> tuple[Statistic, Statistic]:
+    """AUROC of each row and its standard error from the share of the other side that a score exceeds.
+
+    References:
+        DeLong, DeLong and Clarke-Pearson (1988), doi:10.2307/2531595.
+    """
+    n, m = inside.shape[1], outside.shape[1]
+    ranks = scipy.stats.rankdata(np.concatenate([inside, outside], axis=1), axis=1)
+    above = (ranks[:, :n] - scipy.stats.rankdata(inside, axis=1)) / m
+    below = 1 - (ranks[:, n:] - scipy.stats.rankdata(outside, axis=1)) / n
+    squared = above.var(axis=1, ddof=1) / n + below.var(axis=1, ddof=1) / m
+    return above.mean(axis=1), np.sqrt(squared)
 
 
 def average_precision(scores: Real[np.ndarray, " n"], members: Bool[np.ndarray, " n"]) -> Estimate:

@@ -17,6 +17,7 @@ floats.
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy
@@ -359,7 +360,16 @@ def best_order_statistic(n: int, p: float, delta: float) -> OrderStatistic:
     return OrderStatistic(order=order, failure=failure(order), n_needed=n_needed)
 
 
-def percentile_sample_size(p: float, delta: float, epsilon: float, bound: str = "exact") -> int:
+class SampleSize(NamedTuple):
+    """Sizes that reach a confidence: the `first`, and the `stable` one, from which on every size does."""
+
+    first: int
+    stable: int
+
+
+def percentile_sample_size(
+    p: float, delta: float, epsilon: float, bound: str = "exact", *, details: bool = False
+) -> int | Any:
     """Smallest sample size from which on `percentile_confidence` is at least delta, at every larger one too.
 
     Args:
@@ -367,47 +377,41 @@ def percentile_sample_size(p: float, delta: float, epsilon: float, bound: str = 
         delta: Confidence to reach, in (0, 1).
         epsilon: How far above p the order statistic is taken; p + epsilon < 1.
         bound: `exact`, `chernoff` or `hoeffding`.
+        details: Give a `SampleSize`, with the smallest size that reaches delta, too.
 
     Raises:
         InputError: p or delta outside (0, 1), epsilon <= 0, p + epsilon >= 1, an unknown bound, or an epsilon
             so small that the exact size may exceed 2 million.
 
+    Notes:
+        The exact failure, Pr(Binom(n, 1 - p) <= j) with j = floor((1 - a) n), falls with n while j stays and
+        jumps up when j steps, so some sizes above the first do not reach delta. From Chernoff's size on all
+        do. The closed forms fall with n, and both sizes are the same.
+
     Example:
-        >>> percentile_sample_size(0.95, 0.95, 0.01)
-        1326
+        >>> percentile_sample_size(0.95, 0.95, 0.01), percentile_sample_size(0.95, 0.95, 0.01, details=True)
+        (1326, SampleSize(first=1148, stable=1326))
     """
     check_name("bound", bound, ("exact", "chernoff", "hoeffding"))
+    allowed, (percentile, target) = float(1 - _share(delta, "delta")), _target(p, epsilon)
+    closed = "chernoff" if bound == "exact" else bound
+    enough = math.ceil(-math.log(allowed) / _rate(closed, percentile, target))
+    size = SampleSize(enough, enough)
     if bound == "exact":
-        return exact_sample_sizes(p, delta, epsilon)[1]
-    allowed = float(1 - _share(delta, "delta"))
-    return math.ceil(-math.log(allowed) / _rate(bound, *_target(p, epsilon)))
-
-
-def exact_sample_sizes(p: float, delta: float, epsilon: float) -> tuple[int, int]:
-    """The smallest n that reaches delta by the exact probability, and that from which on every n does.
-
-    The exact failure, Pr(Binom(n, 1 - p) <= j) with j = floor((1 - a) n), falls with n while j stays and
-    jumps up when j steps, so some sizes above the first do not reach delta. From Chernoff's size on all do.
-
-    Example:
-        >>> exact_sample_sizes(0.95, 0.95, 0.01)
-        (1148, 1326)
-    """
-    enough = percentile_sample_size(p, delta, epsilon, "chernoff")
-    if enough > _LARGEST:
-        raise InputError(
-            f"epsilon = {epsilon:g} may need {enough:.3g} values, but exact sizes are computed only up to "
-            f"{_LARGEST:,}; use bound='chernoff' or a larger epsilon"
-        )
-    percentile, target = _target(p, epsilon)
-    cut = 1 - target
-    fits = cut.numerator * enough < 2**63 and cut.denominator < 2**63
-    n = np.arange(1, enough + 1, dtype=np.int64 if fits else object)
-    below = (n * cut.numerator // cut.denominator).astype(np.float64)
-    failures = scipy.stats.binom.cdf(below, n.astype(np.float64), float(1 - percentile))
-    reached = np.asarray(failures) <= float(1 - _share(delta, "delta")) * (1 + ROUNDING)
-    short = np.flatnonzero(~reached)
-    return int(reached.argmax()) + 1, int(short[-1]) + 2 if len(short) else 1
+        if enough > _LARGEST:
+            raise InputError(
+                f"epsilon = {epsilon:g} may need {enough:.3g} values, but exact sizes are computed only up "
+                f"to {_LARGEST:,}; use bound='chernoff' or a larger epsilon"
+            )
+        cut = 1 - target
+        fits = cut.numerator * enough < 2**63 and cut.denominator < 2**63
+        n = np.arange(1, enough + 1, dtype=np.int64 if fits else object)
+        below = (n * cut.numerator // cut.denominator).astype(np.float64)
+        failures = scipy.stats.binom.cdf(below, n.astype(np.float64), float(1 - percentile))
+        reached = np.asarray(failures) <= allowed * (1 + ROUNDING)
+        short = np.flatnonzero(~reached)
+        size = SampleSize(int(reached.argmax()) + 1, int(short[-1]) + 2 if len(short) else 1)
+    return size if details else size.stable
 
 
 # -------------------------------------------------------------------------------------------------- all pairs

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Real
@@ -25,9 +26,9 @@ def finite(values: Real[np.ndarray, "..."], name: str = "values") -> Float64[np.
     return checked
 
 
-def varies(values: Real[np.ndarray, "..."]) -> bool:
-    """Whether values, at least one, differ by more than rounding."""
-    return bool(np.ptp(values) > EQUAL * np.abs(values).max())
+def varies(values: Real[np.ndarray, "..."], axis: int | None = None) -> Any:
+    """Whether values, at least one, differ by more than rounding; along an axis, for each of the others."""
+    return np.ptp(values, axis=axis) > EQUAL * np.abs(values).max(axis=axis)
 
 
 @dataclass(frozen=True, kw_only=True)

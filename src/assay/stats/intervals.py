@@ -11,6 +11,7 @@ thousands of resamples of many quantities cost one matrix product.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -555,7 +556,8 @@ class FunctionOfSums(Record):
     """A named function of the sums of components that is not a ratio of sums.
 
     Attributes:
-        function: `distance-area` or `difference`; takes the sums `[..., n_components]`, n and the parameters.
+        function: A key of `_FUNCTIONS`: `difference`, or a named area of a curve. It takes the sums
+            `[..., n_components]`, n and the parameters.
         components: Names of the per-example vectors it sums, in the order the function expects.
         parameters: JSON values passed on by keyword.
     """
@@ -591,15 +593,20 @@ class FunctionOfSums(Record):
         return bootstrap_interval(values, self.of_sums, rng=rng, level=level, method=method or "bca")
 
 
-def _distance_area(
-    sums: Float[np.ndarray, "*draws n_components"], n: int, *, weights: list[float], smallest: float
+def _area(
+    part: Callable[[Float64[np.ndarray, "..."]], Float64[np.ndarray, "..."]],
+    sums: Float[np.ndarray, "*draws n_components"],
+    n: int,
+    *,
+    weights: list[float],
+    smallest: float,
 ) -> Float[np.ndarray, "*draws"]:
-    """sum_k w_k |1 - (S_k - S_empty) / (S_full - S_empty)|; components are empty, full, then the points."""
+    """sum_k w_k part(F_k), F_k = (S_k - S_empty) / (S_full - S_empty); components: empty, full, points."""
     empty, full, points = sums[..., :1], sums[..., 1:2], sums[..., 2:]
     bottom = full - empty
     usable = np.broadcast_to(np.abs(bottom) >= max(smallest * n, np.finfo(np.float64).tiny), points.shape)
     recovered = np.divide(points - empty, bottom, out=np.full(points.shape, np.nan), where=usable)
-    return np.asarray(np.abs(1 - recovered) @ np.array(weights))
+    return np.asarray(part(recovered) @ np.array(weights))
 
 
 def _difference(
@@ -611,7 +618,13 @@ def _difference(
     return np.asarray(second.of_sums(sums[..., place:], n) - first.of_sums(sums[..., :place], n))
 
 
-_FUNCTIONS: Mapping[str, Callable[..., Any]] = {"distance-area": _distance_area, "difference": _difference}
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "difference": _difference,
+    "distance-area": partial(_area, lambda recovered: np.abs(1 - recovered)),
+    "clipped-area": partial(_area, lambda recovered: np.minimum(recovered, 1)),
+    "clipped-distance-area": partial(_area, lambda recovered: np.maximum(1 - recovered, 0)),
+    "overshoot-area": partial(_area, lambda recovered: np.maximum(recovered - 1, 0)),
+}
 Sample = tuple[RatioOfSums | FunctionOfSums, Mapping[str, Float64[np.ndarray, " n"]]]
 
 
@@ -700,7 +713,7 @@ def mean_above(values: Real[np.ndarray, "n k"], least: float = 0.0) -> Float64[n
     score = (centre[varied] - least) / spread[varied]
     g = skewness[varied]
     transformed = score + g * score**2 / 3 + g**2 * score**3 / 27 + g / (6 * n)
-    p[varied] = scipy.stats.t.sf(math.sqrt(n) * np.minimum(score, transformed), n - 1)
+    p[varied] = scipy.special.stdtr(n - 1, -math.sqrt(n) * np.minimum(score, transformed))
     return p
 
 

@@ -145,6 +145,7 @@ def _bounds(
     reasons=_ONE,
     sized=True,
     columns=lambda c: {"y_circuit": c.under(*_DONORS)},
+    reads=("unit_id",),
 )
 def ablation_invariance(y_full: Run, y_circuit: Runs, *, inner: str = "faithfulness", how: Sampling) -> Found:
     """Whether the score is the same under several ablations, within 0.20.
@@ -194,6 +195,7 @@ def ablation_invariance(y_full: Run, y_circuit: Runs, *, inner: str = "faithfuln
     reasons=_ONE,
     sized=True,
     columns=lambda c: {"y_circuit": c.under(*_NOISE)},
+    reads=("unit_id",),
 )
 def method_invariance(y_full: Run, y_circuit: Runs, *, inner: str = "faithfulness", how: Sampling) -> Found:
     """As `ablation_invariance` with `zero`, `mean`, `noise-additive`: one less the divergence, above 0.8.

@@ -53,6 +53,7 @@ _W = Quantity(label="concordance of raters (W)", value="w", published="w", rule=
             {"C2": c.restored(), "C5": c.effects("y_cross"), "C7": c.find("ocse"), "C10": c.get("llc")}
         )
     },
+    reads=("task", "seed", "unit_id", "n_boot", "n_perm"),
 )
 def convergent_validity(
     scores: Scores,
@@ -159,6 +160,7 @@ def _mean(values: Collection[float] | Float64[np.ndarray, " _"]) -> float | None
     columns=lambda c: {
         "scores": c.known({"drop-effect": c.effects(), "dla": c.find("dla"), "ov-norm": c.find("ov_norm")})
     },
+    reads=("task", "seed", "unit_id", "n_boot", "n_perm"),
 )
 def inter_rater(
     scores: Scores,

@@ -9,19 +9,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from jaxtyping import Float64, Shaped
+from jaxtyping import Bool, Float64, Shaped
 
 from assay.analyses.calibration.gate import GATES, SEED, Gate, Undetermined, find_gate
 from assay.analyses.calibration.invariance import Labels, choose_groups, group_labels
+from assay.analyses.calibration.samples import ratio_estimate
 from assay.circuits import Circuit
 from assay.core.errors import InputError, ShapeError, check_least, check_name, unknown_name
 from assay.core.measurement import FEW_PROMPTS, FEWEST_PROMPTS, SAME_PROMPTS, Verdict
 from assay.core.record import MACHINE, Plotted, Record, library_version, record_id, same
 from assay.discovery.heads.effects import SMALLEST
 from assay.discovery.heads.interventions import INTERVENTIONS
+from assay.discovery.heads.membership import predict_from_weights, weight_features
 from assay.discovery.heads.table import AnyCircuit, MeasurementTable
 from assay.models import Model
 from assay.objectives import Loss, Objective
+from assay.stats import Estimate
 from assay.tasks import PairTask, is_task_file
 from assay.tasks.examples import different_examples, found_on
 from assay.tasks.load import draw_task, load_task
@@ -63,11 +66,7 @@ class CalibrationReport(Plotted, Record, Mapping[str, Verdict]):
     drawn_by = "assay.analyses.calibration.page:plot_calibration"
     record_kind = "calibration"
     record_schema = SCHEMA
-    record_layout = {
-        **same("**facts", "missing", "seconds"),
-        "gates": "gate_rows",
-        "summary": "words",
-    }
+    record_layout = {**same("**facts", "missing", "seconds"), "gates": "gate_rows", "summary": "words"}
 
     verdicts: Mapping[str, Verdict]
     table: MeasurementTable
@@ -201,17 +200,14 @@ class Columns:
 
     def _table(self, task: PairTask, circuit: AnyCircuit, **prompts: Any) -> MeasurementTable:
         """A table in a folder of its own, named by its hash, within a folder of tables."""
-        settings = {name: getattr(self, name) for name in ("objective", "ablation", "batch_size", "seed")}
-        table = MeasurementTable(self.model, task, circuit, **prompts, **settings)
-        if self.folder is None:
-            return table
-        folder = Path(self.folder) / table.hash
-        return MeasurementTable(self.model, task, circuit, folder=folder, **prompts, **settings)
+        names = ("objective", "ablation", "folder", "batch_size", "seed")
+        settings = {name: getattr(self, name) for name in names}
+        return MeasurementTable(self.model, task, circuit, nested=True, **prompts, **settings)
 
     # ---- gates ----------------------------------------------------------------------------------
 
     def judge(self, key: str) -> Verdict:
-        """The verdict of a gate on what it asks for, and on what else goes with it."""
+        """The verdict of a gate on what it asks for, and on what else goes with it; without words."""
         gate = GATES[key]
         try:
             told = dict(gate.columns(self))
@@ -219,7 +215,7 @@ class Columns:
             found = self._ask(gate, told)
         except Undetermined as why:
             word, reason = "inconclusive", why.found.reason
-            return gate.worded(Verdict(status=word, published=word, reason=reason, details=why.found.details))
+            return Verdict(status=word, published=word, reason=reason, details=why.found.details)
         parts = dict(found.sub_results)
         for name, others in gate.beside(self).items():
             if next(iter(others.values())) is not None:
@@ -234,7 +230,7 @@ class Columns:
         common |= {"circuit_size": table.k, "n_heads": table.H, "members": table.members}
         own = {name: each for name, each in common.items() if name in (*gate.options, *gate.needs)} | {**told}
         arrays = [own.pop(name) if name in own else self._needed(name) for name in gate.needs]
-        return gate(*arrays, **own)
+        return gate.judge(*arrays, **own)
 
     def _needed(self, name: str) -> Any:
         """The runs of the circuit as `y_keep` or `y_circuit`, its description, or a column by its name."""
@@ -313,6 +309,38 @@ class Columns:
     def effects(self, column: str = "y_drop1") -> Float64[np.ndarray, "P H"]:
         """What dropping each head costs on each prompt; of the circuit's alone, `y_drop1/circuit`."""
         return np.asarray(self.get("y_full")[:, None] - self.get(column))
+
+    @property
+    def restored_shares(self) -> Float64[np.ndarray, " H"]:
+        """What each head restores over all prompts, of the gap there."""
+        restored, gap = self.restored(), self.gap()
+        usable = np.isfinite(gap) & np.isfinite(restored[:, np.isfinite(restored).any(axis=0)]).all(axis=1)
+        return np.asarray(restored[usable].sum(axis=0) / (gap[usable].sum() or np.nan))
+
+    @property
+    def lost_shares(self) -> Float64[np.ndarray, " k"] | None:
+        """Faithfulness that the circuit loses without each of its heads; None without any."""
+        if not self.table.k:
+            return None
+        full, kept, without = self.get("y_full"), self._needed("y_keep"), self.get("y_minus1")
+        usable = np.isfinite(without).all(axis=1) & np.isfinite(full) & np.isfinite(kept)
+        return np.asarray((kept[usable].sum() - without[usable].sum(axis=0)) / (full[usable].sum() or np.nan))
+
+    def ratio(self, name: str, inner: str = "faithfulness") -> Estimate | None:
+        """Faithfulness or completeness of a column of runs with its bounds, where there is one."""
+        if self.find(name) is None:
+            return None
+        return ratio_estimate(self.run(name), self.get("y_full"), inner, unit_id=self.unit_id, seed=self.seed)
+
+    @property
+    def predicted(self) -> Bool[np.ndarray, " H"] | None:
+        """Heads predicted from weights by a rule learnt from the circuits of two or more other tasks."""
+        circuits = {f"other-{place}": other.members for place, other in enumerate(self.tables)}
+        circuits["own"] = self.table.members
+        if len(circuits) < 3 or any(not 0 < members.sum() < self.table.H for members in circuits.values()):
+            return None
+        found = predict_from_weights(weight_features(self.model), circuits)["own"]
+        return None if found.reason else found.predicted
 
     def grouping(self, *, pool: bool = False, lengths: bool = False) -> tuple[Labels | None, str]:
         """How prompts, of the pool too, can be grouped: by the field that was named, else as usual."""

@@ -114,7 +114,7 @@ def certified_stability(
     published = _labels(rates >= CERTIFIED, rates >= CONTINGENT)
     signed = x * direction
     means, tests = signed.mean(axis=0), mean_tests(signed, rng=rng)
-    constant = np.array([not varies(column) and bool(column.any()) for column in signed.T])
+    constant = ~varies(signed, axis=0) & signed.any(axis=0)
     found.warn(zero_variance=bool(constant.any()))
     p = np.where(constant & (means > 0), 0.0, [each.sign_flip.p_value for each in tests])
     p[~finite] = np.nan

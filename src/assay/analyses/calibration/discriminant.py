@@ -82,6 +82,7 @@ def _columns(c: Any) -> dict[str, Any]:
     parts_share_reasons=False,
     figure=_heat,
     columns=_columns,
+    reads=("seed",),
 )
 def discriminant_validity(
     effects: Mapping[str, Any],

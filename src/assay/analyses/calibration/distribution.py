@@ -1,6 +1,6 @@
 """S1: do a circuit's heads stand out in direct effect, and how are their attributions distributed?"""
 
-import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -21,6 +21,7 @@ from assay.stats.intervals import FEWEST_FOR_MEANS, mean_above
 
 NO_EFFECT = 1e-8  # mean magnitude below which the other heads give no scale
 FEWEST = 5  # prompts
+HALVINGS = 5  # of an interval at once, in one pass over the prompts
 MOST = 1000  # times that an end of the interval may be moved, where all of an effect may be noise
 
 Sizes = Float64[np.ndarray, " n"]
@@ -78,6 +79,7 @@ def _ratio(size: Sizes, inside: Flags, outside: Flags) -> float | None:
     },
     # Beside the published attribution (correct output, no final norm) that to the margin, norm frozen.
     beside=lambda c: {"difference": {"attributions": c.find("dla"), "outputs": None}},
+    reads=("task", "seed", "unit_id", "n_boot", "n_perm"),
 )
 def distributional_characterization(
     attributions: Any,
@@ -176,11 +178,11 @@ def _bounds(units: Float64[np.ndarray, "P n"], inside: Flags, rng: Rng) -> Inter
         return Interval(low=ratio, high=ratio, level=ONE_SIDED_95, method="hall", reason="degenerate")
     alpha, most = cautious_alpha(n, FEWEST_FOR_MEANS), MOST * max(ratio, 1.0)
 
-    def proven(sign: float, t: float) -> bool:
-        return float(mean_above(sign * (above - t * below)[:, None])[0]) <= alpha
+    def proven(sign: float, t: Any) -> Bool[np.ndarray, " _"]:
+        return np.asarray(mean_above(sign * (above[:, None] - np.atleast_1d(t) * below[:, None])) <= alpha)
 
-    low = 0.0 if not proven(1.0, 0.0) else _last(lambda t: proven(1.0, t), most)
-    high = _last(lambda t: not proven(-1.0, t), most)
+    low = _last(lambda t: proven(1.0, t), most) if proven(1.0, 0.0)[0] else 0.0
+    high = _last(lambda t: ~proven(-1.0, t), most)
     first, second = halves(n, 50, rng) @ units
     crossed = (np.sign(first) * second + np.sign(second) * first).mean(axis=0) / 2
     kept = (crossed[inside].mean() / above.mean(), crossed[~inside].mean() / below.mean())
@@ -188,12 +190,20 @@ def _bounds(units: Float64[np.ndarray, "P n"], inside: Flags, rng: Rng) -> Inter
     return Interval(low=low * less, high=high / more, level=ONE_SIDED_95, method="hall")
 
 
-def _last(holds: Callable[[float], bool], most: float) -> float:
-    """The largest number up to `most` that something holds for, if it holds from 0 on."""
-    if holds(most):
+def _last(holds: Callable[[Any], Bool[np.ndarray, " _"]], most: float) -> float:
+    """The largest number up to `most` that something holds for, if it holds from 0 on: by halving logarithms.
+
+    Args:
+        holds: Of several numbers, which it holds for.
+        most: Where the search ends.
+    """
+    if holds(most)[0]:
         return most
     low, high = most / MOST**4, most
     while high / low > 1 + EQUAL:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if holds(middle) else (low, middle)
+        grid = np.array([low, high])
+        for _ in range(HALVINGS):
+            grid = np.insert(grid, range(1, len(grid)), np.sqrt(grid[:-1] * grid[1:]))
+        at = bisect_left(~holds(grid[1:-1]), True)
+        low, high = map(float, grid[at : at + 2])
     return low

@@ -77,6 +77,9 @@ class Sampling:
         return gate_stream(code, self.task + part, seed=self.seed)
 
 
+SAMPLED = tuple(each.name for each in fields(Sampling) if each.name != "level")  # what a caller may set
+
+
 # ---- what a gate computes ---------------------------------------------------------------------------
 
 
@@ -322,6 +325,31 @@ class Quantity:
         return replace(self.rule, pass_at=pass_at, fail_at=None if fail_at == pass_at else fail_at)
 
 
+@dataclass(frozen=True)
+class Part(Quantity):
+    """A part that is read off one argument of a gate.
+
+    Attributes:
+        column: The argument.
+        find: What it says, also told all arguments by name.
+    """
+
+    column: str
+    find: Callable[[Any, Mapping[str, Any]], Found | Verdict]
+
+    def verdict(self, given: Mapping[str, Any]) -> Verdict:
+        """The verdict of the row; `not_applicable` without its argument."""
+        try:
+            Found().stop_if(given.get(self.column) is None, "not_applicable")
+            found = self.find(given[self.column], given)
+            return found if isinstance(found, Verdict) else self.judge(found)
+        except Undetermined as why:
+            word, values, found = "inconclusive", {"value": None}, why.found
+            more: Any = {"reason": found.reason, "warnings": found.warnings}
+            return Verdict(status=word, published=word, values=values, **more)
+
+
+@functools.cache
 def _shared(function: Callable[..., Any]) -> frozenset[str]:
     """Options of `Sampling` that a function is told by its `how`; those of its own go before."""
     own = set(inspect.signature(function).parameters)
@@ -380,6 +408,7 @@ class Gate:
         columns: What `calibrate_all` hands it, by argument, of the `Columns` of a circuit. What it `needs`
             beside these, units of prompts, task, seed and sizes follow by name. Entries `details` and
             `warnings` are added to those of the verdict. An `Undetermined` raised here is the verdict.
+        reads: Options of `Sampling` that its function reads of its `how`; others are refused.
         beside: Verdicts that go with its own, by name in `sub_results`: the arguments that differ. One whose
             first is None is left out.
     """
@@ -406,16 +435,24 @@ class Gate:
     sized: bool = False
     figure: Callable[[Mapping[str, Any]], Any] | None = None
     columns: Callable[[Any], Mapping[str, Any]] = _nothing
+    reads: tuple[str, ...] = ("task", "seed", "unit_id")
     beside: Callable[[Any], Mapping[str, Mapping[str, Any]]] = _nothing
 
     def __call__(self, *arrays: Any, **options: Any) -> Verdict:
+        return self.worded(self.judge(*arrays, **options))
+
+    def judge(self, *arrays: Any, **options: Any) -> Verdict:
+        """The verdict on arrays, without words."""
+        if unread := sorted({*SAMPLED}.intersection(options) - self.options):
+            readers = [each.code for each in GATES.values() if unread[0] in each.options]
+            raise InputError(f"{self.code} does not read {unread[0]}; {listed(readers)} do")
         size, n_heads = (options.pop(name, None) if self.sized else None for name in _SIZES)
         if size is not None and not 0 <= size <= (size if n_heads is None else n_heads):
             raise InputError(f"circuit_size is {size} of n_heads {n_heads}; expected 0 to n_heads")
         verdict = self._number.judges(self.function)(*arrays, **options)
         flags = {"empty_circuit": size == 0, "trivial_circuit": bool(size) and size == n_heads}
         odd = tuple(code for code, applies in flags.items() if applies)
-        return self.worded(replace(verdict, warnings=(*odd, *verdict.warnings)))
+        return replace(verdict, warnings=(*odd, *verdict.warnings))
 
     @property
     def _number(self) -> Quantity:
@@ -432,35 +469,38 @@ class Gate:
 
     def worded(self, verdict: Verdict) -> Verdict:
         """A verdict of this gate with `judged`: its number and what it means, also of its parts."""
-        worded = self._worded(verdict, "", self._number, self._reasons)
-        judged = Judged.from_dict(worded.judged)
-        if part := _deciding(worded.sub_results, self.decisive):
+        parts, (because, remedy) = self._parts(verdict), explained(verdict.reason, self._reasons)
+        judged = replace(self._number.of(verdict), because=because)
+        if part := _deciding(parts, self.decisive):
             words = {name: getattr(judged, name) for name in ("status", "published", "reason", "because")}
-            judged = replace(Judged.from_dict(worded.sub_results[part].judged), part=part, **words)
-        remedy = explained(verdict.reason, self._reasons)[1]
+            judged = replace(Judged.from_dict(parts[part].judged), part=part, **words)
         if judged.state == "inconclusive" and not verdict.reason:
             remedy = self.when_open
         on_pass, on_fail = sentence(self.on_pass), sentence(self.on_fail)
         meanings = {"pass": on_pass, "fail": on_fail, "moderate": _MODERATE}
         meaning = meanings.get(judged.state, f"If it passed: {on_pass} If it failed: {on_fail}")
-        return replace(worded, judged=replace(judged, sentence=meaning, remedy=remedy).to_dict())
+        judged = replace(judged, sentence=meaning, remedy=remedy)
+        return replace(verdict, judged=judged.to_dict(), sub_results=parts)
 
-    def _worded(self, verdict: Verdict, place: str, number: Quantity, reasons: Any) -> Verdict:
-        """A verdict, or a part of one, with the number that it judges and why it is open."""
-        parts, inner = {}, reasons if self.parts_share_reasons else {}
+    def _parts(self, verdict: Verdict, place: str = "") -> dict[str, Verdict]:
+        """The parts of a verdict, or of one of its parts, with the number that each judges."""
+        parts, reasons = {}, self._reasons if self.parts_share_reasons else {}
         for name, each in verdict.sub_results.items():
             at, label = f"{place}.{name}".strip("."), name.replace("_", " ") or "no task"
             like = self.number if self.number and self.number.value in each.values else Quantity(label=label)
-            parts[name] = self._worded(each, at, self.parts.get(at) or replace(like, label=label), inner)
-        judged = replace(number.of(verdict), because=explained(verdict.reason, reasons)[0])
-        return replace(verdict, judged=judged.to_dict(), sub_results=parts)
+            number = self.parts.get(at) or replace(like, label=label)
+            judged = replace(number.of(each), because=explained(each.reason, reasons)[0])
+            parts[name] = replace(each, judged=judged.to_dict(), sub_results=self._parts(each, at))
+        return parts
 
-    @property
+    @functools.cached_property
     def options(self) -> frozenset[str]:
         """Names of what its function may be told beside its arrays."""
         parameters = inspect.signature(self.function).parameters
         own = {name for name, each in parameters.items() if each.default is not each.empty}
-        return frozenset(own.union(_shared(self.function) - {"level"}, _SIZES if self.sized else ()))
+        return frozenset(
+            own.union(_shared(self.function).intersection(self.reads), _SIZES if self.sized else ())
+        )
 
 
 GATES: Registry[Gate] = Registry("gate", holds=Gate)

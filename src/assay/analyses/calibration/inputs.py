@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from assay.analyses.calibration.gate import Gate, find_gate
+from assay.analyses.calibration.gate import SAMPLED, Gate, find_gate
 from assay.analyses.calibration.invariance import choose_groups, group_labels
 from assay.analyses.calibration.multiplicity import PooledResult, pooled_results
 from assay.analyses.calibration.samples import ALPHA
@@ -126,7 +126,7 @@ def calibrate(gate: str, *things: Any, **options: Any) -> Verdict:
     """
     found = find_gate(gate)
     for name in options:
-        check_name(f"option of gate {found.key!r}", name, found.options | {"task"})
+        check_name(f"option of gate {found.key!r}", name, found.options | {"task", *SAMPLED})
     task = options.pop("task", None)
     about = task if isinstance(task, PairTask) else None
     told = _agreed(found, [*things, about, *options.values()])

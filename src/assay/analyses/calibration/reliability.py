@@ -254,6 +254,7 @@ def _alpha_bounds(items: Float64[np.ndarray, "n k"], rng: np.random.Generator, l
     when_open="Measure more prompts; a part that fails alone counts only at a third of the 5 %.",
     sized=True,
     columns=lambda c: {**c.pool_runs, "effects": c.effects(), "effect_units": c.unit_id},
+    reads=("task", "seed", "unit_id", "strata"),
 )
 def reliability_suite(
     y_full: Any,

@@ -53,6 +53,7 @@ def _completeness(c: Any) -> dict[str, dict[str, Any]]:
     parts={"completeness": replace(_ERROR, label="standard error of completeness")},
     sized=True,
     beside=_completeness,
+    reads=("task", "seed", "unit_id", "n_boot"),
 )
 def bootstrap_stability(
     y_full: Run, y_circuit: Run, *, inner: str = "faithfulness", draws: Any = None, how: Sampling
@@ -127,6 +128,7 @@ def bootstrap_stability(
     counts="prompts in the pool",
     sized=True,
     columns=lambda c: {**c.pool_runs, "n_prompts": c.table.P},
+    reads=("task", "seed", "unit_id", "strata"),
 )
 def seed_variance(
     y_full: Run,

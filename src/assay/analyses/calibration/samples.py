@@ -1,20 +1,25 @@
 """What gates share: runs in independent units, the ratio under study, scores of heads and their bounds."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import scipy
 from jaxtyping import Bool, Float64, Int64, Real, Shaped
 
-from assay.analyses.calibration.gate import Found, Undetermined
+from assay import stats
+from assay.analyses.calibration.gate import SEED, Found, Undetermined, gate_stream
 from assay.core.errors import ShapeError, check_name
 from assay.core.measurement import ONE_SIDED_95, Interval, Rule, undefined_interval
-from assay.stats import RatioOfSums, ratio_of
+from assay.discovery.heads.membership import set_overlap
+from assay.discovery.heads.weights import member_ratio
 
 
 ALPHA = 0.05
+N_BOOT = 999  # resamples of heads, and of prompts behind a ratio that C14 forwards
+FEWEST_FOR_RATIOS = 20  # prompts
 FEWEST = 3  # prompts, or units, below which nothing about their spread is known
 FEWEST_AT_A_THIRD = 5  # from which bounds of a skewed mean hold 5 % when they are taken at a third of it
 
@@ -22,13 +27,17 @@ _UNDEFINED_SHARE = 0.01  # replicates that may be undefined before their percent
 HALF = Rule(pass_at=0.5, strict=False)  # of the heads
 _EQUAL = 1e-12  # relative spread below which replicates differ by rounding only
 
+Scores = Float64[np.ndarray, " H"]
+Flags = Bool[np.ndarray, " H"]
+Given = Mapping[str, Any]  # arguments of a gate by name
 
-def inner_metric(name: str) -> RatioOfSums:
+
+def inner_metric(name: str) -> stats.RatioOfSums:
     """Of sums (circuit, full): `faithfulness` of kept circuits, `completeness` of dropped ones."""
     check_name("inner metric", name, ("faithfulness", "completeness"))
     if name == "faithfulness":
-        return ratio_of("circuit", "full")
-    return ratio_of("circuit", "full", offset=1.0, scale=-1.0)
+        return stats.ratio_of("circuit", "full")
+    return stats.ratio_of("circuit", "full", offset=1.0, scale=-1.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +188,38 @@ def conjunction(parts: Sequence[str]) -> str:
     return "moderate" if "moderate" in parts else "pass"
 
 
+def ratio_estimate(
+    y_circuit: Any, y_full: Any, inner: str = "faithfulness", *, unit_id: Any = None, seed: int = SEED
+) -> stats.Estimate | None:
+    """Faithfulness or completeness of runs with the bounds that C14 forwards.
+
+    The outermost of bootstrap-t over prompts and of the usual interval (BCa, or Fieller's where the
+    denominator is unstable), without ends below twenty prompts (`too_few`); None below two prompts.
+    """
+    runs, statistic = sample(unit_id, circuit=y_circuit, full=y_full), inner_metric(inner)
+    if runs.n < 2:
+        return None
+    value = float(statistic.of_sums(runs.table.sum(axis=1), runs.n))
+    if not np.isfinite(value):
+        return stats.Estimate(value=math.nan, reason="zero_denominator")
+    if runs.n < FEWEST_FOR_RATIOS:
+        interval = undefined_interval(ONE_SIDED_95, "bootstrap-t", "too_few")
+        return stats.Estimate(value=value, interval=interval)
+    drawn = stats.draw_counts(runs.n, N_BOOT, gate_stream("C14", inner, seed=seed))
+    counts = np.vstack([np.ones((1, runs.n)), drawn])
+    ratios, errors = stats.resampled_ratios(runs.vectors[0][:, None], runs.vectors[1], counts)
+    usual = statistic.interval(runs.table, level=ONE_SIDED_95, method=None, seed=seed)
+    if not usual.defined or not errors[0, 0]:
+        return stats.Estimate(value=value, interval=usual)
+    # At half of the promised error: of 20 skewed prompts it falls short by as much.
+    found = stats.studentized_interval(
+        float(ratios[0, 0]), float(errors[0, 0]), ratios[1:, 0], errors[1:, 0], level=0.95
+    )
+    low, high = sorted(statistic.offset + statistic.scale * end for end in (found.low, found.high))
+    found = replace(found, low=low, high=high, level=ONE_SIDED_95)
+    return stats.Estimate(value=value, interval=stats.outermost(found, usual))
+
+
 # ---- scores of heads ----------------------------------------------------------------------------------
 
 
@@ -234,3 +275,151 @@ def majorities(k: int) -> tuple[int, int]:
 def by_p(p_pass: float, p_fail: float) -> str:
     """`fail` before `pass`: the two exclude each other, as heads of one kind are not of the other."""
     return "fail" if p_fail <= ALPHA else "pass" if p_pass <= ALPHA else "inconclusive"
+
+
+# ---- what scores say about a circuit's heads ------------------------------------------------------------
+
+
+def sides(column: Scores, members: Flags) -> tuple[Any, Any]:
+    """Finite scores inside and outside the circuit."""
+    usable = np.isfinite(column)
+    return column[members & usable], column[~members & usable]
+
+
+def reported(value: float, reason: str | None) -> Found:
+    """A number, or why there is none."""
+    Found().stop_if(math.isnan(value), reason or "undefined")
+    return Found(values={"value": float(value)})
+
+
+def _uncompared(members: Flags) -> str | None:
+    """Why there is nothing to compare, if so."""
+    return "no_members" if not members.any() else "no_others" if members.all() else None
+
+
+def mean(column: Any, reason: str) -> Found:
+    """Mean of a column, or why there is none."""
+    return reported(column.mean() if len(column) else math.nan, reason)
+
+
+def mean_inside(column: Scores, given: Given) -> Found:
+    """Mean over the circuit's heads."""
+    return mean(sides(column, given["members"])[0], "no_members")
+
+
+def mean_outside(column: Scores, given: Given) -> Found:
+    """Mean over the others."""
+    return mean(sides(column, given["members"])[1], "no_others")
+
+
+def ratio(column: Scores, given: Given) -> Found:
+    """The one mean over the other."""
+    members = given["members"]
+    return reported(member_ratio(column, members), _uncompared(members) or "zero_denominator")
+
+
+def norms(column: Scores, given: Given) -> Found:
+    """The same; above 1.5 it is notable."""
+    found = ratio(column, given)
+    found.details |= {"notable": True} if (found.values["value"] or 0.0) > 1.5 else {}
+    return found
+
+
+def others_above(column: Scores, given: Given) -> Found:
+    """D' of the others over the circuit's heads."""
+    inside, outside = sides(column, given["members"])
+    empty = "no_members" if not len(inside) else "no_others" if not len(outside) else None
+    apart = stats.d_prime(outside, inside)
+    return reported(apart.value, empty or apart.reason)
+
+
+def importance(losses: Float64[np.ndarray, " k"], given: Given) -> Found:
+    """Mean loss without one of the heads, and for how many it is above 0.05 of faithfulness."""
+    known = losses[np.isfinite(losses)]
+    found = mean(known, "no_members")
+    essential = float((known > 0.05).sum())
+    found.values |= {"n_essential": essential, "min": float(known.min()), "max": float(known.max())}
+    return found
+
+
+def overlap(other: Flags | int, given: Given) -> Found:
+    """Jaccard of the members and a published list; the ratio of the sizes where only its size is known."""
+    members = given["members"]
+    if isinstance(other, int):
+        least, most = sorted((int(members.sum()), other))
+        value = least / most if most else math.nan
+    else:
+        value = set_overlap(members, other).jaccard
+    found = reported(value if members.any() else math.nan, "no_members")
+    found.interval = Interval(low=value, high=value, level=ONE_SIDED_95, method="exact")
+    found.warn(proxy=isinstance(other, int))
+    return found
+
+
+def share_named(predicted: Flags, over: Flags, members: Flags, level: float) -> Found:
+    """Share of some heads that a predicted set names, with exact bounds."""
+    count, n, missing = int((predicted & over).sum()), int(over.sum()), _uncompared(members)
+    Found().stop_if(missing == "no_members" or not n, missing or "no_others")
+    interval = stats.clopper_pearson(count, n, level=level)
+    return Found(values={"value": count / n}, interval=interval)
+
+
+def apart(inside: Any, outside: Any, members: Flags, *, area: bool, magnitudes: bool) -> Found:
+    """D' of scores, or their AUROC; with `magnitudes` also d' of |x|, and as published, of |means|."""
+    if area:
+        scores, of_circuit = np.concatenate([inside, outside]), np.arange(len(inside) + len(outside))
+        found = stats.auroc(scores, of_circuit < len(inside))
+        return reported(found.value, found.reason)
+    Found().stop_if(_uncompared(members) or (None if len(inside) + len(outside) else "no_valid_prompt"))
+    distance = stats.d_prime(inside, outside)
+    judged = reported(distance.value, distance.reason)
+    if magnitudes:
+        of_sizes = stats.d_prime(np.abs(inside), np.abs(outside))
+        pooled = math.sqrt((inside.var(ddof=1) + outside.var(ddof=1)) / 2)
+        judged.values["d_prime_abs"] = of_sizes.value if of_sizes.defined else None
+        judged.values["d_prime_abs_means"] = float(abs(inside.mean()) - abs(outside.mean())) / pooled
+    return judged
+
+
+def separation_bounds(
+    found: Found,
+    both: tuple[Any, Any],
+    *,
+    n_boot: int,
+    rng: np.random.Generator,
+    area: bool = False,
+    level: float = ONE_SIDED_95,
+) -> Interval:
+    """Bounds of d' of scores inside and outside a circuit, or of their AUROC: both sides are drawn anew.
+
+    D': bootstrap-t within each side, no narrower than percentiles and their mirror image. AUROC: Student
+    bounds of its logit, or percentiles.
+
+    Returns:
+        Undefined below two scores on a side (`too_few`), and below five (`too_few_heads`), unless the AUROC
+        is 0 or 1.
+    """
+    fewest, of_each = min(map(len, both)), stats.areas if area else stats.d_primes
+    point = float(found.values["value"] or 0.0)
+    if area and point in (0.0, 1.0):
+        # Perfect order leaves nothing to resample. Disjoint pairs of a member and another head are
+        # independent, so their share is binomial: its exact bounds hold for any number of them.
+        return stats.clopper_pearson(round(point) * fewest, fewest, level=level)
+    if fewest < 5:
+        few = "too_few" if fewest < 2 else "too_few_heads"
+        return undefined_interval(level, "logit" if area else "bootstrap-t", few)
+    error = float(of_each(*(side[None] for side in both))[1][0])
+    replicates, errors = of_each(*(side[rng.integers(0, len(side), (n_boot, len(side)))] for side in both))
+    percentiles = percentile_bounds(point, replicates, level=level)
+    # A fifth of the error that is promised of a bound which has to lie above a threshold: where the rare
+    # scores of a side lie below the others, fifteen heads seldom hold one of them, and the bound lies too
+    # high more often than it says.
+    low_tail = (1 - level) / 2 / 5
+    if not area:
+        drawn: Any = (point, error, replicates, errors)
+        studentized = stats.studentized_interval(*drawn, level=level, low_tail=low_tail)
+        return stats.outermost(studentized, percentiles, mirrored(point, percentiles))
+    tails, logit = np.array([low_tail, (1 + level) / 2]), math.log(point / (1 - point))
+    reach = scipy.stats.t.ppf(tails, fewest - 1) * (error / (point * (1 - point)))
+    low, high = map(float, scipy.special.expit(logit + reach))
+    return stats.outermost(Interval(low=low, high=high, level=level, method="logit"), percentiles)

@@ -1,80 +1,137 @@
 """C14, derived sensitivity metrics: do scores tell a circuit's heads from the rest?"""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 
 from assay import stats
-from assay.analyses.calibration.gate import SEED, Found, Undetermined, gate, gate_stream, named
+from assay.analyses.calibration import samples
+from assay.analyses.calibration.gate import SEED, Found, Part, Undetermined, gate, gate_stream, named
 from assay.analyses.calibration.invariance import SHARE_BETWEEN_GROUPS
 from assay.analyses.calibration.multiplicity import claims_of
-from assay.analyses.calibration.samples import ALPHA, conjunction, inner_metric, sample
-from assay.analyses.calibration.sensitivity_rows import FEWEST_FOR_RATIOS, ROWS, Flags, Given, Scores
+from assay.analyses.calibration.samples import ALPHA, N_BOOT, conjunction, importance, mean, overlap, ratio
 from assay.core.errors import InputError, ShapeError
-from assay.core.measurement import ONE_SIDED_95, Verdict, undefined_interval
-from assay.discovery.heads.membership import predict_from_weights, weight_features
+from assay.core.measurement import ONE_SIDED_95, Rule, Verdict, undefined_interval
+from assay.discovery.heads.membership import set_overlap
 from assay.discovery.heads.scores import mean_over_examples
+from assay.discovery.heads.weights import edge_test
 from assay.page.text import number
 
 
-N_BOOT = 999
+Scores = Float64[np.ndarray, " H"]
+Flags = Bool[np.ndarray, " H"]
+Given = Mapping[str, Any]  # arguments of `derived_metrics` by name, and the `level` of what decides
+
 _GROUPS = replace(SHARE_BETWEEN_GROUPS, label="spread between groups (C13)", qualified_by="")
 _DECISIVE = {"d_prime": "d′", "hit_rate": "hits", "false_alarm_rate": "false alarms"}
 
 
+# ---- the rows -------------------------------------------------------------------------------------------
+
+
+def _composed(table: Any, given: Given) -> Found:
+    """Welch's p of a difference in either direction; a pass with confidence needs edges that compose more."""
+    test = edge_test(table, tuple(given["head_edges"]), n_heads=given["n_heads"], seed=given["seed"])
+    found = Found(published="pass" if test.p_value < ALPHA else "fail", details=test.to_dict())
+    found.stop_if(test.reason)
+    found.values = {"value": test.p_value, "statistic": test.statistic}
+    clear, less = test.permutation_p < ALPHA, test.statistic < 0
+    found.status = "pass" if clear and not less else "inconclusive"
+    found.reason = "composes_less" if clear and less else None
+    return found
+
+
+def _forwarded(estimate: stats.Estimate, given: Given) -> Found:
+    """An estimate made elsewhere, for the threshold here."""
+    found = samples.reported(estimate.value, estimate.reason)
+    found.interval = estimate.interval or undefined_interval(ONE_SIDED_95, "none", "no_interval")
+    found.n, few = given["n_prompts"] or None, found.interval.reason == "too_few"
+    found.n_needed = samples.FEWEST_FOR_RATIOS if found.n and few else None
+    return found
+
+
+def _named(predicted: Flags, given: Given) -> Found:
+    members, hits = given["members"], given["row"] == "hit_rate"
+    found = samples.share_named(predicted, members if hits else ~members, members, given["level"])
+    if hits:
+        right = set_overlap(predicted, members).precision
+        found.values["precision"] = None if np.isnan(right) else right
+    return found
+
+
+def _apart(column: Scores, given: Given) -> Found:
+    """D' or AUROC of heads like these.
+
+    With fewer than 15 on a side it cannot be a pass: skewed scores at the limit would pass too often.
+    """
+    row, area = given["row"], given["row"] == "attribution_auroc"
+    both = samples.sides(-column if row == "llc_d_prime" else column, given["members"])
+    found = samples.apart(*both, given["members"], area=area, magnitudes=row == "d_prime")
+    how: dict[str, Any] = {"level": given["level"] if row == "d_prime" else ONE_SIDED_95, "area": area}
+    rng = gate_stream("C14", f"{given['task']}/{row}", seed=given["seed"])
+    found.interval = samples.separation_bounds(found, both, n_boot=given["n_boot"], rng=rng, **how)
+    few = min(map(len, both)) < 15 and found.interval.method != "clopper-pearson"
+    if few and (rule := ROWS[row].rule) and rule.rigorous(found.interval) in ("pass", "moderate"):
+        found.open("too_few_heads")
+    return found
+
+
+_D_PRIME, _AUC = Rule(pass_at=1.0), Rule(pass_at=0.85, fail_at=0.7)
+_HALF, _RATIO = Rule(pass_at=0.5, strict=False), Rule(pass_at=0.8, strict=False)
+_P, _FEW = Rule(pass_at=ALPHA, higher=False, open_ended=True), Rule(pass_at=0.2, higher=False)
+_RANKS = "probability that a member ranks above another head"
+_SCRUBBED = "margin recovered by scrubbing"
+ROWS: Mapping[str, Part] = {
+    "sparsity": Part("members", lambda x, _: mean(x, "too_few"), label="share of heads in the circuit"),
+    "node_overlap_jaccard": Part("published", overlap, label="overlap with the published heads", rule=_HALF),
+    "spectral_norm_ratio": Part("spectral_norm", samples.norms, label="spectral norm, members over others"),
+    "sv_entropy_ratio": Part("sv_entropy", ratio, label="entropy of singular values, members over others"),
+    "d_prime": Part("scores", _apart, label="d′ of the scores", rule=_D_PRIME),
+    "llc_d_prime": Part("llc", _apart, label="d′ of the learning coefficient, sign reversed", rule=_D_PRIME),
+    "hit_rate": Part("predicted", _named, label="members found by the prediction", rule=Rule(pass_at=0.9)),
+    "false_alarm_rate": Part("predicted", _named, label="other heads that it names", rule=_FEW),
+    "partial_eta_sq": Part("partial_eta_sq", lambda verdict, _: verdict, label=""),
+    "pc_ratio_circuit_mean": Part("pc_ratio", samples.mean_inside, label="pc_ratio, mean of members"),
+    "pc_ratio_noncircuit_mean": Part("pc_ratio", samples.mean_outside, label="pc_ratio, mean of the others"),
+    "pc_ratio_d_prime": Part("pc_ratio", samples.others_above, label="pc_ratio, d′"),
+    "ov_composition_pval": Part("v", _composed, label="OV composition on the edges, p", rule=_P),
+    "q_composition_pval": Part("q", _composed, label="query composition on the edges, p", rule=_P),
+    "k_composition_pval": Part("k", _composed, label="key composition on the edges, p", rule=_P),
+    "attribution_auroc": Part("attribution", _apart, label=_RANKS, rule=_AUC),
+    "faithfulness": Part("faithfulness", _forwarded, label="faithfulness", rule=_RATIO),
+    "completeness": Part("completeness", _forwarded, label="completeness", rule=_RATIO),
+    "minimality_mean_importance": Part("minimality", importance, label="mean loss without one of the heads"),
+    "logit_diff_recovery": Part("logit_diff_recovery", _forwarded, label=_SCRUBBED, rule=Rule(pass_at=0.5)),
+}
+
+
+# ---- the gate -------------------------------------------------------------------------------------------
+
+
 def _columns(c: Any) -> dict[str, Any]:
     """A column for each row."""
-    table, full, kept = c.table, c.get("y_full"), c.run(f"y_keep/{c.table.ablation}")
-    attribution, minimality = c.find("attribution"), None
+    table, attribution = c.table, c.find("attribution")
     edges = () if table.head_circuit is None else table.head_circuit.head_edges
-    if table.k > 0:
-        without = c.get("y_minus1")
-        usable = np.isfinite(without).all(axis=1) & np.isfinite(full) & np.isfinite(kept)
-        minimality = _shares(kept[usable].sum() - without[usable].sum(axis=0), float(full[usable].sum()))
-
-    def ratio(column: str, inner: str = "faithfulness") -> stats.Estimate | None:
-        runs = None if c.find(column) is None else c.run(column)
-        return None if runs is None else ratio_estimate(runs, full, inner, unit_id=c.unit_id, seed=table.seed)
-
-    restored, gap = c.restored(), c.gap()
-    usable = np.isfinite(gap) & np.isfinite(restored[:, np.isfinite(restored).any(axis=0)]).all(axis=1)
     return {
-        "scores": _shares(restored[usable].sum(axis=0), float(gap[usable].sum())),
-        "llc": c.get("llc"),
+        "minimality": c.lost_shares,
+        "scores": c.restored_shares,
+        **{name: c.get(name) for name in ("llc", "spectral_norm", "sv_entropy")},
         "attribution": None if attribution is None else np.abs(mean_over_examples(attribution)),
-        "predicted": _predicted(c),
+        "predicted": c.predicted,
         "published_members": c.listed,
-        "spectral_norm": c.get("spectral_norm"),
-        "sv_entropy": c.get("sv_entropy"),
         "composition": {key: c.get(f"composition/{key}") for key in "qkv"} if edges else None,
         "head_edges": edges,
         "n_heads": table.model.n_heads,
-        "minimality": minimality,
         "partial_eta_sq": c.verdicts.get("measurement-invariance"),
-        "faithfulness": ratio(f"y_keep/{table.ablation}"),
-        "completeness": ratio(f"y_drop/{table.ablation}", "completeness"),
+        "faithfulness": c.ratio(f"y_keep/{table.ablation}"),
+        "completeness": c.ratio(f"y_drop/{table.ablation}", "completeness"),
         # Scrub recovery: faithfulness with the complement's activations from other prompts.
-        "logit_diff_recovery": ratio("y_keep/resample-donor"),
+        "logit_diff_recovery": c.ratio("y_keep/resample-donor"),
         "n_prompts": table.P,
     }
-
-
-def _shares(sums: Scores, total: float) -> Scores:
-    return sums / total if total else np.full(len(sums), np.nan)
-
-
-def _predicted(c: Any) -> Flags | None:
-    """A head set predicted from weights by a rule learnt from the circuits of two or more other tasks."""
-    circuits = {f"other-{place}": other.members for place, other in enumerate(c.tables)}
-    circuits["own"] = c.table.members
-    if len(c.tables) < 2 or any(not 0 < members.sum() < c.table.H for members in circuits.values()):
-        return None
-    found = predict_from_weights(weight_features(c.table.model), circuits)["own"]
-    return None if found.reason else found.predicted
 
 
 @gate(
@@ -176,12 +233,12 @@ def derived_metrics(
         raise InputError("composition needs n_heads, the number of heads per layer, to read head_edges")
     given: dict[str, Any] = {**locals(), **(composition or {}), "level": ONE_SIDED_95}
     given["published"] = published_size if published_members is None else published_members
-    parts = {name: _judge_row(name, given) for name in ROWS}
+    parts = {name: row.verdict({**given, "row": name}) for name, row in ROWS.items()}
     deciding = {name: parts[name] for name in _DECISIVE if name == "d_prime" or predicted is not None}
     strict = deciding
     if predicted is not None:  # a conjunction fails where one of three parts does: they share the 5 %
-        level = {"level": 1 - 2 * ALPHA / 3}
-        strict = {name: _judge_row(name, given | level) for name in deciding}
+        given["level"] = 1 - 2 * ALPHA / 3
+        strict = {name: ROWS[name].verdict({**given, "row": name}) for name in deciding}
     found = Found(parts=parts, interval=parts["d_prime"].interval)
     open_rows = [each for each in deciding if deciding[each].status != "pass" and not deciding[each].reason]
     if len(open_rows) > 1:
@@ -207,49 +264,3 @@ def derived_metrics(
     elif found.status == "inconclusive":
         found.open(reason)
     return found
-
-
-def _judge_row(name: str, given: Given) -> Verdict:
-    """The verdict of a row; `not_applicable` without its input."""
-    row = ROWS[name]
-    try:
-        if given.get(row.column) is None:
-            raise Undetermined("not_applicable")
-        found = row.find(given[row.column], given)
-        return found if isinstance(found, Verdict) else row.judge(found)
-    except Undetermined as why:
-        word, found = "inconclusive", why.found
-        none = Verdict(status=word, published=word, values={"value": None}, reason=found.reason)
-        return replace(none, warnings=found.warnings)
-
-
-def ratio_estimate(
-    y_circuit: Any, y_full: Any, inner: str = "faithfulness", *, unit_id: Any = None, seed: int = SEED
-) -> stats.Estimate | None:
-    """Faithfulness or completeness of runs with the bounds that C14 forwards.
-
-    The outermost of bootstrap-t over prompts and of the usual interval (BCa, or Fieller's where the
-    denominator is unstable), without ends below twenty prompts (`too_few`); None below two prompts.
-    """
-    runs, statistic = sample(unit_id, circuit=y_circuit, full=y_full), inner_metric(inner)
-    if runs.n < 2:
-        return None
-    value = float(statistic.of_sums(runs.table.sum(axis=1), runs.n))
-    if not np.isfinite(value):
-        return stats.Estimate(value=math.nan, reason="zero_denominator")
-    if runs.n < FEWEST_FOR_RATIOS:
-        interval = undefined_interval(ONE_SIDED_95, "bootstrap-t", "too_few")
-        return stats.Estimate(value=value, interval=interval)
-    drawn = stats.draw_counts(runs.n, N_BOOT, gate_stream("C14", inner, seed=seed))
-    counts = np.vstack([np.ones((1, runs.n)), drawn])
-    ratios, errors = stats.resampled_ratios(runs.vectors[0][:, None], runs.vectors[1], counts)
-    usual = statistic.interval(runs.table, level=ONE_SIDED_95, method=None, seed=seed)
-    if not usual.defined or not errors[0, 0]:
-        return stats.Estimate(value=value, interval=usual)
-    # At half of the promised error: of 20 skewed prompts it falls short by as much.
-    found = stats.studentized_interval(
-        float(ratios[0, 0]), float(errors[0, 0]), ratios[1:, 0], errors[1:, 0], level=0.95
-    )
-    low, high = sorted(statistic.offset + statistic.scale * end for end in (found.low, found.high))
-    found = replace(found, low=low, high=high, level=ONE_SIDED_95)
-    return stats.Estimate(value=value, interval=stats.outermost(found, usual))

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import scipy
 from jaxtyping import Float64, Int, Int64, Real, Shaped
 
 from assay import stats
@@ -132,7 +131,7 @@ def distributional_stability(
     found.details["relative_error_variance"] = found.parts["variance"].details["relative_error"]
     found.details |= {"p_stable": p_stable, "p_unstable": p_unstable, "stable": stable}
     found.status = by_p(p_pass, p_fail)
-    if not any(varies(column) for column in x.T):
+    if not varies(x, axis=0).any():
         found.warn(zero_variance=True)
         found.open("zero_variance")
     return found
@@ -167,7 +166,7 @@ def _beyond_limit(x: Table) -> Table:
 def judge_variances(x: Table, rng: np.random.Generator) -> Verdict:
     """Whether the variances of more than half of the heads are known too badly: bootstrap of the kurtosis."""
     n, k = x.shape
-    varied = np.array([varies(column) for column in x.T])
+    varied = varies(x, axis=0)
     z = np.where(varied, _scaled(x - x.mean(axis=0)), 0.0)
     weights = np.concatenate([np.ones((1, n)), stats.draw_counts(n, N_RESAMPLES, rng)]) / n
     first, second, third, fourth = (weights @ z**power for power in range(1, 5))
@@ -193,10 +192,12 @@ def _subset_spreads(x: Table, subsets: Sequence[Any]) -> Float64[np.ndarray, "3 
     for at, rows in enumerate(subsets):
         part = x[rows]
         moments[0, at] = part.mean(axis=0)
-        varied = np.array([varies(column) for column in part.T])  # of others, 0: not the rounding of the mean
+        varied = varies(part, axis=0)  # of others, 0: not the rounding of the mean
         moments[1, at, varied] = part[:, varied].var(axis=0, ddof=1)
         if len(part) > 2 and varied.any():
-            moments[2, at, varied] = scipy.stats.skew(part[:, varied], axis=0, bias=False)
+            apart = (part - moments[0, at])[:, varied]
+            third = (apart**3).mean(axis=0) / (apart**2).mean(axis=0) ** 1.5
+            moments[2, at, varied] = third * math.sqrt(len(part) * (len(part) - 1)) / (len(part) - 2)
     centre = np.abs(moments.mean(axis=1))
     spreads = np.full(centre.shape, np.nan)
     # Below 1e-12 the mean over subsets is not a scale for their spread.

@@ -49,6 +49,7 @@ _SUBSTANTIAL = replace(_GAIN, label="the same gain against 0.1", rule=Rule(pass_
         "too_few": ("With so few roles, even the best order is too likely.", "Give four roles or more."),
     },
     when_open="Neither order is established, and there are no more roles.",
+    reads=("task", "seed", "n_perm"),
 )
 def nomological_validity(circuit: HeadCircuit, *, how: Sampling) -> Found:
     """Rank correlation of the layer and the function of a circuit's parts.

@@ -110,11 +110,7 @@ def _mean_rows(model: Model, ids: Int[Tensor, "P n"]) -> Float64[Tensor, "P d_mo
 
 
 def direct_attribution(
-    model: Model,
-    outputs: HeadOutputs,
-    directions: Float64[Tensor, "P d_model"],
-    *,
-    norm: str = "frozen",
+    model: Model, outputs: HeadOutputs, directions: Float64[Tensor, "P d_model"], *, norm: str = "frozen"
 ) -> HeadScores:
     """Direct logit attribution: what each head adds to the margin by its own path to the logits.
 

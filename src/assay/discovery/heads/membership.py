@@ -181,8 +181,7 @@ class WeightPrediction:
 
 
 def predict_from_weights(
-    features: WeightFeatures,
-    circuits: Mapping[str, Bool[np.ndarray, " H"] | Sequence[tuple[int, int]]],
+    features: WeightFeatures, circuits: Mapping[str, Bool[np.ndarray, " H"] | Sequence[tuple[int, int]]]
 ) -> dict[str, WeightPrediction]:
     """Predict each task's circuit from the weights, with a classifier that never saw that circuit.
 

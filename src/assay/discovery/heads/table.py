@@ -83,6 +83,7 @@ class MeasurementTable:
         ablation: Method of tables over single heads; default: `mean` for a circuit of heads, the task's own
             for one of edges, which is what `measure` judges it under.
         folder: Where columns are kept and found again.
+        nested: Keep them in a folder within it, named by the hash of the table.
         batch_size: Prompts per pass; default: by free memory. Never changes a number.
         seed: Root of donors and noise.
         measured: Columns that were measured elsewhere, by name.
@@ -104,6 +105,7 @@ class MeasurementTable:
         objective: str | Objective | Loss | None = None,
         ablation: str | None = None,
         folder: str | Path | None = None,
+        nested: bool = False,
         batch_size: int | None = None,
         seed: int = 42,
         measured: Mapping[str, np.ndarray] | None = None,
@@ -115,11 +117,6 @@ class MeasurementTable:
         if ablation is None:
             ablation = task.ablation if self.circuit.heads is None else "mean"
         self.ablation, self.seed, self.batch_size = INTERVENTIONS[ablation].key, seed, batch_size
-        if folder is not None and not is_registered(self.objective):
-            raise InputError(
-                f"a folder identifies objectives by name, but {self.objective.key!r} is not registered; "
-                "register it under its own name, or keep the table in memory (folder=None)"
-            )
         for prompts in (task, *([] if more is None else [more])):
             prompts.validate(model.n_vocab, model.n_positions)
         self.heads = self.circuit.kept_heads()
@@ -132,7 +129,14 @@ class MeasurementTable:
         self._logits: dict[tuple[int, bool], Tensor] = {}
         self._further: Tensor | None = None  # logits of `more`: few need the outputs of its heads
         self._baselines: dict[tuple[int, int], BaselineShelf] = {}
-        self._shelf = None if folder is None else Shelf(Path(folder), self.hash, self.record)
+        self._shelf: Shelf | None = None
+        if folder is not None:
+            if not is_registered(self.objective):
+                raise InputError(
+                    f"a folder identifies objectives by name, but {self.objective.key!r} is not registered; "
+                    "register it under its own name, or keep the table in memory (folder=None)"
+                )
+            self._shelf = Shelf(Path(folder) / (self.hash if nested else ""), self.hash, self.record)
 
     def __repr__(self) -> str:
         return f"MeasurementTable({self.task.name!r}, P={self.P}, H={self.H}, k={self.k}, hash {self.hash})"
