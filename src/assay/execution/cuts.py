@@ -3,10 +3,10 @@
 While every edge into the targets before v is kept, each source that v can read writes its clean value a_u.
 Cutting some of its edges therefore moves its input by a known amount,
 
-    x_v = (x_v of the clean run) + sum over the cut u of (b_u - a_u),
+    x_v = (x_v of the current run) + sum over the newly cut u of (b_u - a_u),
 
-b_u the ablated value, and only what v and the targets cut before reach through kept edges differs from the
-clean run. So many sets of cuts are evaluated in one pass of a plan that starts from the clean run.
+b_u the ablated value, and only what v reaches through kept edges differs from the current run: that with the
+edges cut so far. So many sets of cuts are evaluated in one pass of a plan that starts from the current run.
 (The runs are those of Conmy et al. 2023, arXiv:2304.14997, algorithm 1, and of `run_circuit`.)
 """
 
@@ -20,7 +20,7 @@ from assay.circuits import Circuit
 from assay.core.errors import UnsupportedModelError
 from assay.execution.ablation import Baseline
 from assay.execution.plan import Inlet, compile_plan
-from assay.execution.runner import CircuitRunner
+from assay.execution.runner import CircuitRunner, Observer
 from assay.models import Model, Trace
 
 
@@ -64,6 +64,7 @@ class CutRunner:
         self.kept: Bool[Tensor, "n_sources n_targets"] = model.graph.valid.clone()
         self._examples: list[_CutExamples] = []
         self._current: tuple[int, CircuitRunner] | None = None
+        self._settled = True  # whether the current run of the examples has all cuts
 
     @torch.no_grad()
     def add(self, inputs: Tensor, baseline: Baseline, read: Int[Tensor, " n"]) -> Float[Tensor, "n d_vocab"]:
@@ -84,18 +85,24 @@ class CutRunner:
         inlets = self._runner(target).plan.inlets
         return next((inlet for inlet in inlets if inlet.moved == target), None)
 
+    @torch.no_grad()
     def _runner(self, target: int) -> CircuitRunner:
-        """Runs from the clean one in which a target is moved, as are those that have lost edges."""
+        """Runs in which a target is moved, and all else starts from the current run."""
         if self._current is None or self._current[0] != target:
+            if self._current is not None and not self._settled:
+                before, runner = self._current
+                for examples in self._examples:
+                    examples.settle(runner, before)
+                self._settled = True
             model = self.model
-            cut = (model.graph.valid & ~self.kept).any(0).nonzero().squeeze(1).tolist()
             plan = compile_plan(
                 model.graph,
                 self.kept,
                 resample=True,
                 pools=model.pools,
                 coupling=model.coupling,
-                moved={*cut, target},
+                origin=target,
+                offset=frozenset(self._examples[0].offsets if self._examples else ()),
             )
             circuit = Circuit(graph=model.graph, mask=self.kept)
             self._current = target, CircuitRunner(model, circuit, resample=True, plan=plan)
@@ -122,31 +129,44 @@ class CutRunner:
     @torch.no_grad()
     def cut(self, target: int, sources: Sequence[int]) -> None:
         """Cut edges into a target for good."""
+        inlet = self.inlet(target)
         self.kept[list(sources), target] = False
-        for examples in self._examples if sources else ():
-            more = examples.differences(sources, everywhere=True).sum(0)
-            examples.offsets[target] = examples.offsets.get(target, 0) + more
+        if inlet is not None and sources:
+            self._settled = False
+            for examples in self._examples:
+                more = examples.differences(sources, everywhere=inlet.everywhere).sum(0)
+                examples.offsets[target] = examples.offsets.get(target, 0) + more
 
 
-class _CutExamples:
-    """Some examples: their clean run, and what their sources would carry when cut.
+class _CutExamples(Baseline):
+    """Some examples: their run with the edges cut so far, and what their sources would carry when cut.
+
+    The run begins as the clean one. What later cuts change in it is written over its values.
 
     Attributes:
         clean: The clean pass.
         read: Read position of each example.
         change: Ablated minus clean output of every source.
-        offsets: What the cuts so far add to the input of a target, `[n, pos, d_model]`.
+        offsets: What the inputs of targets have beyond those of the clean run, wherever they are needed:
+            `[n, pos, d_model]` or `[n, d_model]`.
+        own: Projections of a block, where some differ from the clean run's.
     """
 
     def __init__(self, model: Model, clean: Trace, baseline: Baseline, read: Tensor) -> None:
-        self.model, self.clean, self.read = model, clean, read
+        wide = model.result_dtype
+        z, mlp = ([value.to(wide, copy=True) for value in values] for values in (clean.z, clean.mlp))
+        super().__init__(model=model, input=clean.input, z=z, mlp=mlp, trace=clean)
+        self.clean, self.read = clean, read
         self.index = torch.arange(len(read), device=read.device)
         self.offsets: dict[int, Tensor] = {}
+        self.own: dict[int, Tensor] = {}
         sources = zip(
             (baseline.input, *baseline.z, *baseline.mlp), (clean.input, *clean.z, *clean.mlp), strict=True
         )
-        wide = model.result_dtype
         self.change = Baseline.by_source(model, [cut.to(wide) - value.to(wide) for cut, value in sources])
+
+    def channels(self, layer: int) -> Float[Tensor, "rows pos n_channels d_head"]:
+        return self.own[layer] if layer in self.own else super().channels(layer)
 
     def at(self, value: Tensor, *, everywhere: bool) -> Tensor:
         return value if everywhere else value[self.index, self.read]
@@ -173,20 +193,49 @@ class _CutExamples:
         target: int,
         sources: Sequence[int],
         cuts: Bool[Tensor, "hypotheses cut_sources"],
+        observer: Observer | None = None,
     ) -> Float[Tensor, "hypotheses n d_vocab"]:
         """Logits of all hypotheses about the edges into a target."""
         k, n = len(cuts), len(self.read)
 
         def moves(column: int, everywhere: bool) -> Tensor:
-            if column != target:
-                return self.at(self.offsets[column], everywhere=everywhere)[None]
+            before = self.offsets.get(column)
+            if column != target or not sources:
+                assert before is not None
+                assert before.ndim == 2 + everywhere  # needed where it was before
+                return before[None]
             differences = self.differences(sources, everywhere=everywhere)
             own = (cuts.to(differences) @ differences.flatten(1)).view(k, *differences.shape[1:])
-            before = self.offsets.get(target)
-            return own if before is None else own + self.at(before, everywhere=everywhere)
+            return own if before is None else own + before
 
         rows, read = self.index.repeat(k), self.read.repeat(k)
-        start = Baseline.of(self.model, self.clean)
-        logits = runner.logits(self.clean, start, read, rows=(rows, rows), moves=moves)
+        logits = runner.logits(self.clean, self, read, rows=(rows, rows), moves=moves, observer=observer)
         by_hypothesis: Tensor = logits.to(self.model.result_dtype).unflatten(0, (k, n))
         return by_hypothesis
+
+    def settle(self, runner: CircuitRunner, target: int) -> None:
+        """Make the run with the edges into a target cut the current one."""
+        found: list[tuple[str, int, Tensor]] = []
+        self.logits(runner, target, (), torch.zeros(1, 0, dtype=torch.bool), lambda *each: found.append(each))
+        for each in found:  # once the run no longer reads them
+            self._put(*each)
+
+    def _put(self, kind: str, number: int, value: Tensor) -> None:
+        """Put something that a run computed in the place of its forerunner; see `Observer`."""
+        graph, everywhere = self.model.graph, value.ndim == 3 and value.shape[1] == self.input.shape[1]
+        place = (slice(None), slice(None)) if everywhere else (self.index, self.read)
+        value = value if everywhere else value.flatten(1)
+        of = graph.source_layer if kind == "output" else graph.target_layer
+        layer = int(of[number]) - 1
+        if kind == "stream":
+            last, mlp = layer == graph.n_layers, graph.mlps and number == graph.mlp_target(layer)
+            clean = self.final_in() if last else self.mlp_in(layer) if mlp else self.attention_in(layer)
+            self.offsets[number] = value - self.at(clean.to(value.dtype), everywhere=everywhere)
+        elif kind == "channel":
+            self.own.setdefault(layer, self.channels(layer).clone())
+            self.own[layer][(*place, number - graph.channel_target(layer, "q"))] = value
+        elif graph.mlps and number == graph.mlp_source(layer):
+            self.mlp[layer][place] = value
+        else:
+            z = self.z[layer].unflatten(-1, (graph.n_heads, -1))
+            z[(*place, number - graph.head_source(layer))] = value

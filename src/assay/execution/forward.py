@@ -42,6 +42,11 @@ def check_circuit(model: Model, circuit: Circuit) -> None:
             f"the circuit belongs to another model: its graph is {circuit.graph.describe()}, that of "
             f"{model.id!r} is {model.graph.describe()}"
         )
+    if circuit.level == "neuron" and circuit.items.shape[1] != model.d_model:
+        width = circuit.items.shape[1]
+        raise GraphMismatchError(
+            f"the circuit has {width} neurons per node, {model.id!r} has {model.d_model}"
+        )
     found_on = circuit.provenance.get("model")
     if isinstance(found_on, dict) and found_on.get("weight_hash") not in (None, model.weight_hash):
         warnings.warn(
@@ -108,7 +113,7 @@ def run_circuit(
     """Logits of the model with every edge outside the circuit ablated, at the read position.
 
     Args:
-        circuit: The edges to keep, everywhere or at spans of positions.
+        circuit: The edges to keep, everywhere or at spans of positions, or nodes or neurons.
         model: The model.
         task: The examples.
         ablation: What a cut edge carries: `resample`, `zero`, `mean`, `mean-positional` or `noise-additive`;
@@ -131,6 +136,7 @@ def run_circuit(
         InputError: For positions that cannot be labelled, and `pairs` that do not fit the task.
 
     Notes:
+        A circuit of neurons that keeps parts of nodes runs as one at spans does, with one mask.
         At spans every target has its own stream at every position, so a run costs what one under a
         real-valued mask does: two passes to prepare a batch, and a product over all sources per target. The
         mask of an example takes T S R numbers; prompts whose spans have the same places share one.
@@ -143,9 +149,9 @@ def run_circuit(
     task = model.bind(task)
     if pairs is not None:
         _check_pairs(task, replacement, pairs)
-    if circuit.spans is not None or model.post_norm == "eap-ig":
+    if circuit.spans is not None or circuit.partial or model.post_norm == "eap-ig":
         task = task if pairs is None else task.paired(pairs)
-        runner: CircuitRunner | _SpanRunner = _SpanRunner(model, task, circuit)
+        runner: CircuitRunner | _SoftRuns = _SoftRuns(model, task, circuit)
     else:
         runner = CircuitRunner(model, circuit, resample=replacement.paired)
         if runner.plan.everything:
@@ -163,8 +169,9 @@ def run_circuit(
         results = []
         for batch in task.batches(size):
             batch = batch.to(model.device)
-            if isinstance(runner, _SpanRunner):
-                logits = runner.soft.logits(runner.soft.prepare_batch(batch, prepared), runner.mask(batch))
+            if isinstance(runner, _SoftRuns):
+                made = runner.soft.prepare_batch(batch, prepared)
+                logits = runner.soft.logits(made, runner.mask(batch), cells=runner.cells)
             else:
                 depth = model.n_layers if runner.clean_depth is None else runner.clean_depth
                 trace = kept.clean(batch, depth, partial(clean_pass, model, runner, batch.clean))
@@ -179,12 +186,13 @@ def run_circuit(
     return logits
 
 
-class _SpanRunner:
-    """Runs of a circuit whose edges differ by position, or whose targets do not read a sum of sources."""
+class _SoftRuns:
+    """Runs of a circuit of neurons, of edges by position, or where targets do not read a sum of sources."""
 
     def __init__(self, model: Model, task: Task, circuit: Circuit) -> None:
         self.soft = SoftRunner(model)
         self.weights = circuit.mask.to(device=model.device, dtype=model.result_dtype)
+        self.cells = circuit.cells.to(self.weights) if circuit.cells is not None and circuit.partial else None
         # What is at padding is never read.
         self.labels = None if circuit.spans is None else circuit.spans.label(task).clamp(min=0)
         self.shared = self.labels is None or bool((self.labels == self.labels[0]).all())

@@ -18,9 +18,9 @@ Garriga-Alonso 2024, equation 1.) The plan is made once per mask and holds no te
 - targets of one block that keep the same sources share one input and one norm;
 - a target that keeps almost everything at all positions starts from the running total and subtracts.
 
-A run may also start from the clean run and move the inputs of some targets, as `assay.execution.cuts` does.
-That run then takes the place of the ablated one in all of this: sources that those targets do not reach equal
-their value in it.
+A run may also start from another run and move the input of one target, as `assay.execution.cuts` does. That
+run then takes the place of the ablated one in all of this: sources that the target does not reach equal their
+value in it.
 
 A plan is made by NumPy: it takes thousands of steps on few booleans, and each costs less than in PyTorch.
 """
@@ -53,7 +53,7 @@ class Inlet:
         everywhere: True when needed at all positions, else at the read position only.
         from_total: Start from the running total of all differences (then `terms` are subtracted).
         terms: Rows of the sources added to, or subtracted from, the start.
-        moved: The target to whose stream an amount of its own is added.
+        moved: The one target that reads it, where an amount of its own is added.
     """
 
     everywhere: bool
@@ -140,17 +140,17 @@ def source_types(
     mask: Bool[Tensor, "n_sources n_targets"],
     *,
     coupling: Coupling = "none",
-    moved: Collection[int] = (),
+    origin: int | None = None,
 ) -> tuple[Sources, Sources]:
     """Which sources are clean and which are ablated-only; all others mix the two inputs.
 
     A target is clean if it keeps every upstream edge and all those sources are clean; it is ablated if
     every upstream edge is cut or comes from an ablated source; a node is what all its targets are. Where
-    targets are moved, everything is ablated but what they reach.
+    one target is moved (`origin`), everything is ablated but what it reaches.
     """
     clean, ablated = (np.zeros(graph.n_sources, dtype=np.bool_) for _ in range(2))
-    clean[0], ablated[0] = not moved, bool(moved)
-    stays = ~np.isin(np.arange(graph.n_targets), [*moved])
+    clean[0], ablated[0] = origin is None, origin is not None
+    stays = np.arange(graph.n_targets) != origin
     inputs, valid = _feeds(graph, coupling), graph.valid.numpy()
     for columns, rows in graph.stages:
         before = slice(0, rows.start)  # sources that may have written
@@ -170,7 +170,8 @@ def compile_plan(
     resample: bool,
     pools: bool = False,
     coupling: Coupling = "none",
-    moved: Collection[int] = (),
+    origin: int | None = None,
+    offset: Collection[int] = (),
 ) -> CompiledMask:
     """Work out what an ablated run of `mask` has to compute.
 
@@ -181,12 +182,13 @@ def compile_plan(
             a source fed by ablated values only equals its own ablated value.
         pools: True where `logits` reads all positions (mean pooling), not one.
         coupling: Which heads of a block depend on each other's inputs; see `Model.coupling`.
-        moved: Targets whose inputs are moved, where the run starts from another run; see
+        origin: The one target whose input is moved, where the run starts from another run; see
             `CircuitRunner.logits`.
+        offset: Targets that in the other run read something else than the stream of their stage.
     """
     if mask.shape != graph.valid.shape:
         raise ShapeError(f"mask has shape {tuple(mask.shape)}; expected {tuple(graph.valid.shape)}")
-    clean, ablated = source_types(graph, mask, coupling=coupling, moved=moved)
+    clean, ablated = source_types(graph, mask, coupling=coupling, origin=origin)
     kept: Mask = mask.numpy() & ~ablated[:, None] if resample else mask.numpy()
     everywhere, somewhere = _liveness(graph, kept, clean, pools=pools, coupling=coupling)
     kept, computed = kept & somewhere[:, None], somewhere & ~clean
@@ -197,8 +199,8 @@ def compile_plan(
         """Kept sources of a target, or the cut ones where that list is shorter."""
         total = at_all and bool(from_total[column])
         terms = tuple(np.flatnonzero((left_out if total else kept)[:, column]).tolist())
-        own = column if column in moved else None
-        return Inlet(everywhere=at_all, from_total=total, terms=terms, moved=own)
+        apart = column == origin or (column in offset and bool(terms or total))
+        return Inlet(everywhere=at_all, from_total=total, terms=terms, moved=column if apart else None)
 
     def attention(layer: int) -> AttentionStep | None:
         first = graph.head_source(layer)

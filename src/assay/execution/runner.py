@@ -5,7 +5,7 @@ and the distinct inputs of a stage (attention or MLP of a block, `logits`) are o
 matrix of coefficients. Inputs that equally many channels read are projected together.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from itertools import chain, groupby
@@ -27,6 +27,8 @@ BOTH = (True, False)  # what is needed at all positions, and what is needed at t
 Rows = tuple[Int[Tensor, " pairs"] | None, Int[Tensor, " pairs"] | None]
 Moves = Callable[[int, bool], Tensor]
 Take = Callable[[Tensor, int, Numbers], Tensor]
+# Told what a run computes: `stream` or `channel` of a target, or `output` of a source; its number; the value.
+Observer = Callable[[str, int, Tensor], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,6 +218,7 @@ class CircuitRunner:
         rows: Rows = (None, None),
         shared: int = 0,
         moves: Moves | None = None,
+        observer: Observer | None = None,
     ) -> Float[Tensor, "n d_vocab"]:
         """Logits at the read position, row by row.
 
@@ -226,12 +229,14 @@ class CircuitRunner:
             rows: The row of `clean` and the row of `baseline` that each pair has; default: its own.
             shared: First positions at which all inputs of both sides are alike, before any that is read:
                 a causal model does the same there on all of them, so they are not run again.
-            moves: Of a plan with moved targets: from a target, and whether it is wanted at all positions, to
+            moves: Of a plan that moves a target: from a target, and whether it is wanted at all positions, to
                 what is added to its input, `[k, m, pos, d_model]` or at the read position `[k, m, d_model]`,
                 where the pairs are k groups of m and groups may share it (k = 1).
+            observer: Told the input of every target that is computed, and what is made of it (heads before
+                the output projection): `[n, pos, width]`, or at the read position `[n, width]`.
         """
         assert not self.plan.everything, "a full circuit is the model itself; run the model instead"
-        return _CircuitRun(self, clean, baseline, read, rows, shared, moves).finish()
+        return _CircuitRun(self, clean, baseline, read, rows, shared, moves, observer).finish()
 
 
 def _is_range(numbers: Numbers) -> bool:
@@ -270,6 +275,7 @@ class _CircuitRun:
     rows: Rows
     shared: int
     moves: Moves | None
+    observer: Observer | None
 
     def __post_init__(self) -> None:
         runner, clean, read, shared = self.runner, self.clean, self.read, self.shared
@@ -328,7 +334,13 @@ class _CircuitRun:
             if mlp is not None:
                 self.put(graph.mlp_source(layer), *mlp)
         stream = self.streams(self.baseline.final_in(), self.runner.final)[0]
+        self.tell("stream", [graph.n_targets - 1], [stream])
         return model.finish(stream, self.read)
+
+    def tell(self, kind: str, numbers: Iterable[int], values: Iterable[Tensor]) -> None:
+        if self.observer is not None:
+            for number, value in zip(numbers, values, strict=True):
+                self.observer(kind, number, value)
 
     def streams(self, ablated: Tensor, inputs: _Inputs) -> Float[Tensor, "inputs n ... d_model"]:
         """What some inlets read: the ablated stream and the kept differences."""
@@ -402,6 +414,9 @@ class _CircuitRun:
                 kv_of_head=[place - own.start for place in read],
             )
             z = block.rescaled(z.to(self.runner.dtype))
+            if self.observer is not None:
+                first = self.model.graph.head_source(layer)
+                self.tell("output", [first + head for head in heads], z.unbind(1))
             outputs[everywhere] = self.take(z, 1, plan.live).transpose(0, 1)
         return outputs
 
@@ -421,7 +436,7 @@ class _CircuitRun:
         streams = self.streams(self.baseline.attention_in(layer), plan.inputs)
         normed = block.attention_norm(streams.to(self.model.dtype)).flatten(1, -2)
         projections = self.runner.projections(layer, everywhere)
-        for (inputs, _, places), (weight, bias) in zip(plan.groups, projections, strict=True):
+        for (inputs, read, places), (weight, bias) in zip(plan.groups, projections, strict=True):
             some = normed[inputs]
             product = torch.bmm(some, weight) if bias is None else torch.baddbmm(bias, some, weight)
             parts = product.view(len(some), *shape[:2], -1, block.d_head).permute(0, 3, 1, 2, 4).flatten(0, 1)
@@ -429,6 +444,10 @@ class _CircuitRun:
                 channels = parts
             else:
                 self.fill(channels, places, parts)
+            if self.observer is not None:
+                columns = [self.model.graph.channel_target(layer, "q") + channel for channel in read]
+                self.tell("stream", columns, streams[inputs].repeat_interleave(len(read) // len(some), 0))
+                self.tell("channel", columns, parts)
         return channels
 
     def fill(self, channels: Tensor, places: Numbers, values: Tensor) -> None:
@@ -442,8 +461,9 @@ class _CircuitRun:
 
         `[n, pos, d_model]`, or `[n, d_model]` where only the read position is needed.
         """
-        row, inputs = self.model.graph.mlp_source(layer), self.runner.mlp[layer]
-        if not self.model.graph.mlps or not self.plan.somewhere[row]:
+        graph, inputs = self.model.graph, self.runner.mlp[layer]
+        row = graph.mlp_source(layer)
+        if not graph.mlps or not self.plan.somewhere[row]:
             return None
         everywhere = bool(self.plan.everywhere[row])
         ablated = self.of_baseline(self.baseline.mlp[layer], everywhere)
@@ -451,6 +471,8 @@ class _CircuitRun:
             return self.chosen(self.clean.mlp[layer], self.rows[0], everywhere), ablated
         stream = self.streams(self.baseline.mlp_in(layer), inputs)[0]
         output = self.model.blocks[layer].run_mlp(stream.to(self.model.dtype)).to(self.runner.dtype)
+        self.tell("stream", [graph.mlp_target(layer)], [stream])
+        self.tell("output", [row], [output])
         return output, ablated
 
     # ---- keeping differences --------------------------------------------------------------------

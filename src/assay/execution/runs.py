@@ -90,6 +90,11 @@ class CircuitRuns:
         stale = "codes", "counted", "notes"
         return self._changed(*stale, ablation_object=get_ablation(ablation), _kept=_Kept())
 
+    def judged_by(self, objective: str | Objective | Loss) -> "CircuitRuns":
+        """The same runs with margins of another objective."""
+        kept = _Kept(shelf=self._kept.shelf, logits=self._kept.logits)
+        return self._changed(objective_object=get_objective(objective), _kept=kept)
+
     @cached_property
     def exact(self) -> "CircuitRuns":
         """These runs with norms behind branches treated as `exact`; see `Model.treating`."""
