@@ -25,8 +25,10 @@ from assay.analyses.worst_case import worst_case as worst_case
 from assay.catalogue import list_entries as list  # noqa: A004 - the name users know
 from assay.circuits import Circuit as Circuit
 from assay.circuits import EdgeScores as EdgeScores
+from assay.circuits import NodeScores as NodeScores
 from assay.circuits import certify as certify
 from assay.circuits import load_circuit as load_circuit
+from assay.circuits import load_node_scores as load_node_scores
 from assay.circuits import load_scores as load_scores
 from assay.core.errors import AssayError as AssayError
 from assay.core.measurement import Interval as Interval

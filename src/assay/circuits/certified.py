@@ -165,6 +165,8 @@ def certify(
         >>> certify(scores, 1, radius=1).circuit.edges()
         ['input->m0']
     """
+    if scores.level != "edge":
+        raise InputError(f"certify takes scores of edges; these are of {scores.level}s")
     check_everywhere(scores.spans, "certify", "scores.total()")
     check_fraction(level=level, deletion=deletion)
     check_least(1, resamples=resamples)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from jaxtyping import Bool
@@ -29,12 +29,17 @@ if TYPE_CHECKING:
     import networkx as nx
     import pandas as pd
 
+Level = Literal["edge", "node", "neuron"]  # what a circuit keeps or cuts, and scores rank
+
 HUB = "hf://"  # begins an address of the Hugging Face Hub
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Circuit(Plotted):
     """Edges kept out of a graph; all others are ablated when the circuit runs.
+
+    A circuit of nodes keeps the edges among them: what a source outside writes is ablated for every reader.
+    In a circuit of neurons a source moreover writes its kept coordinates only, and ablated ones elsewhere.
 
     Attributes:
         graph: The graph the mask indexes.
@@ -47,6 +52,9 @@ class Circuit(Plotted):
             nowhere. The edge u->v at a span carries the output of u at its positions into the input of v at
             the same positions: for k and v where keys and values stand, for q, MLPs and logits where they
             read. Attention alone moves information to later positions.
+        cells: Of a circuit of nodes the kept sources, `[n_sources]`; of one of neurons the kept dimensions of
+            each source's output in the residual stream, `[n_sources, d_model]`; None: edges are kept one by
+            one. Make such circuits by `from_nodes` and `from_cells`.
     """
 
     drawn_by = "assay.circuits.plots:plot_circuit"
@@ -56,6 +64,7 @@ class Circuit(Plotted):
     heads: tuple[tuple[int, int], ...] | None = None
     provenance: Mapping[str, Any] = field(default_factory=dict)
     spans: Spans | None = None
+    cells: Bool[Tensor, "n_sources ..."] | None = None
 
     def __post_init__(self) -> None:
         slots = edge_slots(self.graph, self.spans)
@@ -65,6 +74,13 @@ class Circuit(Plotted):
         if bool((outside := self.mask & ~slots).any()):
             name = slot_names(self.graph, self.spans, outside)[0]
             raise InputError(f"mask keeps {name}, which is not an edge; start from Circuit.full()")
+        if self.cells is not None:
+            alone = self.heads is None and self.spans is None
+            if not (alone and torch.equal(self.mask, edges_among(self.graph, self.cells))):
+                raise InputError(
+                    "a circuit of nodes or neurons keeps every edge among its nodes, everywhere; make it by "
+                    "Circuit.from_nodes or Circuit.from_cells"
+                )
 
     # ---- making ---------------------------------------------------------------------------------
 
@@ -144,19 +160,70 @@ class Circuit(Plotted):
         rows[[0, *(graph.head_source(layer, head) for layer, head in head_set)]] = True
         for layer in range(graph.n_layers if mlps else 0):
             rows[graph.mlp_sources(layer)] = True
-        columns = (graph.feeds & rows).any(1)
-        columns[-1] = True
-        mask = graph.valid & rows[:, None] & columns
-        return cls(graph=graph, mask=mask, heads=head_set, provenance=provenance)
+        return cls(graph=graph, mask=edges_among(graph, rows), heads=head_set, provenance=provenance)
 
     @classmethod
-    def random(cls, graph: Graph, n_edges: int, *, seed: int = 0) -> "Circuit":
-        """`n_edges` edges drawn uniformly without replacement."""
-        check_n_edges(n_edges, graph.valid, least=0)
-        order = torch.randperm(graph.n_edges, generator=torch_stream(seed, f"random-circuit/{n_edges}"))
-        mask = torch.zeros_like(graph.valid)
-        mask.view(-1)[graph.valid.flatten().nonzero().squeeze(1)[order[:n_edges]]] = True
-        return cls(graph=graph, mask=mask, provenance={"method": "random", "seed": seed})
+    def from_nodes(cls, graph: Graph, nodes: Iterable[str] | str) -> "Circuit":
+        """The circuit of a set of nodes: all edges among them; what other nodes write is ablated.
+
+        Unlike in a circuit of heads, `input` and MLPs are kept only where they are named.
+
+        Args:
+            graph: The graph that holds them.
+            nodes: Names of sources, `["input", "a0.h1", "m0"]` or `"input,a0.h1,m0"`; `logits` stays.
+
+        Raises:
+            UnknownNameError: For the first node that there is not.
+        """
+        names = [name.strip() for name in nodes.split(",")] if isinstance(nodes, str) else nodes
+        cells = torch.zeros(graph.n_sources, dtype=torch.bool)
+        cells[[graph.source_index(name) for name in names if name != "logits"]] = True
+        return cls.from_cells(graph, cells)
+
+    @classmethod
+    def from_cells(
+        cls,
+        graph: Graph,
+        cells: Bool[Tensor, "n_sources *d_model"],
+        provenance: Mapping[str, Any] | None = None,
+    ) -> "Circuit":
+        """The circuit of nodes or neurons, and all edges among the nodes that keep something.
+
+        Args:
+            graph: The graph that holds them.
+            cells: Kept sources `[n_sources]`, or kept dimensions of their outputs `[n_sources, d_model]`.
+            provenance: What chose them.
+
+        Raises:
+            ShapeError: If `cells` are not flags of this graph's sources.
+        """
+        mask = edges_among(graph, cells)
+        return cls(graph=graph, mask=mask, cells=cells.clone(), provenance=dict(provenance or {}))
+
+    @classmethod
+    def random(
+        cls, graph: Graph, n: int, *, seed: int = 0, level: Level = "edge", d_model: int | None = None
+    ) -> "Circuit":
+        """`n` edges, nodes or neurons drawn uniformly without replacement.
+
+        `input` is always one of the nodes, since without it the run is that of the empty circuit. Neurons
+        need `d_model`, the width of the model.
+        """
+        if level == "neuron" and d_model is None:
+            raise InputError("random neurons need the width of the model; give d_model=model.d_model")
+        slots = level_slots(graph, level, d_model)
+        check_n_edges(n, slots, least=0, level=level)
+        among, first = slots.flatten().nonzero().squeeze(1), 0
+        if level == "node" and n:
+            among, first = among[1:], 1
+        order = torch.randperm(len(among), generator=torch_stream(seed, f"random-circuit/{n}"))
+        kept = torch.zeros_like(slots)
+        kept.view(-1)[among[order[: n - first]]] = True
+        kept.view(-1)[:first] = True
+        provenance = {"method": "random", "seed": seed}
+        if level != "edge":
+            return cls.from_cells(graph, kept, provenance)
+        return cls(graph=graph, mask=kept, provenance=provenance)
 
     # ---- looking --------------------------------------------------------------------------------
 
@@ -164,6 +231,26 @@ class Circuit(Plotted):
     def n_edges(self) -> int:
         """Number of kept edges; with spans of kept (edge, span) pairs."""
         return int(self.mask.sum())
+
+    @property
+    def level(self) -> Level:
+        """What is kept or cut one by one: `edge`, `node` or `neuron`."""
+        return level_of(self.cells)
+
+    @property
+    def items(self) -> Bool[Tensor, "..."]:
+        """True at what is kept of the circuit's own level: `cells`, else `mask`."""
+        return self.mask if self.cells is None else self.cells
+
+    @cached_property
+    def partial(self) -> bool:
+        """Whether some node keeps some of its neurons and not all."""
+        return self.level == "neuron" and bool((self.items.any(1) & ~self.items.all(1)).any())
+
+    @cached_property
+    def n_items(self) -> int:
+        """Number of kept edges, nodes or neurons, by the level of the circuit."""
+        return int(self.items.sum())
 
     def edges(self) -> list[str]:
         """Names of the kept edges in the order of the graph; `scores.to_frame()` lists edges by strength.
@@ -180,7 +267,9 @@ class Circuit(Plotted):
         return Circuit(graph=self.graph, mask=self.mask.any(0), provenance=provenance)
 
     def everywhere(self, spans: Spans) -> "Circuit":
-        """The same edges kept at every span."""
+        """The same edges kept at every span. A circuit of neurons raises an InputError."""
+        if self.level == "neuron":
+            raise InputError("a circuit of neurons cannot be kept at spans of positions; give edges or nodes")
         mask = edge_slots(self.graph, spans) & self.anywhere().mask
         return Circuit(graph=self.graph, spans=spans, mask=mask, provenance=dict(self.provenance))
 
@@ -206,7 +295,14 @@ class Circuit(Plotted):
         return tuple(head for name in nodes if name.startswith("a") for head in heads_of(name) or ())
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row per kept edge: source, target, source_layer, target_layer; with spans the span first."""
+        """One row per kept edge: source, target, source_layer, target_layer; with spans the span first.
+
+        Of a circuit of nodes or neurons one row per node (node, layer) or neuron (node, neuron, layer), with
+        layers as in `graph.source_layer`: 0 for `input`.
+        """
+        if self.cells is not None:
+            rows = self.cells.nonzero()[:, 0]
+            return cell_frame(self.graph, self.cells).assign(layer=self.graph.source_layer[rows].numpy())
         *_, rows, columns = self.mask.nonzero(as_tuple=True)
         return slot_frame(self.graph, self.spans, self.mask).assign(
             source_layer=self.graph.source_layer[rows].numpy(),
@@ -231,27 +327,33 @@ class Circuit(Plotted):
 
     @cached_property
     def hash(self) -> str:
-        """Identity of graph, mask, and head list or spans (16 hex digits)."""
+        """Identity of graph, mask, and head list, spans or cells (16 hex digits)."""
         digest = hashlib.sha256(self.graph.fingerprint.encode())
         if self.spans is not None:
             digest.update(repr(sorted(self.spans.describe().items())).encode())
         digest.update(self.mask.contiguous().numpy().tobytes())
         if self.spans is None:
             digest.update(repr(self.heads).encode())
+        if self.cells is not None:
+            digest.update(self.level.encode() + self.cells.contiguous().numpy().tobytes())
         return digest.hexdigest()[:16]
 
     def __repr__(self) -> str:
-        n = int(edge_slots(self.graph, self.spans).sum())
+        n = int(edge_slots(self.graph, self.spans).sum()) if self.cells is None else self.cells.numel()
         where = "" if self.spans is None else f" at {len(self.spans)} spans"
-        return f"Circuit({self.n_edges} of {n} edges{where}, {self.n_edges / n:.1%}, hash {self.hash})"
+        return (
+            f"Circuit({self.n_items} of {n} {self.level}s{where}, {self.n_items / n:.1%}, hash {self.hash})"
+        )
 
     # ---- set operations -------------------------------------------------------------------------
 
     def _combine(self, other: "Circuit", operation: Callable[[Any, Any], Any]) -> "Circuit":
-        """Apply a set operation to the edges, or to the heads if both are circuits of heads."""
+        """Apply a set operation to edges, nodes or neurons, or to the heads if both are circuits of heads."""
         self._check(other)
         shared = {key: value for key, value in self.provenance.items() if other.provenance.get(key) == value}
-        if self.heads is None or other.heads is None:
+        if self.cells is not None:
+            circuit = Circuit.from_cells(self.graph, operation(self.cells, other.cells))
+        elif self.heads is None or other.heads is None:
             circuit = replace(self, mask=operation(self.mask, other.mask), heads=None)
         else:
             heads = sorted(operation(set(self.heads), set(other.heads)))
@@ -277,6 +379,11 @@ class Circuit(Plotted):
         one, two = (None if each.spans is None else each.spans.describe() for each in (self, other))
         if one != two:
             raise InputError("the circuits have different spans of positions; compare them as .anywhere()")
+        if self.level != other.level or self.items.shape != other.items.shape:
+            raise InputError(
+                f"one circuit is of {self.level}s, the other of {other.level}s; compare two of one level, or "
+                "their edges: Circuit(graph=circuit.graph, mask=circuit.mask)"
+            )
         return other
 
     def __or__(self, other: "Circuit") -> "Circuit":
@@ -289,6 +396,8 @@ class Circuit(Plotted):
         return self._combine(other, lambda one, two: one - two if isinstance(one, set) else one & ~two)
 
     def __invert__(self) -> "Circuit":
+        if self.cells is not None:
+            return Circuit.from_cells(self.graph, ~self.cells, {"complement_of": self.hash})
         mask = edge_slots(self.graph, self.spans) & ~self.mask
         return Circuit(graph=self.graph, mask=mask, provenance={"complement_of": self.hash}, spans=self.spans)
 
@@ -300,8 +409,8 @@ class Circuit(Plotted):
 
     def jaccard(self, other: "Circuit") -> float:
         """|A and B| / |A or B|; two empty circuits agree fully (1.0)."""
-        union = int((self.mask | self._check(other).mask).sum())
-        return 1.0 if union == 0 else int((self.mask & other.mask).sum()) / union
+        union = int((self.items | self._check(other).items).sum())
+        return 1.0 if union == 0 else int((self.items & other.items).sum()) / union
 
     def dropped(self) -> "Circuit":
         """What runs when this circuit is dropped: the complement, or everything but its heads."""
@@ -313,14 +422,21 @@ class Circuit(Plotted):
 
     def without_head(self, layer: int, head: int) -> "Circuit":
         """The circuit with one head ablated: none of its outgoing edges is kept."""
+        row, provenance = self.graph.head_source(layer, head), {"parent": self.hash, "without": [layer, head]}
+        if self.cells is not None:
+            cells = self.cells.clone()
+            cells[row] = False
+            return Circuit.from_cells(self.graph, cells, provenance)
         mask = self.mask.clone()
-        mask[..., self.graph.head_source(layer, head), :] = False
+        mask[..., row, :] = False
         heads = None if self.heads is None else tuple(pair for pair in self.heads if pair != (layer, head))
-        provenance = {"parent": self.hash, "without": [layer, head]}
         return replace(self, mask=mask, heads=heads, provenance=provenance)
 
     def connected(self, *, warn: bool = True) -> "Circuit":
         """Only the edges on a kept path from `input` to `logits`; no logit changes under resampling.
+
+        A circuit of nodes or neurons stays whole while it keeps something of `input`, which every kept node
+        reads; without it, nothing is left.
 
         With spans the path leads through spans: a head that reads k or v at one writes at every one that
         `reach` allows, everything else stays where it is.
@@ -329,18 +445,28 @@ class Circuit(Plotted):
             warn: Warn where none of the edges lies on such a path, so that nothing is left.
         """
         reach = None if self.spans is None else self.spans.reach
-        circuit = replace(self, mask=prune(self.graph, self.mask, reach))
-        if warn and self.n_edges and not circuit.n_edges:
-            text = f"none of the {self.n_edges} edges lies on a path from input to logits, so the connected"
-            warnings.warn(f"{text} circuit is empty. Keep more edges", AssayWarning, stacklevel=2)
+        mask = prune(self.graph, self.mask, reach)
+        if self.cells is None:
+            circuit = replace(self, mask=mask)
+        else:
+            on_path = mask.any(1).view(-1, *[1] * (self.cells.ndim - 1))
+            circuit = Circuit.from_cells(self.graph, self.cells & on_path, self.provenance)
+        if warn and self.n_items and not circuit.n_items:
+            what = self.level
+            text = f"none of the {self.n_items} {what}s lies on a path from input to logits, so the connected"
+            warnings.warn(f"{text} circuit is empty. Keep more {what}s", AssayWarning, stacklevel=2)
         return circuit
+
+    def arrays(self) -> dict[str, Bool[Tensor, "..."]]:
+        """What a file or a store keeps of it beside its graph: `mask`, and `cells` where it has some."""
+        return {"mask": self.mask} | ({} if self.cells is None else {"cells": self.cells})
 
     def save(self, path: str | Path) -> Path:
         """Write one `.safetensors` file with JSON metadata; the write is atomic."""
         return write_edges(
             path,
             self.graph,
-            {"mask": self.mask},
+            self.arrays(),
             kind="circuit",
             heads=self.heads,
             provenance=dict(self.provenance),
@@ -358,6 +484,45 @@ def edge_slots(graph: Graph, spans: Spans | None = None) -> Bool[Tensor, "*spans
     slots = graph.valid.expand(len(spans), -1, -1).clone()
     slots[~spans.read, :, -1] = False
     return slots
+
+
+def level_of(cells: Tensor | None) -> Level:
+    """The level of what stands per source, `[S]` or `[S, d_model]`; None: per edge."""
+    if cells is None:
+        return "edge"
+    return "node" if cells.ndim == 1 else "neuron"
+
+
+def level_slots(graph: Graph, level: Level, d_model: int | None = None) -> Bool[Tensor, "n_sources *width"]:
+    """True at every edge `[S, R]`, node `[S]` or neuron `[S, d_model]`.
+
+    Raises:
+        UnknownNameError: For another level.
+    """
+    check_name("level", level, get_args(Level))
+    if level == "edge":
+        return graph.valid
+    return torch.ones(graph.n_sources, *[d_model or 1] * (level == "neuron"), dtype=torch.bool)
+
+
+def edges_among(graph: Graph, cells: Bool[Tensor, "n_sources *d_model"]) -> Bool[Tensor, "S R"]:
+    """Every edge among some nodes: those that keep anything, and `logits`."""
+    if cells.dtype != torch.bool or cells.ndim not in (1, 2) or len(cells) != graph.n_sources:
+        got, n = f"{cells.dtype} {tuple(cells.shape)}", graph.n_sources
+        raise ShapeError(f"cells are {got}; expected torch.bool of shape ({n},) or ({n}, d_model)")
+    rows = cells.reshape(graph.n_sources, -1).any(1)
+    columns = (graph.feeds & rows).any(1)
+    columns[-1] = True
+    return graph.valid & rows[:, None] & columns
+
+
+def cell_frame(graph: Graph, cells: Bool[Tensor, "n_sources *d_model"]) -> "pd.DataFrame":
+    """One row per true node or neuron: node, and the neuron where there are some."""
+    import pandas as pd
+
+    rows, *neurons = (places.tolist() for places in cells.nonzero(as_tuple=True))
+    frame = pd.DataFrame({"node": [graph.sources[row] for row in rows]})
+    return frame.assign(neuron=neurons[0]) if neurons else frame
 
 
 def slot_frame(graph: Graph, spans: Spans | None, mask: Bool[Tensor, "..."]) -> "pd.DataFrame":
@@ -453,6 +618,7 @@ def load_circuit(path: str | Path, graph: Graph | None = None) -> Circuit:
             heads=None if heads is None else check_heads(heads, *shape),
             provenance=metadata["provenance"],
             spans=Spans.restored(metadata.get("spans")),
+            cells=None if (cells := arrays.get("cells")) is None else cells.bool(),
         )
 
 

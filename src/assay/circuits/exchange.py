@@ -7,11 +7,14 @@ An EAP-IG file (Hanna et al. 2024) is one JSON document
      "edges": {"input->a0.h0<q>": {"score": 0.25, "in_graph": true}, ...}}
 
 or a torch file of the same matrices. Older files hold a bare flag per node, or a bare score or flag per edge.
+At node level nodes have a "score", at neuron level "neurons_scores" and the flags "neurons": of `input` and
+an MLP `[d_model]`, of a head `[n_heads, d_model]`, all heads of its layer; the last such block counts.
 The graph is that of `assay.graph` with one k and one v input per query head, whatever the model's grouping.
 
 Submissions to MIB (Mueller et al. 2025) are folders of such files, `task_model/importances.json`.
 """
 
+import io
 import json
 import pickle
 import re
@@ -24,8 +27,9 @@ import torch
 from jaxtyping import Bool, Float64, Int
 from torch import Tensor
 
-from assay.circuits.circuit import Circuit, reader_of
+from assay.circuits.circuit import Circuit, edges_among, reader_of
 from assay.circuits.files import MOST_CELLS, check_graph, write_atomically
+from assay.circuits.node_scores import NodeScores, Scores
 from assay.circuits.scores import EdgeScores
 from assay.core.errors import AssayWarning, FileFormatError, GraphMismatchError, InputError, UnsafeFileError
 from assay.core.record import library_version
@@ -33,8 +37,11 @@ from assay.core.untrusted import malformed, parse_json
 from assay.graph import Graph, build_graph
 
 
-_FORM = "a graph file of EAP-IG at edge level, with cfg, nodes and edges"
+_FORM = "a graph file of EAP-IG, with cfg, nodes and edges"
 _SHOWN = 80  # of a name in a message: hostile files hold long ones
+
+# What nodes and neurons have: the key in torch files, and that of a node in JSON.
+_OF_NODES = {"nodes_scores": "score", "neurons_scores": "neurons_scores", "neurons_in_graph": "neurons"}
 
 Matrices = tuple[Float64[Tensor, "S R"] | None, Bool[Tensor, "S R"] | None]
 
@@ -44,13 +51,18 @@ class GraphFile(NamedTuple):
 
     Attributes:
         graph: The graph asked for, else the file's own (a k and v input per query head).
-        scores: The edges' scores, positive: keep; None if the file has none.
-        circuit: The edges marked as part of the graph; None if none is marked.
+        scores: The edges' scores, positive: keep; None if the file has none, or nodes' scores and zeros.
+        circuit: What is marked as part of the graph: edges, or nodes or neurons where the file has scores or
+            flags of these; None if nothing is marked.
+        node_scores: The nodes' scores, NaN where one has none; None if the file has none.
+        neuron_scores: Those of neurons.
     """
 
     graph: Graph
     scores: EdgeScores | None
     circuit: Circuit | None
+    node_scores: NodeScores | None = None
+    neuron_scores: NodeScores | None = None
 
 
 # ---- EAP-IG: reading ------------------------------------------------------------------------------------
@@ -70,11 +82,11 @@ def read_eap_ig(path: str | Path, graph: Graph | None = None) -> GraphFile:
         Scores in float64 if a value is not a float32 number, else in float32: a file is read back exactly.
 
     Raises:
-        FileFormatError: A truncated or foreign file, a node- or neuron-level one, missing edges, or a value
-            of the wrong kind.
+        FileFormatError: A truncated or foreign file, missing edges, a value of the wrong kind, or a circuit
+            of neurons that cuts edges among its nodes, too.
         UnsafeFileError: A torch file that would run code when loaded.
-        UnknownNameError: The first edge that the graph does not have.
-        NonFiniteError: The first edge whose score is NaN or infinite.
+        UnknownNameError: The first edge or node that the graph does not have.
+        NonFiniteError: The first edge whose score is NaN or infinite, or node whose score is infinite.
         GraphMismatchError: A file of another model shape.
 
     References:
@@ -84,33 +96,106 @@ def read_eap_ig(path: str | Path, graph: Graph | None = None) -> GraphFile:
     with malformed(path, _FORM):
         if not path.is_file():
             raise FileFormatError(f"{path} does not exist; expected {_FORM}, .json or .pt")
-        document = _torch_document(path) if path.suffix == ".pt" else parse_json(path.read_bytes())
+        torch_file = path.suffix == ".pt"
+        document = _torch_document(path) if torch_file else parse_json(path.read_bytes())
         config = document["cfg"]
         theirs = build_graph(
             config["n_layers"], config["n_heads"], parallel=config.get("parallel_attn_mlp", False)
         )
         if theirs.n_sources * theirs.n_targets > MOST_CELLS:
             raise ValueError(f"cfg describes {theirs.describe()}, more than any file this reads can hold")
-        if any("neurons" in str(node) for node in ([*document], *document.get("nodes", {}).values())):
-            raise ValueError("it holds circuits of single neurons")
-        scores, kept = (_torch_matrices if path.suffix == ".pt" else _json_matrices)(document, theirs)
+        scores, kept = (_torch_matrices if torch_file else _json_matrices)(document, theirs)
+        flags, of_nodes = (_torch_nodes if torch_file else _json_nodes)(document, theirs)
     ours = graph or theirs
     if not ours.mlps or _unshared(ours) != theirs:
         text = f"{path} describes {theirs.describe()}, but the requested graph is {ours.describe()}"
         raise GraphMismatchError(f"{text}. Give the graph of the model that the file was made with")
     provenance = {"format": "eap-ig", "file": path.name, "sign": "positive: keep", "method": "imported"}
     edge_scores = circuit = None
-    if scores is not None:
+    found: dict[str, NodeScores] = {}
+    for kind in ("nodes", "neurons"):
+        if (of_kind := of_nodes.get(f"{kind}_scores")) is not None:
+            found[kind] = NodeScores(ours, _exact(of_kind), provenance={**provenance, "level": kind[:-1]})
+    if scores is not None and (not found or bool(scores.any())):
         values = torch.zeros(ours.valid.shape, dtype=torch.float64).index_add_(1, copies_of(ours), scores)
-        exact = bool((values.float().double() == values).all())
-        edge_scores = EdgeScores(ours, values.float() if exact else values, provenance=provenance)
+        edge_scores = EdgeScores(ours, _exact(values), provenance=provenance)
     if kept is not None and bool(kept.any()):
         mask, split = _joined(kept, ours)
         if split:
             text = f"{path} keeps some of the copies of {split} edges that are single ones here"
             warnings.warn(f"{text}; the circuit keeps them", AssayWarning, stacklevel=2)
         circuit = Circuit(graph=ours, mask=mask, provenance={**provenance, "split_edges": split})
-    return GraphFile(ours, edge_scores, circuit)
+        cells = of_nodes.get("neurons_in_graph", flags if "nodes" in found else None)
+        if cells is not None:
+            cells = (cells != 0) & flags.view(-1, *[1] * (cells.ndim - 1))
+            whole = not bool((edges_among(ours, cells) & ~mask).any())
+            if whole and bool(cells.any()):
+                circuit = Circuit.from_cells(ours, cells, provenance)
+            elif cells.ndim == 2:
+                raise FileFormatError(
+                    f"{path} cuts edges among nodes with kept neurons; give one or the other"
+                )
+    return GraphFile(ours, edge_scores, circuit, found.get("nodes"), found.get("neurons"))
+
+
+def _exact(values: Tensor) -> Tensor:
+    """In float32 where that holds the same numbers."""
+    narrow = values.float()
+    return narrow if torch.equal(narrow.double().nan_to_num(), values.nan_to_num()) else values
+
+
+def _block(graph: Graph, name: str) -> int | slice:
+    """Rows whose neurons a file lists under a node: of a head those of all heads of its layer."""
+    row = graph.source_index(name[:_SHOWN])
+    if not name.startswith("a"):
+        return row
+    first = graph.head_source(int(name[1:].partition(".")[0]))
+    return slice(first, first + graph.n_heads)
+
+
+def _json_nodes(document: Mapping[str, Any], theirs: Graph) -> tuple[Tensor, dict[str, Tensor]]:
+    """Flags of the nodes, and their scores and neurons as far as the file has some."""
+    flags, of_nodes = torch.zeros(theirs.n_sources, dtype=torch.bool), dict[str, Tensor]()
+    for name, node in document["nodes"].items():
+        if name == "logits":
+            continue
+        row, node = theirs.source_index(name[:_SHOWN]), node if isinstance(node, dict) else {"in_graph": node}
+        flags[row] = bool(node.get("in_graph"))
+        for key, theirs_key in _OF_NODES.items():
+            if theirs_key not in node:
+                continue
+            width = [] if key == "nodes_scores" else [_width(document, theirs)]
+            unset = 0.0 if key == "neurons_in_graph" else torch.nan
+            if key not in of_nodes:
+                of_nodes[key] = torch.full((len(flags), *width), unset, dtype=torch.float64)
+            values = of_nodes[key]
+            place = _block(theirs, name) if width else row
+            part = torch.tensor(node[theirs_key], dtype=torch.float64)
+            if part.shape != values[place].shape:
+                shape = tuple(values[place].shape)
+                raise ValueError(f"{theirs_key} of {name} has shape {tuple(part.shape)}, expected {shape}")
+            values[place] = part
+    return flags, of_nodes
+
+
+def _width(document: Mapping[str, Any], theirs: Graph) -> int:
+    width: int = document["cfg"]["d_model"]
+    if theirs.n_sources * width > MOST_CELLS:
+        raise ValueError(f"cfg describes {width} neurons per node, more than any file this reads can hold")
+    return width
+
+
+def _torch_nodes(document: Mapping[str, Any], theirs: Graph) -> tuple[Tensor, dict[str, Tensor]]:
+    """Flags of the nodes, and their scores and neurons as far as the file has some."""
+    rows = torch.tensor([theirs.source_index(str(name)) for name in document["src_nodes"]])
+
+    def ordered(values: Tensor) -> Tensor:
+        filled = torch.zeros(theirs.n_sources, *values.shape[1:], dtype=torch.float64)
+        filled[rows] = values.double()
+        return filled
+
+    of_nodes = {key: ordered(document[key]) for key in _OF_NODES if document.get(key) is not None}
+    return ordered(document["nodes_in_graph"]) != 0, of_nodes
 
 
 def _json_matrices(document: Mapping[str, Any], theirs: Graph) -> Matrices:
@@ -165,9 +250,13 @@ def _torch_matrices(document: Mapping[str, Any], theirs: Graph) -> Matrices:
 
 def their_edges(graph: Graph) -> dict[str, tuple[int, int]]:
     """Row and column of each edge by EAP-IG's name, `input->a0.h3<q>`, in edge order."""
-    targets = [re.sub(r"\.([qkv])$", r"<\1>", name) for name in graph.targets]
+    targets = _their_targets(graph)
     edges = graph.valid.nonzero().tolist()
     return {f"{graph.sources[row]}->{targets[column]}": (row, column) for row, column in edges}
+
+
+def _their_targets(graph: Graph) -> list[str]:
+    return [re.sub(r"\.([qkv])$", r"<\1>", name) for name in graph.targets]
 
 
 def _unshared(ours: Graph) -> Graph:
@@ -198,20 +287,21 @@ def _joined(kept: Bool[Tensor, "S R"], ours: Graph) -> tuple[Bool[Tensor, "S own
 
 
 def write_eap_ig(
-    what: EdgeScores | Circuit,
+    what: Scores | Circuit,
     path: str | Path,
     *,
     circuit: Circuit | None = None,
     d_model: int | None = None,
 ) -> Path:
-    """Write scores, a circuit, or both as a JSON file that EAP-IG's `Graph.from_json` reads.
+    """Write scores, a circuit, or both as a file that EAP-IG's `Graph.from_json` or `from_pt` reads.
 
     Args:
-        what: Scores, or a circuit.
-        path: The file, replaced only once the new one is complete.
+        what: Scores of edges, nodes or neurons, or a circuit of these.
+        path: The file, replaced only once the new one is complete: `.pt`, or JSON under any other ending.
         circuit: With scores: the edges to mark as part of the graph. Default: none are, as EAP-IG leaves it
             after attribution.
-        d_model: Width of the model, which EAP-IG's own reader asks for; left out by default.
+        d_model: Width of the model, which EAP-IG's own reader asks for; left out by default where there are
+            no neurons.
 
     Raises:
         GraphMismatchError: For an attention-only graph, which the format cannot describe, or a circuit of
@@ -219,7 +309,8 @@ def write_eap_ig(
         OutputError: If the file cannot be written.
 
     Notes:
-        A circuit without scores gets the score 1 for kept edges and 0 for others: EAP-IG's reader wants one.
+        A circuit without scores gets the score 1 for kept edges (and nodes) and 0 for others: EAP-IG's reader
+        wants one. Edges of scored nodes and neurons get 0, and nodes without a score none.
         An edge into a k or v head that g query heads share becomes g edges of 1/g of its score, which
         `read_eap_ig(path, graph)` adds up again; in a ranking over EAP-IG's edges they stand g times lower.
     """
@@ -231,21 +322,55 @@ def write_eap_ig(
     theirs = _unshared(ours)
     columns = copies_of(ours)
     mask = torch.zeros_like(theirs.valid) if kept is None else kept.mask[:, columns]
-    values = mask.double()
+    values, of_nodes = mask.double(), dict[str, Tensor]()
     if isinstance(what, EdgeScores):
         values = (what.values.double() / columns.bincount(minlength=ours.n_targets))[:, columns]
+    elif isinstance(what, NodeScores):
+        values, of_nodes = 0 * values, {f"{what.level}s_scores": what.values}
+    elif what.level == "node":
+        of_nodes = {"nodes_scores": what.items.double()}
+    if kept is not None and kept.level == "neuron":
+        of_nodes["neurons_in_graph"] = kept.items
+    widths = {each.shape[1] for each in of_nodes.values() if each.ndim == 2}
+    widths |= set() if d_model is None else {d_model}
+    if len(widths) > 1:
+        raise InputError(f"scores, circuit and d_model are of nodes with {sorted(widths)} neurons; give one")
+    d_model = widths.pop() if widths else None
     config = {"n_layers": ours.n_layers, "n_heads": ours.n_heads, "parallel_attn_mlp": ours.parallel}
+    config |= {} if d_model is None else {"d_model": d_model}
     nodes = {"logits"} if kept is None else {*kept.nodes(), "logits"}
+    if Path(path).suffix == ".pt":
+        content = {
+            "cfg": config,
+            "src_nodes": list(theirs.sources),
+            "dst_nodes": _their_targets(theirs),
+            "edges_scores": values,
+            "edges_in_graph": mask,
+            "nodes_in_graph": torch.tensor([name in nodes for name in theirs.sources]),
+            **of_nodes,
+        }
+        torch.save(content, written := io.BytesIO())
+        return write_atomically(Path(path), written.getvalue())
     score_rows, mask_rows = values.tolist(), mask.tolist()
     document = {
-        "cfg": config | ({} if d_model is None else {"d_model": d_model}),
-        "nodes": {name: {"in_graph": name in nodes} for name in (*theirs.sources, "logits")},
+        "cfg": config,
+        "nodes": {name: _json_node(theirs, name, name in nodes, of_nodes) for name in theirs.sources}
+        | {"logits": {"in_graph": True}},
         "edges": {
             name: {"score": score_rows[row][column], "in_graph": mask_rows[row][column]}
             for name, (row, column) in their_edges(theirs).items()
         },
     }
-    return write_atomically(Path(path), json.dumps(document, allow_nan=False).encode())
+    return write_atomically(Path(path), json.dumps(document).encode())  # NaN: a neuron without a score
+
+
+def _json_node(graph: Graph, name: str, in_graph: bool, of_nodes: Mapping[str, Tensor]) -> dict[str, Any]:
+    node: dict[str, Any] = {"in_graph": in_graph}
+    for key, values in of_nodes.items():
+        part = values[graph.source_index(name) if values.ndim == 1 else _block(graph, name)]
+        if not bool(part.isnan().all()):
+            node[_OF_NODES[key]] = part.tolist()
+    return node
 
 
 # ---- Neuronpedia ----------------------------------------------------------------------------------------
@@ -258,10 +383,12 @@ def scored_edges(circuit: Circuit, scores: EdgeScores | None = None) -> list[tup
 
     Raises:
         GraphMismatchError: If the scores belong to another graph.
-        InputError: For a circuit without edges.
+        InputError: For a circuit without edges, and scores of nodes or neurons.
     """
     graph, mask = circuit.graph, circuit.anywhere().mask
     if scores is not None:
+        if scores.level != "edge":
+            raise InputError(f"an export takes scores of edges; these are of {scores.level}s")
         check_graph("the table of scores", scores.graph, graph)
     if circuit.n_edges == 0:
         raise InputError("the circuit keeps no edge, so there is nothing to export")

@@ -120,7 +120,7 @@ def read_arrays(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any
                 f"{path} has format {metadata['format']}, this version reads up to {FORMAT}; update assay"
             )
         if kind not in (metadata["kind"], FORMER_KINDS.get(metadata["kind"])):
-            raise FileFormatError(f"{path} holds {metadata['kind']!r}, not {kind!r}")
+            raise FileFormatError(f"{path} holds {metadata['kind']!r}, not {kind!r}; give a {kind} file")
     return arrays, metadata
 
 

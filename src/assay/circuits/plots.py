@@ -12,6 +12,7 @@ from assay.page.draw import INK, MUTED, OPPOSES, RULE, SUPPORTS, Matrix, axes_of
 if TYPE_CHECKING:
     from assay.circuits.certified import CertifiedCircuit
     from assay.circuits.circuit import Circuit
+    from assay.circuits.node_scores import NodeScores
     from assay.circuits.scores import EdgeScores
 
 MANY = 2_000  # edges; more are drawn as pixels in a vector picture
@@ -36,6 +37,20 @@ def plot_scores(scores: "EdgeScores", ax: Axes | None = None) -> Axes:
         column_title="layer that reads: % of the summed |score|",
     )
     return plot_matrix(matrix, ax, percent=True)
+
+
+def plot_node_scores(scores: "NodeScores", ax: Axes | None = None) -> Axes:
+    """Draw the signed score of each head and MLP, by layer; of neurons the sums. `input` is left out."""
+    graph = scores.graph
+    values = scores.values.double().reshape(graph.n_sources, -1).sum(1)[1:]
+    matrix = Matrix(
+        rows=(*(f"head {head}" for head in range(graph.n_heads)), *["MLP"] * graph.n_mlps),
+        columns=tuple(f"layer {layer}" for layer in range(graph.n_layers)),
+        values=values.view(graph.n_layers, -1).T.numpy(),
+        row_title="node",
+        column_title="layer",
+    )
+    return plot_matrix(matrix, ax)
 
 
 def plot_circuit(circuit: "Circuit", ax: Axes | None = None) -> Axes:
@@ -72,7 +87,7 @@ def plot_circuit(circuit: "Circuit", ax: Axes | None = None) -> Axes:
     ax.set_xticks(list(nodes), list(nodes.values()) if graph.mlps else None)
     layers = [str(layer) for layer in range(graph.n_layers)]
     ax.set_yticks(range(graph.n_layers + 2), ["input", *layers, "logits"])
-    ax.set_xlabel(f"head; {circuit.n_edges:,} edges")
+    ax.set_xlabel(f"head; {circuit.n_items:,} {circuit.level}s")
     ax.set_ylabel("layer")
     return ax
 

@@ -5,13 +5,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Float32
 from torch import Tensor
 
-from assay.circuits.circuit import Circuit, edge_slots, slot_frame, slot_names
+from assay.circuits.circuit import Circuit, Level, edge_slots, slot_frame, slot_names
 from assay.circuits.files import read_edges, real_numbers, write_edges
 from assay.circuits.spans import Spans, check_everywhere, check_n_edges
 from assay.core.errors import InputError, NonFiniteError, ShapeError
@@ -87,10 +87,17 @@ class EdgeScores(Plotted):
         """
         return float(self.total().values[self.graph.edge_index(edge)])
 
+    level: ClassVar[Level] = "edge"
+
     @cached_property
     def slots(self) -> Bool[Tensor, "... n_sources n_targets"]:
         """True where there is an edge; with spans where there is one at the span."""
         return edge_slots(self.graph, self.spans)
+
+    @property
+    def n_items(self) -> int:
+        """Number of edges, or of (edge, span) pairs, that a circuit is chosen from."""
+        return int(self.slots.sum())
 
     def total(self) -> "EdgeScores":
         """The ordinary scores: sum over spans."""
@@ -183,12 +190,8 @@ def load_scores(path: str | Path, graph: Graph | None = None) -> EdgeScores:
 
 
 def strongest(
-    values: Float[Tensor, "... n_sources n_targets"],
-    candidates: Bool[Tensor, "... n_sources n_targets"],
-    k: int,
-    *,
-    absolute: bool,
-) -> Bool[Tensor, "... n_sources n_targets"]:
+    values: Float[Tensor, "*slots"], candidates: Bool[Tensor, "*slots"], k: int, *, absolute: bool
+) -> Bool[Tensor, "*slots"]:
     """The k candidates of largest (absolute) value, or all of them if they are fewer; ties by index."""
     values = values.abs() if absolute else values
     ranked = values.double().masked_fill(~candidates, -torch.inf).flatten()

@@ -229,8 +229,8 @@ def check_everywhere(spans: Spans | None, what: str, instead: str) -> None:
         raise InputError(f"{what} does not accept edges at spans of positions; give {instead}")
 
 
-def check_n_edges(n_edges: int, slots: Bool[Tensor, "..."], least: int = 1) -> None:
+def check_n_edges(n: int, slots: Bool[Tensor, "..."], least: int = 1, level: str = "edge") -> None:
     """Refuse a circuit size outside the graph, or outside the pairs of an edge and a span."""
     most = int(slots.sum())
-    if not least <= n_edges <= most:
-        raise InputError(f"cannot keep {n_edges} edges; choose k from {least} to {most}")
+    if not least <= n <= most:
+        raise InputError(f"cannot keep {n} {level}s; choose k from {least} to {most}")

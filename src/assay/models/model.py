@@ -263,6 +263,46 @@ class Model:
         other.blocks = bind_blocks(self.module, self.family, sizes, per_target=post_norm == "eap-ig")
         return other
 
+    def ungrouped(self) -> "Model":
+        """This model with a key and a value for each query head: its graph is that of EAP-IG and MIB.
+
+        Query heads that share a key/value head get copies of it, so every output is the same, edges into the
+        k and v of single query heads exist, and so do files and published numbers of such graphs. Other
+        weights are shared with this model. Where no heads share keys and values, it is this model.
+
+        Raises:
+            UnsupportedModelError: If its keys and values are not projections of their own, or their norms
+                differ by head.
+
+        Example:
+            >>> load_model("mini").ungrouped().graph.n_kv_heads
+            8
+        """
+        copies = self.n_heads // self.n_kv_heads
+        if copies == 1:
+            return self
+        if len(self.family.qkv) != 3 or self.family.norms_over != "head":
+            raise UnsupportedModelError(
+                f"{self.id} ({self.family.key}) cannot be ungrouped: that takes keys and values that are "
+                "projections of their own and norms that are the same for all heads"
+            )
+        kept = {id(each): each for each in (*self.module.parameters(), *self.module.buffers())}
+        module: Any = copy.deepcopy(self.module, kept)
+        module.config.num_key_value_heads = self.n_heads
+        for block in submodule(module, self.family.blocks).children():
+            attention: Any = submodule(block, self.family.attention)
+            attention.num_key_value_groups = 1
+            for path in self.family.qkv[1:]:
+                projection: Any = submodule(block, path)
+                projection.out_features *= copies
+                for name, values in [*projection.named_parameters()]:
+                    heads = values.detach().unflatten(0, (self.n_kv_heads, -1)).repeat_interleave(copies, 0)
+                    setattr(projection, name, nn.Parameter(heads.flatten(0, 1), values.requires_grad))
+        how: dict[str, Any] = {"tokenizer": self.tokenizer, "name": self.id}
+        other = Model(module, self.family, **how, origin={**self.origin, "ungrouped": True})
+        other.prompt_rules = self.prompt_rules
+        return other.treating(self.post_norm)
+
     @property
     def uncut(self) -> "Model":
         """This model for numbers that no edge is cut for: heads write what they add to the stream.

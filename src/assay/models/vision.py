@@ -77,6 +77,7 @@ def _dinov2_parts(module: Any, hidden: Tensor) -> tuple[Tensor, ...]:
     return (torch.cat([hidden[:, 0], hidden[:, _dinov2_prefix(module.config) :].mean(1)], 1),)
 
 
+_SWIGLU: Mapping[str, Any] = {"activation": "mlp.act_fn", "gated": lambda block: "mlp.down_proj"}
 for _backbone in ("dinov2", "dinov2_with_registers"):
     like(
         VIT,
@@ -89,7 +90,7 @@ for _backbone in ("dinov2", "dinov2_with_registers"):
         final_norm=f"{_backbone}.layernorm",
         attention_scale="layer_scale1",
         mlp_scale="layer_scale2",
-        variant=lambda module: {"activation": None} if module.config.use_swiglu_ffn else {},
+        variant=lambda module: _SWIGLU if module.config.use_swiglu_ffn else {},
         vision=Vision(backbone=_backbone, parts=_dinov2_parts, pooled=True, n_prefix=_dinov2_prefix),
     )
 

@@ -240,7 +240,7 @@ class PairEvaluator:
 def shares_inputs(model: Model, circuit: Circuit, ablation: Ablation) -> bool:
     """Whether pairs are sums of a part of the clean and a part of the corrupted input; see `PairRunner`."""
     summed = model.vision is None and all(block.target_norm is None for block in model.blocks)
-    return ablation.key == "resample" and circuit.spans is None and summed
+    return ablation.key == "resample" and circuit.spans is None and not circuit.partial and summed
 
 
 def _undefined(shape: tuple[int, ...]) -> PairValues:

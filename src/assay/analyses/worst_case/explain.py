@@ -210,10 +210,10 @@ def explain(
     check_circuit(model, circuit)
     check_least(1, steps=steps, batch_size=1 if batch_size is None else batch_size)
     key, loss = _pair_loss(divergence)
-    if circuit.spans is not None:
+    if circuit.spans is not None or circuit.partial:
         raise InputError(
             "an explanation shares out the divergence among edges everywhere, but the circuit keeps its "
-            "edges at spans of positions; give circuit.anywhere()"
+            "edges at spans of positions, or neurons; give circuit.anywhere(), or a circuit of edges or nodes"
         )
     task = model.bind(_task(model, clean, corrupted, positions))
     runner, carried, n = SoftRunner(model), get_ablation(ablation), len(clean)

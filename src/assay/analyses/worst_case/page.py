@@ -33,16 +33,7 @@ from assay.page.blocks import (
     folded_record,
 )
 from assay.page.draw import LABEL_SIZE, MUTED, OPPOSES, SUPPORTS, axes_of
-from assay.page.text import (
-    NARROW,
-    Text,
-    cut_text,
-    identity,
-    number,
-    percent,
-    quiet,
-    subject_of,
-)
+from assay.page.text import NARROW, Text, cut_text, identity, number, percent, quiet, subject_of
 
 
 if TYPE_CHECKING:

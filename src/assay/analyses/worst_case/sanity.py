@@ -60,7 +60,7 @@ def check_known_runs(model: Model, circuit: Circuit, sample: PairSample) -> None
         runs["empty circuit"] = (empty, planned(empty), engines)
     if shares_inputs(model, circuit, ablation):
         runs["circuit"] = (circuit, _by_pairs(PairRunner(model, circuit), clean, corrupted), engines)
-    elif circuit.spans is None:
+    elif circuit.spans is None and not circuit.partial:
         runs["circuit"] = (circuit, planned(circuit), engines)
     for name, (kept, expected, tolerance) in runs.items():
         with torch.no_grad():
