@@ -48,8 +48,8 @@ WARM = {"ugs@warm": {"warm_start": "eap-ig-inputs", "updates": 250}}
 
 # Cheapest first, as pages list them; others come last.
 ORDER = (
-    "random", "ifr", "eap", "relp", "clean-corrupted", "eap-ig-inputs", "eap-ig-activations", "acdc", "ugs",
-    "edge-pruning", "exact",
+    "random", "ifr", "eap", "relp", "gim", "clean-corrupted", "eap-ig-inputs", "two-target",
+    "eap-ig-activations", "acdc", "ugs", "edge-pruning", "exact",
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from assay.circuits import Circuit, EdgeScores
+from assay.circuits import Circuit, EdgeScores, Level
 from assay.core.errors import InputError, NonFiniteError, check_name
 from assay.discovery.edges.method import METHODS, Choices, EdgeMethod, Sweep, measures
 from assay.execution import CutRunner
@@ -54,6 +54,7 @@ class Acdc(EdgeMethod):
     source: ClassVar[str] = "Conmy et al. 2023, arXiv:2304.14997"
     objective: ClassVar[str | None] = "kl"
     keeps_examples: ClassVar[bool] = False
+    levels: ClassVar[tuple[Level, ...]] = ("edge",)
 
     threshold: float | int = 0.01
     order: str = "reverse"

@@ -2,6 +2,8 @@
 
 import abc
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -11,10 +13,18 @@ from torch import Tensor
 
 from assay.core.errors import InputError, check_name
 from assay.discovery.edges.gradients import ActivationDifferences, GradientSums
-from assay.discovery.edges.method import METHODS, BatchMethod, BatchScores, Choices, check_differentiable
+from assay.discovery.edges.method import (
+    LEVELS,
+    METHODS,
+    BatchMethod,
+    BatchScores,
+    Choices,
+    check_differentiable,
+)
 from assay.execution import Baseline, Prepared
 from assay.execution.forward import check_finite
 from assay.models import Model, Trace
+from assay.objectives import Objective
 from assay.tasks import Batch
 
 
@@ -59,14 +69,23 @@ class Passes:
     Args:
         alphas: Where gradients will be wanted. The clean (1) and the resampled (0) run are made anyway,
             so a gradient there costs a backward pass only.
+        objectives: What gradients are wanted of, a backward pass each through the same forward pass; default:
+            that of the settings.
     """
 
     def __init__(
-        self, model: Model, batch: Batch, prepared: Prepared, settings: Choices, alphas: set[float]
+        self,
+        model: Model,
+        batch: Batch,
+        prepared: Prepared,
+        settings: Choices,
+        alphas: set[float],
+        objectives: Sequence[Objective] = (),
     ) -> None:
         self.model, self.batch, self.settings = model, batch, settings
+        self.objectives = objectives or (settings.objective,)
         self.forward, self.backward = 0.0, 0
-        self.traces: dict[float, Trace] = {}
+        self.traces: dict[float, list[Trace]] = {}
         self.losses: dict[float, Tensor] = {}
         self.clean_logits: Tensor | None = None
         self.input_effect: float | None = None
@@ -75,7 +94,7 @@ class Passes:
             self.clean = self._native(batch.clean, 1.0, gradients=1.0 in alphas)
         else:  # the pass that measured the means
             self.clean, logits = kept
-            self.traces[1.0], self.losses[1.0] = self.clean, self.loss(logits)
+            self.traces[1.0], self.losses[1.0] = [self.clean], self.loss(logits)
         trace = None
         if settings.ablation.paired:
             trace = self._native(batch.corrupted, 0.0, gradients=0.0 in alphas)
@@ -89,8 +108,8 @@ class Passes:
             self._finish(trace, hidden, alpha, trace.leaf)
         return trace
 
-    def between(self, alpha: float, *, gradients: bool = True) -> Trace:
-        """The run whose input source is a~ + alpha (a - a~): the native blocks from there on."""
+    def between(self, alpha: float, *, gradients: bool = True) -> list[Trace]:
+        """The run whose input source is a~ + alpha (a - a~), with the gradients of each objective."""
         if alpha not in self.traces:
             start = self.ablated_input + alpha * (self.clean_input - self.ablated_input)
             start.requires_grad_(gradients)
@@ -101,23 +120,32 @@ class Passes:
         return self.traces[alpha]
 
     def _finish(self, trace: Trace, hidden: Tensor, alpha: float, leaf: Tensor | None) -> None:
-        """Read the logits, take the loss, and run backward to `leaf` if there is one."""
-        loss = self.loss(self.model.read(hidden, self.batch.positions))
-        self.losses[alpha] = loss.detach()
-        self.traces[alpha] = trace
+        """Read the logits, take the losses, and run backward to `leaf` if there is one."""
+        logits = self.model.read(hidden, self.batch.positions)
+        losses = [self.loss(logits, objective) for objective in self.objectives]
+        self.losses[alpha] = losses[0].detach()
+        self.traces[alpha] = [trace]
         self.forward += 1
-        if leaf is not None:
+        if leaf is None:
+            return
+        for number, loss in enumerate(losses):
+            if number:  # the gradients of the objective before stay with a copy
+                self.traces[alpha].insert(-1, replace(trace))
+                trace.gradients = {}
             self.backward += 1
             check_differentiable(loss, self.settings)
-            torch.autograd.grad(loss.sum(), leaf)  # the hooks of the trace keep what passes by
+            # The hooks of the trace keep what passes by.
+            torch.autograd.grad(loss.sum(), leaf, retain_graph=loss is not losses[-1])
 
-    def loss(self, logits: Float[Tensor, "batch d_vocab"]) -> Float[Tensor, " batch"]:
-        """Objective per example, in float32 or better."""
+    def loss(
+        self, logits: Float[Tensor, "batch d_vocab"], objective: Objective | None = None
+    ) -> Float[Tensor, " batch"]:
+        """Objective (the first unless given) per example, in float32 or better."""
         logits = logits.to(self.model.result_dtype)
         if self.clean_logits is None:
             check_finite(logits.detach(), f"{self.model.id} on the clean input", self.batch.indices)
             self.clean_logits = logits.detach()
-        return self.settings.objective(logits, self.clean_logits, self.batch)
+        return (objective or self.objectives[0])(logits, self.clean_logits, self.batch)
 
     def differences(self) -> ActivationDifferences:
         """Ablated minus clean activations of all sources."""
@@ -147,6 +175,7 @@ class PathGradient(BatchMethod):
     """Abstract: gradients at points between the ablated and the clean input."""
 
     needs_gradients = True
+    levels = LEVELS
 
     @abc.abstractmethod
     def nodes(self, settings: Choices) -> Sequence[Node]:
@@ -160,28 +189,49 @@ class PathGradient(BatchMethod):
                 "objective='logit_diff' or 'ce', or method='eap-ig-inputs' with more steps"
             )
 
+    def rules(self, model: Model) -> AbstractContextManager[None]:
+        """Inside, backward passes through the native modules give what the method takes for gradients."""
+        return nullcontext()
+
     def gradients(
-        self, model: Model, batch: Batch, prepared: Prepared, settings: Choices, sums: GradientSums
-    ) -> Passes:
-        """Add the gradients of one batch to sums; the passes they took, with the effect of the input."""
+        self,
+        model: Model,
+        batch: Batch,
+        prepared: Prepared,
+        settings: Choices,
+        objectives: Sequence[Objective] = (),
+    ) -> tuple[list[GradientSums], Passes]:
+        """The gradients of one batch, of each objective; the passes they took, with the effect of the input.
+
+        Args:
+            model: The model.
+            batch: The examples.
+            prepared: The ablation.
+            settings: What the caller chose.
+            objectives: Losses that share the forward passes; default: that of the settings.
+        """
         nodes = self.nodes(settings)
-        with model.frozen():
-            passes = Passes(model, batch, prepared, settings, {node.alpha for node in nodes})
+        sums = [GradientSums(model, constant_scale=self.constant_scale) for _ in objectives or (None,)]
+        # The rules come before the passes, so that their hooks see what it made of a value or gradient.
+        with model.frozen(), self.rules(model):
+            passes = Passes(model, batch, prepared, settings, {node.alpha for node in nodes}, objectives)
             for node in nodes:
-                trace = passes.between(node.alpha)
-                sums.add(trace, batch.positions, node.weight)
-                trace.release()
+                for each, trace in zip(sums, passes.between(node.alpha), strict=True):
+                    each.add(trace, batch.positions, node.weight)
+                    trace.release()
             if self.measures_completeness:
                 passes.measure_input_effect()
-        return passes
+        return sums, passes
 
     def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
-        sums = GradientSums(model)
-        passes = self.gradients(model, batch, prepared, settings, sums)
-        scores = sums.contract(passes.differences(), batch.positions, per_example=settings.apart)
+        [sums], passes = self.gradients(model, batch, prepared, settings)
+        apart, neurons = settings.apart, settings.level == "neuron"
+        differences = passes.differences()
+        scores = sums.contract(differences, batch.positions, per_example=apart, neurons=neurons)
         return passes.result(scores)
 
     measures_completeness = False
+    constant_scale = False  # of norms, in the passes and in the sums of gradients
 
 
 class Eap(PathGradient):
@@ -233,6 +283,7 @@ class EapIgActivations(BatchMethod):
 
     key = "eap-ig-activations"
     needs_gradients = True
+    levels = LEVELS
     integrates = True
     source = "Marks et al. 2024, arXiv:2403.19647"
 
@@ -270,12 +321,13 @@ class EapIgActivations(BatchMethod):
         sums = GradientSums(model, first_attention=first_attention, first_mlp=first_mlp)
         for node in nodes:
             if kind == "input":
-                trace = passes.between(node.alpha)
+                [trace] = passes.between(node.alpha)
             else:
                 trace = self._from_site(passes, kind, layer, node.alpha)
             sums.add(trace, batch.positions, node.weight)
             trace.release()
-        return sums.contract(differences, batch.positions, rows=rows, per_example=passes.settings.apart)
+        apart, neurons = passes.settings.apart, passes.settings.level == "neuron"
+        return sums.contract(differences, batch.positions, rows=rows, per_example=apart, neurons=neurons)
 
     @staticmethod
     def _from_site(passes: Passes, kind: str, layer: int, alpha: float) -> Trace:

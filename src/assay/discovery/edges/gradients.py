@@ -65,19 +65,20 @@ class ActivationDifferences:
         z = difference(baseline.z, clean.z).unflatten(-1, (model.n_heads, model.d_head))
         return cls(model=model, input=streams[0], z=z, mlp=streams[1:])
 
-    def expand(self, rows: slice) -> Float[Tensor, "n_sources batch pos d_model"]:
-        """Differences as the stream sees them, for some examples."""
+    def expand(self, rows: slice, over: Tensor | None = None) -> Float[Tensor, "n_sources batch pos d_model"]:
+        """Differences as the stream sees them, for some examples; written over earlier ones if those fit."""
         model, graph = self.model, self.model.graph
         first = self.input[rows]
-        expanded = first.new_empty(graph.n_sources, *first.shape)
+        expanded = over
+        if expanded is None or expanded.shape[1:] != first.shape:
+            expanded = first.new_empty(graph.n_sources, *first.shape)
         expanded[0] = first
         by_block = expanded[1:].unflatten(0, (graph.n_layers, -1))
         for blocks in blocks_together(model, *first.shape[:2]):
             layers = slice(blocks.start, blocks.stop)
             weight = torch.stack([block.out_weight() for block in model.blocks[layers]]).to(first.dtype)
             z = self.z[layers, rows].permute(0, 3, 1, 2, 4)
-            heads = torch.bmm(z.flatten(2, 3).flatten(0, 1), weight.flatten(0, 1))
-            by_block[layers, : graph.n_heads] = heads.view(*z.shape[:-1], -1)
+            _multiply(z.flatten(2, 3), weight, by_block[layers, : graph.n_heads])
         if graph.mlps:
             by_block[:, graph.n_heads] = self.mlp[:, rows]
         return expanded
@@ -187,7 +188,7 @@ class GradientSums:
         keys = ([("qkv", layer, part) for layer in sums.attentions] for part in range(len(block.qkv)))
         gradients = channels([trace.gradients[key] for key in of_part] for of_part in keys)
         scaled = gradients * (weight * inverse[..., None])
-        sums.scaled = scaled if sums.scaled is None else sums.scaled + scaled
+        sums.scaled = scaled if sums.scaled is None else sums.scaled.add_(scaled)
         if self.constant_scale or block.attention_norm.kind is None:
             return
         outputs = channels(zip(*(trace.qkv[layer - n] for layer in sums.attentions), strict=True))
@@ -201,8 +202,9 @@ class GradientSums:
 
         Not each of these targets reads all of these sources: what is made of them holds for valid edges only.
         The gradients of `logits` have one position, the one that is read, unless the logits read more.
+        Later gradients are written over earlier ones: take what is needed before the next.
         """
-        graph = self.model.graph
+        graph, store = self.model.graph, None
         for sums in self.blocks:
             kinds = (sums.attentions, sums.scaled), (sums.mlps, sums.at_mlp)
             known = [(blocks, value) for blocks, value in kinds if value is not None]
@@ -210,9 +212,13 @@ class GradientSums:
                 continue
             first, stop = min(blocks.start for blocks, _ in known), known[0][0].stop
             columns = slice(graph.channel_target(first, "q"), graph.mlp_targets(stop - 1).stop)
-            shape = known[0][1][0, rows].shape[:2]
-            gradient = known[0][1].new_zeros(columns.stop - columns.start, *shape, self.model.d_model)
+            like = known[0][1][0, rows]
+            shape = (columns.stop - columns.start, *like.shape[:2], self.model.d_model)
+            # Fresh memory costs as much as a product, so what a block held is written over.
+            store = gradient = like.new_empty(shape) if store is None or store.shape != shape else store
             by_block = gradient.unflatten(0, (stop - first, -1))
+            if any(value is None or len(blocks) < len(by_block) for blocks, value in kinds):
+                gradient.zero_()
             if sums.scaled is not None:
                 self._project_back(sums, rows, by_block[-len(sums.attentions) :, : graph.mlp_target(0)])
             if sums.at_mlp is not None:
@@ -226,17 +232,17 @@ class GradientSums:
     ) -> None:
         """Gradients at what the channels of some blocks read."""
         assert sums.scaled is not None
-        scaled = sums.scaled[:, rows].permute(0, 3, 1, 2, 4).flatten(2, 3).flatten(0, 1)
-        weight = self._projection(sums.attentions)[0].flatten(0, 1)
-        if len(into) == 1:
-            torch.bmm(scaled, weight, out=into[0].flatten(1, 2))
-        else:
-            into.copy_(torch.bmm(scaled, weight).view(into.shape))
+        scaled = sums.scaled[:, rows].permute(0, 3, 1, 2, 4).flatten(2, 3)
+        _multiply(scaled, self._projection(sums.attentions)[0], into)
         if sums.along:
             along = torch.stack([part[:, rows] for part in sums.along], -1) / self.model.d_model
             direction = torch.stack([part[:, rows] for part in sums.direction], -2)
-            rank_one = torch.bmm(along.flatten(0, 2), direction.flatten(0, 2))
-            into -= rank_one.unflatten(0, along.shape[:3]).permute(0, 3, 1, 2, 4)
+            if len(into) == 1:
+                by_token = into[0].flatten(1, 2).transpose(0, 1)
+                by_token.baddbmm_(along.flatten(0, 2), direction.flatten(0, 2), alpha=-1)
+            else:
+                rank_one = torch.bmm(along.flatten(0, 2), direction.flatten(0, 2))
+                into -= rank_one.unflatten(0, along.shape[:3]).permute(0, 3, 1, 2, 4)
 
     def chunks(self, differences: ActivationDifferences, extra: int = 1) -> Iterator[slice]:
         """Examples whose expanded differences, `extra` times, are held at once."""
@@ -253,7 +259,8 @@ class GradientSums:
         *,
         rows: slice | None = None,
         per_example: bool,
-    ) -> Float[Tensor, "rows n_sources n_targets"]:
+        neurons: bool = False,
+    ) -> Float[Tensor, "rows n_sources width"]:
         """Scores of the batch: difference of each source times gradient at each later target.
 
         Args:
@@ -261,13 +268,18 @@ class GradientSums:
             positions: Read position of each example.
             rows: Sources to score (a slice of graph rows); default all.
             per_example: Keep examples apart; otherwise the result is their sum, `[1, S, R]`.
+            neurons: Score the dimensions of each source instead, `[.., S, d_model]`.
         """
         graph = self.model.graph
         wanted = rows or slice(0, graph.n_sources)
+        if neurons:
+            return self._neurons(differences, positions, wanted, per_example=per_example)
         n = len(differences.input) if per_example else 1
-        scores = differences.input.new_zeros(n, graph.n_sources, graph.n_targets)
+        # Targets first: a matrix product is fastest where its longer side, the sources, lies close in memory.
+        scores = differences.input.new_zeros(n, graph.n_targets, graph.n_sources)
+        expanded = None
         for chunk in self.chunks(differences):
-            expanded = differences.expand(chunk)
+            expanded = differences.expand(chunk, expanded)
             read = at_read(self.model, expanded, positions[chunk])
             for until, targets, right in self.parts(chunk):
                 sources = slice(wanted.start, min(wanted.stop, until))
@@ -275,11 +287,67 @@ class GradientSums:
                     continue
                 left = (read if targets.stop == graph.n_targets else expanded)[sources]
                 if per_example:
-                    left, right = left.flatten(2).transpose(0, 1), right.flatten(2).permute(1, 2, 0)
-                    scores[chunk, sources, targets].baddbmm_(left, right)
+                    left, right = left.flatten(2).permute(1, 2, 0), right.flatten(2).transpose(0, 1)
+                    scores[chunk, targets, sources].baddbmm_(right, left)
                 else:
-                    scores[0, sources, targets].addmm_(left.flatten(1), right.flatten(1).T)
-        return scores.masked_fill_(~graph.valid.to(scores.device), 0)
+                    scores[0, targets, sources].addmm_(right.flatten(1), left.flatten(1).T)
+        return scores.mT.masked_fill_(~graph.valid.to(scores.device), 0)
+
+    def _neurons(
+        self,
+        differences: ActivationDifferences,
+        positions: Int[Tensor, " batch"],
+        wanted: slice,
+        *,
+        per_example: bool,
+    ) -> Float[Tensor, "rows n_sources d_model"]:
+        """Difference of each source times the summed gradient of all that reads it, by dimension."""
+        n = len(differences.input) if per_example else 1
+        scores = differences.input.new_zeros(n, self.model.graph.n_sources, self.model.d_model)
+        for chunk in self.chunks(differences):
+            expanded = differences.expand(chunk)
+            for rows, gradient in self._downstream(expanded[0], chunk, positions[chunk]):
+                sources = slice(max(rows.start, wanted.start), min(rows.stop, wanted.stop))
+                if sources.start >= sources.stop:
+                    continue
+                each = (expanded[sources] * gradient).sum(2).transpose(0, 1)
+                if per_example:
+                    scores[chunk, sources] = each
+                else:
+                    scores[0, sources] += each.sum(0)
+        return scores
+
+    def _downstream(
+        self, like: Float[Tensor, "batch pos d_model"], chunk: slice, positions: Int[Tensor, " batch"]
+    ) -> Iterator[tuple[slice, Float[Tensor, "batch pos d_model"]]]:
+        """Sources, from the last to `input`, and the summed gradient of the targets that read them.
+
+        The sum grows in place on the way, so each is to be used before the next.
+        """
+        graph, gradient = self.model.graph, torch.zeros_like(like)
+        if self.logits is not None and self.model.pools:
+            gradient += self.logits[chunk]
+        elif self.logits is not None:
+            gradient[torch.arange(len(like)), positions] = self.logits[chunk, 0]
+        by_layer = {layer: sums for sums in self.blocks for layer in (*sums.attentions, *sums.mlps)}
+        for layer in reversed(range(self.model.n_layers)):
+            sums, mlps = by_layer.get(layer), graph.mlp_sources(layer)
+            heads = slice(graph.head_source(layer), mlps.start)
+            yield mlps, gradient
+            if graph.parallel:
+                yield heads, gradient
+            if sums is not None and sums.at_mlp is not None and layer in sums.mlps:
+                gradient += sums.at_mlp[layer - sums.mlps.start, chunk]
+            if not graph.parallel:
+                yield heads, gradient
+            if sums is not None and sums.scaled is not None and layer in sums.attentions:
+                block = layer - sums.attentions.start
+                weight = self._projection(sums.attentions)[0][block]
+                gradient += sums.scaled[block, chunk].flatten(2) @ weight.flatten(0, 1)
+                for along, direction in zip(sums.along, sums.direction, strict=True):
+                    share = along[block, chunk].sum(-1, keepdim=True) / self.model.d_model
+                    gradient -= share * direction[block, chunk]
+        yield slice(0, 1), gradient
 
 
 def at_read(
@@ -290,6 +358,19 @@ def at_read(
         return expanded
     index = torch.arange(expanded.shape[1], device=positions.device)
     return expanded[:, index, positions][:, :, None]
+
+
+def _multiply(
+    left: Float[Tensor, "blocks heads tokens width"],
+    weight: Float[Tensor, "blocks heads width d_model"],
+    into: Float[Tensor, "blocks heads batch pos d_model"],
+) -> None:
+    """Products of each head, written where they belong: without a copy for one block."""
+    left, weight = left.flatten(0, 1), weight.flatten(0, 1)
+    if len(into) == 1:
+        torch.bmm(left, weight, out=into[0].flatten(1, 2))
+    else:
+        into.copy_(torch.bmm(left, weight).view(into.shape))
 
 
 def _stacked(values: Sequence[Tensor]) -> Tensor:

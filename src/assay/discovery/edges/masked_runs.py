@@ -2,14 +2,14 @@
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from assay.circuits import EdgeScores
-from assay.core.errors import AssayWarning, GraphMismatchError, check_least
+from assay.circuits import EdgeScores, Level, NodeScores
+from assay.core.errors import AssayWarning, GraphMismatchError, InputError, check_least
 from assay.core.random import torch_stream
 from assay.discovery.edges.method import (
     Choices,
@@ -52,16 +52,21 @@ class Drawn:
         )
 
     def losses(
-        self, mask: Float[Tensor, "*batch n_sources n_targets"], *, wide: bool = False
+        self,
+        mask: Float[Tensor, "*batch n_sources n_targets"],
+        cells: Float[Tensor, "*each n_sources d_model"] | None = None,
+        *,
+        wide: bool = False,
     ) -> Float[Tensor, " batch"]:
-        """Objective of each example under a mask, or under its own; differentiable in the mask.
+        """Objective of each example under a mask and `cells`, shared or its own; differentiable in both.
 
         `wide`: in float64, whatever the model's number type.
         """
         dtype = torch.float64 if wide else self.runner.dtype
-        logits = self.runner.logits(self.pairs, mask).to(dtype)
+        logits = self.runner.logits(self.pairs, mask, cells=cells).to(dtype)
         loss = self.settings.objective(logits, self.pairs.model_logits.to(dtype), self.batch)
-        return check_differentiable(loss, self.settings) if mask.requires_grad else loss
+        learned = mask.requires_grad or (cells is not None and cells.requires_grad)
+        return check_differentiable(loss, self.settings) if learned else loss
 
 
 class MaskedRuns:
@@ -140,12 +145,13 @@ class LearnedMask(EdgeMethod):
     """
 
     needs_gradients = True
-    objective = "kl"
+    objective: ClassVar[str | None] = "kl"
+    levels: ClassVar[tuple[Level, ...]] = ("edge",)
     keeps_examples = False
 
     updates: int
     examples: int
-    warm_start: str | EdgeMethod | EdgeScores | None = None
+    warm_start: str | EdgeMethod | EdgeScores | NodeScores | None = None
 
     def uses_steps(self) -> bool:
         """By way of the scores that the mask starts from."""
@@ -155,32 +161,45 @@ class LearnedMask(EdgeMethod):
     def check(self, settings: Choices) -> None:
         check_least(1, **{f"{name} of {self.key}": getattr(self, name) for name in ("updates", "examples")})
         if isinstance(self.warm_start, str | EdgeMethod):
-            get_method(self.warm_start).check(settings)
+            method = get_method(self.warm_start)
+            if settings.level not in method.levels:
+                raise InputError(f"warm_start {method.key} does not score {settings.level}s; give another")
+            method.check(settings)
+        elif not isinstance(self.warm_start, EdgeScores | NodeScores | None):
+            raise InputError(
+                f"warm_start of {self.key} is a {type(self.warm_start).__name__}; give scores, a "
+                "method or its key, or None"
+            )
 
     def start(
         self, model: Model, task: Task, settings: Choices, size: int
-    ) -> tuple[EdgeScores | None, Sweep]:
+    ) -> tuple[Float[Tensor, "n_sources *width"] | None, Sweep]:
         """Scores to start from, and the sweep that gave them here, empty where none was needed.
 
         Raises:
             GraphMismatchError: For scores of another graph.
             UnknownNameError: For an unknown method.
-            InputError: If the method cannot serve the objective or ablation.
+            InputError: For scores of another level, or if the method cannot serve the objective or ablation.
         """
-        start = self.warm_start
-        if start is None or isinstance(start, EdgeScores):
-            if start is not None and start.graph.fingerprint != model.graph.fingerprint:
+        start, level = self.warm_start, settings.level
+        if start is None:
+            return None, Sweep.empty(model.graph)
+        if isinstance(start, EdgeScores | NodeScores):
+            if start.graph.fingerprint != model.graph.fingerprint:
                 raise GraphMismatchError(
                     f"warm_start holds scores of another graph, {start.graph.describe()}, but the graph of "
                     f"the model is {model.graph.describe()}"
                 )
-            return start, Sweep.empty(model.graph)
+            if start.level != level:
+                raise InputError(f"warm_start holds scores of {start.level}s; give scores of {level}s")
+            return start.values, Sweep.empty(model.graph)
         sweep = get_method(start).sweep(model, task, settings, size)
-        return EdgeScores(model.graph, (sweep.total / task.n).float()), sweep
+        values = sweep.total.sum(1) if level == "node" and sweep.total.ndim == 2 else sweep.total
+        return (values / task.n).float(), sweep
 
     def finished(
         self,
-        openness: Float[Tensor, "n_sources n_targets"],
+        openness: Float[Tensor, "n_sources *width"],
         runs: MaskedRuns,
         spent: Sweep,
         losses: list[float],
@@ -193,7 +212,7 @@ class LearnedMask(EdgeMethod):
         """The sweep of a training; with a warning where it has not settled, of which `state` tells more.
 
         Args:
-            openness: What the edges are ranked by.
+            openness: What the edges, nodes or neurons are ranked by.
             runs: The runs of the updates.
             spent: What the scores took that the mask started from.
             losses: Mean objective of each update.

@@ -4,13 +4,13 @@ import abc
 import dataclasses
 import hashlib
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_args
 
 import torch
 from jaxtyping import Float, Float32, Int
 from torch import Tensor
 
-from assay.circuits import Circuit, EdgeScores
+from assay.circuits import Circuit, EdgeScores, Level, NodeScores
 from assay.core.errors import InputError, NonFiniteError, check_name
 from assay.core.record import library_version
 from assay.core.registry import Registry
@@ -25,6 +25,9 @@ from assay.tasks import Batch, Task
 from assay.tasks.examples import describe_discovery
 
 
+LEVELS: tuple[Level, ...] = get_args(Level)
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Choices:
     """What the caller of `discover` chose.
@@ -36,6 +39,7 @@ class Choices:
         quadrature: Rule that places them.
         per_example: Keep the scores of each example.
         resamples: Resamples of the examples whose mean scores are kept; 0: none.
+        level: What is scored: edges, nodes or neurons.
         seed: Root seed of all random draws.
     """
 
@@ -46,6 +50,7 @@ class Choices:
     per_example: bool
     seed: int
     resamples: int = 0
+    level: Level = "edge"
 
     @property
     def apart(self) -> bool:
@@ -114,7 +119,8 @@ class BatchScores:
     """Scores of one batch.
 
     Attributes:
-        scores: `[batch, S, R]` if examples are kept apart, else `[1, S, R]`, their sum.
+        scores: `[batch, S, R]` if examples are kept apart, else `[1, S, R]`, their sum; of neurons
+            `[.., S, d_model]`.
         forward, backward: Passes over the batch that were spent.
         input_effect: Sum over the batch of J(run with `input` ablated) - J(clean), where known.
     """
@@ -131,7 +137,7 @@ class Sweep:
 
     Attributes:
         total: Sum over the examples of the scores, float64 `[S, R]`: the mean must not depend on how examples
-            fall into batches.
+            fall into batches. Of neurons `[S, d_model]`; of nodes `[S]`, or those of their edges.
         n: Examples so far, where batches are added.
         parts: Scores of each example, batch by batch, where asked for.
         resampled: Weighted sums of the scores of the edges, where asked for.
@@ -151,9 +157,9 @@ class Sweep:
     ids: set[int] = field(default_factory=set)
 
     @classmethod
-    def empty(cls, graph: Graph) -> "Sweep":
-        """No example yet."""
-        return cls(total=torch.zeros(graph.valid.shape, dtype=torch.float64))
+    def empty(cls, graph: Graph, width: int | None = None) -> "Sweep":
+        """No example yet; with so many scores of each source, by default one per target."""
+        return cls(total=torch.zeros(graph.n_sources, width or graph.n_targets, dtype=torch.float64))
 
     def add(self, batch: BatchScores, n: int) -> None:
         """Take in the scores of a batch of `n` examples."""
@@ -198,6 +204,8 @@ class EdgeMethod(abc.ABC):
         keeps_examples: Whether the scores of each example can be kept.
         cuts: Whether its scores speak of runs with edges cut, so that treatments of norms behind branches
             change them.
+        levels: What it can score. The score of a node is the sum over its outgoing edges, unless the method
+            scores nodes itself.
     """
 
     key: ClassVar[str]
@@ -207,6 +215,7 @@ class EdgeMethod(abc.ABC):
     objective: ClassVar[str | None] = None
     keeps_examples: ClassVar[bool] = True
     cuts: ClassVar[bool] = True
+    levels: ClassVar[tuple[Level, ...]] = ("edge", "node")
 
     def check_options(self) -> None:
         """Refuse options of another kind or out of range.
@@ -219,7 +228,7 @@ class EdgeMethod(abc.ABC):
             accepted = (float, int) if kind is float else (kind,)
             if kind in (bool, int, float, str) and type(value) not in accepted:
                 raise InputError(
-                    f"option {each.name} of {self.key} is {value!r}; give one of the kind of its default "
+                    f"option {each.name} of {self.key} is {value!r}; expected the type of its default, "
                     f"{each.default!r}"
                 )
 
@@ -245,6 +254,10 @@ class EdgeMethod(abc.ABC):
         given = [(each, getattr(self, each.name)) for each in dataclasses.fields(self)]
         return {each.name: plain_option(value) for each, value in given if value != each.default}
 
+    def describe(self, model: Model) -> dict[str, Any]:
+        """What else enters provenance, JSON-able: how the method treats this model."""
+        return {}
+
     def choices(
         self,
         task: Task,
@@ -255,6 +268,7 @@ class EdgeMethod(abc.ABC):
         quadrature: str = "midpoint",
         per_example: bool = False,
         resamples: int = 0,
+        level: Level = "edge",
         seed: int = 0,
     ) -> Choices:
         """Choices of a discovery; objective and ablation default to those of the method and the task."""
@@ -265,6 +279,7 @@ class EdgeMethod(abc.ABC):
             quadrature=quadrature,
             per_example=per_example,
             resamples=resamples,
+            level=level,
             seed=seed,
         )
 
@@ -289,7 +304,7 @@ def plain_option(value: Any) -> Any:
     """A value of an option as it enters provenance: scores by their record, methods by key and options."""
     if isinstance(value, EdgeMethod):
         return {"method": value.key, **value.options()}
-    if isinstance(value, EdgeScores):
+    if isinstance(value, EdgeScores | NodeScores):
         digest = hashlib.sha256(value.values.contiguous().numpy().tobytes()).hexdigest()[:16]
         return {"scores": dict(value.provenance), "values": digest}
     return dataclasses.asdict(value) if dataclasses.is_dataclass(value) else value  # type: ignore[arg-type]  # an instance
@@ -327,7 +342,7 @@ class BatchMethod(EdgeMethod):
         if isinstance(settings.ablation, Mean):  # the clean passes that measure the means are read again here
             keep = {"keep": KeptRuns(min(KEPT_BYTES, free_memory(model.device) // 10))}
         prepared = settings.ablation.prepare(model, task, batch_size=size, seed=settings.seed, **keep)
-        sweep = Sweep.empty(model.graph)
+        sweep = Sweep.empty(model.graph, model.d_model if settings.level == "neuron" else None)
         for batch in task.batches(size):
             self.add(sweep, model, batch, prepared, settings)
         sweep.forward += task.n * measures(settings.ablation)
@@ -377,9 +392,11 @@ def provenance_of(model: Model, task: Task, method: EdgeMethod, settings: Choice
         "steps": settings.steps if method.uses_steps() else None,
         "quadrature": settings.quadrature if method.uses_steps() else None,
         "seed": settings.seed,
+        **method.describe(model),
         **model.machine(),
     }
-    return record | ({"options": method.options()} if method.options() else {})
+    level = {} if settings.level == "edge" else {"level": settings.level}
+    return record | level | ({"options": method.options()} if method.options() else {})
 
 
 def check_differentiable(loss: Tensor, settings: Choices) -> Tensor:

@@ -22,7 +22,6 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from assay.circuits import EdgeScores
 from assay.circuits.scores import strongest
 from assay.circuits.spans import check_n_edges
 from assay.core.errors import InputError, NonFiniteError
@@ -158,7 +157,7 @@ class _Training:
         method: EdgePruning,
         valid: Bool[Tensor, "n_sources n_targets"],
         n_edges: int,
-        start: EdgeScores | None,
+        start: Tensor | None,
     ) -> None:
         self.method, self.valid, self.n_edges = method, valid, n_edges
         self.most = 0.999 * int(valid.sum())
@@ -168,11 +167,11 @@ class _Training:
         self.openness = self.begin(start).requires_grad_()
         self.optimizer = torch.optim.Adam([self.openness], lr=method.rate, betas=(0.9, 0.98))
 
-    def begin(self, start: EdgeScores | None) -> Tensor:
+    def begin(self, start: Tensor | None) -> Tensor:
         """Openness from the logarithm of the scores, moved so that the goal is met."""
         if start is None:
             return self.centred(torch.zeros_like(self.valid, dtype=torch.float32), 0)
-        magnitude = start.values.abs().double().to(self.valid.device)
+        magnitude = start.abs().double().to(self.valid.device)
         sorted_values = magnitude[self.valid].sort(descending=True).values
         if not float(sorted_values[0]) > 0:
             raise InputError("every starting score is 0; give other scores, or warm_start=None")

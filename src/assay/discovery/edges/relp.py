@@ -6,27 +6,24 @@ do that; no module is replaced, and every value of the forward pass stays what i
 (Rezaei Jafari et al. 2025, arXiv:2508.21258.)
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from assay.core.errors import InputError, UnsupportedModelError
-from assay.discovery.edges.gradients import ActivationDifferences, GradientSums
-from assay.discovery.edges.method import METHODS, BatchMethod, BatchScores, Choices, check_differentiable
-from assay.execution import Prepared
-from assay.execution.forward import check_finite
+from assay.core.errors import UnsupportedModelError
+from assay.discovery.edges.eap_ig import Node, PathGradient
+from assay.discovery.edges.method import METHODS, Choices
 from assay.models import Block, Model, Norm
 from assay.models.block import constant_scale, replace_gradient
 from assay.models.family import submodule
-from assay.tasks import Batch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Relp(BatchMethod):
+class Relp(PathGradient):
     """Relevance patching: `eap` with propagation coefficients in the place of the gradient.
 
     score(u, v) = E_x [ sum_t (a~_u,t - a_u,t) . g_v,t ], with g_v what arrives at the input of v when the
@@ -53,37 +50,14 @@ class Relp(BatchMethod):
     """
 
     key = "relp"
-    needs_gradients = True
     source = "Rezaei Jafari et al. 2025, arXiv:2508.21258"
+    constant_scale = True
 
-    def check(self, settings: Choices) -> None:
-        if settings.objective.stationary:
-            raise InputError(
-                "relp starts from the derivative of the objective at the clean run, but objective "
-                f"{settings.objective.key!r} has zero gradient there, so all scores would be 0. Use "
-                "objective='logit_diff' or 'ce', or method='eap-ig-inputs'"
-            )
+    def nodes(self, settings: Choices) -> Sequence[Node]:
+        return (Node(1.0, 1.0),)
 
-    def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
-        # The rules come before the trace, so that its hooks see what they made of a value or gradient.
-        rules = relevance_rules(model)
-        with model.frozen(), rules, torch.enable_grad(), model.tracing(gradients=True) as trace:
-            hidden = model.forward(batch.clean)
-            logits = model.read(hidden, batch.positions).to(model.result_dtype)
-            check_finite(logits.detach(), f"{model.id} on the clean input", batch.indices)
-            loss = settings.objective(logits, logits.detach(), batch)
-            assert trace.leaf is not None
-            check_differentiable(loss, settings)
-            torch.autograd.grad(loss.sum(), trace.leaf)
-        sums = GradientSums(model, constant_scale=True)
-        sums.add(trace, batch.positions, 1.0)
-        baseline = prepared.baseline(batch)
-        differences = ActivationDifferences.between(model, trace, baseline, batch.lengths)
-        return BatchScores(
-            scores=sums.contract(differences, batch.positions, per_example=settings.apart),
-            forward=1 + int(settings.ablation.paired),
-            backward=1,
-        )
+    def rules(self, model: Model) -> AbstractContextManager[None]:
+        return relevance_rules(model)
 
 
 METHODS.add(Relp.key, Relp())
@@ -106,9 +80,8 @@ def relevance_rules(model: Model) -> Iterator[None]:
         def add(module: nn.Module, hook: Callable[..., Tensor | None]) -> None:
             hooks.callback(module.register_forward_hook(hook).remove)
 
-        for norm in _norms(model):
-            if norm.module is not None:
-                add(norm.module, constant_scale(norm))
+        for module, norm in every_norm(model, Relp.key).items():
+            add(module, constant_scale(norm))
         shared: set[nn.Module] = set()
         for block in model.blocks:
             activation, gated = _mlp_parts(block) if model.graph.mlps else (None, None)
@@ -168,18 +141,27 @@ def _half(module: nn.Module, args: tuple[Tensor, ...]) -> None:
 # -------------------------------------------------------------------------------------- where they apply
 
 
-def _norms(model: Model) -> list[Norm]:
-    """Every norm of the module, in blocks and behind them."""
+def every_norm(model: Model, method: str) -> dict[nn.Module, Norm]:
+    """Every norm of the module, in blocks and behind them.
+
+    Raises:
+        UnsupportedModelError: For a norm that is neither a LayerNorm nor an RMSNorm; it is named.
+    """
     described = [model.final_norm]
     for block in model.blocks:
         described += (block.attention_norm, block.mlp_norm)[: 1 + model.graph.mlps]
         described += [norm for norm in (block.branch_norm, block.target_norm) if norm is not None]
-    norms = {norm.module: norm for norm in described if norm.kind is not None}
-    for part in model.module.modules():
+    norms = {norm.module: norm for norm in described if norm.module is not None and norm.kind is not None}
+    for path, part in model.module.named_modules():
         kind = _norm_kind(part, model)
         if kind is not None and part not in norms:
             norms[part] = Norm(module=part, kind=kind)
-    return list(norms.values())
+        if part not in norms and "norm" in type(part).__name__.lower() and not list(part.children()):
+            raise UnsupportedModelError(
+                f"{method} has rules for LayerNorm and RMSNorm, but {path} of {model.id} is a "
+                f"{type(part).__name__}; use method='eap'"
+            )
+    return norms
 
 
 def _norm_kind(part: nn.Module, model: Model) -> Literal["layer", "rms", "rms1"] | None:

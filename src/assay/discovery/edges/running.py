@@ -3,16 +3,17 @@
 import time
 from collections.abc import Mapping
 from copy import deepcopy
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from assay.circuits import EdgeScores, Spans
+from assay.circuits import EdgeScores, Level, NodeScores, Spans
 from assay.circuits.spans import Place
-from assay.core.errors import InputError
+from assay.core.errors import InputError, check_name
 from assay.discovery.edges.method import (
+    LEVELS,
     METHODS,
     BatchMethod,
     Choices,
@@ -33,11 +34,30 @@ from assay.tasks import Batch, Task
 WIDE_BYTES = 8 * 2**30  # a float32 copy for `drift` takes no more, so that a pass decides the peak of memory
 
 
+@overload
+def discover(
+    model: Model, task: Task, method: str | EdgeMethod = ..., *, level: Literal["edge"] = ..., **how: Any
+) -> EdgeScores: ...
+
+
+@overload
+def discover(
+    model: Model, task: Task, method: str | EdgeMethod = ..., *, level: Literal["node", "neuron"], **how: Any
+) -> NodeScores: ...
+
+
+@overload
+def discover(
+    model: Model, task: Task, method: str | EdgeMethod = ..., *, level: Level, **how: Any
+) -> EdgeScores | NodeScores: ...
+
+
 def discover(
     model: Model,
     task: Task,
     method: str | EdgeMethod = "eap-ig-inputs",
     *,
+    level: Level = "edge",
     objective: str | Objective | Loss | None = None,
     ablation: str | Ablation | None = None,
     steps: int = 5,
@@ -48,16 +68,19 @@ def discover(
     spans: str | Mapping[str, Place] | None = None,
     seed: int = 0,
     **options: Any,
-) -> EdgeScores:
-    """Score every edge by the damage that ablating it would do.
+) -> EdgeScores | NodeScores:
+    """Score every edge, node or neuron by the damage that ablating it would do.
 
     score(u, v) = E_x [ sum_t (a~_u,t - a_u,t) . g_v,t ], with a~ the ablated activation and g_v what the
     method takes for the gradient of the loss at the input of v; `exact` measures the damage instead.
+    A node's score is the sum over v. Of neuron d of u, one dimension of a_u in the residual stream, it is
+    E_x [ sum_t (a~_u,t - a_u,t)[d] sum_v g_v,t[d] ]; those of a node add up to its own.
 
     Args:
         model: The model.
         task: The examples.
         method: Key of a registered method (see `assay.list("methods")`), or a method with its options set.
+        level: `edge`, `node` or `neuron`. Methods by gradients score all three.
         objective: Loss to attribute; default: the method's own (`kl` for `acdc` and the learned masks), else
             the task's.
         ablation: What a cut edge carries; default: the task's own.
@@ -69,15 +92,16 @@ def discover(
             that need no scores of single examples: 200 is usual, 0 keeps none. A Poisson bootstrap, whose
             weights follow `seed` and the id of each example (`poisson_weights`); adds 4 bytes per edge and
             resample. Ablated values are those of all examples in every resample.
-        spans: Score every edge at every span of positions; `eap`, `eap-ig-inputs` and `clean-corrupted` can.
-            `"each"`: every position by itself, for prompts of one length. `"slots"`: the slots of the task's
-            template, what lies between them and the read position. A mapping of names to places in each
-            prompt: an int, a list of ints or a slice, negative ones counted from its end.
+        spans: Score every edge at every span of positions; `eap`, `eap-ig-inputs`, `clean-corrupted`, `relp`
+            and `gim` can. `"each"`: every position by itself, for prompts of one length. `"slots"`: the slots
+            of the task's template, what lies between them and the read position. A mapping of names to places
+            in each prompt: an int, a list of ints or a slice, negative ones counted from its end.
         seed: Root seed.
         **options: Options of the method, such as `threshold` of `acdc`.
 
     Returns:
-        Signed scores, mean over examples, in the unit of the objective; positive: ablation hurts. At spans
+        Signed scores, mean over examples, in the unit of the objective; positive: ablation hurts:
+        `EdgeScores`, or `NodeScores` of nodes `[S]` or neurons `[S, d_model]`. At spans
         `[P, S, R]`; a longer span sums more terms, and their sum over spans is the ordinary score.
         `details` has the passes spent; for `eap-ig-inputs` the completeness gap; for a half-precision model
         `drift`, the relative L2 distance of the scores of at most 8 examples from those of a float32
@@ -98,8 +122,10 @@ def discover(
         quadrature=quadrature,
         per_example=per_example,
         resamples=resamples,
+        level=level,
         seed=seed,
     )
+    _check_level(configured, settings, spans)
     check_kept_apart(configured, settings)
     configured.check(settings)
     task = model.bind(task)
@@ -117,7 +143,25 @@ def discover(
     if model.dtype in (torch.bfloat16, torch.float16) and isinstance(configured, BatchMethod):
         details |= _drift(model, task, configured, settings, sizes[-1])
     provenance = provenance_of(model, task, configured, settings) | ({} if at is None else at.describe())
-    return scores_of(model, sweep, task.n, provenance, details, spans=None if at is None else at.spans)
+    where = None if at is None else at.spans
+    return scores_of(model, sweep, task.n, provenance, details, spans=where, level=level)
+
+
+def _check_level(method: EdgeMethod, settings: Choices, spans: object) -> None:
+    """Refuse a level that the method has no scores for, and what only edges have.
+
+    Raises:
+        UnknownNameError: For another level.
+        InputError: Naming the methods that can, or the option to remove.
+    """
+    level = settings.level
+    check_name("level", level, LEVELS)
+    if level not in method.levels:
+        able = ", ".join(key for key, known in METHODS.items() if level in known.levels)
+        raise InputError(f"{method.key} does not score {level}s; use one of {able}")
+    if level != "edge" and (spans is not None or settings.resamples):
+        option = "spans" if spans is not None else "resamples"
+        raise InputError(f"{option} needs scores of edges, not of {level}s; remove it, or use level='edge'")
 
 
 def _drift(model: Model, task: Task, method: EdgeMethod, settings: Choices, size: int) -> dict[str, Any]:
@@ -179,6 +223,10 @@ class ScoreSums:
                 f"{method.key!r} does not score each batch by itself, so batches cannot be fed to it one at "
                 "a time; use discover(), or another method such as 'eap-ig-inputs'"
             )
+        if settings.level != "edge":
+            raise InputError(
+                f"batches cannot be fed for scores of {settings.level}s; use discover(level=...)"
+            )
         method.check(settings)
         self.model, self.method, self.settings, self.prepared = model, method, settings, prepared
         self._sweep = Sweep.empty(model.graph)
@@ -213,7 +261,9 @@ class ScoreSums:
             InputError: Before the first batch.
         """
         n, measured = self.counted(), measures(self.settings.ablation)
-        return scores_of(self.model, self._sweep, n, provenance or {}, details or {}, measured=measured)
+        scores = scores_of(self.model, self._sweep, n, provenance or {}, details or {}, measured=measured)
+        assert isinstance(scores, EdgeScores)
+        return scores
 
     def counted(self) -> int:
         """Examples so far, at least one."""
@@ -231,7 +281,8 @@ def scores_of(
     *,
     measured: bool = False,
     spans: Spans | None = None,
-) -> EdgeScores:
+    level: Level = "edge",
+) -> EdgeScores | NodeScores:
     """Mean scores of a sweep over `n` examples, with the passes it took and its completeness gap.
 
     `measured`: a pass over all examples was made for the ablation outside the sweep, and counts.
@@ -246,15 +297,12 @@ def scores_of(
     if sweep.resampled is not None:
         resampled = sweep.resampled.means(sweep.total[model.graph.valid], n)
         facts |= {"n": n, "resamples_key": sweep.resampled.key}
-    return EdgeScores(
-        model.graph,
-        values,
-        per_example=torch.cat(sweep.parts) if sweep.parts else None,
-        resampled=resampled,
-        provenance=provenance,
-        details=facts,
-        spans=spans,
-    )
+    how: dict[str, Any] = {"provenance": provenance, "details": facts}
+    how["per_example"] = torch.cat(sweep.parts) if sweep.parts else None
+    if level == "neuron" or values.ndim == 1:
+        return NodeScores(model.graph, values, **how)
+    scores = EdgeScores(model.graph, values, resampled=resampled, spans=spans, **how)
+    return scores if level == "edge" else NodeScores.of(scores)
 
 
 def completeness_gap(values: Float[Tensor, "n_sources n_targets"], input_effect: float) -> float:

@@ -16,7 +16,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from assay.circuits import EdgeScores, prune
+from assay.circuits import prune
 from assay.core.errors import InputError, NonFiniteError, check_least
 from assay.core.random import torch_stream
 from assay.discovery.edges.masked_runs import LearnedMask, MaskedRuns, agreement
@@ -97,13 +97,13 @@ class _EdgeProbabilities:
     """The probabilities and their optimiser."""
 
     def __init__(
-        self, method: Ugs, graph: Graph, device: torch.device, *, paired: bool, start: EdgeScores | None
+        self, method: Ugs, graph: Graph, device: torch.device, *, paired: bool, start: Tensor | None
     ) -> None:
         self.method, self.graph = method, graph
         self.valid = graph.valid.to(device)
         theta = torch.ones(graph.valid.shape)
         if start is not None:
-            ratio = start.values.abs().float().clamp(min=1e-12) / method.price
+            ratio = start.abs().float().clamp(min=1e-12) / method.price
             theta = ratio.log().clamp(-STEEP, STEEP)
         self.theta = theta.to(device).requires_grad_()
         rate = method.step_size(paired=paired)

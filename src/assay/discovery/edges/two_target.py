@@ -1,0 +1,194 @@
+"""One ranking of edges for two targets: the margin of the answer, and the distribution over all outputs.
+
+A ranking by the attribution of a margin finds edges that move the answer, one by that of the divergence
+edges that hold the rest of the distribution. With m the first, d the second (both `eap-ig-inputs`), and
+n(v) = |v| / sum |v| and p(v) = max(v, 0) / sum max(v, 0) over the edges,
+
+    rank = n(d) + n(m) + lean p(m).
+
+The sum keeps what matters for either target with either sign; `lean` favours edges that help, which lifts the
+margin where the plain sum falls short of it, and costs distribution where it is too large.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from assay.circuits import Circuit, EdgeScores, NodeScores
+from assay.core.errors import InputError
+from assay.discovery.edges.eap_ig import EapIgInputs, quadrature_nodes
+from assay.discovery.edges.method import LEVELS, METHODS, Choices, EdgeMethod, Sweep, check_scores, measures
+from assay.execution import run_circuit, run_model
+from assay.execution.ablation import BaselineShelf
+from assay.models import Model
+from assay.objectives import OBJECTIVES, Objective, get_objective
+from assay.tasks import Task
+
+
+LEANS = (0.0, 1.5)  # where the weight is searched
+EXAMPLES = 16  # that circuits are run on for it
+SIZES = (1 / 128, 1 / 2)  # shares of the whole graph between which the size of their circuits is searched
+SIZE_RUNS, LEAN_RUNS = 4, 4  # circuits for the size, and for the weight
+SHARE = 0.9  # of the distribution that the circuits keep among which the weight is chosen
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwoTarget(EdgeMethod):
+    """One ranking for margin and distribution, from two attributions that share their forward passes.
+
+    Scores are positive: the rank above, a sum of shares, of nodes or neurons from their own attributions. The
+    margin is the objective; where that is a divergence, the task's own.
+
+    Attributes:
+        lean: Weight of the edges that help, >= 0 (0 to 1.5 is useful). Default: chosen on at most 16 of the
+            examples, where circuits keep .9 of the distribution, so that they keep the margin.
+
+    Notes:
+        Cost with 5 steps: 7 forward and 10 backward passes; to choose `lean`, at most 9 runs of circuits and
+        one of the model on the few examples.
+    """
+
+    key = "two-target"
+    needs_gradients = True
+    integrates = True
+    keeps_examples = False
+    levels = LEVELS
+    source = "this package"
+
+    lean: float | None = None
+
+    def check(self, settings: Choices) -> None:
+        quadrature_nodes(settings.steps, settings.quadrature)
+        if self.lean is not None and not (type(self.lean) in (int, float) and 0 <= self.lean < math.inf):
+            raise InputError(f"lean of two-target is {self.lean!r}; give a number of at least 0, or None")
+
+    def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
+        margin = settings.objective
+        margin = get_objective(task.objective) if margin.stationary else margin
+        if margin.stationary:
+            raise InputError(
+                f"two-target needs a margin, but the objective of {task.name!r} is the divergence "
+                f"{margin.key!r}; give objective='logit_diff' or 'ce'"
+            )
+        both, path, level = (margin, OBJECTIVES["kl"]), EapIgInputs(), settings.level
+        prepared = settings.ablation.prepare(model, task, batch_size=size, seed=settings.seed)
+        sweep = Sweep.empty(model.graph, model.d_model if level == "neuron" else None)
+        totals = [sweep.total.clone() for _ in both]
+        for batch in (each.to(model.device) for each in task.batches(size)):
+            sums, passes = path.gradients(model, batch, prepared, settings, both)
+            differences = passes.differences()
+            for total, gradients in zip(totals, sums, strict=True):
+                scores = gradients.contract(
+                    differences, batch.positions, per_example=False, neurons=level == "neuron"
+                )
+                check_scores(scores, self, batch)
+                total += scores[0].double().cpu()
+            sweep.forward += passes.forward * len(batch.indices)
+            sweep.backward += passes.backward * len(batch.indices)
+        sweep.forward += task.n * measures(settings.ablation)
+        to_margin, to_divergence = (total.sum(1) if level == "node" else total for total in totals)
+        lean = self.lean
+        if lean is None:
+            runs = _Runs(model, task, settings, both, size)
+            kind = EdgeScores if level == "edge" else NodeScores
+
+            def ranked(lean: float) -> EdgeScores | NodeScores:
+                return kind(model.graph, rank(to_margin, to_divergence, lean).float())
+
+            def kept(lean: float, size: int) -> tuple[float, float]:
+                return runs.kept(ranked(lean).top(size))
+
+            lean = chosen_lean(kept, ranked(0.0).n_items)
+            sweep.forward += runs.spent
+        sweep.total, sweep.details = rank(to_margin, to_divergence, lean) * task.n, {"lean": lean}
+        return sweep
+
+
+METHODS.add(TwoTarget.key, TwoTarget())
+
+
+def rank(
+    margin: Float[Tensor, "n_sources *width"], divergence: Float[Tensor, "n_sources *width"], lean: float
+) -> Float[Tensor, "n_sources *width"]:
+    """The ranking of two attributions: shares of their sizes, and of what helps the margin.
+
+    Its sum is 2 + `lean`.
+    """
+
+    def shares(sizes: Tensor) -> Tensor:
+        total = sizes.sum()
+        return sizes / total if total > 0 else sizes
+
+    return shares(divergence.abs()) + shares(margin.abs()) + lean * shares(margin.clamp(min=0))
+
+
+class _Runs:
+    """What circuits keep on the first few examples."""
+
+    def __init__(
+        self, model: Model, task: Task, settings: Choices, objectives: tuple[Objective, ...], size: int
+    ) -> None:
+        self.model, self.settings, self.objectives, self.size = model, settings, objectives, size
+        few: Any = task
+        self.few = few.subset(torch.arange(min(task.n, EXAMPLES)))
+        [self.batch] = self.few.batches(self.few.n)
+        self.shelf, self.spent = BaselineShelf(), self.few.n
+        self.clean = run_model(model, self.few, batch_size=size)
+        self.full = self._losses(self.clean)
+        self.empty = self._losses(self._logits(Circuit.empty(model.graph)))
+
+    def _logits(self, circuit: Circuit) -> Tensor:
+        self.spent += self.few.n
+        return run_circuit(
+            circuit,
+            self.model,
+            self.few,
+            ablation=self.settings.ablation,
+            batch_size=self.size,
+            seed=self.settings.seed,
+            shelf=self.shelf,
+        )
+
+    def _losses(self, logits: Tensor) -> list[float]:
+        return [float(each(logits, self.clean, self.batch).mean()) for each in self.objectives]
+
+    def kept(self, circuit: Circuit) -> tuple[float, float]:
+        """Shares of margin and distribution that a circuit keeps: the empty one 0, the model 1."""
+        losses = self._losses(self._logits(circuit.connected(warn=False)))
+        margin, distribution = (
+            1 - (loss - full) / (empty - full) if empty != full else math.nan
+            for loss, full, empty in zip(losses, self.full, self.empty, strict=True)
+        )
+        return margin, distribution
+
+
+def chosen_lean(kept: Callable[[float, int], tuple[float, float]], n_items: int) -> float:
+    """The weight that keeps both best, at the size at which the middle one keeps enough of the distribution.
+
+    Args:
+        kept: From a weight and a size to the shares of margin and distribution that are kept.
+        n_items: Edges, nodes or neurons of the graph.
+    """
+    low, high = LEANS
+    middle = (low + high) / 2
+    smallest, largest = (math.log(max(1, n_items * share)) for share in SIZES)
+    tried: dict[float, tuple[float, float]] = {}
+    for _ in range(SIZE_RUNS):
+        size = (smallest + largest) / 2
+        shares = kept(middle, round(math.exp(size)))
+        if shares[1] >= SHARE:
+            largest, tried[middle] = size, shares
+        else:
+            smallest = size
+    lean, n_chosen = middle, round(math.exp(largest))
+    for _ in range(LEAN_RUNS):
+        if lean not in tried:
+            tried[lean] = kept(lean, n_chosen)
+        low, high = (lean, high) if tried[lean][0] < 1 else (low, lean)
+        lean = (low + high) / 2
+    return min(tried, key=lambda lean: abs(1 - tried[lean][0]) + 1 - tried[lean][1])
