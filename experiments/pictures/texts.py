@@ -79,6 +79,26 @@ def curve() -> Figure:
     return of(assay.faithfulness_curve(scores(), model, held_out, random_circuits=5), (6.5, 3.6))
 
 
+def overshoot() -> Figure:
+    """Curves by signed score and by its size, on the axis that CPR and CMD are integrated over."""
+    model, held_out = ioi(seed=1)
+    ranking = assay.discover(*ioi(), "relp")
+    figure, axes = panels(1, 2, (8, 3))
+    for axis, absolute in zip(axes.flat, (False, True), strict=True):
+        curve = assay.faithfulness_curve(ranking, model, held_out, absolute=absolute)
+        x, values = curve.fractions, curve.values
+        axis.fill_between(x, 1, np.maximum(values, 1), color=OPPOSES, alpha=0.6, linewidth=0)
+        axis.fill_between(x, np.minimum(values, 1), 1, color=MUTED, alpha=0.3, linewidth=0)
+        axis.plot(x, values, "o-", color=SUPPORTS, linewidth=1.6, markersize=3.5)
+        axis.axhline(1, color=INK, linewidth=0.8)
+        axis.set_ylim(-0.05, 1.2)
+        areas = f"CPR {curve.cpr:.2f}, CMD {curve.cmd:.2f}, overshoot {curve.overshoot:.2f}"
+        axis.set_title(f"by {'|score|' if absolute else 'signed score'}: {areas}", fontsize=9, color=INK)
+    figure.supxlabel("share of edges asked for", fontsize=9, color=MUTED)
+    figure.supylabel("normalised faithfulness", fontsize=9, color=MUTED)
+    return figure
+
+
 def circuit() -> Figure:
     return of(scores().top(60).connected(), (6, 5.5))
 
@@ -205,6 +225,7 @@ PICTURES = {
     "methods-against-exact.svg": methods_against_exact,
     "small-graph.svg": small_graph,
     "curve-ioi.svg": curve,
+    "overshoot-ioi.svg": overshoot,
     "circuit-ioi.svg": circuit,
     "heads-ioi.svg": heads,
     "ablations-ioi.svg": ablations,

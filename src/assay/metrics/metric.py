@@ -321,7 +321,7 @@ def _stamped(found: Measurement, provenance: Mapping[str, Any], seed: int) -> Me
 
 
 def random_like(circuit: Circuit, *, seed: int, index: int) -> Circuit:
-    """A random circuit of the size of `circuit`: as many heads for a head circuit, else as many edges.
+    """A random circuit of the size of `circuit`: as many heads, nodes or neurons where it has such.
 
     Args:
         circuit: Gives size, kind and graph.
@@ -330,7 +330,9 @@ def random_like(circuit: Circuit, *, seed: int, index: int) -> Circuit:
     """
     rng = stream(seed, f"random-like/{index}")
     if circuit.heads is None:
-        return Circuit.random(circuit.graph, circuit.n_edges, seed=int(rng.integers(2**31)))
+        n, level, width = circuit.n_items, circuit.level, circuit.items.shape[-1]
+        draw = int(rng.integers(2**31))
+        return Circuit.random(circuit.graph, n, seed=draw, level=level, d_model=width)
     n_heads = circuit.graph.n_heads
     places = rng.choice(circuit.graph.n_layers * n_heads, size=len(circuit.heads), replace=False)
     heads = [divmod(int(flat), n_heads) for flat in places]

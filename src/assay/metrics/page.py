@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from assay.metrics.curve import FaithfulnessCurve
 
 
+NOTABLE = 0.02  # overshoot above which a page speaks of it
 RECORD = {"id", "name", "hash", "value", "n", "unit", "direction", "statistic", "provenance"}
 Document = Mapping[str, Any]
 
@@ -228,6 +229,8 @@ class CurveData(Record):
         n: Prompts behind each value.
         n_random: Random circuits of each size.
         cpr, cmd: Area under the curve of the published sizes, and its mean distance from 1.
+        overshoot: The part of both that is above a faithfulness of 1.
+        level: What is kept or cut: `edge`, `node` or `neuron`.
     """
 
     n_edges: tuple[int, ...]
@@ -246,6 +249,19 @@ class CurveData(Record):
     n_random: int
     cpr: float
     cmd: float
+    overshoot: float = 0.0
+    level: str = "edge"
+
+
+def overshoot_text(curve: "CurveData | FaithfulnessCurve") -> str:
+    """What CPR and CMD owe to a faithfulness above 1, in two sentences; empty where that is little."""
+    if not curve.overshoot > NOTABLE:
+        return ""
+    clipped = [words.number(each - curve.overshoot) for each in (curve.cpr, curve.cmd)]
+    return (
+        "Faithfulness above 1 at some sizes counts as good in CPR and as bad in CMD: this overshoot is "
+        f"{words.number(curve.overshoot)}. Without it CPR is {clipped[0]} and CMD {clipped[1]}."
+    )
 
 
 def plot_measurement(measurement: Measurement, ax: "Axes | None" = None) -> "Axes":
@@ -292,7 +308,8 @@ def curve_data(
         lines |= {"random_low": random.min(0), "random_high": random.max(0)}
     numbers: dict[str, Any] = {name: tuple(each.tolist()) for name, each in lines.items()}
     numbers |= {"n": curve.points[0].n, "n_random": 0 if random is None else len(random)}
-    return CurveData(n_edges=tuple(curve.n_edges.tolist()), cpr=curve.cpr, cmd=curve.cmd, **numbers)
+    numbers |= {name: getattr(curve, name) for name in ("cpr", "cmd", "overshoot", "level")}
+    return CurveData(n_edges=tuple(curve.n_edges.tolist()), **numbers)
 
 
 def plot_faithfulness(curve: "FaithfulnessCurve", ax: "Axes | None" = None) -> "Axes":
@@ -310,7 +327,9 @@ def plot_curve(data: CurveData, ax: "Axes | None" = None) -> "Axes":
         ax.axhline(level, color=RULE, linewidth=0.8, zorder=0)
     x, random_x = np.array(data.fractions), np.array(data.random_fractions)
     ax.fill_between(x, data.low, data.high, color=SUPPORTS, alpha=0.16, linewidth=0)
-    ax.plot(x, data.values, "o-", color=SUPPORTS, linewidth=1.8, markersize=3.5, label="strongest edges")
+    ax.plot(
+        x, data.values, "o-", color=SUPPORTS, linewidth=1.8, markersize=3.5, label=f"strongest {data.level}s"
+    )
     if len(random_x):
         ax.fill_between(random_x, data.random_low, data.random_high, color=MUTED, alpha=0.16, linewidth=0)
         ax.vlines(random_x, data.random_low, data.random_high, color=MUTED, linewidth=0.6)
@@ -321,7 +340,7 @@ def plot_curve(data: CurveData, ax: "Axes | None" = None) -> "Axes":
             color=MUTED,
             linewidth=1.2,
             markersize=3,
-            label="random edges",
+            label=f"random {data.level}s",
         )
     if data.target is not None:
         dotted = (0, (1, 2.5))
@@ -333,9 +352,9 @@ def plot_curve(data: CurveData, ax: "Axes | None" = None) -> "Axes":
     ticks = [tick for tick in (1e-4, 1e-3, 1e-2, 1e-1, 1.0) if tick >= smallest * 0.99]
     ax.set_xticks(ticks, [f"{100 * tick:g} %\n{max(1, round(tick * total)):,}" for tick in ticks])
     ax.xaxis.set_minor_formatter(NullFormatter())
-    ax.set_xlabel("edges kept (share and number)")
+    ax.set_xlabel(f"{data.level}s kept (share and number)")
     ax.set_ylabel("normalised faithfulness")
     finite = [value for value in (*data.values, *data.low, *data.high, 0, 1) if math.isfinite(value)]
-    ax.set_ylim(max(min(finite), -1) - 0.05, min(max(finite), 2) + 0.08)
+    ax.set_ylim(max(min(finite), -1) - 0.05, min(max(finite), 4) + 0.08)
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False, labelcolor=MUTED)
     return ax

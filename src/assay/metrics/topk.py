@@ -181,11 +181,7 @@ def judge_agreement(parts: Mapping[str, Measurement]) -> Verdict:
 
 
 def _topk(
-    runs: CircuitRuns,
-    spec: MetricSpec,
-    *,
-    K: Sequence[int] | None = None,
-    support: str = "full",
+    runs: CircuitRuns, spec: MetricSpec, *, K: Sequence[int] | None = None, support: str = "full"
 ) -> Measurement:
     """Share of the model's K most confident outputs that are among the circuit's: Acc@K; the value is Acc@1.
 

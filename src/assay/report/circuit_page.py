@@ -1,5 +1,6 @@
-"""A circuit as a page of its own: the viewer, with attention patterns where given."""
+"""Pages of a circuit, in the viewer, and of a faithfulness curve with one of its circuits."""
 
+from functools import partial
 from typing import Any
 
 from assay.circuits import Circuit, EdgeScores
@@ -8,16 +9,27 @@ from assay.core.errors import GraphMismatchError
 from assay.core.record import library_version
 from assay.execution.forward import attention_pattern
 from assay.graph import Graph
+from assay.metrics.curve import FaithfulnessCurve
+from assay.metrics.page import (
+    LEGEND,
+    NOTABLE,
+    measurement_rows,
+    measurement_table,
+    overshoot_text,
+    plot_faithfulness,
+)
 from assay.models import Model
-from assay.page.blocks import Page, Section
+from assay.page import text as words
+from assay.page.blocks import Figure, Note, Page, Section, folded_record
 from assay.page.graph import circuit_view, packed_pattern
-from assay.page.text import EDGES_LIMIT, Text, bounded, code, cut_text, model_text, number, percent
+from assay.page.text import EDGES_LIMIT, NARROW, Text, bounded, code, cut_text, model_text, number, percent
 from assay.tasks import PairTask
 
 
 PROMPTS = 3  # whose patterns are kept unless told otherwise
 PATTERN_BYTES = 600_000  # of all attention patterns of a page
 LONGEST = 160  # tokens of a prompt whose patterns are kept
+ENOUGH = 0.9  # faithfulness of the circuit that the page of a curve shows
 
 
 def circuit_page(
@@ -76,6 +88,43 @@ def circuit_page(
         f"between {number(len(circuit.nodes()))} nodes.",
         sections=[Section(title="The circuit", blocks=[view])],
         facts=[*facts, ("graph", code(graph.fingerprint)), ("version", library_version())],
+    )
+
+
+def curve_page(curve: FaithfulnessCurve) -> Page:
+    """A curve with its integrals, and the circuit to look at, for `save_report`.
+
+    That circuit is the one of the largest faithfulness where some exceed the model, else the smallest that
+    keeps a faithfulness of 0.9.
+    """
+    records = [bounded(each.to_dict()) for each in (curve.area, curve.distance)]
+    areas = [
+        f"{each['name'].upper()} {words.rounded(each['value'])} "
+        f"{words.interval(each['interval']['low'], each['interval']['high'])}".strip()
+        for each in records
+    ]
+    picture = Figure(
+        draw=partial(plot_faithfulness, curve),
+        label="Faithfulness by circuit size.",
+        caption=(
+            f"Normalised faithfulness by size (n = {curve.points[0].n}; band: 95{NARROW}% intervals) of "
+            f"{curve.convention}."
+        ),
+    )
+    table = Figure(blocks=[measurement_table(measurement_rows(records))], caption=LEGEND, kind="Table")
+    place = int(curve.values.argmax() if curve.overshoot > NOTABLE else (curve.values >= ENOUGH).argmax())
+    circuit = curve.circuits[place]
+    sections = [Section(title="Faithfulness by size", blocks=[picture, table])]
+    if circuit.n_edges:  # an undefined curve may have an empty one
+        heading = f"The circuit of faithfulness {words.rounded(curve.values[place])}"
+        view = circuit_page(circuit, scores=curve.scores if isinstance(curve.scores, EdgeScores) else None)
+        sections += [Section(title=heading, blocks=[Note(text=view.verdict), *view.sections[0].blocks])]
+    return Page(
+        kind="faithfulness curve",
+        title=f"Faithfulness by circuit size on {curve.provenance['task']['name']}",
+        verdict=f"{' and '.join(areas)}. {overshoot_text(curve)}".strip(),
+        sections=sections,
+        records=[folded_record("How it came to be", curve.provenance)],
     )
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 from assay.circuits import write_atomically
 from assay.core.errors import InputError, writing
 from assay.core.measurement import Measurement
+from assay.metrics.curve import FaithfulnessCurve
 from assay.metrics.page import is_measurement, measurements_page
 from assay.page.blocks import PAGES, Document, Note, Page, PageForm, Section, schema_of
 from assay.page.text import bounded, record_text
+from assay.report.circuit_page import curve_page
 from assay.report.sweep import sweep_page
 from assay.store import Store, StoredResult
 
@@ -39,7 +41,7 @@ def save_report(path: str | os.PathLike[str], *results: object) -> Path:
         results: What `assay.audit`, `assay.worst_case`, `assay.calibrate_all`, `assay.rank`,
             `assay.selection_path` returned, an `assay.Monitor` with readings, or the
             documents that they stored; a `Measurement` or a list of them make a table; a
-            `Page` is taken as it is.
+            `Page` is taken as it is. A curve of `assay.faithfulness_curve` is shown with one of its circuits.
 
     Returns:
         The path written.
@@ -78,6 +80,8 @@ def pages_of(result: object) -> list[Page]:
         return [result]
     if isinstance(pages := getattr(result, "pages", None), list):
         return pages
+    if isinstance(result, FaithfulnessCurve):
+        return [curve_page(result)]
     if isinstance(result, list) and result and all(isinstance(each, Measurement) for each in result):
         return [measurements_page([bounded(each.to_dict()) for each in result])]
     # A subset has a record too, which leaves out what its page shows.

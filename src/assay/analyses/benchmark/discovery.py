@@ -196,7 +196,7 @@ class _Judge:
         self, runs: CircuitRuns, fractions: Sequence[float] | None, truth: Collection[str] | None
     ) -> None:
         self.runs, self.fractions, self.truth = runs, fractions, truth
-        self.areas: dict[str, Measurement] = {}
+        self.areas: dict[str, dict[str, Measurement]] = {}  # by row, then by name of `Difference`
 
     def settings(self, evaluate: str) -> dict[str, Any]:
         """What all rows have in common."""
@@ -222,25 +222,31 @@ class _Judge:
             faithfulness_curve(scores, self.runs.model, self.runs.task, absolute=absolute, **how)
             for absolute in (False, True)
         )
-        self.areas[row.name] = signed.area
+        areas = {"cpr": signed.area, "clipped_cpr": signed.area.parts["clipped"], "cmd": absolute.distance}
+        self.areas[row.name] = areas
         truth = None if self.truth is None else detect(scores, self.truth)
         return replace(row, signed=_ranked(signed), absolute=_ranked(absolute), truth=truth)
 
     def differences(self) -> tuple[Difference, ...]:
-        """CPR of each pair, each resample of the examples drawn once for all."""
+        """The integrals of each pair, each resample of the examples drawn once for all."""
         counted = self.runs.counted
         rows = np.flatnonzero(counted if counted.any() else ~counted)
         n = len(rows)
         draws = rows[stream(self.runs.seed, "benchmark-differences").integers(0, n, (N_RESAMPLES, n))]
-        resampled = {name: area.value_on(draws) for name, area in self.areas.items()}
+        resampled = {
+            name: {key: (area.value, area.value_on(draws)) for key, area in areas.items()}
+            for name, areas in self.areas.items()
+        }
         differences = []
-        for first, second in combinations(self.areas, 2):
-            value = self.areas[first].value - self.areas[second].value
-            gaps = resampled[first] - resampled[second]
-            gaps = gaps[np.isfinite(gaps)]
-            low, high = np.quantile(gaps, [0.025, 0.975]).tolist() if len(gaps) else (np.nan, np.nan)
-            cpr = Bounded(value=float(value), low=low, high=high)
-            differences.append(Difference(first=first, second=second, cpr=cpr))
+        for first, second in combinations(resampled, 2):
+            apart = {}
+            for key, (value, values) in resampled[first].items():
+                other, others = resampled[second][key]
+                gaps = values - others
+                gaps = gaps[np.isfinite(gaps)]
+                low, high = np.quantile(gaps, [0.025, 0.975]).tolist() if len(gaps) else (np.nan, np.nan)
+                apart[key] = Bounded(value=float(value - other), low=low, high=high)
+            differences.append(Difference(first=first, second=second, **apart))
         return tuple(differences)
 
 
@@ -248,6 +254,9 @@ def _ranked(curve: FaithfulnessCurve) -> Ranked:
     return Ranked(
         cpr=_bounded(curve.area),
         cmd=_bounded(curve.distance),
+        clipped_cpr=_bounded(curve.area.parts["clipped"]),
+        clipped_cmd=_bounded(curve.distance.parts["clipped"]),
+        overshoot=_bounded(curve.area.parts["overshoot"]),
         faithfulness=tuple(curve.values.tolist()),
         kept_edges=tuple(curve.kept_edges.tolist()),
     )

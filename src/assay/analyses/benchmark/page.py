@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from assay.analyses.benchmark import BenchmarkRow, DiscoveryBenchmark
+from assay.analyses.benchmark import BenchmarkRow, Bounded, DiscoveryBenchmark
+from assay.metrics.page import NOTABLE
 from assay.page import draw
 from assay.page.blocks import PAGES, Figure, Page, PageForm, Section, Table, columns
 from assay.page.draw import INK, LABEL_SIZE, OPPOSES, RULE, SUPPORTS, axes_of, place_labels
@@ -19,29 +20,38 @@ if TYPE_CHECKING:
 
 LEGEND = (
     "CPR and CMD with 95 % intervals over examples. As published, CPR uses signed scores and CMD |score|; "
-    "CPR(|s|) and CMD(s) are the opposite. Passes: time of the discovery in plain forward passes over the "
+    "{} Passes: time of the discovery in plain forward passes over the "
     "same examples. MiB: additional memory. All CPR share one denominator, the gain of the model over its "
     "corrupted run: where that varies over examples, intervals are wide, but paired differences may be tight."
 )
 
 
+OPPOSITE = "CPR(|s|) and CMD(s) are the opposite."
+CLIPPED = "clipped, faithfulness is cut at 1, and overshoot is what this takes from CPR."
+
+
 def quality_table(benchmark: DiscoveryBenchmark) -> Table:
     """A row per competitor that has scores, best CPR first: quality with intervals, and cost."""
     judged = any(row.truth is not None for row in benchmark.rows)
-    names = ["CPR", "CMD", "CPR(|s|)", "CMD(s)", "passes", "seconds", "MiB", *(["AUROC"] if judged else [])]
+    clipped = all(row.signed is None or row.signed.overshoot is not None for row in benchmark.rows)
+    others = ["clipped CPR", "clipped CMD", "overshoot"] if clipped else ["CPR(|s|)", "CMD(s)"]
+    names = ["CPR", "CMD", *others, "passes", "seconds", "MiB", *(["AUROC"] if judged else [])]
     rows = []
     for row in benchmark.ranking():
         if row.signed is None or row.absolute is None:
             continue
         memory = None if row.peak_memory is None else row.peak_memory / 2**20
+        more: tuple[Bounded | None, ...] = (row.absolute.cpr, row.signed.cmd)
+        if clipped:
+            more = (row.signed.clipped_cpr, row.absolute.clipped_cmd, row.signed.overshoot)
         cells = [title(row), f"{row.signed.cpr}", f"{row.absolute.cmd}"]
-        cells += [number(bounded.value, 3) for bounded in (row.absolute.cpr, row.signed.cmd)]
+        cells += [number(None if each is None else each.value, 3) for each in more]
         cells += [number(cost, 1) for cost in (row.forward_equivalents, row.seconds, memory)]
         if judged:
             cells.append(number(None if row.truth is None else row.truth.auroc, 3))
         rows.append(cells)
     heads = [*columns("method"), *columns(*names, numeric=True)]
-    return Table(columns=heads, rows=rows, note=LEGEND)
+    return Table(columns=heads, rows=rows, note=LEGEND.format(CLIPPED if clipped else OPPOSITE))
 
 
 def title(row: BenchmarkRow) -> str:
@@ -79,7 +89,21 @@ def finding(benchmark: DiscoveryBenchmark) -> str:
     told = f"; {listed(tied)} cannot be told from it" if tied else ""
     beaten = len(others) - len(tied)
     above = f", above {plural(beaten, 'other method')} by a paired 95 % interval" if beaten else ""
-    return f"{best} has the highest CPR{above}{told}."
+    return f"{best} has the highest CPR{above}{told}.{_overshot(benchmark, best)}"
+
+
+def _overshot(benchmark: DiscoveryBenchmark, best: str) -> str:
+    """How much of the highest CPR is overshoot, and who leads without, where that is notable."""
+    signed = {row.name: row.signed for row in benchmark.rows if row.signed is not None}
+    clipped = {name: each.clipped_cpr.value for name, each in signed.items() if each.clipped_cpr is not None}
+    overshoot = signed[best].overshoot
+    if overshoot is None or not overshoot.value > NOTABLE:
+        return ""
+    leader = max(clipped, key=lambda name: clipped[name])
+    return (
+        f" {number(overshoot.value)} of it is overshoot, faithfulness above 1, which CMD counts as bad; by "
+        f"clipped CPR {'it leads, too' if leader == best else f'{leader} leads'}."
+    )
 
 
 CHEAPEST = 0.1  # forward-equivalents; what costs less is drawn there

@@ -13,13 +13,16 @@ from torch import Tensor
 
 from assay.circuits import Circuit, EdgeScores, write_atomically
 from assay.core.errors import check_name
-from assay.core.record import HIDDEN, Plotted, Record
+from assay.core.record import BRIEF, HIDDEN, Plotted, Record
 from assay.core.untrusted import read_object
 from assay.stats import auroc, average_precision, precision_at
 
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+INTEGRALS = ("cpr", "cmd", "clipped_cpr", "clipped_cmd", "overshoot")  # of a curve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +99,8 @@ class Ranked(Record):
     Attributes:
         cpr: Area under the faithfulness curve; higher is better, at most about 1 where F is.
         cmd: Area between the curve and 1; lower is better, 0 is the least.
+        clipped_cpr, clipped_cmd: Both with F cut at 1.
+        overshoot: The area above 1 that CPR and CMD have beside these.
         faithfulness: F at each fraction of the benchmark.
         kept_edges: Edges left at each after pruning to paths from `input` to `logits`.
     """
@@ -104,6 +109,9 @@ class Ranked(Record):
     cmd: Bounded
     faithfulness: tuple[float, ...]
     kept_edges: tuple[int, ...]
+    clipped_cpr: Bounded | None = field(default=None, metadata=BRIEF)
+    clipped_cmd: Bounded | None = field(default=None, metadata=BRIEF)
+    overshoot: Bounded | None = field(default=None, metadata=BRIEF)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,11 +167,20 @@ class BenchmarkRow(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Difference(Record):
-    """CPR of one competitor less that of another on the same examples, MIB convention."""
+    """Integrals of one competitor less those of another on the same examples.
+
+    Attributes:
+        first, second: Names of their rows.
+        cpr: Of CPR, as MIB publishes it: both by signed score.
+        clipped_cpr: Of the same with F cut at 1.
+        cmd: Of CMD, as MIB publishes it: both by |score|.
+    """
 
     first: str
     second: str
     cpr: Bounded
+    clipped_cpr: Bounded | None = field(default=None, metadata=BRIEF)
+    cmd: Bounded | None = field(default=None, metadata=BRIEF)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -236,14 +253,14 @@ class DiscoveryBenchmark(Plotted, Record):
         return sorted(self.rows, key=place)
 
     def to_frame(self) -> "pd.DataFrame":
-        """One row per competitor: the four integrals, cost, truth."""
+        """One row per competitor: the integrals of both rankings, cost, truth."""
         import pandas as pd
 
         unknown = Bounded(value=math.nan, low=math.nan, high=math.nan)
         facts = ("name", "method", "selection", "forward_equivalents", "seconds", "reason")
         table = pd.DataFrame({name: [getattr(row, name) for row in self.rows] for name in facts})
-        for ranking, integral in product(("signed", "absolute"), ("cpr", "cmd")):
-            found = [getattr(getattr(row, ranking), integral, unknown) for row in self.rows]
+        for ranking, integral in product(("signed", "absolute"), INTEGRALS):
+            found = [getattr(getattr(row, ranking), integral, None) or unknown for row in self.rows]
             for end, suffix in (("value", ""), ("low", "_low"), ("high", "_high")):
                 table[f"{integral}_{ranking}{suffix}"] = [getattr(each, end) for each in found]
         sizes = [row.peak_memory for row in self.rows]
