@@ -159,39 +159,39 @@ class ImageWorkers:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loading(Typed, Mapped):
-    """How a model is loaded.
-
-    Attributes:
-        revision: Branch, tag or commit of a hub id. Default: its main branch.
-    """
-
-    revision: Annotated[str | None, RARE] = None
-
-    def load(self, name: str, tell: Callable[[str], None] = note, **more: Any) -> "Model":
-        """A model on its device, with numbers of the type asked for."""
-        from assay.models import load_model
-
-        return call(self, load_model, name, device=self.place(tell), dtype=self.torch_dtype, **more)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnModel(Loading):
+class OnModel(Typed, Placed):
     """The model.
 
     Attributes:
         model: mini, colour-digits, planted:NAME, a hub id, or a directory by save_pretrained.
+        revision: Branch, tag or commit of a hub id. Default: its main branch.
+    """
+
+    model: Annotated[str, INPUTS] = "mini"
+    revision: Annotated[str | None, RARE] = None
+
+    def load_model(self) -> "Model":
+        """The model on its device, with numbers of the type asked for."""
+        from assay.models import load_model
+
+        return call(self, load_model, self.model, device=self.place(), dtype=self.torch_dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnAnyModel(OnModel, Mapped):
+    """The model, with options that few models need.
+
+    Attributes:
         post_norm: Norms behind branches (Gemma 2 and 3, OLMo 2) in ablated runs: exact or eap-ig.
         bos: Begin prompts with the BOS token, or do not. Default: as the tokenizer does.
     """
 
-    model: Annotated[str, INPUTS] = "mini"
     post_norm: Annotated[str | None, RARE] = None
     bos: Annotated[bool | None, RARE, Parameter(negative="--no-bos")] = None
 
     def load_model(self) -> "Model":
         """The model, with norms of the treatment asked for."""
-        return self.load(self.model).treating(self.post_norm)
+        return super().load_model().treating(self.post_norm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +228,7 @@ class OnClassifier(Placed):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prompted(OnModel):
+class Prompted(OnAnyModel):
     """How prompts are given to the model.
 
     Attributes:
@@ -257,7 +257,7 @@ class Prompted(OnModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnTask(Prompted):
+class OnTask(OnModel):
     """The model and what it does.
 
     Attributes:
@@ -279,7 +279,7 @@ class SkipBad(ImageWorkers):
 
 
 @dataclass(frozen=True, kw_only=True)
-class OnImages(SkipBad):
+class OnImages:
     """Images instead of a task.
 
     Attributes:
@@ -288,6 +288,16 @@ class OnImages(SkipBad):
     """
 
     images: Annotated[str | None, INPUTS] = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnAnyTask(OnTask, Prompted):
+    """The model, its task, and how prompts are given to it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnAnyImages(OnImages, SkipBad):
+    """Images instead of a task, and what happens to those that cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -353,11 +363,12 @@ class Discovering(Behaviour):
     """How a circuit is discovered.
 
     Attributes:
-        method: Discovery method; `assay list methods` lists them.
+        method: Discovery method; `assay list methods` lists them. Default: eap-ig-inputs; where a size is
+            searched for, the one of two-target and eap-ig-inputs that needs fewer edges.
         steps: Number of quadrature nodes of the method.
     """
 
-    method: Annotated[str, DISCOVERY] = "eap-ig-inputs"
+    method: Annotated[str | None, DISCOVERY] = None
     steps: Annotated[Steps, DISCOVERY, STEPS] = 5
 
 
@@ -366,14 +377,16 @@ class Sizing(Discovering):
     """How a circuit is discovered and how large it becomes.
 
     Attributes:
-        target: Normalised faithfulness that a discovered circuit must reach.
+        target: Normalised faithfulness that a discovered circuit must reach; its interval lies in T to 2 - T.
+        target_kl: Share of the output distribution that it must keep; 0: any.
     """
 
     target: Annotated[float, DISCOVERY] = 0.9
+    target_kl: Annotated[float, DISCOVERY] = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
-class JudgedCircuit(Computing, Seeded, Prompted):
+class JudgedCircuit(Computing, Seeded, OnModel):
     """The circuit that is judged, given or discovered as an audit does.
 
     Attributes:
@@ -381,7 +394,7 @@ class JudgedCircuit(Computing, Seeded, Prompted):
             rows of a file.
         circuit: Circuit file, hf://OWNER/NAME, published circuit, heads as a2.h3,a3.h0, head JSON, or id in
             the store. Default: discover one, as audit does.
-        top: Cut a discovered circuit from this many of the strongest edges, instead of --target.
+        top: Cut a discovered circuit from this many of the strongest edges. Default: as an audit.
     """
 
     n: Annotated[Count | None, INPUTS] = None
@@ -415,8 +428,3 @@ class JudgedCircuit(Computing, Seeded, Prompted):
         from assay.pipeline.sizing import runs_of
 
         return call(self, runs_of, model, prompts, circuit, **more)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OfCircuit(RunningModels, Sizing, JudgedCircuit):
-    """The circuit that is judged, given or discovered by a method and size of its own."""

@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from assay.circuits import Circuit, EdgeScores
+from assay.circuits import EdgeScores, Level, NodeScores
 from assay.circuits.naming import IMAGES
 from assay.core.errors import AssayWarning, InputError, check_least, check_name
 from assay.core.machine import COUNTING, entered
@@ -35,9 +35,10 @@ from assay.models.loading import EMBEDDED
 from assay.objectives import Objective, get_objective
 from assay.page.graph import graph_of
 from assay.pipeline.audit_result import SCHEMA, Audit, drawn_edges
+from assay.pipeline.circuits import stored_circuit
 from assay.pipeline.gates import calibrate_measured, calibrate_runs
 from assay.pipeline.prompts import N, divide
-from assay.pipeline.sizing import COARSE, FINE, SizedCircuit, discover_circuit
+from assay.pipeline.sizing import COARSE, FINE, Kept, SizedCircuit, Targets, discover_circuit
 from assay.pipeline.stage import (
     Content,
     Progress,
@@ -57,13 +58,14 @@ from assay.tasks import TASKS, ImageTask, PairTask, Task, Tokens, is_task_file
 
 
 # Raised when an audit looks at other pairs, other runs or prompts, or comes to another size than before.
-RULES = {"worst_case": "usual-sizes/1", "calibration": "gates/3", "size_rule": "sweep/2"}
+RULES = {"worst_case": "usual-sizes/1", "calibration": "gates/3", "size_rule": "sweep/3"}
 STAGES = ("attack", "random", "curve", "minimality", "calibrate")  # that an audit can do without
 METRICS = ("faithfulness-norm", "faithfulness", "completeness", "kl", "ce-delta", "topk")
 HEADLINE = ("faithfulness-norm", "faithfulness", "topk")  # what the first sentence of a report needs
 BASELINED = ("faithfulness-norm", "topk")  # measured on random circuits of equal size too
 SHAPE = ("d_model", "n_parameters")  # what a report says of a model beside what identifies it
 OF_LABELS = ("ce-delta", "topk")  # need right answers
+DISTRIBUTION = "share of the output distribution kept"  # the first metric with KL as its objective
 OTHER_ABLATIONS = ("zero", "mean")  # that the first number of a report is shown under beside its own
 MINIMALITY_HEADS = 64  # models of at most so many heads get minimality in a full audit: one run per head
 RANDOM, RANDOM_FULL = 5, 20  # random circuits of the chosen size
@@ -86,12 +88,14 @@ def audit(
     model: Model | str | os.PathLike[str] = "mini",
     task: Task | str = "ioi",
     *,
-    method: str = "eap-ig-inputs",
+    method: str | None = None,
+    level: Level = "edge",
     objective: str | Objective | None = None,
     ablation: str | None = None,
     n: int | None = None,
     steps: int = 5,
     target: float = 0.9,
+    target_kl: float = 0.9,
     seed: int = 0,
     metrics: Sequence[str] | None = None,
     n_random: int | None = None,
@@ -109,10 +113,11 @@ def audit(
 ) -> Audit:
     """Find the smallest circuit that keeps a task's behaviour, and measure how far it can be trusted.
 
-    Edges are scored on one draw of prompts and ranked by |score|. The size is the smallest of a
-    geometric sweep, refined by bisection, whose connected circuit reaches a normalised faithfulness of
-    `target` on those prompts, and on the other prompts of the same generator on which everything reported
-    is measured.
+    Edges are scored on one draw of prompts and ranked by |score|, and by signed score. The size is the
+    smallest of a geometric sweep of each ranking, refined by bisection, whose connected circuit keeps both
+    the margin (the interval of its normalised faithfulness lies in [`target`, 2 - `target`]) and the
+    distribution (1 - KL / KL of the empty circuit is at least `target_kl`) on those prompts, and on the other
+    prompts of the same generator on which everything reported is measured.
 
     The default audit reads everything from the runs of a few dozen circuits. A full audit adds a finer search
     and curve, all pairs of fresh prompts, minimality and the gates that need further runs. `left_out` lists
@@ -124,13 +129,15 @@ def audit(
             distinct clean prompts are dealt to two halves with the seed. Below 20 distinct prompts per half
             all serve for both, and every verdict is marked `same_prompts` and at most inconclusive. Images
             are halved likewise.
-        method: Discovery method.
+        method: Discovery method; default: the usual ones, of which the one that needs the fewest edges.
+        level: What is scored, and what sizes count: `edge`, or `node` for `input`, heads and MLPs.
         objective: Loss whose negative is the margin; default: the task's own.
         ablation: What a cut edge carries; default: the task's own.
         n: Prompts of each of the two draws, >= 2; default: 100, also of a longer file or own task. Of a full
             audit: 200, and all prompts of a file or own task.
         steps: Quadrature nodes of the method.
-        target: Normalised faithfulness to reach, in (0, 1].
+        target: Normalised faithfulness to reach, in (0, 1]; the interval has to lie in [target, 2 - target].
+        target_kl: Share of the output distribution to keep, in [0, 1]; 0: none is asked for.
         seed: Root seed of prompts, random circuits and resampling.
         metrics: Keys of what to measure beside faithfulness, normalised and plain, and top-K; default:
             completeness, KL, cross-entropy, and in a full audit minimality for models of at most 64 heads.
@@ -168,10 +175,11 @@ def audit(
     check_options(
         method=method, task=asked, ablation=ablation, objective=objective, metrics=metrics, device=device
     )
+    if level == "neuron":
+        raise InputError("an audit is of edges or nodes; for neurons use discover and measure")
     check_least(2, n=N if n is None else n)
     check_least(1, n_random=RANDOM if n_random is None else n_random)
-    if not 0 < target <= 1:
-        raise InputError(f"target is {target}; expected a normalised faithfulness in (0, 1], e.g. 0.9")
+    targets = Targets(faithfulness=target, distribution=target_kl)
     for name in skip:
         check_name("stage to skip", name, STAGES)
     for place in (out, store):
@@ -206,10 +214,12 @@ def audit(
         "discovery": discovery.describe(),
         "measured": measured.describe(),
         "held_out": halves.held_out,
-        "method": {"key": method, "steps": steps, "quadrature": "midpoint"},
+        "method": {"key": method, "steps": steps, "quadrature": "midpoint"}
+        | ({} if level == "edge" else {"level": level}),
         "objective": loss.key,
         "ablation": replacement.key,
         "target": target,
+        "target_kl": target_kl,
         "metrics": _metric_keys(model, measured, metrics, causes),
         "other_ablations": [key for key in OTHER_ABLATIONS if not replacement.key.startswith(key)],
         "n_random": 0 if "random" in causes else n_random or (RANDOM_FULL if full else RANDOM),
@@ -227,10 +237,11 @@ def audit(
     def compute() -> Audit:
         began = time.perf_counter()
         with noted() as more:
-            how: dict[str, Any] = {"method": method, "steps": steps, "target": target, "search": search}
+            how: dict[str, Any] = {"method": method, "steps": steps, "targets": targets, "search": search}
+            how["level"] = level
             sized = discover_circuit(halves, settings, **how, **kept)
             # Everything below reads the runs on the other half.
-            stages = _measured(sized, settings, record, full=full, **kept)
+            stages = _measured(sized, settings, record, targets, full=full, **kept)
         seconds = round(time.perf_counter() - began, 1)
         made = _made(sized, record, stage.id, seconds=seconds)
         facts = {**made, **stages, "notes": dict.fromkeys([*notes, *more]).keys()}
@@ -298,6 +309,7 @@ def _measured(
     sized: SizedCircuit,
     settings: RunSettings,
     record: Mapping[str, Any],
+    targets: Targets,
     *,
     full: bool,
     store: Store | None,
@@ -311,6 +323,7 @@ def _measured(
         circuits = record["n_random"] if key in BASELINED else 0
         measurements.append(measure_stored(runs, key, random_circuits=circuits, store=store))
     progress("measure", len(keys), len(keys))
+    distribution = {**measure_stored(runs.judged_by("kl"), HEADLINE[0], store=store), "name": DISTRIBUTION}
     curve = worst = gates = None
     if "curve" not in causes:
         with entered(COUNTING, lambda *done: progress("faithfulness curve", *done)):
@@ -329,10 +342,11 @@ def _measured(
         gates = (calibrate_measured(*of, **kept) if full else calibrate_runs(runs, **kept)).document
     return {
         "task": _examined(runs),
-        "circuit": _reported(sized, measurements[0], record["target"]),
+        "circuit": _reported(sized, measurements[0], targets),
         **drawn_edges(sized, runs),
         "curve": curve,
         "measurements": measurements,
+        "distribution": distribution,
         "other_ablations": others,
         "worst_case": worst,
         "calibration": gates,
@@ -343,8 +357,9 @@ def _measured(
 def _made(sized: SizedCircuit, record: Mapping[str, Any], identity: str, *, seconds: float) -> dict[str, Any]:
     """What the audit is of, how its edges were scored and where it was made."""
     model, scores, how = cast(CircuitRuns, sized.runs).model, sized.scores, record["method"]
-    graph, sums = scores.graph, scores.values.double().sum(1)
-    steps = scores.details.get("steps", how["steps"]) if get_method(how["key"]).integrates else None
+    graph, sums = scores.graph, scores.values.double().reshape(len(scores.values), -1).sum(1)
+    key = scores.provenance["method"]  # of several that were tried
+    steps = scores.details.get("steps", how["steps"]) if get_method(key).integrates else None
     examples = {key: record["discovery"][key] for key in ("n", "data_hash")}
     machine = {
         "device": str(model.device),
@@ -359,7 +374,7 @@ def _made(sized: SizedCircuit, record: Mapping[str, Any], identity: str, *, seco
         "model": model.describe() | {key: getattr(model, key) for key in SHAPE},
         "discovery": {**examples, "seed": record["seed"], "held_out": record["held_out"]},
         "graph": {**graph.describe(), "n_edges": graph.n_edges, "fingerprint": graph.fingerprint},
-        "method": {**scores.details, **how, "steps": steps},
+        "method": {**scores.details, **how, "key": key, "steps": steps},
         "per_head": [
             [float(sums[graph.head_source(layer, head)]) for head in range(graph.n_heads)]
             for layer in range(graph.n_layers)
@@ -395,20 +410,27 @@ def _worst_case(
     return document
 
 
-def _reported(sized: SizedCircuit, faithfulness: Mapping[str, Any], target: float) -> dict[str, Any]:
-    """The circuit and its faithfulness."""
-    circuit = sized.circuit
+def _reported(sized: SizedCircuit, faithfulness: Mapping[str, Any], targets: Targets) -> dict[str, Any]:
+    """The circuit, what was asked of it, and which of that it keeps on the measured examples."""
+    circuit, runs, kept = sized.circuit, cast(CircuitRuns, sized.runs), cast(Kept, sized.kept)
+    margin, distribution = targets.met(Kept.by(runs, circuit))
     return {
         "id": circuit.hash,
         "size": sized.size,
         "n_edges": circuit.n_edges,
         "nodes": circuit.nodes(),
-        "target": target,
+        "absolute": sized.ranking.absolute,
+        "target": targets.faithfulness,
+        "target_kl": targets.distribution,
+        "reached": {"faithfulness": margin, "distribution": distribution},
         "faithfulness": {"value": faithfulness["value"], **faithfulness["interval"]},
-        "discovery_faithfulness": sized.faithfulness,
+        "discovery_faithfulness": kept.faithfulness,
+        "discovery_distribution": kept.distribution,
         "confirmed": sized.confirmed,
         "sweep": list(sized.sweep),
+        "rankings": list(sized.tried),
         "provenance": dict(circuit.provenance),
+        **({} if circuit.level == "edge" else {"level": circuit.level}),
     }
 
 
@@ -480,13 +502,14 @@ def _curve(
         target: Normalised faithfulness that the size was searched for.
         full: Draw a finer curve, and run random circuits at each published size.
     """
-    n_edges, of = runs.model.graph.n_edges, (sized.scores, runs.model, runs.task)
-    published = faithfulness_curve(*of, runs=runs, random_circuits=RANDOM_PER_SIZE if full else 0)
+    n_edges, of = sized.scores.n_items, (sized.scores, runs.model, runs.task)  # or nodes
+    how: dict[str, Any] = {"runs": runs, "absolute": sized.ranking.absolute}
+    published = faithfulness_curve(*of, **how, random_circuits=RANDOM_PER_SIZE if full else 0)
     more = np.geomspace(0.005, 0.5, 14) if full else ()
     sizes = sorted({sized.size, *(int(share * n_edges) for share in (*FRACTIONS, *more))} - {0})
     # Half an edge more, so that taking the integer part gives the size back.
     shares = [min((size + 0.5) / n_edges, 1.0) for size in sizes]
-    drawn = faithfulness_curve(*of, runs=runs, fractions=shares)
+    drawn = faithfulness_curve(*of, **how, fractions=shares)
     random, at = published.random, published.n_edges
     values = (faithfulness["baseline"].get("random") or {}).get("values")
     if random is None and values:
@@ -498,6 +521,7 @@ def _curve(
         fractions=tuple((drawn.n_edges / n_edges).tolist()),
         cpr=published.cpr,
         cmd=published.cmd,
+        overshoot=published.overshoot,
         target=target,
         chosen=sized.size / n_edges,
         chosen_value=faithfulness["value"],
@@ -510,12 +534,10 @@ def _curve(
 def _read(stored: StoredResult) -> Audit:
     """The audit of a row, without running anything."""
     audit, graph = Audit.from_dict(stored.payload), graph_of(stored.payload["graph"])
-    scores = EdgeScores(
-        graph, stored.arrays["scores"], provenance=audit.provenance["scores"], details=audit.method
-    )
-    provenance = audit.reported["provenance"]
-    circuit = Circuit(graph=graph, mask=stored.arrays["mask"].bool(), provenance=provenance)
-    return replace(audit, scores=scores, circuit=circuit, cached=True)
+    kind = NodeScores if "level" in audit.reported else EdgeScores
+    how: dict[str, Any] = {"provenance": audit.provenance["scores"], "details": audit.method}
+    scores = kind(graph, stored.arrays["scores"], **how)
+    return replace(audit, scores=scores, circuit=stored_circuit(stored), cached=True)
 
 
 def _written(audit: Audit) -> Content:
@@ -529,12 +551,12 @@ def _written(audit: Audit) -> Content:
         **{key: first[key] for key in ("n", "value", "status")},
         **{key: first["interval"][key] for key in ("low", "high")},
         seed=audit.discovery["seed"],
-        name=f"{audit.circuit.n_edges:,} edges",
+        name=f"{audit.circuit.n_items:,} {audit.circuit.level}s",
         circuit=audit.circuit.hash,
-        size=audit.circuit.n_edges,
+        size=audit.circuit.n_items,
         ablation=audit.task["ablation"],
     )
-    arrays = {"scores": audit.scores.values, "mask": audit.circuit.mask}
+    arrays = {"scores": audit.scores.values, **audit.circuit.arrays()}
     return Content(payload=audit.to_dict(), about=about, arrays=arrays)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from assay.circuits import Circuit, EdgeScores, write_atomically
+from assay.circuits import Circuit, EdgeScores, NodeScores, Scores, write_atomically
 from assay.core.errors import InputError
 from assay.core.measurement import FEW_PROMPTS
 from assay.core.record import BRIEF, HIDDEN, Plotted, Record
@@ -26,6 +26,7 @@ from assay.metrics.page import (
     CurveData,
     measurement_rows,
     measurement_table,
+    overshoot_text,
     plot_curve,
     with_parts,
 )
@@ -92,6 +93,7 @@ class Audit(Plotted, Record):
         curve: Faithfulness by size; None where the stage was left out.
         worst_case: `WorstCase.to_dict`; None where it was left out.
         calibration: `CalibrationReport.to_dict`; None where it was left out.
+        distribution: Share of the output distribution kept, 1 - KL(circuit) / KL(empty circuit), measured.
         other_ablations: The first measurement with other values on the cut edges.
         excerpt: What a drawing of a large circuit opens on.
         left_out: What was not run (a stage or the key of a metric; `full`: the larger forms), and why.
@@ -101,7 +103,7 @@ class Audit(Plotted, Record):
         provenance: How it came to be; its id is its key in a store.
         notes: Warnings that were given while it was made.
         scores: Edge scores on the discovery prompts.
-        circuit: The smallest swept circuit that meets the target.
+        circuit: The smallest swept circuit that meets the targets.
         cached: Whether a store already held it.
     """
 
@@ -119,6 +121,7 @@ class Audit(Plotted, Record):
     curve: CurveData | None
     worst_case: Mapping[str, Any] | None
     calibration: Mapping[str, Any] | None
+    distribution: Mapping[str, Any]
     other_ablations: tuple[Mapping[str, Any], ...] = ()
     excerpt: Mapping[str, Any] | None = field(default=None, metadata=BRIEF)
     left_out: Mapping[str, str]
@@ -127,7 +130,7 @@ class Audit(Plotted, Record):
     per_head: tuple[tuple[float, ...], ...]
     provenance: Mapping[str, Any]
     notes: tuple[str, ...] = field(default=(), metadata=BRIEF)
-    scores: EdgeScores = field(default=cast(EdgeScores, None), metadata=HIDDEN)
+    scores: Scores = field(default=cast(EdgeScores, None), metadata=HIDDEN)
     circuit: Circuit = field(default=cast(Circuit, None), metadata=HIDDEN)
     cached: bool = field(default=False, metadata=HIDDEN)
 
@@ -144,7 +147,8 @@ class Audit(Plotted, Record):
         import pandas as pd
 
         columns = ["name", "value", "low", "high", "unit", "n", "status"]
-        rows = [{**(each["interval"] or {}), **each} for each in (*self.measurements, *self.other_ablations)]
+        measured = (*self.measurements, self.distribution, *self.other_ablations)
+        rows = [{**(each["interval"] or {}), **each} for each in measured]
         return pd.DataFrame(rows, columns=columns)
 
     @cached_property
@@ -197,17 +201,18 @@ def drawn_edges(sized: "SizedCircuit", runs: "CircuitRuns") -> dict[str, Any]:
     they keep alone.
     """
     scores, graph, circuit = sized.scores, sized.scores.graph, sized.circuit
-
-    def connected(size: int) -> Circuit:
-        return scores.top(size).connected(warn=False)
-
+    if isinstance(scores, NodeScores):
+        return {"edges": _edges_of_nodes(scores, circuit), "excerpt": None}
+    absolute, connected = sized.ranking.absolute, sized.ranking.circuit
     shown, excerpt = None, None
     if circuit.n_edges > OPENED_EDGES:
         sizes = range(1, min(sized.size, words.EDGES_LIMIT))
         size = bisect(sizes, OPENED_EDGES, key=lambda size: connected(size).n_edges)
         size += not connected(size).n_edges
         shown, shares = connected(size), [(size + 0.5) / graph.n_edges, 1.0]
-        curve = faithfulness_curve(scores, runs.model, runs.task, runs=runs, fractions=shares)
+        curve = faithfulness_curve(
+            scores, runs.model, runs.task, runs=runs, fractions=shares, absolute=absolute
+        )
         part, whole = (float(scores.values[each.mask].abs().sum()) for each in (shown, circuit))
         record = curve.points[0].to_dict()
         excerpt = {
@@ -216,7 +221,8 @@ def drawn_edges(sized: "SizedCircuit", runs: "CircuitRuns") -> dict[str, Any]:
             "attribution": part / whole if whole else None,
             "faithfulness": {"value": record["value"], **record["interval"]},
         }
-    flat = scores.values.double().abs().masked_fill(~graph.valid, -torch.inf).flatten()
+    values = scores.values.double()
+    flat = (values.abs() if absolute else values).masked_fill(~graph.valid, -torch.inf).flatten()
     count = min(graph.n_edges, max(LISTED_EDGES, min(sized.size, words.EDGES_LIMIT)))
     order = torch.sort(flat, descending=True, stable=True).indices[:count]
     edges = []
@@ -228,7 +234,28 @@ def drawn_edges(sized: "SizedCircuit", runs: "CircuitRuns") -> dict[str, Any]:
     return {"edges": edges, "excerpt": excerpt}
 
 
+def _edges_of_nodes(scores: NodeScores, circuit: Circuit) -> list[dict[str, Any]]:
+    """The edges of a circuit of nodes, the strongest source first, each with the score of its source."""
+    graph, places = circuit.graph, circuit.mask.nonzero()
+    values = scores.values[places[:, 0]]
+    order = torch.sort(values.double().abs(), descending=True, stable=True).indices[: words.EDGES_LIMIT]
+    edges = []
+    for rank, place in enumerate(order.tolist(), start=1):
+        row, column = places[place].tolist()
+        ends = {"source": graph.sources[row], "target": graph.targets[column]}
+        edges.append({**ends, "rank": rank, "score": float(values[place]), "kept": True})
+    return edges
+
+
 # ---- the page -------------------------------------------------------------------------------------
+
+
+def _size(audit: Audit) -> tuple[int, int, str]:
+    """What the circuit keeps, out of how many, and what they are: edges or nodes."""
+    circuit = audit.reported
+    if "level" not in circuit:
+        return circuit["n_edges"], audit.graph["n_edges"], "edges"
+    return len({*circuit["nodes"]} - {"logits"}), graph_of(audit.graph).n_sources, "nodes"
 
 
 def audit_page(audit: Audit) -> Page:
@@ -237,8 +264,8 @@ def audit_page(audit: Audit) -> Page:
     Args:
         audit: What `assay.audit` made.
     """
-    task = audit.task
-    apart = " that were not used to rank its edges" if audit.discovery["held_out"] else ""
+    task, what = audit.task, _size(audit)[2]
+    apart = f" that were not used to rank its {what}" if audit.discovery["held_out"] else ""
     sections: dict[str, Sequence[Block]] = {
         "The task": [_task(audit)],
         "The circuit": [_circuit(audit)],
@@ -246,7 +273,7 @@ def audit_page(audit: Audit) -> Page:
         "Where it lives": [_heads(audit)],
         "Every number": [_numbers(audit)],
         "What was not run": [Facts(facts=[*audit.left_out.items()])] if audit.left_out else [],
-        "How it was made": [Note(text=_method(audit))],
+        "How it was made": [Note(text=_method(audit)), _rankings(audit)],
     }
     return Page(
         kind="circuit audit",
@@ -254,7 +281,7 @@ def audit_page(audit: Audit) -> Page:
         verdict=verdict(audit),
         caveats=caveats(audit),
         lede=(
-            f"Every edge outside the circuit was ablated ({task['ablation']}) and the model run on "
+            f"Every {what[:-1]} outside the circuit was ablated ({task['ablation']}) and the model run on "
             f"n\N{NO-BREAK SPACE}=\N{NO-BREAK SPACE}{number(task['n'])} {task['inputs']} of ",
             italic(task["name"]),
             f"{apart}. Brackets hold 95{NARROW}% intervals.",
@@ -278,7 +305,7 @@ def solved(audit: Audit) -> bool:
 
 def verdict(audit: Audit) -> str:
     """The finding of an audit in one sentence."""
-    circuit, task, n_edges = audit.reported, audit.task, audit.graph["n_edges"]
+    circuit, task, (kept, total, what) = audit.reported, audit.task, _size(audit)
     first, *others = audit.measurements
     if first["n"] == 0 and first["reason"] == FEW_PROMPTS:
         return (
@@ -290,18 +317,32 @@ def verdict(audit: Audit) -> str:
         right = "" if accuracy is None else f" (right on {percent(accuracy)} of the {task['inputs']})"
         return f"{audit.model['id']} does not solve {task['name']}{right}, so faithfulness is undefined."
     sentence = (
-        f"{number(circuit['n_edges'])} of {number(n_edges)} edges ({percent(circuit['n_edges'] / n_edges)}) "
-        f"reach a normalised faithfulness of {_estimate(first)} (0: empty circuit, 1: model)"
+        f"{number(kept)} of {number(total)} {what} ({percent(kept / total)}) {_reached(circuit)} "
+        f"a normalised faithfulness of {_estimate(first)} (0: empty circuit, 1: model)"
     )
     for plain in (each for each in others if each["name"] == "faithfulness" and each["value"] is not None):
         if rounded(plain["value"]) != rounded(first["value"]):
-            sentence += f" and a plain faithfulness of {_estimate(plain)} (share of the model’s margin)"
+            sentence += f", a plain faithfulness of {_estimate(plain)} (share of the model’s margin)"
+    sentence += f" and {_estimate(audit.distribution)} of the output distribution"
     random = first["baseline"].get("random") or {}
     if random.get("value") is not None:
         sentence += f"; random circuits of that size reach {rounded(random['value'])} normalised"
-    if circuit["n_edges"] >= n_edges:
-        sentence = f"No circuit smaller than the model reaches {number(circuit['target'])}: {sentence}"
+    if kept >= total:
+        where = " on both halves" if audit.discovery["held_out"] else ""
+        sentence = f"No smaller circuit of the sweep reaches what was asked for{where}: {sentence}"
     return f"{sentence}."
+
+
+def _reached(circuit: Document) -> str:
+    """Which targets the circuit meets on the measured examples, before what it keeps."""
+    margin, distribution = (circuit["reached"][name] for name in ("faithfulness", "distribution"))
+    if margin and distribution:
+        return "reach"
+    if not circuit["target_kl"]:
+        return "do not reach the target, with"
+    if margin or distribution:
+        return f"reach the target of {'faithfulness' if margin else 'the distribution'} alone, with"
+    return "reach neither target, with"
 
 
 def _estimate(record: Document) -> str:
@@ -310,11 +351,24 @@ def _estimate(record: Document) -> str:
     return f"{rounded(record['value'])} {words.interval(ends.get('low'), ends.get('high'))}".strip()
 
 
+def _targets(circuit: Document) -> str:
+    """What was asked of the circuit."""
+    low, share = circuit["target"], circuit["target_kl"]
+    asked = f"the margin (the interval of faithfulness between {number(low)} and {number(2 - low)})"
+    return f"{asked} and {percent(share)} of the output distribution" if share else asked
+
+
+def _ranked(audit: Audit) -> str:
+    """The first of the ranking that the circuit was cut from."""
+    what = _size(audit)[2]
+    return f"strongest {what} by |score|" if audit.reported["absolute"] else f"{what} of highest signed score"
+
+
 def caveats(audit: Audit) -> list[str]:
     """What a reader must know before trusting the verdict; empty when there is nothing."""
     notes, kind = [f"{text}." for text in audit.task["notes"]], audit.task["inputs"]
-    first, target = audit.measurements[0], audit.reported["target"]
-    value, low, high = first["value"], *((first["interval"] or {}).get(end) for end in ("low", "high"))
+    first, circuit = audit.measurements[0], audit.reported
+    value = first["value"]
     if "unstable_denominator" in first["warnings"]:
         notes.append(
             f"On these {number(first['n'])} {kind} the model’s gain over the empty circuit is within three "
@@ -323,12 +377,12 @@ def caveats(audit: Audit) -> list[str]:
     if not solved(audit):
         notes.append("The figures below describe the model’s arithmetic, not a behaviour.")
     else:
-        if value < target:
-            inside = low is not None and high is not None and low <= target <= high
+        if not all(circuit["reached"].values()):
             notes.append(
-                f"The size was chosen to reach {number(target)} on the discovery {kind}; on the {kind} "
-                f"measured here the circuit’s normalised faithfulness is {number(value)}"
-                f"{', with the target inside the interval.' if inside else '.'}"
+                f"The size was chosen to keep {_targets(circuit)} on the discovery {kind} "
+                f"(faithfulness {rounded(circuit['discovery_faithfulness'])}, distribution "
+                f"{rounded(circuit['discovery_distribution'])} there); on those measured here the circuit "
+                "does not keep this."
             )
         others = [each for each in audit.other_ablations if each["value"] is not None]
         if any(abs(each["value"] - value) > MOST_APART for each in others):
@@ -396,10 +450,11 @@ def _circuit(audit: Audit) -> Interactive:
     circuit, task, method, excerpt = audit.reported, audit.task, audit.method, audit.excerpt
     edges = audit.edges[: words.EDGES_LIMIT]
     size, n_edges, curve = circuit["size"], circuit["n_edges"], audit.curve
-    unconnected = " less those on no path from input to logits" if size > n_edges else ""
+    n_kept, total, what = _size(audit)
+    unconnected = " less those on no path from input to logits" if size > n_kept else ""
     caption = (
-        f"The circuit: {number(n_edges)} of {number(audit.graph['n_edges'])} edges, the strongest "
-        f"{number(size)}{unconnected}. Scores are {method['key']} attributions ({task['objective']}, "
+        f"The circuit: {number(n_kept)} of {number(total)} {what}, the {number(size)} "
+        f"{_ranked(audit)}{unconnected}. Scores are {method['key']} attributions ({task['objective']}, "
         f"{task['ablation']} ablation), means over n = {number(audit.discovery['n'])} discovery "
         f"{task['inputs']}."
     )
@@ -410,14 +465,19 @@ def _circuit(audit: Audit) -> Interactive:
         drawn = {"n_edges": sorted(known), "values": [known[size] for size in sorted(known)]}
         kept = words.estimate(*(excerpt["faithfulness"][key] for key in ("value", "low", "high")))
         caption += (
-            f" The drawing opens on the {number(excerpt['n_edges'])} strongest edges that are connected. "
+            f" The drawing opens on the first {number(excerpt['n_edges'])} edges that are connected. "
             f"They carry {percent(excerpt['attribution'])} of the circuit’s attribution (sum of |score|); "
             f"alone they reach a normalised faithfulness of {' '.join(kept).strip()}."
         )
     if (shared := audit.graph["n_heads"] // audit.graph["n_kv_heads"]) > 1:
         caption += f" Keys and values are shared by {shared} heads and drawn at the first of them."
+    if what == "nodes":
+        caption += " An edge is drawn with the score of the node that writes it."
+        if n_edges > len(edges):
+            caption += f" The {number(len(edges))} edges out of the strongest nodes are drawn."
+        return circuit_view(audit.graph, edges, n_edges=n_edges, caption=caption)
     if size > len(edges):
-        caption += f" At most the strongest {number(len(edges))} edges are drawn."
+        caption += f" At most the first {number(len(edges))} edges are drawn."
     opened = (excerpt or circuit)["size"]
     return circuit_view(audit.graph, edges, n_edges=n_edges, size=opened, caption=caption, curve=drawn)
 
@@ -439,15 +499,18 @@ def _curve(audit: Audit, curve: CurveData) -> Figure:
         [number(size), percent(share), *words.estimate(value, low, high)]
         for size, share, value, low, high in zip(*lines, strict=True)
     ]
-    heads = blocks.columns("edges", "share", "normalised faithfulness", numeric=True)
+    what = _size(audit)[2]
+    pruned = ", pruned to what is connected" if what == "edges" else ""
+    heads = blocks.columns(what, "share", "normalised faithfulness", numeric=True)
     heads.append(Column(name="interval"))
     return Figure(
         draw=partial(plot_audit, audit),
         label=f"Faithfulness by circuit size on {curve.n} {kind}; the numbers are in the table.",
         caption=(
-            "Normalised faithfulness of the strongest edges by |score|, pruned to connected circuits, by "
-            f"size (n = {number(curve.n)} {kind}; band: 95{NARROW}% interval).{random} The area under the "
-            f"curve (CPR) is {number(curve.cpr)} and its mean distance from 1 (CMD) {number(curve.cmd)}."
+            f"Normalised faithfulness of the {_ranked(audit)}{pruned}, "
+            f"by size (n = {number(curve.n)} {kind}; band: 95{NARROW}% interval).{random} The area under the "
+            f"curve (CPR) is {number(curve.cpr)} and its mean distance from 1 (CMD) {number(curve.cmd)}. "
+            f"{overshoot_text(curve)}".strip()
         ),
         more=[Details(summary="Numbers", blocks=[Table(columns=heads, rows=rows, named=False)])],
         beside=True,
@@ -479,14 +542,18 @@ def head_data(audit: Audit) -> Matrix:
 
 def _heads(audit: Audit) -> Figure:
     heads = head_data(audit)
+    meaning = (
+        "in units of the objective: the first-order effect of ablating it. Blue supports, vermilion opposes"
+    )
+    if audit.method["key"] == "two-target":
+        meaning = "sums of shares of two attributions, without unit or direction"
     return Figure(
         draw=partial(plot_matrix, heads),
         label="Attribution of each head, signed; the numbers are in the table.",
         blocks=[Note(text=strongest_heads(audit))],
         caption=(
             f"Each head’s summed outgoing attribution over n = {number(audit.discovery['n'])} "
-            f"{audit.task['inputs']}, in units of the objective: the first-order effect of ablating it. Blue "
-            "supports, vermilion opposes."
+            f"{audit.task['inputs']}, {meaning}."
         ),
         more=[Details(summary="Numbers", blocks=[matrix_table(heads)])],
         name="heads",
@@ -509,7 +576,11 @@ def _numbers(audit: Audit) -> Figure:
     """Six rows with their limits; everything else that was measured is behind a click."""
     records = {each["name"]: each for each in audit.measurements}
     headed = [each for key in (*MAIN, "topk") if (each := records.get(key))]
-    rest = [*audit.other_ablations, *(each for each in audit.measurements if each not in headed)]
+    rest = [
+        audit.distribution,
+        *audit.other_ablations,
+        *(each for each in audit.measurements if each not in headed),
+    ]
     shown = {f"topk: {key}" for key in _judged(records.get("topk"))}
     parts = [part for record in headed for part in [*with_parts(record)][1:]]
     rest += [{**part, "name": name} for name, part in parts if name not in shown]
@@ -535,23 +606,47 @@ def _agreement(topk: Document, key: str) -> dict[str, Any]:
 
 def _method(audit: Audit) -> Text:
     task, circuit, discovery, method = audit.task, audit.reported, audit.discovery, audit.method
-    kind = task["inputs"]
+    kind, what = task["inputs"], _size(audit)[2]
     steps = f", {method['steps']} steps of the {method['quadrature']} rule" if method["steps"] else ""
     drawn = "" if task["seed"] is None else f" drawn with seed {discovery['seed']}"
     measured = f"measured on the same {kind}."
     if discovery["held_out"]:
-        grown = (
-            ", to which the size was grown until the target held there too" if circuit["confirmed"] else ""
-        )
+        grown = "; where needed, it was grown until it kept this there too" if circuit["confirmed"] else ""
         measured = f"measured on {number(task['n'])} other {kind} of the same source{grown}."
     return (
-        "Every edge was scored with ",
+        f"Every {what[:-1]} was scored with ",
         italic(method["key"]),
         f"{steps}, on {number(discovery['n'])} {kind}{drawn}. The circuit is the smallest swept set of the "
-        f"strongest edges by |score| with a normalised faithfulness of {number(circuit['target'])} there "
-        f"({number(circuit['discovery_faithfulness'])}), {measured} Intervals resample {kind}: they say how "
-        f"numbers would move with other {kind} of this kind, not with another model or another wording.",
+        f"{_ranked(audit)} that keeps {_targets(circuit)} there "
+        f"({rounded(circuit['discovery_faithfulness'])} and {rounded(circuit['discovery_distribution'])}), "
+        f"{measured} Intervals resample {kind}: they say how numbers would move with other {kind} of this "
+        "kind, not with another model or another wording.",
     )
+
+
+def _rankings(audit: Audit) -> Table:
+    """Orders of the edges that were tried for a circuit, and what that took."""
+    what = _size(audit)[2]
+    heads = [
+        *blocks.columns("scores", f"{what} by"),
+        *blocks.columns(f"{what} needed", "circuits", numeric=True),
+    ]
+    heads.append(Column(name="passes per example", numeric=True))
+    rows = []
+    for each in audit.reported["rankings"]:
+        passes = each["passes"] or {}
+        needed = "no fewer" if each["size"] is None else number(each["size"])
+        rows.append(
+            [
+                each["method"],
+                "size of score" if each["absolute"] else "signed score",
+                needed,
+                number(each["circuits"]),
+                ", ".join(f"{n:,g} {name}" for name, n in passes.items()),
+            ]
+        )
+    caption = f"Tried on the discovery {audit.task['inputs']}, each below the size that one before it needs."
+    return Table(columns=heads, rows=rows, caption=caption)
 
 
 def _facts(audit: Audit) -> list[tuple[str, Text]]:

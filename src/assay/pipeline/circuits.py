@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from assay.circuits import Circuit, EdgeScores, HeadCircuit, load_circuit
+from assay.circuits import Circuit, EdgeScores, HeadCircuit, NodeScores, Scores, load_circuit
 from assay.circuits.circuit import HUB
 from assay.circuits.files import check_graph
 from assay.circuits.naming import named_circuit
@@ -15,7 +15,7 @@ from assay.page.graph import graph_of
 from assay.store import About, Store, StoredResult
 
 
-USUAL_EDGES = 200  # circuit of scores alone: what `assay discover` keeps
+USUAL_ITEMS = {"edge": 200, "node": 20, "neuron": 2_000}  # a circuit without a stated size keeps so many
 _ID = re.compile(r"[0-9a-fA-F]{4,64}")
 
 
@@ -63,15 +63,16 @@ def stored_circuit(found: StoredResult, graph: Graph | None = None) -> Circuit:
         mask=found.arrays["mask"].bool(),
         heads=None if heads is None else tuple(map(tuple, heads)),
         provenance=of["provenance"],
+        cells=None if (cells := found.arrays.get("cells")) is None else cells.bool(),
     )
 
 
 def circuit_with_scores(text: str, store: Callable[[], Store]) -> tuple[Circuit, EdgeScores | None, str]:
-    """A circuit with the scores of its edges, where there are some, and the name of its model.
+    """A circuit with the scores of its edges, where it was chosen by some, and the name of its model.
 
     Args:
         text: A circuit file, or the id of a stored audit, circuit or scores. Of scores it is the strongest
-            edges that lie on a path.
+            edges or nodes that lie on a path.
         store: Opens the store in which ids are looked up.
 
     Raises:
@@ -86,13 +87,15 @@ def circuit_with_scores(text: str, store: Callable[[], Store]) -> tuple[Circuit,
     found = store().get(text)
     if found.kind not in ("audit", "scores"):
         return stored_circuit(found), None, found.model or ""
-    graph = graph_of(found.payload["graph"])
-    if found.kind == "audit":
-        scores, circuit = EdgeScores(graph, found.arrays["scores"]), stored_circuit(found)
+    of_audit = found.kind == "audit"
+    level = found.payload["circuit"].get("level") if of_audit else found.provenance.get("level")
+    values, graph = found.arrays["scores" if of_audit else "values"], graph_of(found.payload["graph"])
+    scores: Scores = (NodeScores if level else EdgeScores)(graph, values)
+    if of_audit:
+        circuit = stored_circuit(found)
     else:
-        scores = EdgeScores(graph, found.arrays["values"])
-        circuit = scores.top(min(USUAL_EDGES, graph.n_edges)).connected(warn=False)
-    return circuit, scores, found.model or ""
+        circuit = scores.top(min(USUAL_ITEMS[scores.level], scores.n_items)).connected(warn=False)
+    return circuit, scores if isinstance(scores, EdgeScores) else None, found.model or ""
 
 
 def keep_circuit(store: Store, record: Mapping[str, Any], circuit: Circuit, facts: Mapping[str, Any]) -> str:
@@ -119,9 +122,9 @@ def keep_circuit(store: Store, record: Mapping[str, Any], circuit: Circuit, fact
         method=method,
         n=task.get("n"),
         seed=record.get("seed", task.get("config", {}).get("seed")),
-        name=", ".join(part for part in (method, f"{circuit.n_edges} edges") if part),
+        name=", ".join(part for part in (method, f"{circuit.n_items} {circuit.level}s") if part),
         circuit=circuit.hash,
-        size=circuit.n_edges,
+        size=circuit.n_items,
         ablation=record.get("ablation"),
     )
-    return store.put("circuit", record, payload, {"mask": circuit.mask}, about=about)
+    return store.put("circuit", record, payload, circuit.arrays(), about=about)

@@ -64,7 +64,8 @@ def _measured(store: Store, result: StoredResult) -> dict[str, Numbers]:
     if result.kind == "sweep":
         rows = sweep_rows(store, result.payload["jobs"])
         return {f"{row['job']}: {row['measure']}": row for row in rows if row["value"] is not None}
-    records = {"measurement": [result.payload], "audit": result.payload.get("measurements")}.get(result.kind)
+    of_audit = filter(None, [*result.payload.get("measurements", ()), result.payload.get("distribution")])
+    records = {"measurement": [result.payload], "audit": of_audit}.get(result.kind)
     numbers = dict[str, Numbers]()
     for each in records or ():
         ends = NO_ENDS | (each.get("interval") or {})

@@ -16,7 +16,7 @@ from typing import Any
 
 from assay.analyses.worst_case import PROTOCOLS
 from assay.analyses.worst_case.sampling import check_ablation, grammar_of, usual_protocol
-from assay.circuits import Circuit, EdgeScores
+from assay.circuits import Circuit, Scores
 from assay.core.errors import InputError, check_name
 from assay.core.record import library_version, record_id
 from assay.discovery.edges import get_method
@@ -27,7 +27,7 @@ from assay.pipeline.circuits import keep_circuit, stored_circuit
 from assay.pipeline.gates import calibrate_measured
 from assay.pipeline.plan import Plan
 from assay.pipeline.prompts import Division, draw_inputs
-from assay.pipeline.sizing import size_circuit
+from assay.pipeline.sizing import Ranking, Targets, size_circuit
 from assay.pipeline.stage import RunSettings, Stage, discovery_stage, measurement_stage
 from assay.pipeline.worst import pairs_of, sizes, worst_case_stage
 from assay.store import About, Store
@@ -123,7 +123,7 @@ def inputs_of(job: Job) -> Division:
 # ---- circuits -----------------------------------------------------------------------------------
 
 
-def scores_stage(record: Mapping[str, Any], model: Model, task: Task) -> Stage[EdgeScores]:
+def scores_stage(record: Mapping[str, Any], model: Model, task: Task) -> Stage[Scores]:
     """The scores of all edges that a job's record describes, as one result."""
     how = record["method"]
     settings = {key: record[key] for key in ("objective", "ablation", "seed", "batch_size")}
@@ -140,7 +140,8 @@ def _discover(job: Job, store: Store) -> tuple[str, ...]:
 
 def circuit_record(job_record: Mapping[str, Any], scores: Mapping[str, Any]) -> dict[str, Any]:
     """What a selected circuit is a function of."""
-    chosen = {key: job_record[key] for key in ("size", "target") if job_record.get(key) is not None}
+    asked = ("size", "target", "target_kl")
+    chosen = {key: job_record[key] for key in asked if job_record.get(key) is not None}
     record = {
         "library": library_version(),
         "model": job_record["model"],
@@ -159,11 +160,16 @@ def circuit_record(job_record: Mapping[str, Any], scores: Mapping[str, Any]) -> 
 def _select(job: Job, store: Store) -> tuple[str, ...]:
     """The connected circuit of the strongest edges: so many, or as few as meet a target."""
     stage = scores_stage(job.record, model_of(job), inputs_of(job).discovery)
-    chosen = {key: job.record[key] for key in ("size", "target") if key in job.record}
-    sized = size_circuit(stage.run(store).value, inputs_of(job), settings_of(job), **chosen)
-    facts = ("size", "faithfulness", "confirmed") if "target" in chosen else ("size",)
-    record = circuit_record(job.record, stage.record)
-    return (keep_circuit(store, record, sized.circuit, {key: getattr(sized, key) for key in facts}),)
+    chosen: dict[str, Any] = {"size": job.record.get("size")}
+    if "target" in job.record:
+        target, share = job.record["target"], job.record["target_kl"]
+        chosen["targets"] = Targets(faithfulness=target, distribution=share)
+    ranking = Ranking(scores=stage.run(store).value)
+    sized = size_circuit([ranking], inputs_of(job), settings_of(job), **chosen)
+    facts: dict[str, Any] = {"size": sized.size}
+    if sized.kept is not None:
+        facts |= {**vars(sized.kept), "confirmed": sized.confirmed}
+    return (keep_circuit(store, circuit_record(job.record, stage.record), sized.circuit, facts),)
 
 
 # ---- what is asked of a circuit -----------------------------------------------------------------
@@ -293,7 +299,7 @@ def _on_task(plan: Plan, model: Model, name: str, source: Mapping[str, Any], see
             facts: dict[str, Any] = {"size": size}
             label = f"{choice.label} {size} edges"
             if size is None:
-                facts = {"target": plan.target, "judged_by": judged["objective"]}
+                facts = {"target": plan.target, "target_kl": plan.target_kl, "judged_by": judged["objective"]}
                 label = f"{choice.label} target {plan.target:g}"
             select = job("select", label, {**record, "measured": judged["measured"], **facts}, discover)
             yield select

@@ -18,6 +18,7 @@ from assay.discovery.edges import get_method
 from assay.discovery.edges.eap_ig import Rule
 from assay.metrics import find_metric
 from assay.models.loading import EMBEDDED
+from assay.pipeline.sizing import Targets
 from assay.pipeline.stage import check_options
 from assay.tasks import TASKS
 from assay.tasks.load import DEFAULT_N
@@ -112,7 +113,7 @@ class Plan(Record):
         seeds: Root seeds; each makes the product once.
         models, tasks, methods: What the product is of.
         sizes: Numbers of strongest edges kept (then connected); empty where `target` is set.
-        target: Normalised faithfulness that the smallest circuit must reach; None where `sizes` are set.
+        target, target_kl: What the smallest circuit must keep, see `Targets`; unused where `sizes` are set.
         objective: Loss that defines the behaviour; None: each task's own.
         ablation: What a cut edge carries; None: each task's own.
         metrics: Measured on every circuit.
@@ -132,6 +133,7 @@ class Plan(Record):
     methods: tuple[MethodChoice, ...] = ()
     sizes: tuple[int, ...] = ()
     target: float | None = None
+    target_kl: float = 0.9
     objective: str | None = None
     ablation: str | None = None
     metrics: tuple[str, ...] = ()
@@ -260,8 +262,8 @@ def _checked(plan: Plan) -> Plan:
     if plan.sizes and plan.target is not None:
         raise InputError("sizes and target exclude each other; give one of them")
     target = DEFAULT_TARGET if plan.target is None and not plan.sizes else plan.target
-    if target is not None and not 0 < target <= 1:
-        raise InputError(f"target is {target}; expected a number above 0 and at most 1")
+    if target is not None:
+        Targets(faithfulness=target, distribution=plan.target_kl)
     check_options(objective=plan.objective, ablation=plan.ablation)
     return replace(
         plan,

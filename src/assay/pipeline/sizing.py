@@ -1,26 +1,27 @@
 """How large a circuit is: the smallest that keeps a behaviour, on prompts it was found on and on others."""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, cast
 
-import numpy as np
-
-from assay.circuits import Circuit, EdgeScores
+from assay.circuits import Circuit, Level, Scores
 from assay.core.errors import InputError
 from assay.core.machine import COUNTING, entered
 from assay.execution import CircuitRuns
+from assay.metrics.metric import measure_runs
 from assay.models import Model
+from assay.objectives import get_objective
 from assay.pipeline.prompts import Division, DrawnPrompts, draw_prompts, warn_same
 from assay.pipeline.stage import Progress, RunSettings, discovery_stage, silent
-from assay.stats import recovery_of
 from assay.store import Store
 from assay.tasks import ImageTask, Task
 
 
-FIRST_SIZE = 8  # edges of the smallest circuit of a sweep
+FIRST_SIZES = {"edge": 8, "node": 1, "neuron": 8}  # of the smallest circuit of a sweep
+# Where no method is named; the first usually needs the fewest edges, so the search of the other ends early.
+USUAL_METHODS = ("two-target", "eap-ig-inputs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,137 +40,257 @@ class SizeSearch:
 FINE, COARSE = SizeSearch(resolution=50, growth=25), SizeSearch(resolution=10, growth=3)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SizedCircuit:
-    """A circuit of the strongest edges, its size given or chosen by a sweep.
+@dataclass(frozen=True, kw_only=True)
+class Kept:
+    """How much of a behaviour a circuit keeps on some examples; 0: the empty circuit, 1: the model.
 
     Attributes:
-        scores: They rank the edges.
+        faithfulness: Normalised; NaN where the empty circuit has the model's margin.
+        low, high: Ends of its 95 % interval; the value itself where it has none.
+        distribution: Share of the output distribution kept, 1 - KL(circuit) / KL(empty circuit); at most 1.
+    """
+
+    faithfulness: float = 1.0
+    low: float = 1.0
+    high: float = 1.0
+    distribution: float = 1.0
+
+    @classmethod
+    def by(cls, runs: CircuitRuns, circuit: Circuit) -> "Kept":
+        """That of a circuit on the examples of some runs."""
+        runs = runs.of(circuit)
+        margin, divergence = (
+            measure_runs(each, "faithfulness-norm") for each in (runs, runs.judged_by("kl"))
+        )
+        interval = margin.interval()
+        low, high = (margin.value if math.isnan(end) else end for end in (interval.low, interval.high))
+        return cls(faithfulness=margin.value, low=low, high=high, distribution=divergence.value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Targets:
+    """What a circuit has to keep.
+
+    Attributes:
+        faithfulness: Its normalised faithfulness differs from 1 by no more than this does: the whole interval
+            lies in [t, 2 - t]. In (0, 1].
+        distribution: Share of the output distribution, at least; in [0, 1], 0: not asked.
+    """
+
+    faithfulness: float = 0.9
+    distribution: float = 0.9
+
+    def __post_init__(self) -> None:
+        if not 0 < self.faithfulness <= 1:
+            raise InputError(
+                f"target is {self.faithfulness}; expected a normalised faithfulness in (0, 1], e.g. 0.9"
+            )
+        if not 0 <= self.distribution <= 1:
+            raise InputError(
+                f"target_kl is {self.distribution}; expected a share of the output distribution in [0, 1], "
+                "0 to ask for none"
+            )
+
+    def met(self, kept: Kept) -> tuple[bool, bool]:
+        """Whether faithfulness lies in its band, and whether enough of the distribution is kept."""
+        inside = self.faithfulness <= kept.low and kept.high <= 2 - self.faithfulness
+        return inside, not self.distribution or kept.distribution >= self.distribution
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Ranking:
+    """Edges, nodes or neurons in an order.
+
+    Attributes:
+        scores: They rank what sizes count.
+        absolute: By size of score; False: by signed score, highest first.
+    """
+
+    scores: Scores
+    absolute: bool = True
+
+    def circuit(self, size: int) -> Circuit:
+        """So many of the first, of them those that are connected."""
+        return self.scores.top(size, absolute=self.absolute).connected(warn=False)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SizedCircuit:
+    """A circuit of the first edges of a ranking, its size given or chosen by a sweep.
+
+    Attributes:
+        ranking: What it was cut from.
         circuit: The connected circuit.
-        size: Strongest edges it was cut from; `circuit.n_edges` of them lie on a path.
-        faithfulness: Normalised, on the prompts of the sweep; NaN where undefined or not measured.
-        confirmed: Whether it meets the target on other prompts too; None where that was not asked.
-        sweep: Each size tried, ascending: `size`, `n_edges`, `faithfulness`, and `elsewhere` where the other
-            prompts were tried.
+        size: First edges, nodes or neurons it was cut from; `circuit.n_items` of them lie on a path.
+        kept: What it keeps on the prompts of the sweep; None without a sweep.
+        confirmed: Whether it meets the targets on other prompts too; None where that was not asked.
+        sweep: Each size tried, ascending: `size`, `n_edges`, `faithfulness`, `distribution`, and `elsewhere`
+            (a faithfulness) where the other prompts were tried.
+        tried: Each ranking: `method`, whether it is `absolute`, `passes` that its scores took per example,
+            `circuits` run for it, and the `size` that it needs (None: not below an earlier one's).
         runs: Of the circuit on the other examples, with what was run for its size; None without a sweep.
     """
 
-    scores: EdgeScores
+    ranking: Ranking
     circuit: Circuit
     size: int
-    faithfulness: float = math.nan
+    kept: Kept | None = None
     confirmed: bool | None = None
     sweep: tuple[Mapping[str, Any], ...] = ()
+    tried: tuple[Mapping[str, Any], ...] = ()
     runs: CircuitRuns | None = None
 
+    @property
+    def scores(self) -> Scores:
+        """Scores of the ranking."""
+        return self.ranking.scores
 
-def recovery(runs: CircuitRuns, circuit: Circuit) -> float:
-    """Normalised faithfulness: 0 the empty circuit, 1 the model; NaN where those two do not differ."""
-    statistic, empty = recovery_of("keep"), Circuit.empty(circuit.graph)
-    margins = {
-        "keep": runs.margins_of(circuit),
-        "full": runs.margins("full"),
-        "empty": runs.margins_of(empty),
-    }
-    sums = np.array([margins[name].sum() for name in statistic.components])
-    return float(statistic.of_sums(sums, runs.task.n))
+
+Judge = Callable[[Circuit], Kept]
+
+
+@dataclass(kw_only=True, eq=False)
+class _Sweep:
+    """Circuits of one ranking that were run to find its size."""
+
+    ranking: Ranking
+    judge: Judge
+    targets: Targets
+    progress: Progress
+    found: dict[int, Kept] = field(default_factory=dict)
+    rows: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def meets(self, size: int) -> bool:
+        """Whether the circuit of a size meets the targets; the whole model meets any."""
+        if size not in self.found:
+            circuit = self.ranking.circuit(size)
+            whole = size == self.ranking.scores.n_items
+            kept = self.found[size] = Kept() if whole else self.judge(circuit)
+            shares = {"faithfulness": kept.faithfulness, "distribution": kept.distribution}
+            self.rows[size] = {"size": size, "n_edges": circuit.n_edges, **shares}
+            self.progress("sweep sizes", len(self.found), 0)
+        return all(self.targets.met(self.found[size]))
+
+    def holds(self, size: int, elsewhere: Judge) -> bool:
+        """The same on other examples."""
+        circuit = self.ranking.circuit(size)
+        kept = Kept() if size == self.ranking.scores.n_items else elsewhere(circuit)
+        self.rows[size]["elsewhere"] = kept.faithfulness
+        return all(self.targets.met(kept))
+
+    def _between(self, low: int, high: int, search: SizeSearch) -> int | None:
+        """A size that meets the targets between one that keeps too little and one that keeps too much."""
+        while high - low > max(1, high // search.resolution):
+            middle = (low + high) // 2
+            if self.meets(middle):
+                return middle
+            low, high = (low, middle) if self.found[middle].faithfulness > 1 else (middle, high)
+        return None
+
+    def smallest(self, most: int, search: SizeSearch) -> int | None:
+        """The smallest swept size up to `most` that meets the targets, if there is one."""
+        low, high = 0, min(FIRST_SIZES[self.ranking.scores.level], most)
+        while not (high and self.meets(high)):  # `most` is 0 below a circuit of one edge
+            passed = high and self.found[high].faithfulness > 1
+            if passed and not (low and self.found[low].faithfulness > 1):  # the first that keeps too much
+                inside = self._between(low, high, search)
+                if inside is not None:
+                    high = inside
+                    break
+            if high == most:
+                return None
+            low, high = high, min(2 * high, most)
+        while high - low > max(1, high // search.resolution):
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.meets(middle) else (middle, high)
+        return high
 
 
 def find_circuit(
-    scores: EdgeScores,
-    faithfulness: Callable[[Circuit], float],
+    rankings: Sequence[Ranking],
+    judge: Judge,
     *,
-    target: float,
+    targets: Targets,
     progress: Progress,
-    elsewhere: Callable[[Circuit], float] | None = None,
+    elsewhere: Judge | None = None,
     search: SizeSearch = FINE,
 ) -> SizedCircuit:
-    """The smallest swept circuit that meets a faithfulness.
+    """The smallest swept circuit of some rankings that meets the targets.
 
-    Sizes 8, 16, 32, ... strongest edges by |score|, each pruned to what is connected, until one meets the
-    target; then bisection below it, usually to within 2 %. Where it has to hold on other prompts too, sizes
-    then grow by steps, usually of 4 %, to at most twice the size found, until one meets the target on both;
-    if none does, the circuit of the first search stays. Faithfulness need not grow with size, so a smaller
-    circuit may exist between the sizes tried. NaN meets no target; the whole model meets any.
+    Sizes 8, 16, 32, ... (of nodes 1, 2, 4, ...) first edges of a ranking, each pruned to what is connected,
+    until one meets the targets, or keeps too much and one between it and that before meets them; then
+    bisection below it, usually to within 2 %. A later ranking is followed only below the size that an earlier
+    one needs. Where the targets have to be met on other prompts too, sizes then grow by steps, usually of
+    4 %, to at most twice the size found, until one meets them on both; if none does, the circuit of the first
+    search stays. Faithfulness need not grow with size, so a smaller circuit may exist between the sizes
+    tried. NaN meets no target; the whole model meets any.
 
     Args:
-        scores: Ranks the edges.
-        faithfulness: Normalised faithfulness of a circuit, e.g. `recovery` on some runs.
-        target: In (0, 1].
+        rankings: Orders of the edges, at least one.
+        judge: What a circuit keeps, e.g. `Kept.by` on some runs.
+        targets: What it has to keep.
         progress: Told of each size.
-        elsewhere: The same on other prompts, if the size is to be confirmed there.
+        elsewhere: The same as `judge` on other prompts, if the size is to be confirmed there.
         search: How closely to search.
     """
-    n_edges = scores.graph.n_edges
-    tried: dict[int, dict[str, Any]] = {}
-
-    def circuit_of(size: int) -> Circuit:
-        return scores.top(size).connected(warn=False)
-
-    def meets(size: int) -> bool:
-        if size not in tried:
-            circuit = circuit_of(size)
-            value = 1.0 if size == n_edges else faithfulness(circuit)
-            tried[size] = {"size": size, "n_edges": circuit.n_edges, "faithfulness": value}
-            progress("sweep sizes", len(tried), 0)
-        return bool(tried[size]["faithfulness"] >= target)
-
-    def holds(size: int) -> bool:
-        assert elsewhere is not None
-        value = tried[size]["elsewhere"] = 1.0 if size == n_edges else elsewhere(circuit_of(size))
-        return bool(value >= target)
-
-    low, high = 0, min(FIRST_SIZE, n_edges)
-    while not meets(high) and high < n_edges:
-        low, high = high, min(2 * high, n_edges)
-    while high - low > max(1, high // search.resolution):
-        middle = (low + high) // 2
-        low, high = (low, middle) if meets(middle) else (middle, high)
+    best, high, tried = None, rankings[0].scores.n_items, []
+    for ranking in rankings:
+        sweep = _Sweep(ranking=ranking, judge=judge, targets=targets, progress=progress)
+        size = sweep.smallest(high if best is None else high - 1, search)
+        if size is not None:
+            best, high = sweep, size
+        of, passes = ranking.scores.provenance.get("method"), ranking.scores.details.get("passes")
+        how = {"method": of, "absolute": ranking.absolute, "passes": passes}
+        tried.append({**how, "size": size, "circuits": len(sweep.found)})
+    assert best is not None  # the whole model meets any target
     size, confirmed = high, None
     if elsewhere is not None:
-        last = min(2 * high, n_edges)
-        while not (confirmed := meets(size) and holds(size)) and size < last:
+        last = min(2 * high, best.ranking.scores.n_items)
+        while not (confirmed := best.meets(size) and best.holds(size, elsewhere)) and size < last:
             size = min(max(size + 1, size * (search.growth + 1) // search.growth), last)
         size = size if confirmed else high
     return SizedCircuit(
-        scores=scores,
-        circuit=circuit_of(size),
+        ranking=best.ranking,
+        circuit=best.ranking.circuit(size),
         size=size,
-        faithfulness=tried[size]["faithfulness"],
+        kept=best.found[size],
         confirmed=confirmed,
-        sweep=tuple(tried[each] for each in sorted(tried)),
+        sweep=tuple(best.rows[each] for each in sorted(best.rows)),
+        tried=tuple(tried),
     )
 
 
 def size_circuit(
-    scores: EdgeScores,
+    rankings: Sequence[Ranking],
     draws: Division,
     settings: RunSettings,
     *,
     size: int | None = None,
-    target: float = 0.9,
+    targets: Targets = Targets(),
     search: SizeSearch = FINE,
     progress: Progress = silent,
 ) -> SizedCircuit:
-    """The connected circuit of the strongest edges: so many, or as few as `find_circuit` needs for a target.
+    """The connected circuit of the first edges: so many of the first ranking, or as few as the targets need.
 
     Args:
-        scores: Ranks the edges.
+        rankings: Orders of the edges.
         draws: Examples the sizes are tried on and, where they are held out, those they are confirmed on.
         settings: How circuits are run.
-        size: Strongest edges; None: as the target asks for.
-        target: Normalised faithfulness to reach, in (0, 1].
+        size: Edges of the first ranking; None: as the targets ask for.
+        targets: What the circuit has to keep.
         search: How closely to search.
         progress: Told of each size.
     """
+    first = rankings[0]
     if size is not None:
-        return SizedCircuit(scores=scores, circuit=scores.top(size).connected(), size=size)
-    whole = Circuit.full(scores.graph)
+        circuit = first.scores.top(size, absolute=first.absolute).connected()
+        return SizedCircuit(ranking=first, circuit=circuit, size=size)
+    whole = Circuit.full(first.scores.graph)
     sweep = settings.on(draws.discovery, whole)
     other = settings.on(draws.measured, whole) if draws.held_out else sweep
-    elsewhere = partial(recovery, other) if draws.held_out else None
-    how: dict[str, Any] = {"target": target, "search": search, "progress": progress}
-    sized = find_circuit(scores, partial(recovery, sweep), elsewhere=elsewhere, **how)
+    elsewhere = partial(Kept.by, other) if draws.held_out else None
+    how: dict[str, Any] = {"targets": targets, "search": search, "progress": progress}
+    sized = find_circuit(rankings, partial(Kept.by, sweep), elsewhere=elsewhere, **how)
     return replace(sized, runs=other.of(sized.circuit))
 
 
@@ -177,20 +298,33 @@ def discover_circuit(
     draws: Division,
     settings: RunSettings,
     *,
-    method: str,
+    method: str | None,
     steps: int,
     store: Store | None,
     progress: Progress,
+    level: Level = "edge",
     **sizing: Any,
 ) -> SizedCircuit:
-    """Discover and choose the size; `sizing` is `size`, `target` or `search` of `size_circuit`."""
-    n = draws.discovery.n
-    progress("discover", 0, n)
-    stage = discovery_stage(task=draws.discovery, method=method, steps=steps, **vars(settings))
-    with entered(COUNTING, lambda *done: progress("discover", *done)):
-        scores = stage.run(store).value
-    progress("discover", n, n)
-    return size_circuit(scores, draws, settings, progress=progress, **sizing)
+    """Discover and choose the size; `sizing` is `size`, `targets` or `search` of `size_circuit`.
+
+    Edges are ranked by the size of their scores and, where some are negative, by signed score; by those of
+    `USUAL_METHODS` where no method is named.
+    """
+    n, rankings = draws.discovery.n, []
+    divergence = get_objective(settings.objective or draws.discovery.objective).stationary
+    usual = USUAL_METHODS[divergence:]  # the first needs a margin
+    for key in usual if method is None else (method,):
+        progress("discover", 0, n)
+        how: dict[str, Any] = {"method": key, "steps": steps, "level": level}
+        stage = discovery_stage(task=draws.discovery, **how, **vars(settings))
+        with entered(COUNTING, lambda *done: progress("discover", *done)):
+            scores = stage.run(store).value
+        progress("discover", n, n)
+        signs = (True, False) if bool((scores.values < 0).any()) else (True,)
+        rankings += [Ranking(scores=scores, absolute=absolute) for absolute in signs]
+        if sizing.get("size") is not None:
+            break
+    return size_circuit(rankings, draws, settings, progress=progress, **sizing)
 
 
 def runs_of(
@@ -198,12 +332,13 @@ def runs_of(
     task: Task | str | Division,
     circuit: Circuit | None,
     *,
-    method: str = "eap-ig-inputs",
+    method: str | None = None,
     objective: str | None = None,
     ablation: str | None = None,
     n: int | None = None,
     steps: int = 5,
     target: float = 0.9,
+    target_kl: float = 0.9,
     top: int | None = None,
     batch_size: int | None = None,
     seed: int = 0,
@@ -217,12 +352,13 @@ def runs_of(
         task: What a circuit is measured on. Without one: key, JSONL file or task; or its prompts or images as
             they were divided into two halves.
         circuit: What to measure; None discovers one on other prompts than those it is measured on.
-        method: Discovery method.
+        method: Discovery method; default: the usual ones, of which the one that needs the fewest edges.
         objective: Loss whose negative is the margin; default: the task's own.
         ablation: What a cut edge carries; default: the task's own.
         n: Prompts to measure on (and as many to discover on); default: 200, all of a file.
         steps: Quadrature nodes of the method.
-        target: Normalised faithfulness that a discovered circuit must reach.
+        target: Normalised faithfulness that a discovered circuit must keep, see `Targets`.
+        target_kl: Share of the output distribution that it must keep.
         top: Its size instead.
         batch_size: Prompts per pass.
         seed: Root seed of all random draws.
@@ -239,6 +375,7 @@ def runs_of(
     draws = task if isinstance(task, Division) else draw_prompts(model, task, n=n, seed=seed)
     if isinstance(draws, DrawnPrompts):
         warn_same(draws)
-    how: dict[str, Any] = {"method": method, "steps": steps, "size": top, "target": target}
+    targets = Targets(faithfulness=target, distribution=target_kl)
+    how: dict[str, Any] = {"method": method, "steps": steps, "size": top, "targets": targets}
     sized = discover_circuit(draws, settings, **how, store=store, progress=progress)
     return settings.on(draws.measured, sized.circuit)

@@ -17,7 +17,7 @@ from typing import Any, Generic, TypeVar, cast
 import numpy as np
 from torch import Tensor
 
-from assay.circuits import Circuit, EdgeScores
+from assay.circuits import Circuit, EdgeScores, Level, NodeScores, Scores
 from assay.core.errors import AssayWarning, UnknownNameError, writing
 from assay.core.record import record_id
 from assay.discovery.edges import discover, get_method
@@ -209,6 +209,7 @@ def discovery_stage(
     task: Task,
     method: str,
     *,
+    level: Level = "edge",
     objective: str | Objective | None = None,
     ablation: str | Ablation | None = None,
     steps: int = 5,
@@ -216,24 +217,32 @@ def discovery_stage(
     seed: int = 0,
     batch_size: int | None = None,
     options: Mapping[str, Any] | None = None,
-) -> Stage[EdgeScores]:
-    """Scores of all edges; the arguments are those of `assay.discover`, `options` those of the method.
+) -> Stage[Scores]:
+    """Scores of all edges, nodes or neurons; arguments as of `assay.discover`, `options` those of the method.
 
     Under an objective or ablation that is not registered nothing is stored.
     """
     configured = get_method(method, **(options or {}))
     choices = configured.choices(
-        task, objective=objective, ablation=ablation, steps=steps, quadrature=quadrature, seed=seed
+        task,
+        objective=objective,
+        ablation=ablation,
+        steps=steps,
+        quadrature=quadrature,
+        level=level,
+        seed=seed,
     )
 
-    def compute() -> EdgeScores:
-        return discover(model, task, configured, **vars(choices), batch_size=batch_size)
+    def compute() -> Scores:
+        scores: Scores = discover(model, task, configured, **vars(choices), batch_size=batch_size)
+        return scores
 
-    def read(stored: StoredResult) -> EdgeScores:
+    def read(stored: StoredResult) -> Scores:
         values, details = stored.arrays["values"], stored.payload["details"]
-        return EdgeScores(model.graph, values, provenance=stored.provenance, details=details)
+        kind = EdgeScores if level == "edge" else NodeScores
+        return kind(model.graph, values, provenance=stored.provenance, details=details)
 
-    def write(scores: EdgeScores) -> Content:
+    def write(scores: Scores) -> Content:
         of: dict[str, Any] = {"model": model.id, "task": task.name, "method": configured.key}
         about = About(**of, n=task.n, seed=seed, ablation=choices.ablation.key)
         payload = {"details": dict(scores.details), "graph": scores.graph.describe()}
@@ -273,9 +282,9 @@ def measurement_stage(runs: CircuitRuns, metric: str, *, random_circuits: int = 
             low=interval.low,
             high=interval.high,
             status=made.status,
-            name=f"{circuit.n_edges:,} edges{unsolved}",
+            name=f"{circuit.n_items:,} {circuit.level}s{unsolved}",
             circuit=circuit.hash,
-            size=circuit.n_edges,
+            size=circuit.n_items,
             ablation=runs.ablation,
         )
         payload = {**made.to_dict(), "n_edges": circuit.n_edges}

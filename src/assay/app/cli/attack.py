@@ -163,12 +163,11 @@ def _inputs(
         drawn = (1 if size[0] != 1 else 2) if settings.of_grammar else None
         task = load_task(settings.task, model, n=drawn)
         return task, settings.task if settings.of_grammar else task
-    options: dict[str, Any] = {"n": settings.n, "seed": settings.seed, "skip_bad": settings.skip_bad}
     if circuit is not None:
-        images = read_inputs(settings.task, settings.images, model, **options)
+        images = read_inputs(settings.task, settings.images, model, n=settings.n, seed=settings.seed)
         return images, images
     source = settings.task if settings.images is None else f"images:{settings.images}"
-    draws = draw_inputs(model, source, **options)
+    draws = draw_inputs(model, source, n=settings.n, seed=settings.seed)
     return draws.measured, draws
 
 

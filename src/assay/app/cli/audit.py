@@ -2,14 +2,14 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.delivery import DEFAULT_STORE, File, check_outputs, print_pages, progress_on_stderr
 from assay.app.options import DISCOVERY, INPUTS, OUTPUT, Count, call, own_group
-from assay.app.settings import Ablating, HeldOut, OnImages, OnTask, RunningModels, Sizing
+from assay.app.settings import Ablating, HeldOut, OnAnyImages, OnAnyTask, RunningModels, Sizing
 
 
 if TYPE_CHECKING:
@@ -20,10 +20,11 @@ SCOPE = own_group("Stages")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AuditSettings(RunningModels, Ablating, Sizing, HeldOut, OnImages, OnTask):
+class AuditSettings(RunningModels, Ablating, Sizing, HeldOut, OnAnyImages, OnAnyTask):
     """What is audited, how far, and where the report goes.
 
     Attributes:
+        level: What is scored, and what the size counts: edges, or nodes (heads, MLPs, input).
         n: Prompts or images in each half, to discover on and to measure on. Default: 100; with --full 200, or
             the whole file.
         full: Run every stage in its larger form, at many times the cost.
@@ -32,6 +33,7 @@ class AuditSettings(RunningModels, Ablating, Sizing, HeldOut, OnImages, OnTask):
         out: Directory for the report and the results.
     """
 
+    level: Annotated[Literal["edge", "node"], DISCOVERY] = "edge"
     n: Annotated[Count | None, INPUTS] = None
     full: Annotated[bool, SCOPE] = False
     skip: Annotated[tuple[str, ...], SCOPE, Parameter(metavar="STAGE,...")] = ()

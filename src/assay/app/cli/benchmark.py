@@ -10,7 +10,7 @@ from cyclopts import Parameter
 from assay.app.cli.parsing import CIRCUITS, command, family
 from assay.app.delivery import File, check_outputs, make_room, print_pages, progress_on_stderr, remark
 from assay.app.options import DISCOVERY, INPUTS, OUTPUT, RUNNING, Count, call, parse_options
-from assay.app.settings import Ablating, OnModel, RunningModels
+from assay.app.settings import Ablating, OnAnyModel, RunningModels
 from assay.core.errors import InputError
 
 
@@ -23,7 +23,7 @@ benchmark_app = family(CIRCUITS, "benchmark", "Judge methods against each other.
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkSettings(RunningModels, Ablating, OnModel):
+class BenchmarkSettings(RunningModels, Ablating, OnAnyModel):
     """Which methods are judged on which model and task, and what is kept.
 
     Attributes:

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 from assay.app.cli.parsing import GATE_FIRED, TRUST, command
 from assay.app.delivery import Reporting, check_outputs, progress_on_stderr, say
 from assay.app.options import DISCOVERY, INPUTS, RARE, RUNNING, Count, at_least, call, own_group
-from assay.app.settings import Ablating, HeldOut, OfCircuit, OnTask
+from assay.app.settings import Behaviour, HeldOut, JudgedCircuit, OnTask, RunningModels
 from assay.core.errors import InputError
 
 
@@ -22,7 +22,7 @@ GATES = own_group("Gates")
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateSettings(Reporting, Ablating, OfCircuit, HeldOut, OnTask):
+class CalibrateSettings(Reporting, RunningModels, Behaviour, JudgedCircuit, HeldOut, OnTask):
     """Which circuit is judged, and what the gates compare it with.
 
     Attributes:
@@ -91,7 +91,7 @@ def _run(
     published = None if settings.published is None else load_head_circuit(settings.published)
     store = settings.open_store()
     seed, drawn = settings.seed, settings.prompts
-    # Heads know more ablations than edges.
+    # More ablations are defined for heads than for edges.
     ablation = settings.ablation if settings.ablation in ABLATIONS else None
     with progress_on_stderr() as progress:
 
@@ -104,8 +104,7 @@ def _run(
             draws = call(settings, draw_prompts, model, settings.task)
             circuit, measured = discovered(draws, settings.top), draws.measured
         else:
-            prompts = prompts_to_measure
-            measured = call(settings, prompts, model, settings.task, drawn=drawn, circuit=circuit)
+            measured = call(settings, prompts_to_measure, model, settings.task, drawn=drawn, circuit=circuit)
         draws_of_others = [draw_prompts(model, other, n=settings.n, seed=seed) for other in settings.against]
         others = [(each.measured, discovered(each, None)) for each in draws_of_others]
         task, pool = usual_prompts(measured, drawn, seed=seed)

@@ -2,40 +2,43 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
 from assay.app.cli.parsing import CIRCUITS, command
 from assay.app.delivery import File, Saving, check_outputs, echo, print_table, progress_on_stderr
 from assay.app.options import CIRCUIT, DISCOVERY, INPUTS, OUTPUT, RARE, Count, call, parse_options
-from assay.app.settings import Ablating, Discovering, OnImages, OnTask, Quadrature, RunningModels
+from assay.app.settings import Ablating, Discovering, OnAnyImages, OnAnyTask, Quadrature, RunningModels
 from assay.core.errors import InputError
 from assay.core.machine import COUNTING, entered
 
 
 if TYPE_CHECKING:
-    from assay.circuits import Circuit, EdgeScores
+    from assay.circuits import Circuit, Scores
 
-USUAL_EDGES = 200  # of a circuit without a stated size
+USUAL_METHOD = "eap-ig-inputs"
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiscoverSettings(RunningModels, Saving, Quadrature, Ablating, Discovering, OnImages, OnTask):
+class DiscoverSettings(RunningModels, Saving, Quadrature, Ablating, Discovering, OnAnyImages, OnAnyTask):
     """What is discovered, and which edges are kept.
 
     Attributes:
         n: Prompts or images to discover on, in total. Default: 200; all of a file or folder.
+        level: What is scored and kept: edges, nodes (heads, MLPs, input) or neurons of nodes.
         options: Option of the method, NAME=VALUE, e.g. threshold=0.02; repeat for several.
-        top: Keep the K strongest edges, by |score|. Default: 200, or the method's own size.
-        threshold: Keep edges whose |score| is at least this.
+        top: Keep the K strongest, by |score|. Default: 200 edges (or the method's size), 20 nodes,
+            2,000 neurons.
+        threshold: Keep what has a |score| of at least this.
         greedy: Keep K edges, grown greedily from the logits.
         keep_unconnected: Also keep edges that lie on no path from input to logits.
         save: File for the circuit, e.g. circuit.safetensors.
-        scores_out: File for the scores of all edges.
+        scores_out: File for the scores.
     """
 
     n: Annotated[Count | None, INPUTS] = None
+    level: Annotated[Literal["edge", "node", "neuron"], DISCOVERY] = "edge"
     options: Annotated[tuple[str, ...], DISCOVERY, Parameter(name="--option")] = ()
     top: Annotated[int | None, CIRCUIT] = None
     threshold: Annotated[float | None, CIRCUIT] = None
@@ -46,7 +49,7 @@ class DiscoverSettings(RunningModels, Saving, Quadrature, Ablating, Discovering,
 
 @command(CIRCUITS, example="assay discover --task ioi --top 60 --save circuit.safetensors")
 def discover(settings: DiscoverSettings) -> None:
-    """Score every edge and keep the strongest as a circuit."""
+    """Score every edge or node; keep the strongest as a circuit."""
     from assay.core.record import library_version
     from assay.pipeline.circuits import keep_circuit
     from assay.pipeline.prompts import read_inputs
@@ -54,7 +57,9 @@ def discover(settings: DiscoverSettings) -> None:
 
     if sum(choice is not None for choice in (settings.top, settings.threshold, settings.greedy)) > 1:
         raise InputError("--top, --threshold and --greedy exclude each other; give one of them")
-    method = settings.method
+    if settings.greedy is not None and settings.level != "edge":
+        raise InputError(f"--greedy grows circuits of edges; use --top with --level {settings.level}")
+    method = settings.method or USUAL_METHOD
     options = parse_options([f"{method}.{text}" for text in settings.options]).get(method, {})
     call(settings, check_options, options=options)
     check_outputs(settings, settings.scores_out)
@@ -72,10 +77,10 @@ def discover(settings: DiscoverSettings) -> None:
     facts = {"graph": model.graph.fingerprint, "task": task.describe(), "method": method}
     record = {"library": library_version(), "model": model.describe(), **facts, "circuit": circuit.hash}
     keep_circuit(store, record, circuit, {})
-    edges, out = _edges(scores, circuit), settings.path_of(settings.save, "circuit.safetensors")
-    own = {"hash": circuit.hash, "n_edges": circuit.n_edges, "nodes": circuit.nodes(), "edges": edges}
+    kept, out = _kept(scores, circuit), settings.path_of(settings.save, "circuit.safetensors")
+    own = {"hash": circuit.hash, "n_edges": circuit.n_edges, "nodes": circuit.nodes()}
     document = {
-        "circuit": own,
+        "circuit": own | {"edges" if circuit.level == "edge" else "scores": kept},
         "graph": {**scores.graph.describe(), "n_edges": scores.graph.n_edges},
         "details": dict(scores.details),
         "provenance": dict(circuit.provenance),
@@ -86,42 +91,48 @@ def discover(settings: DiscoverSettings) -> None:
         "scores": File(settings.path_of(settings.scores_out, "scores.safetensors"), scores.save),
     }
     settings.deliver(
-        document, files, show=lambda: _print_circuit(scores, circuit, edges), identity=circuit.hash
+        document, files, show=lambda: _print_circuit(scores, circuit, kept), identity=circuit.hash
     )
 
 
-def _choose(settings: DiscoverSettings, scores: "EdgeScores", options: dict[str, Any]) -> "Circuit":
-    """The edges that are kept."""
+def _choose(settings: DiscoverSettings, scores: "Scores", options: dict[str, Any]) -> "Circuit":
+    """The edges, nodes or neurons that are kept."""
+    from assay.circuits import EdgeScores
     from assay.discovery.edges import get_method
+    from assay.pipeline.circuits import USUAL_ITEMS
 
+    usual = USUAL_ITEMS[scores.level]
     if settings.threshold is not None:
         circuit = scores.threshold(settings.threshold)
-    elif settings.greedy is not None:
-        circuit = scores.greedy(settings.greedy)
     elif settings.top is not None:
         circuit = scores.top(settings.top)
+    elif not isinstance(scores, EdgeScores):
+        circuit = scores.top(min(usual, scores.n_items))
+    elif settings.greedy is not None:
+        circuit = scores.greedy(settings.greedy)
     else:
-        circuit = get_method(settings.method, **options).select(scores, USUAL_EDGES)
+        circuit = get_method(settings.method or USUAL_METHOD, **options).select(scores, usual)
     return circuit if settings.keep_unconnected else circuit.connected()
 
 
-def _print_circuit(scores: "EdgeScores", circuit: "Circuit", edges: list[dict[str, Any]]) -> None:
-    """Size and strongest edges for reading."""
-    gap = scores.details.get("completeness_gap")
+def _print_circuit(scores: "Scores", circuit: "Circuit", kept: list[dict[Any, Any]]) -> None:
+    """Size and strongest edges, nodes or neurons for reading."""
+    gap, what = scores.details.get("completeness_gap"), f"{circuit.level}s"
     echo(
-        f"{circuit.n_edges:,} of {scores.graph.n_edges:,} edges "
-        f"({circuit.n_edges / scores.graph.n_edges:.1%})"
+        f"{circuit.n_items:,} of {scores.n_items:,} {what} ({circuit.n_items / scores.n_items:.1%})"
         + ("" if gap is None else f", completeness gap {gap:.2%}")
     )
-    small = max((abs(edge["score"]) for edge in edges), default=1.0) < 0.01  # four decimals would hide them
+    small = max((abs(each["score"]) for each in kept), default=1.0) < 0.01  # four decimals would hide them
     style = "+.2e" if small else "+.4f"
-    rows = [[edge["source"], edge["target"], f"{edge['score']:{style}}"] for edge in edges[:20]]
-    print_table("", ["source", "target", "score"], rows, right=("score",))
-    if len(edges) > len(rows):
-        echo(f"... and {len(edges) - len(rows):,} more")
+    rows = [[*map(str, [*each.values()][:-1]), f"{each['score']:{style}}"] for each in kept[:20]]
+    if kept:
+        print_table("", [*kept[0]], rows, right=("score",))
+    if len(kept) > len(rows):
+        echo(f"... and {len(kept) - len(rows):,} more")
 
 
-def _edges(scores: "EdgeScores", circuit: "Circuit") -> list[dict[Any, Any]]:
-    """The circuit's edges with their scores, strongest first."""
-    names, frame = circuit.edges(), scores.to_frame()[["source", "target", "score"]]
-    return frame[(frame.source + "->" + frame.target).isin(names)].to_dict("records")
+def _kept(scores: "Scores", circuit: "Circuit") -> list[dict[Any, Any]]:
+    """What the circuit keeps of its level, with its scores, strongest first."""
+    frame, own = scores.to_frame(), circuit.to_frame()
+    columns = [name for name in ("source", "target", "node", "neuron") if name in own]
+    return frame.merge(own[columns], on=columns)[[*columns, "score"]].to_dict("records")

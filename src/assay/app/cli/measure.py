@@ -15,7 +15,7 @@ from assay.app.delivery import (
     remark,
 )
 from assay.app.options import INPUTS, at_least, call, own_group
-from assay.app.settings import Ablating, OfCircuit, OnImages
+from assay.app.settings import Ablating, JudgedCircuit, OnAnyImages, Prompted, RunningModels, Sizing
 
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ METRICS = own_group("Metrics")
 
 
 @dataclass(frozen=True, kw_only=True)
-class MeasureSettings(Saving, Ablating, OfCircuit, OnImages):
+class MeasureSettings(Saving, Ablating, RunningModels, Sizing, JudgedCircuit, OnAnyImages, Prompted):
     """What is measured of which circuit, on what.
 
     Attributes:
