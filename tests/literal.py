@@ -132,7 +132,8 @@ def run_circuit(
         for name, value in outputs.items():
             row = graph.source_index(name)
             if graph.valid[row, column]:
-                total = total + (value if circuit.mask[row, column] else ablated[name])
+                kept = circuit.mask[row, column] * (circuit.cells[row] if circuit.level == "neuron" else 1)
+                total = total + torch.where(kept.bool(), value, ablated[name])
         return total
 
     return run(model, tokens, stream_of)[0]

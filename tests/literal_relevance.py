@@ -59,14 +59,14 @@ class Halved(nn.Module):
         return self.native(product / 2 + (product / 2).detach())
 
 
-def ruled(model: Model) -> Model:
-    """A copy of a model with these parts; it computes the same."""
+def ruled(model: Model, *, identity: bool = True) -> Model:
+    """A copy of a model with these parts (or with its own activations); it computes the same."""
     module = deepcopy(model.module)
     for path, part in list(module.named_modules()):
         owner, _, name = path.rpartition(".")
         if isinstance(part, nn.LayerNorm) or type(part).__name__.endswith("RMSNorm"):
             part = RuledNorm(part)
-        elif name in ACTIVATIONS:
+        elif name in ACTIVATIONS and identity:
             part = RuledActivation(part)
         gated_of_timm = hasattr(module.get_submodule(owner), "gate_last") or hasattr(
             module.get_submodule(owner), "fc1_g"

@@ -21,8 +21,9 @@ from command_line import Outcome, invoke
 import assay
 from assay.app.cli import app, doctor
 from assay.app.cli.doctor import GAP, LOGITS, engine_checks
+from assay.app.cli.measure import MeasureSettings
 from assay.app.options import keywords
-from assay.app.settings import OfCircuit, Placed
+from assay.app.settings import Placed
 from assay.catalogue import CIRCUITS, KINDS
 from assay.core.errors import install_command
 from assay.core.machine import usable_cores
@@ -107,7 +108,7 @@ def test_settings_become_the_keywords_of_a_function_that_it_names() -> None:
     def function(model: object, *, n: int, steps: int, device: str | None = None, top: int = 1) -> None:
         del model, n, steps, device, top
 
-    settings = OfCircuit(n=7, steps=3, device="cpu")
+    settings = MeasureSettings(n=7, steps=3, device="cpu")
     # Neither `model` nor `device` is passed on as it was typed: a command loads the one on the other.
     assert keywords(settings, function, top=5) == {"n": 7, "steps": 3, "top": 5}
 
@@ -118,7 +119,11 @@ SELECTED = "for_selection log_filter progress"
 @pytest.mark.parametrize(
     ("function", "settings", "named"),
     [
-        ("pipeline.sizing:runs_of", "app.settings:OfCircuit", "objective ablation top store progress"),
+        (
+            "pipeline.sizing:runs_of",
+            "app.cli.measure:MeasureSettings",
+            "objective ablation top store progress",
+        ),
         ("pipeline.worst:sizes", "app.cli.attack:AttackSettings", "n_pairs"),
         ("pipeline.worst:with_findings", "app.cli.attack:AttackSettings", "explained progress"),
         ("pipeline.prompts:draw_prompts", "app.cli.calibrate:CalibrateSettings", ""),

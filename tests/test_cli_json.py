@@ -39,7 +39,7 @@ workers = 1
 COMMANDS: dict[str, tuple[str, ...]] = {
     "discover": ("--n", "4", "--top", "40"),
     "measure": ("--n", "4", *HEADS, "--metric", "kl"),
-    "audit": ("--n", "6", "--skip", "attack,random,curve,calibrate"),
+    "audit": ("--n", "6", "--target", "0.98", "--skip", "attack,random,curve,calibrate"),
     "attack": (*HEADS, "--n-clean", "6", "--n-corrupted", "6"),
     "calibrate": ("C11", *HEADS, "--prompts", "10"),
     "benchmark discovery": ("--methods", "eap,eap-ig-inputs,random", "--n", "6"),
@@ -60,7 +60,6 @@ KEPT = {
     "calibrate": "calibration",
     "benchmark discovery": "benchmark",
     "zoo train": "zoo",
-    "zoo index": "correctness",
     "rank": "ranking",
     "monitor evaluate": "domain-evaluation",
     "select": "subset-path",

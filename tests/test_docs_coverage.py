@@ -129,7 +129,7 @@ def test_every_option_of_every_command_has_a_row(builders: tuple[ModuleType, Mod
         for argument in command.assemble_argument_collection(parse_docstring=True):
             row = rf"^\| `{re.escape(argument.name)}` \| \S.* \| .+ \| .+ \|$"
             assert not argument.show or re.search(row, pages[name], re.MULTILINE), (name, argument.name)
-    target = "Normalised faithfulness that a discovered circuit must reach."
+    target = "Normalised faithfulness that a discovered circuit must reach; its interval lies in T to 2 - T."
     assert f"| `--target` | {target} | number | `0.9` |" in pages["audit"]
     assert "whole number, at least 1" in pages["audit"]
     assert "with `--full` 200" in pages["audit"]

@@ -74,7 +74,9 @@ def monitor() -> Monitor:
 
 def dynamics() -> Dynamics:
     numbers = {"deep": 0.2, "shallow": 0.1, "depth_bias": 0.7, "low": 0.5, "high": 0.9}
-    readings = tuple({"step": step, **numbers, "scores": {"validation": 0.8}} for step in (0, 100))
+    first = {**numbers, "depth_bias": None, "low": None, "high": None}  # undefined: a gap
+    rows = zip((0, 100), (first, numbers), strict=True)
+    readings = tuple({"step": step, **each, "scores": {"validation": 0.8}} for step, each in rows)
     facts = {"images": {"n": 32}, "shallow_blocks": [0, 2], "deep_blocks": [9, 9]}
     return Dynamics(readings=readings, facts=facts)
 
@@ -89,7 +91,7 @@ def worst() -> assay.WorstCase:
 
 # Makes a result, and says how many rows its table has.
 MADE: dict[str, tuple[Callable[[], Any], Callable[[Any], int]]] = {
-    "Audit": (made_audit, lambda each: len(each.measurements) + len(each.other_ablations)),
+    "Audit": (made_audit, lambda each: len(each.measurements) + 1 + len(each.other_ablations)),
     "CalibrationReport": (calibration, len),
     "CertifiedCircuit": (
         lambda: assay.certify(mini().scores, 30, resamples=200),
@@ -104,6 +106,7 @@ MADE: dict[str, tuple[Callable[[], Any], Callable[[Any], int]]] = {
     "Measurement": (measurement, lambda each: each.n + each.n_excluded),
     "Monitor": (monitor, lambda each: len(each.readings)),
     "Motif": (found_motif, lambda each: each.used.numel()),
+    "NodeScores": (lambda: assay.NodeScores.of(mini().scores), lambda each: each.graph.n_sources),
     "Ranking": (ranking, lambda each: len(each.names) * (1 + len(each.columns))),
     "SelectionPath": (path, lambda each: len(each.sizes) + len(each.baselines)),
     "Subset": (lambda: path()[20], lambda each: each.size),

@@ -114,6 +114,22 @@ def test_the_table_ranks_by_cpr_and_the_words_say_what_it_leaves_out(benchmark: 
     assert tables.finding(replace(benchmark, differences=paired)) == f"{told}theirs cannot be told from it."
 
 
+def test_what_the_highest_cpr_owes_to_overshoot_is_said(benchmark: DiscoveryBenchmark) -> None:
+    def bounded(value: float) -> Bounded:
+        return Bounded(value=value, low=value, high=value)
+
+    def clipped(name: str, cpr: float, overshoot: float) -> BenchmarkRow:
+        areas = {"clipped_cpr": bounded(cpr - overshoot), "overshoot": bounded(overshoot)}
+        both = replace(ranked(cpr, 0.3), clipped_cmd=bounded(0.1), **areas)
+        return row(name, cpr, signed=both, absolute=both)
+
+    found = replace(benchmark, rows=(clipped("eap", 1.3, 0.4), clipped("relp", 1.0, 0.0)))
+    assert tables.quality_table(found).texts()[0][3:6] == ["0.900", "0.100", "0.400"]
+    end = "0.40 of it is overshoot, faithfulness above 1, which CMD counts as bad; by clipped CPR relp leads."
+    assert tables.finding(found).endswith(end)
+    assert found.to_frame().overshoot_signed.tolist() == [0.4, 0.0]
+
+
 def scores_of(values: list[float] | list[int]) -> EdgeScores:
     table = torch.zeros(GRAPH.n_sources, GRAPH.n_targets)
     table[GRAPH.valid] = torch.tensor(values, dtype=table.dtype)

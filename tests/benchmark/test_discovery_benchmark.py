@@ -54,6 +54,8 @@ def test_rows_hold_what_discover_and_faithfulness_curve_give(
         assert ranked.faithfulness == pytest.approx(curve.values.tolist())
         ends = [ranked.cpr.value, ranked.cmd.value, ranked.cpr.low]
         assert ends == pytest.approx([curve.cpr, curve.cmd, curve.area.interval().low])
+        assert ranked.overshoot is not None
+        assert ranked.overshoot.value == pytest.approx(curve.overshoot)
         assert list(ranked.kept_edges) == curve.kept_edges.tolist()
     # Examples that judge are none of those seen, and a task without a grammar is cut in two.
     assert found.evaluated_on["data_hash"] == unseen.data_hash != found.discovered_on["data_hash"]

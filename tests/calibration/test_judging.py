@@ -1,5 +1,6 @@
 """Any gate on what a user holds: the same verdict as on the arrays, and a word for what does not belong."""
 
+import inspect
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -342,6 +343,12 @@ def test_every_gate_has_a_row_of_the_table_and_names_what_it_does_not_use(world:
             calibrate(key, world.task)
         with pytest.raises(UnknownNameError, match=rf"option of gate '{key}' 'nboots'"):
             calibrate(key, world.kept, nboots=3)
+        for name in {"n_boot", "n_perm", "strata"} - gate.options:
+            with pytest.raises(InputError, match=rf"{gate.code} does not read {name}; C.* do"):
+                gate.judge(**{name: 3})
+        read = set(re.findall(r"\bhow\.(\w+)", inspect.getsource(gate.function))) - {"level"}
+        told = read - {"stream"} | ({"task", "seed"} if "stream" in read else set())
+        assert told <= gate.options
 
 
 def elsewhere(thing: Any) -> Any:

@@ -8,7 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from assay.analyses.calibration.agreement import convergent_validity, inter_rater
 from assay.analyses.calibration.certified import certified_stability
-from assay.analyses.calibration.discriminant import discriminant_validity
+from assay.analyses.calibration.sensitivity import derived_metrics
 from assay.circuits import Circuit
 from assay.discovery.heads import MeasurementTable
 from assay.discovery.heads.interventions import INTERVENTIONS
@@ -119,29 +119,43 @@ def test_every_rater_puts_dead_heads_last(dead_table: MeasurementTable) -> None:
     assert set(agreed.details["jaccard"].values()) == {1.0}
 
 
-# -------------------------------------------------------------------------------------------- invariances
+# ------------------------------------------------------------------------------------------ duplicate heads
 
 
-@pytest.fixture(scope="module")
-def table() -> MeasurementTable:
-    """An ordinary random model, its circuit half of the heads."""
-    module = random_module(5)
-    heads = tuple((layer, head) for layer in range(LAYERS) for head in range(0, HEADS, 2))
-    return MeasurementTable(load_model(module), random_task(module, 40, 5), heads)
+def with_head(factor: float, seed: int, *, doubled: bool) -> MeasurementTable:
+    """The head (1, 0) scaled by `factor`; or that head and its copy (1, 2), each half as strong."""
+    module = random_module(seed)
+    attention, (first, copy) = module.transformer.h[1].attn, (slice(0, D_HEAD), slice(2 * D_HEAD, 3 * D_HEAD))
+    with torch.no_grad():
+        attention.c_proj.weight[first] *= factor / 2 if doubled else factor
+        attention.c_proj.weight[copy] = attention.c_proj.weight[first] if doubled else 0.0
+        for start in range(0, 3 * HEADS * D_HEAD, HEADS * D_HEAD):  # queries, keys, values
+            for weights in (attention.c_attn.weight.T, attention.c_attn.bias):
+                weights[start + copy.start : start + copy.stop] = weights[start : start + D_HEAD]
+    return MeasurementTable(
+        load_model(module), random_task(module, 12, seed), ((0, 1), (1, 0), (1, 2), (2, 2))
+    )
 
 
-def test_random_sets_of_heads_have_the_moments_of_sampled_ones(table: MeasurementTable) -> None:
-    effects = table.column("y_patch") - table.column("y_cor")[:, None]
-    halves = {"first": effects[:20], "second": effects[20:]}
-    members = table.members
-    found = discriminant_validity(halves, {"first": members, "second": ~members}, own="first", n_boot=20)
-    rng = np.random.default_rng(0)
-    order = rng.permuted(np.tile(np.arange(table.H), (20_000, 1)), axis=1)[:, : members.sum()]
-    for at, each in enumerate(halves.values()):
-        sampled = each.mean(axis=0)[order].mean(axis=1)
-        error = sampled.std() / 20_000**0.5
-        assert found.details["random_mean"][0, at] == pytest.approx(sampled.mean(), abs=4 * error)
-        assert found.details["random_sd"][0, at] == pytest.approx(sampled.std(), rel=0.03)
+def test_effects_of_a_doubled_head_add_up_and_neither_half_is_essential() -> None:
+    """To first order; what is left falls with the strength. Minimality takes away one at a time."""
+    gaps, essential = [], []
+    for factor in (0.2, 0.1):
+        tables = [with_head(factor, 1, doubled=doubled) for doubled in (False, True)]
+        single, double = ((each.column("y_full")[:, None] - each.column("y_drop1")) for each in tables)
+        np.testing.assert_allclose(tables[1].column("y_full"), tables[0].column("y_full"), rtol=1e-12)
+        whole, halves = single[:, HEADS], double[:, [HEADS, HEADS + 2]]
+        np.testing.assert_allclose(halves[:, 0], halves[:, 1], rtol=1e-9, atol=1e-13)
+        gaps.append(np.abs(halves.sum(axis=1) - whole).mean() / np.abs(whole).mean())
+    assert gaps[1] < 0.1
+    assert gaps[1] == pytest.approx(gaps[0] / 2, rel=0.25)
+    for doubled in (False, True):
+        table = with_head(1.0, 29, doubled=doubled)
+        full, kept = table.column("y_full"), table.column("y_keep/mean")
+        losses = faithfulness(kept, full) - faithfulness(table.column("y_minus1"), full)
+        rows = derived_metrics(table.members, minimality=losses[1:3]).sub_results
+        essential.append(rows["minimality_mean_importance"].values["n_essential"])
+    assert essential == [1, 0]
 
 
 @pytest.mark.parametrize("ablation", ["zero", "mean"])

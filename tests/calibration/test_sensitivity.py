@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from assay.analyses.calibration.sensitivity import derived_metrics, ratio_estimate
-from assay.analyses.calibration.sensitivity_rows import areas, d_primes
+from assay.analyses.calibration.samples import ratio_estimate
+from assay.analyses.calibration.sensitivity import derived_metrics
 from assay.core.measurement import Interval, Verdict
-from assay.stats import Estimate, d_prime
+from assay.stats import Estimate, areas, d_prime, d_primes
 
 
 GOLDEN = Path(__file__).parent.parent / "golden"

@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from assay.circuits import Circuit, EdgeScores, export_circuit, read_eap_ig, write_eap_ig
+from assay.circuits import Circuit, EdgeScores, NodeScores, export_circuit, read_eap_ig, write_eap_ig
 from assay.circuits.exchange import attribution_graph, their_edges
 from assay.core.errors import (
     AssayError,
@@ -194,6 +194,46 @@ def test_torch_files_are_read(tmp_path: Path) -> None:
     assert torch.equal(found.circuit.mask, (scores > 4) & GRAPH.valid)
 
 
+@pytest.mark.parametrize("graph", [GRAPH, GROUPED, PARALLEL])
+@pytest.mark.parametrize("ending", ["json", "pt"])
+def test_nodes_and_neurons_come_back_exactly(tmp_path: Path, graph: Graph, ending: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    path = tmp_path / f"graph.{ending}"
+    values = torch.randn(graph.n_sources, generator=generator)
+    values[1] = torch.nan  # without a score: always kept
+    nodes = NodeScores(graph, values)
+    found = read_eap_ig(write_eap_ig(nodes, path, circuit=nodes.top(3), d_model=5), graph)
+    assert (found.scores, found.neuron_scores) == (None, None)
+    assert found.node_scores is not None
+    torch.testing.assert_close(found.node_scores.values, values, rtol=0, atol=0, equal_nan=True)
+    assert found.circuit == nodes.top(3)
+    assert read_eap_ig(write_eap_ig(nodes.top(3), path), graph).circuit == nodes.top(3)
+    values = torch.randn(graph.n_sources, 5, generator=generator)
+    values[0], values[2, 3] = torch.nan, torch.nan
+    neurons = NodeScores(graph, values)
+    found = read_eap_ig(write_eap_ig(neurons, path, circuit=neurons.top(9)), graph)
+    assert (found.scores, found.node_scores) == (None, None)
+    assert found.neuron_scores is not None
+    torch.testing.assert_close(found.neuron_scores.values, values, rtol=0, atol=0, equal_nan=True)
+    assert found.circuit == neurons.top(9)
+    assert read_eap_ig(write_eap_ig(neurons, path), graph).circuit is None
+
+
+def test_a_file_of_neurons_has_the_form_that_eap_ig_reads(tmp_path: Path) -> None:
+    """`from_json` assigns a head's neurons to the rows of its whole layer, and skips `logits`."""
+    neurons = NodeScores(GRAPH, torch.arange(GRAPH.n_sources * 4.0).view(-1, 4))
+    content = json.loads(write_eap_ig(neurons, tmp_path / "graph.json", circuit=neurons.top(6)).read_text())
+    assert content["cfg"]["d_model"] == 4
+    assert content["nodes"]["logits"] == {"in_graph": True}
+    assert content["nodes"]["input"]["neurons_scores"] == [0, 1, 2, 3]
+    for head in ("a1.h0", "a1.h2"):
+        assert content["nodes"][head]["neurons_scores"] == neurons.values[5:8].tolist()
+        assert content["nodes"][head]["neurons"] == [[False] * 4, [False] * 4, [False, False, True, True]]
+    assert [name for name, node in content["nodes"].items() if node["in_graph"]] == ["a1.h2", "m1", "logits"]
+    marked = [name for name, edge in content["edges"].items() if edge["in_graph"]]
+    assert marked == ["a1.h2->m1", "a1.h2->logits", "m1->logits"]
+
+
 class Harmful:
     def __reduce__(self) -> tuple[Callable[[str], None], tuple[str]]:
         return (print, ("run",))
@@ -208,9 +248,10 @@ def test_a_torch_file_that_runs_code_is_refused(tmp_path: Path, capsys: pytest.C
         read_eap_ig(path)
     assert "run" not in capsys.readouterr().out
     for changes, message in (
-        ({"edges_scores": torch.zeros(2, 2)}, "is not a graph file of EAP-IG .*shape mismatch"),
+        ({"edges_scores": torch.zeros(2, 2)}, "is not a graph file of EAP-IG.*shape mismatch"),
         ({"edges_in_graph": "all"}, "is not a graph file of EAP-IG"),
-        ({"neurons_in_graph": torch.zeros(9, 24)}, "single neurons"),
+        ({"neurons_in_graph": torch.zeros(8, 24)}, "shape mismatch"),
+        ({"neurons_in_graph": torch.ones(9, 24)}, "cuts edges among nodes with kept neurons"),
     ):
         with pytest.raises(FileFormatError, match=message):
             read_eap_ig(torch_file(tmp_path / "graph.pt", **changes))
@@ -240,11 +281,12 @@ BAD: list[tuple[Any, type[AssayError], str]] = [
     (with_edge("input->m0", {"score": float("nan"), "in_graph": True}), NonFiniteError, "m0 is nan"),
     ("[1]", FileFormatError, FOREIGN),
     ("[" * 100_000, FileFormatError, "nested too deeply"),
-    ('{"cfg": {"n_layers": 1, "n_heads": 2}, "nodes": {}}', FileFormatError, "edge level, with cfg, nodes"),
+    ('{"cfg": {"n_layers": 1, "n_heads": 2}, "nodes": {}}', FileFormatError, "EAP-IG, with cfg, nodes"),
     (without_edges(), FileFormatError, r"2 of its 13 edges are missing, the first is 'input->a0\.h1\.k'"),
     ({**document(), "cfg": {"n_layers": "1", "n_heads": 2}}, FileFormatError, FOREIGN),
     ({**document(), "cfg": {"n_layers": 10**9, "n_heads": 10**9}}, FileFormatError, "more than any file"),
-    ({**document(), "nodes": {"m0": {"neurons": [True]}}}, FileFormatError, "single neurons"),
+    ({**document(), "nodes": {"a0.h0": {"neurons": [[True] * 8]}}}, FileFormatError, r"expected \(2, 8\)"),
+    ({**document(), "nodes": {"m0": {"score": 1e999}}}, NonFiniteError, "a score of m0 is infinite"),
     (with_edge("input->m0", {"score": "high"}), FileFormatError, FOREIGN),
     (with_edge("input->m0", {"score": 10**400}), FileFormatError, FOREIGN),
 ]

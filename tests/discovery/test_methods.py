@@ -171,7 +171,11 @@ def method(request: pytest.FixtureRequest) -> str:
 
 
 # Methods that learn take a few updates here; that these do not settle is a matter of their own tests.
-QUICK: dict[str, dict[str, int]] = {"ugs": {"updates": 2, "samples": 2}, "edge-pruning": {"updates": 2}}
+QUICK: dict[str, dict[str, int]] = {
+    "ugs": {"updates": 2, "samples": 2},
+    "edge-pruning": {"updates": 2},
+    "nested": {"updates": 2},
+}
 
 
 def quickly(model: Model, task: PairTask, method: str, **options: object) -> EdgeScores:
@@ -207,7 +211,7 @@ class TestEveryMethod:
 # ---- errors ----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["eap", "relp"])
+@pytest.mark.parametrize("method", ["eap", "gim", "relp"])
 @pytest.mark.parametrize("objective", ["kl", "js"])
 def test_objectives_that_are_stationary_are_refused(
     gpt2_tiny64: nn.Module, method: str, objective: str

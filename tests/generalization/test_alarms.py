@@ -91,9 +91,6 @@ def test_each_ratio_is_that_of_the_bias_itself() -> None:
         for ratio, correlation in found.items():
             biases = [dependency_depth_bias(each, targets=targets, ratio=ratio) for each in zoo]
             assert correlation.r2 == pytest.approx(correlate(biases, performance).r2)
-    found_otherwise = [EdgeScores(graph, zoo[0].values, provenance={"steps": steps}) for steps in (5, 5, 3)]
-    with pytest.raises(InputError, match="steps is 5 and 3"):
-        ratio_ablation(found_otherwise, [0.1, 0.2, 0.3])
     zoo[3] = EdgeScores(build_graph(9, 2), torch.zeros(28, 64))
     with pytest.raises(GraphMismatchError, match="different graphs"):
         ratio_ablation(zoo, performance)
@@ -302,18 +299,6 @@ def test_without_change_the_alarm_ever_goes_off_at_most_at_its_rate(known: int) 
     raised = sum(first_alarm(rng.gamma(3, 1, known + 40), known, rng, 0.2) is not None for _ in range(runs))
     # Ville's bound is 0.2; 3 standard errors of 250 runs above it would be 0.28.
     assert 0.02 < raised / runs <= 0.2 + 3 * math.sqrt(0.2 * 0.8 / runs)
-
-
-def test_a_change_raises_the_alarm_soon_also_after_a_long_quiet_time() -> None:
-    rng = np.random.default_rng(1)
-    for quiet in (0, 60):
-        delays = []
-        for _ in range(20):
-            scores = rng.gamma(3, 1, 20 + quiet + 25)
-            scores[20 + quiet :] += 20
-            found = first_alarm(scores, 20, rng, 0.05)
-            delays.append(found - quiet)
-        assert np.median(delays) <= 8
 
 
 def test_an_alarm_stays_on() -> None:

@@ -367,15 +367,6 @@ def test_distances_and_maps_equal_the_golden_values(pair: str) -> None:
 # --------------------------------------------------------------------------------------- worked cases
 
 
-def test_vectors_worked_by_hand() -> None:
-    before = tiny_scores(input_q=3.0, mlp_logits=-4.0)
-    after = tiny_scores(input_q=4.0, mlp_logits=3.0)
-    assert circuit_shift(before, after, distance="l2") == pytest.approx(math.sqrt(2))
-    assert circuit_shift(before, after, distance="l2", weights="signed") == pytest.approx(math.sqrt(50))
-    assert circuit_shift(before, after, distance="cosine") == pytest.approx(1 - 24 / 25)
-    assert circuit_shift(before, after, distance="cosine", weights="signed") == pytest.approx(1)
-
-
 def test_overlap_worked_by_hand() -> None:
     before = tiny_scores(input_q=5.0, input_mlp=-4.0, mlp_logits=3.0, head_mlp=1.0)
     after = tiny_scores(input_q=5.0, input_v=4.0, mlp_logits=3.0, input_logits=2.0)

@@ -20,7 +20,7 @@ from assay.analyses.generalization.domains import (
 )
 from assay.analyses.generalization.monitor import Monitor
 from assay.circuits import EdgeScores
-from assay.core.errors import FileFormatError, InputError, UnknownNameError
+from assay.core.errors import FileFormatError, UnknownNameError
 from assay.core.random import stream
 from assay.discovery.edges import discover
 from assay.execution import run_model
@@ -124,14 +124,6 @@ def test_a_domain_that_was_kept_is_not_measured_again(
         measure_domains(model, reference, {"neon": images}, cache=tmp_path)
 
 
-def test_what_cannot_be_measured_is_refused(model: Model, reference: EdgeScores) -> None:
-    flat = draw_shapes("flat", 12, start=50).with_transform(TRANSFORM)
-    with pytest.raises(InputError, match="no labels"):
-        measure_domains(model, reference, {"a": replace(flat, labels=None)})
-    with pytest.raises(UnknownNameError, match="fog"):
-        calibrate_on_corruptions(model, reference, draw_shapes("flat", 12), corruptions=["fog"])
-
-
 # ---- what goes with performance -----------------------------------------------------------------
 
 
@@ -176,14 +168,9 @@ def test_the_f1_of_an_alarm_is_the_mean_of_its_curve_where_some_alarms_are_due()
     assert replace(made, known=()).alarm_f1 is None
 
 
-def test_a_record_is_finite_json_and_comes_back(calibration: DomainEvaluation) -> None:
-    for made in (evaluation(), calibration):
-        record = json.loads(json.dumps(made.to_dict(), allow_nan=False))
-        assert record["schema"] == "assay-domain-evaluation/1"
-        again = DomainEvaluation.from_dict(record)
-        assert (again.known, again.test, again.id) == (made.known, made.test, made.id)
+def test_a_record_is_finite_json_and_comes_back_and_a_frame_says_what_a_domain_was_for() -> None:
+    again = DomainEvaluation.from_dict(json.loads(json.dumps(evaluation().to_dict(), allow_nan=False)))
+    assert (again.known, again.test, again.id) == (evaluation().known, evaluation().test, evaluation().id)
     frame = evaluation().to_frame()
     assert frame["use"].tolist() == ["calibration"] * 3 + ["test"] * 6
     assert frame["spearman"].tolist()[:3] == pytest.approx([0.6, 0.4, 0.2])
-    with pytest.raises(FileFormatError, match="domain-evaluation"):
-        DomainEvaluation.from_dict({"schema": "other"})

@@ -165,11 +165,6 @@ def test_models_that_run_are_ranked_by_every_metric(tmp_path: Path) -> None:
     # 18 images have too few eigenvalues for alpha-ReQ.
     assert [each["key"] for each in found.absent] == ["alpha-req"]
     assert found.known["domain"] == "flat"
-    truth = [
-        (assay.run_model(vit(seed), task_of(vit(seed))).argmax(1).numpy() == IMAGES.labels.numpy()).mean()
-        for seed in range(3)
-    ]
-    assert_close(found.performance.values, truth)
     assert seen == [("inspect models", done, 3) for done in range(4)]
     again = rank_models(models, task_of(vit()), **options)  # images with a transform of their own
     assert again.to_dict() == found.to_dict()

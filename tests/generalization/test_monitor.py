@@ -301,8 +301,9 @@ def test_batches_that_cannot_be_compared_are_refused(model: Model, reference: Ed
     sequential = Monitor(model, reference, rule="sequential").observe(images("flat", 700))
     assert (sequential.alarm, sequential.decided_by, sequential.limit) == (False, "e-value", 20)
     monitor = Monitor(model, reference, alpha=0.5)
-    with pytest.raises(InputError, match="19 are needed, besides those of the reference. Give 228 images"):
-        Monitor(model, reference).calibrate(images("flat", 1000, 5 * N), batch_size=N)
+    both = Monitor(model, reference, outputs=images("flat", 5000))
+    with pytest.raises(InputError, match="19 are needed for the circuit's shift and 39 for both .* 228 im"):
+        both.calibrate(images("flat", 1000, 5 * N), batch_size=N)
     with pytest.raises(InputError, match="images of the reference"):
         monitor.observe(images("flat", 0, 24))
     with pytest.raises(ShapeError):

@@ -16,7 +16,7 @@ from assay.core.errors import InputError
 from assay.core.random import stream, torch_stream
 from assay.execution import CircuitRuns
 from assay.metrics import faithfulness_curve, measure
-from assay.metrics.curve import FRACTIONS, FaithfulnessCurve, _Margins, integrate
+from assay.metrics.curve import FRACTIONS, FaithfulnessCurve, _Margins, integrate, trapezoid_weights
 from assay.models import Model, load_model
 from assay.tasks import PairTask
 
@@ -32,9 +32,9 @@ def integrals(values: np.ndarray, fractions: np.ndarray, *, log_scale: bool = Fa
     gained = full.mean() - empty.mean()
     points = [empty.mean() + value * gained + rng.permutation(np.arange(n) - 3.0) for value in values]
     margins = _Margins(full=full, empty=empty, points=points)
-    found, area, distance = integrate(
-        margin_runs(full=list(full)), margins, fractions, log_scale=log_scale, provenance={"scores": {}}
-    )
+    weights = trapezoid_weights(fractions, log_scale=log_scale)
+    runs = margin_runs(full=list(full))
+    found, area, distance = integrate(runs, margins, fractions, weights, provenance={"scores": {}})
     np.testing.assert_allclose([point.value for point in found], values, rtol=1e-9, atol=1e-12)
     return area.value, distance.value
 
@@ -47,10 +47,33 @@ def test_golden_integrals(case: dict) -> None:
     assert logarithmic == pytest.approx((case["cpr_log"], case["cmd_log"]), rel=1e-9)
 
 
+def test_overshoot_is_what_both_areas_have_beyond_one() -> None:
+    margins = _Margins(
+        full=np.array([2.0, 2.0]),
+        empty=np.array([0.0, 0.0]),
+        points=[np.array([1.0, 1.0]), np.array([2.0, 4.0]), np.array([2.0, 2.0])],  # F = .5, 1.5, 1
+    )
+    fractions = np.array([0.2, 0.6, 1.0])
+    weights = trapezoid_weights(fractions)
+    runs = margin_runs(full=list(margins.full))
+    _, area, distance = integrate(runs, margins, fractions, weights, provenance={"scores": {}})
+    clipped, overshoot, lacking = area.parts["clipped"], area.parts["overshoot"], distance.parts["clipped"]
+    assert (area.value, clipped.value, overshoot.value) == pytest.approx((0.9, 0.7, 0.2))
+    assert (distance.value, lacking.value) == pytest.approx((0.3, 0.1))
+    # Resampled jointly: the first example twice has F = 1 in the middle, the second F = 2.
+    draws = np.array([[0, 0], [1, 1]])
+    assert overshoot.value_on(draws) == pytest.approx([0.0, 0.4])
+    assert clipped.value_on(draws) == pytest.approx([0.7, 0.7])
+    for whole, part in ((area, clipped), (distance, lacking)):
+        assert whole.value_on(draws) == pytest.approx(part.value_on(draws) + overshoot.value_on(draws))
+    assert len({each.id_hash for each in (area, clipped, overshoot, distance, lacking)}) == 5
+
+
 def integrated(margins: _Margins) -> tuple[Any, ...]:
     """Points, area and distance at half of the edges and all."""
-    how: dict[str, Any] = {"log_scale": False, "provenance": {"scores": {}}}
-    return integrate(margin_runs(full=list(margins.full)), margins, np.array([0.5, 1.0]), **how)
+    fractions, provenance = np.array([0.5, 1.0]), {"scores": {}}
+    weights = trapezoid_weights(fractions)
+    return integrate(margin_runs(full=list(margins.full)), margins, fractions, weights, provenance=provenance)
 
 
 def test_an_empty_circuit_as_good_as_the_model_leaves_everything_undefined() -> None:
@@ -116,6 +139,10 @@ def test_points_are_the_corrected_faithfulness_of_the_chosen_circuits(
     assert curve.cmd == pytest.approx(np.trapezoid(np.abs(1 - curve.values), curve.fractions), rel=1e-9)
     assert curve.area.interval().low < curve.cpr < curve.area.interval().high
     assert curve.distance.interval().defined
+    assert (curve.clipped_cpr, curve.clipped_cmd) == pytest.approx(
+        (curve.cpr - curve.overshoot, curve.cmd - curve.overshoot), rel=1e-9
+    )
+    assert curve.clipped_cpr + curve.clipped_cmd == pytest.approx(0.999, rel=1e-9)
 
 
 def test_batch_size_changes_nothing_and_a_setting_changes_the_identity(

@@ -18,10 +18,13 @@ if __name__ == "__main__":
 from conformance import Conformance, Twin
 from small_models import IMAGES, TEXT, build, examples
 
+from assay.circuits.exchange import copies_of
+from assay.core.errors import UnsupportedModelError
 from assay.discovery.edges import discover
 from assay.discovery.heads.runs import OneByOne, base_run, heads_replaced, outside
 from assay.execution import run_circuit, run_model
 from assay.models import FAMILIES, load_model
+from assay.models.conformance import check_conformance
 
 
 @pytest.fixture(params=[*TEXT, *IMAGES], scope="module")
@@ -64,6 +67,28 @@ def test_projections_without_a_bias_beside_some_that_have_one_count_as_zero() ->
     stream = torch.randn(3, 24, dtype=torch.float64)
     closed = torch.einsum("nd,dch->nch", stream, block.qkv_weight()) + block.qkv_bias()
     torch.testing.assert_close(block.project(stream), closed)
+
+
+@pytest.mark.parametrize("name", ["llama with biases", "qwen3 with head norms", "gemma2"])
+def test_an_ungrouped_model_is_the_same_with_a_key_and_value_for_each_query_head(name: str) -> None:
+    module = build(name)
+    model = load_model(module)
+    other, task = model.ungrouped(), examples(model)
+    check_conformance(other)
+    torch.testing.assert_close(run_model(other, task), run_model(model, task), rtol=0, atol=0)
+    assert (other.n_kv_heads, other.describe()["ungrouped"], other.ungrouped()) == (4, True, other)
+    assert (model.n_kv_heads, module.config.num_key_value_heads) == (2, 2)  # untouched
+    shared = copies_of(model.graph)
+    whole, parts = (discover(each, task, "eap").values.double() for each in (model, other))
+    torch.testing.assert_close(torch.zeros_like(whole).index_add_(1, shared, parts), whole)
+    half = parts[:, [other.graph.target_index(f"a0.h{head}.k") for head in (0, 1)]]
+    assert not torch.allclose(half[:, 0], half[:, 1])  # scores of their own
+
+
+def test_what_cannot_be_ungrouped_is_named() -> None:
+    for name in ("phi3", "olmo2"):
+        with pytest.raises(UnsupportedModelError, match=r"cannot be ungrouped"):
+            load_model(build(name)).ungrouped()
 
 
 def test_every_described_model_type_is_tried() -> None:

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,16 @@ import torch
 from pages import Document, large_document, listed
 from synthetic_store import made_audit, mini
 
+import assay
 from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import GraphMismatchError
 from assay.execution.forward import attention_pattern
 from assay.graph import Graph, build_graph
+from assay.metrics.page import NOTABLE, curve_data, overshoot_text
 from assay.page.blocks import Interactive, Page
 from assay.page.graph import UNSCRIPTED, CircuitDrawing, packed_pattern
 from assay.page.html import source
-from assay.report.circuit_page import circuit_page
+from assay.report.circuit_page import circuit_page, curve_page
 from assay.report.save import render
 
 
@@ -248,3 +251,23 @@ def test_numbers_searches_and_patterns_of_the_script(tmp_path: Path) -> None:
     pattern = torch.tensor([[1.0, 0.0], [0.25, 0.75]]).numpy()
     rows = shown("page.attentionRows(data, 2)", packed_pattern(pattern), tmp_path)
     assert rows == [pytest.approx(row, abs=1 / 510) for row in pattern.tolist()]
+
+
+# ---- a curve ------------------------------------------------------------------------------------
+
+
+def test_the_page_of_a_curve_explains_overshoot_and_shows_its_circuit() -> None:
+    model, task = mini().model, mini().task
+    scores = assay.discover(model, task, "eap-ig-inputs", steps=2)
+    curve = assay.faithfulness_curve(scores, model, task, absolute=False, fractions=[0.01, 0.5, 1.0])
+    assert curve.overshoot > NOTABLE
+    page = curve_page(curve)
+    clipped = f"Without it CPR is {curve.clipped_cpr:.2f} and CMD {curve.clipped_cmd:.2f}."
+    assert page.verdict.startswith(f"CPR {curve.cpr:.2f} [")
+    assert page.verdict.endswith(f"this overshoot is {curve.overshoot:.2f}. {clipped}")
+    assert page.sections[1].title == f"The circuit of faithfulness {curve.values[1]:.2f}"
+    html = render(curve)
+    assert "the strongest edges by signed score; pruned to the paths" in html
+    assert f"{curve.circuits[1].n_edges:,} of 1,519 edges" in html
+    clipped_at_one = replace(curve_data(curve), overshoot=0.01)
+    assert overshoot_text(clipped_at_one) == ""

@@ -4,6 +4,7 @@ import json
 import shutil
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import nn
 
 import assay.models
 from assay.analyses.worst_case import worst_case
-from assay.circuits import Circuit, EdgeScores, load_circuit, load_scores
+from assay.circuits import Circuit, EdgeScores, load_circuit, load_node_scores, load_scores
 from assay.core.errors import AssayWarning, DegenerateDataWarning, InputError
 from assay.execution import ABLATIONS, CircuitRuns, run_circuit
 from assay.graph import build_graph
@@ -23,9 +24,9 @@ from assay.metrics import measure
 from assay.models import Model, load_model
 from assay.models.loading import MINI
 from assay.pipeline.audit import audit
-from assay.pipeline.audit_result import Audit
+from assay.pipeline.audit_result import Audit, verdict
 from assay.pipeline.prompts import draw_prompts
-from assay.pipeline.sizing import find_circuit, recovery
+from assay.pipeline.sizing import Kept, Ranking, Targets, find_circuit
 from assay.pipeline.stage import Memo, Stage, measure_stored
 from assay.store import Store
 from assay.tasks import PairTask
@@ -88,12 +89,21 @@ def test_the_document_agrees_with_what_was_found(found: Audit, tiny: Model, task
     assert document["per_head"][1][2] == pytest.approx(head, rel=1e-5)
     # Discovery and measurement share their prompts, so the reported number is that of the search.
     runs = CircuitRuns(tiny, task, Circuit.full(tiny.graph))
-    value = recovery(runs, circuit)
-    assert value >= 0.9
-    assert recovery(runs, Circuit.full(tiny.graph)) == pytest.approx(1.0, abs=1e-5)
-    assert recovery(runs, Circuit.empty(tiny.graph)) == pytest.approx(0.0, abs=1e-5)
-    assert document["circuit"]["discovery_faithfulness"] == pytest.approx(value)
-    assert document["circuit"]["faithfulness"]["value"] == pytest.approx(value)
+    kept = Kept.by(runs, circuit)
+    assert 0.9 <= kept.low <= kept.faithfulness <= kept.high <= 1.1
+    assert kept.distribution >= 0.9
+    for share, whole in ((0.0, Circuit.empty(tiny.graph)), (1.0, Circuit.full(tiny.graph))):
+        ends = Kept.by(runs, whole)
+        assert (ends.faithfulness, ends.distribution) == pytest.approx((share, share), abs=1e-5)
+    reported = document["circuit"]
+    assert reported["discovery_faithfulness"] == pytest.approx(kept.faithfulness)
+    assert reported["discovery_distribution"] == pytest.approx(kept.distribution)
+    assert reported["faithfulness"]["value"] == pytest.approx(kept.faithfulness)
+    assert document["distribution"]["value"] == pytest.approx(kept.distribution)
+    full, cut = (runs.logits_of(each).double().log_softmax(1) for each in (Circuit.full(tiny.graph), circuit))
+    empty = runs.logits_of(Circuit.empty(tiny.graph)).double().log_softmax(1)
+    lost, most = ((full.exp() * (full - each)).sum() for each in (cut, empty))
+    assert kept.distribution == pytest.approx(float(1 - lost / most), abs=1e-5)
     random = {each["name"]: each for each in found.measurements}["faithfulness-norm"]["baseline"]["random"]
     assert len(random["values"]) == 2
 
@@ -157,6 +167,28 @@ def test_stages_that_are_skipped_are_null_and_listed(mini: Model, tmp_path: Path
     assert "What was not run" in (tmp_path / "report.html").read_text()
 
 
+def test_an_audit_of_nodes_counts_nodes(mini: Model, tmp_path: Path) -> None:
+    how: dict[str, Any] = {"n": 12, "steps": 1, "n_random": 1, "level": "node", "store": tmp_path}
+    found = audit(mini, "ioi", skip=["attack", "calibrate"], **how)
+    circuit, n = found.circuit, mini.graph.n_sources
+    assert circuit.level == found.scores.level == "node"
+    assert verdict(found).startswith(f"{circuit.n_items} of {n} nodes ({circuit.n_items / n * 100:.3g}")
+    assert {*found.reported["nodes"]} == {*circuit.nodes()}
+    assert len(found.edges) == circuit.n_edges
+    assert found.curve is not None
+    assert found.curve.n_edges[-1] == n
+    again = audit(mini, "ioi", skip=["attack", "calibrate"], **how)
+    assert again.cached
+    assert again.circuit == circuit
+    torch.testing.assert_close(again.scores.values, found.scores.values)
+    folder = found.save(tmp_path / "out").parent
+    assert load_circuit(folder / "circuit.safetensors") == circuit
+    assert load_node_scores(folder / "scores.safetensors").n_items == n
+    assert (
+        "An edge is drawn with the score of the node that writes it." in (folder / "report.html").read_text()
+    )
+
+
 def test_an_ablation_of_edges_alone_ends_no_audit(tiny: Model, task: PairTask, monkeypatch: Any) -> None:
     """A package may register one that no intervention on heads goes by the name of."""
     hushed = type("Hushed", (type(ABLATIONS["zero"]),), {"key": "hushed"})()
@@ -174,6 +206,8 @@ def test_an_ablation_of_edges_alone_ends_no_audit(tiny: Model, task: PairTask, m
     [
         {"seed": 1},
         {"target": 0.8},
+        {"target_kl": 0.8},
+        {"level": "node"},
         {"n_random": 3},
         {"steps": 4},
         {"ablation": "zero"},
@@ -210,6 +244,7 @@ def test_every_choice_is_part_of_the_identity(
         ({"metrics": ["fathfulness"]}, "did you mean 'faithfulness'"),
         ({"skip": ["atack"]}, "did you mean 'attack'"),
         ({"device": "gpu"}, "device 'gpu' does not exist"),
+        ({"level": "neuron"}, "an audit is of edges or nodes"),
     ],
 )
 def test_bad_options_are_refused_before_a_model_is_loaded(change: dict[str, Any], message: str) -> None:
@@ -243,7 +278,7 @@ def test_an_interrupted_audit_goes_on_and_a_finished_one_is_looked_up(
         patch.setattr("assay.pipeline.audit.measure_stored", interrupt)
         with pytest.raises(KeyboardInterrupt):
             audit(tiny, task, n_random=1, metrics=["kl"], store=tmp_path)
-    assert [result.kind for result in Store(tmp_path).results()] == ["scores"]
+    assert [result.kind for result in Store(tmp_path).results()] == ["scores", "scores"]
     monkeypatch.setattr("assay.pipeline.stage.discover", forbidden)
     first = audit(tiny, task, n_random=1, metrics=["kl"], store=tmp_path)
     monkeypatch.setattr("assay.pipeline.sizing.discovery_stage", forbidden)
@@ -333,6 +368,12 @@ def test_the_same_request_loads_no_model_and_whatever_can_change_it_does(loads: 
 # ---- the size of a circuit ----------------------------------------------------------------------
 
 
+def kept(faithfulness: float, distribution: float = 1.0) -> Kept:
+    """Without uncertainty."""
+    ends = dict.fromkeys(("faithfulness", "low", "high"), faithfulness)
+    return Kept(**ends, distribution=distribution)
+
+
 @pytest.fixture(scope="module")
 def ranked() -> EdgeScores:
     graph = build_graph(3, 4)
@@ -344,28 +385,68 @@ def ranked() -> EdgeScores:
 def test_the_sweep_finds_the_smallest_size_of_a_growing_curve(ranked: EdgeScores, needed: int) -> None:
     sizes: list[int] = []
 
-    def faithfulness(circuit: Circuit) -> float:
+    def judge(circuit: Circuit) -> Kept:
         sizes.append(circuit.n_edges)
-        return float(circuit.n_edges >= needed)
+        return kept(float(circuit.n_edges >= needed))
 
-    sized = find_circuit(ranked, faithfulness, target=0.9, progress=silent)
+    sized = find_circuit([Ranking(scores=ranked)], judge, targets=Targets(), progress=silent)
     assert sized.circuit.n_edges >= needed
     smaller = ranked.top(sized.size - max(1, sized.size // 50)).connected(warn=False)
     assert smaller.n_edges < needed
     assert len(sizes) < 20
-    for value in (0.0, float("nan")):  # only the model itself meets what nothing else does
-        sized = find_circuit(ranked, lambda circuit, value=value: value, target=0.5, progress=silent)
-        assert (sized.circuit, sized.faithfulness) == (Circuit.full(ranked.graph), 1.0)
+    # Only the model itself meets what nothing else does: too little or undefined, too much, uncertain.
+    for values in ((0.0, 1.0), (float("nan"), 1.0), (1.2, 1.0), (1.0, 0.8), (1.0, float("nan"))):
+        sized = find_circuit(
+            [Ranking(scores=ranked)],
+            lambda circuit, values=values: kept(*values),
+            targets=Targets(),
+            progress=silent,
+        )
+        assert (sized.circuit, sized.kept) == (Circuit.full(ranked.graph), Kept())
+    assert Targets(distribution=0.0).met(kept(1.0, 0.1)) == (True, True)
+    assert Targets().met(replace(kept(1.0), low=0.85)) == (False, True)
+
+
+def test_a_size_between_too_little_and_too_much_is_found(ranked: EdgeScores) -> None:
+    """Faithfulness passes 1 on its way, so no size that doubles is right."""
+    sized = find_circuit(
+        [Ranking(scores=ranked)],
+        lambda circuit: kept(circuit.n_edges / 100),
+        targets=Targets(),
+        progress=silent,
+    )
+    assert 90 <= sized.circuit.n_edges <= 93
 
 
 def test_a_size_can_be_confirmed_on_other_prompts(ranked: EdgeScores) -> None:
-    def at_least(needed: int) -> Callable[[Circuit], float]:
-        return lambda circuit: float(circuit.n_edges >= needed)
+    def at_least(needed: int) -> Callable[[Circuit], Kept]:
+        return lambda circuit: kept(float(circuit.n_edges >= needed))
 
-    sized = find_circuit(ranked, at_least(60), target=0.9, progress=silent, elsewhere=at_least(80))
+    how = {"targets": Targets(), "progress": silent}
+    rankings = [Ranking(scores=ranked)]
+    sized = find_circuit(rankings, at_least(60), elsewhere=at_least(80), **how)
     assert sized.confirmed
     assert 80 <= sized.circuit.n_edges <= 86
-    never = find_circuit(ranked, at_least(60), target=0.9, progress=silent, elsewhere=lambda circuit: 0.5)
-    alone = find_circuit(ranked, at_least(60), target=0.9, progress=silent)
+    never = find_circuit(rankings, at_least(60), elsewhere=lambda circuit: kept(0.5), **how)
+    alone = find_circuit(rankings, at_least(60), **how)
     assert (never.confirmed, alone.confirmed) == (False, None)
     assert never.circuit == alone.circuit
+
+
+def test_the_ranking_that_needs_the_fewest_edges_is_taken(ranked: EdgeScores) -> None:
+    """By sign the wanted edges come first; by size they stand behind others, and the other way round."""
+    wanted = ranked.top(30, absolute=False).connected()
+    both = [Ranking(scores=ranked), Ranking(scores=ranked, absolute=False)]
+
+    def judge(circuit: Circuit) -> Kept:
+        return kept(float((circuit & wanted) == wanted))
+
+    for rankings in (both, both[::-1]):
+        sized = find_circuit(rankings, judge, targets=Targets(), progress=silent)
+        assert not sized.ranking.absolute
+        assert [each["absolute"] for each in sized.tried] == [each.absolute for each in rankings]
+        needed = {each["absolute"]: each["size"] for each in sized.tried}
+        assert needed[False] == sized.size <= 30
+        assert needed[True] is None or needed[True] > sized.size
+    any_circuit = find_circuit(both, lambda circuit: kept(1.0), targets=Targets(), progress=silent)
+    assert [each["size"] for each in any_circuit.tried] == [1, None]

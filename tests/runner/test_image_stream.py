@@ -177,3 +177,14 @@ def test_images_that_wait_too_long_for_a_full_batch_are_a_smaller_one(tmp_path: 
     assert found == [(0.0, ["0.png", "1.png", "2.png"]), (45.0, ["3.png", "4.png"])]
     hours = Hours(*[nothing] * 60, idle=1.0)
     assert len(list(hours.follow(tmp_path, 4, flush_after=45.0))) == 1  # one image is no batch
+
+
+def test_a_file_that_may_still_be_written_is_left_for_the_next_run(tmp_path: Path) -> None:
+    write(tmp_path, "0.png")
+    whole = write(tmp_path, "1.png").read_bytes()
+    write(tmp_path, "1.png", age=5.0, content=whole[:40])
+    heard: list[str] = []
+    assert [*read(tmp_path, 2, skip=heard.append, tell=heard.append)] == []
+    assert heard[0] == f"{tmp_path / '1.png'} cannot be decoded yet; run again"
+    write(tmp_path, "1.png", age=1.0)
+    assert len([*read(tmp_path, 2)]) == 1

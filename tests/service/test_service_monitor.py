@@ -83,7 +83,7 @@ def test_a_command_that_fails_is_told_and_all_goes_on(tmp_path: Path, monkeypatc
     for command, problem in problems.items():
         heard: list[str] = []
         assert observe(options(tmp_path, on_alarm=command, out=tmp_path / problem[:3]), heard) == 2
-        assert heard == [f"the command of --on-alarm {problem} at batch {batch}" for batch in (1, 2)]
+        assert heard == [f"the command of --on-alarm at batch {batch} {problem}" for batch in (1, 2)]
 
 
 # ---- metrics and alert rules --------------------------------------------------------------------

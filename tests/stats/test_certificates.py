@@ -26,7 +26,7 @@ from assay.stats import (
     percentile_failure,
     percentile_sample_size,
 )
-from assay.stats.certificates import best_order_statistic, exact_sample_sizes, order_of
+from assay.stats.certificates import best_order_statistic, order_of
 
 
 GOLDEN = json.loads((Path(__file__).parent.parent / "golden" / "adversarial" / "bounds.json").read_text())
@@ -103,7 +103,7 @@ def test_the_best_rank_is_the_smallest_that_reaches_delta(n: int, p: float, delt
 @golden["table"]
 def test_sample_sizes_match_golden_values(case: dict[str, Any]) -> None:
     asked = (case["p"], case["delta"], case["epsilon"])
-    first, stable = exact_sample_sizes(*asked)
+    first, stable = percentile_sample_size(*asked, details=True)
     assert (first, stable) == (case["n_first"], case["n_stable"])
     assert percentile_sample_size(*asked) == case["n_stable"]
     assert percentile_sample_size(*asked, "chernoff") == case["n_chernoff"]
@@ -117,19 +117,6 @@ def test_sample_sizes_match_golden_values(case: dict[str, Any]) -> None:
         assert percentile_confidence(n, case["p"], case["epsilon"]) == pytest.approx(case[expected], rel=1e-9)
 
 
-def test_the_published_table_with_its_exact_column_split_in_two() -> None:
-    for (p, delta, epsilon), sizes in {
-        (0.95, 0.95, 0.01): (1148, 1326, 2659, 14_979),
-        (0.95, 0.99, 0.01): (2348, 2526, 4088, 23_026),
-        (0.95, 0.95, 0.04): (59, 59, 122, 937),
-        (0.99, 0.95, 0.005): (773, 1049, 1937, 59_915),
-        (0.99, 0.99, 0.005): (1596, 2010, 2978, 92_104),
-        (0.999, 0.999, 0.0005): (29_844, 32_616, 44_987, 13_815_511),
-    }.items():
-        closed = (percentile_sample_size(p, delta, epsilon, bound) for bound in ("chernoff", "hoeffding"))
-        assert (*exact_sample_sizes(p, delta, epsilon), *closed) == sizes
-
-
 @settings(max_examples=60)
 @given(p=shares(), delta=shares(), epsilon=st.integers(5, 900).map(lambda mille: mille / 1000))
 def test_sizes_equal_those_of_trying_every_n(p: float, delta: float, epsilon: float) -> None:
@@ -141,19 +128,19 @@ def test_sizes_equal_those_of_trying_every_n(p: float, delta: float, epsilon: fl
     orders = -(-n * target.numerator // target.denominator)
     enough = scipy_stats.binom.sf(orders - 1, n, p) <= float(1 - exact(delta)) * (1 + 1e-12)
     lacking = n[~enough]
-    first, stable = exact_sample_sizes(p, delta, epsilon)
+    first, stable = percentile_sample_size(p, delta, epsilon, details=True)
     assert first == n[np.argmax(enough)]
     assert stable == (lacking[-1] + 1 if len(lacking) else 1)
 
 
 def test_sizes_of_a_tiny_epsilon_are_exact() -> None:
     p, delta, epsilon = 0.5, 0.95, 0.001
-    first, stable = exact_sample_sizes(p, delta, epsilon)
+    first, stable = percentile_sample_size(p, delta, epsilon, details=True)
     # Around the size of the normal approximation, z^2 p (1 - p) / epsilon^2, by about a part in root n.
     assert first == pytest.approx(1.6448536**2 / 4 / epsilon**2, rel=5e-3)
     for n, reached in ((first - 1, False), (first, True), (stable - 1, False), (stable, True)):
         assert (percentile_confidence(n, p, epsilon) >= delta) is reached
-    assert exact_sample_sizes(1 / 3, 0.9, 0.1)[1] > 30  # sixteen digits, beyond 64-bit products
+    assert percentile_sample_size(1 / 3, 0.9, 0.1) > 30  # sixteen digits, beyond 64-bit products
 
 
 def all_pairs_failure(

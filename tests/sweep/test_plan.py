@@ -75,7 +75,7 @@ def test_the_record_leaves_limits_out_but_for_the_batch_size() -> None:
         ({"n": 1}, "n is 1; expected at least 2"),
         ({"methods": [{"steps": 3}]}, r"required field missing @ \$\.methods\[0\]\.method"),
         ({"sizes": [3], "target": 0.4}, "sizes and target exclude each other"),
-        ({"target": 1.5}, "target is 1.5; expected a number above 0 and at most 1"),
+        ({"target": 1.5}, "target is 1.5; expected a normalised faithfulness in"),
         ({"limits": {"timeout": "10 minutes"}}, "'10 minutes' is not a duration"),
         ({"name": "../x"}, "name: '../x' is not a valid file name"),
         ({"name": "a\x1b[2J"}, r"name: 'a\\\\x1b\[2J' is not a valid file name"),

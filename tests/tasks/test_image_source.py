@@ -11,7 +11,7 @@ import torch
 from picture_files import DRAWN, PIXELS, png, write
 from PIL import Image
 from torch.utils.data import Dataset, Subset
-from transformers import ViTConfig, ViTForImageClassification
+from zoo.zoo_cases import tiny
 
 from assay.core.errors import FileFormatError, InputError, ShapeError, UnknownNameError
 from assay.models import Model, load_model
@@ -280,12 +280,8 @@ def test_columns_of_a_data_set_are_found_by_their_types_or_asked_for() -> None:
 
 
 def classifier(classes: tuple[str, ...]) -> Model:
-    torch.manual_seed(0)
-    config = ViTConfig(
-        hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=16,
-        patch_size=8, id2label=dict(enumerate(classes)), label2id={each: i for i, each in enumerate(classes)},
-    )  # fmt: skip
-    model = load_model(ViTForImageClassification(config).eval())
+    names = {"id2label": dict(enumerate(classes)), "label2id": {each: i for i, each in enumerate(classes)}}
+    model = load_model(tiny(n_classes=len(classes), image_size=16, patch_size=8, **names))
     sides = {"height": 16, "width": 16}
     model.preprocessing = {"size": sides, "image_processor_type": "ViTImageProcessor"}
     return model

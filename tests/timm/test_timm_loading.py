@@ -18,10 +18,7 @@ from timm.models._hub import save_for_hf
 from timm.models.vision_transformer import VisionTransformer
 from torch import nn
 
-from assay.core.errors import (
-    FileFormatError,
-    UnsupportedModelError,
-)
+from assay.core.errors import FileFormatError, InputError, UnsupportedModelError
 from assay.discovery.edges import discover
 from assay.execution import run_model
 from assay.models import load_model
@@ -185,6 +182,12 @@ def test_what_the_graph_does_not_have_is_refused(case: str) -> None:
     options, message = REFUSED[case]
     with pytest.raises(UnsupportedModelError, match=message):
         load_model(VisionTransformer(**{**SMALL, **options}).eval())
+
+
+def test_a_device_map_is_refused_before_anything_is_loaded(saved: Path) -> None:
+    for source in (saved, "timm:vit_tiny_patch16_224"):
+        with pytest.raises(InputError, match="device_map applies only to checkpoints of transformers"):
+            load_model(source, device_map="auto")
 
 
 def test_other_modules_of_timm_are_refused() -> None:

@@ -36,7 +36,6 @@ def test_bad_values_of_a_recipe_are_named() -> None:
     for wrong, message in (
         ({"lr": 0}, "lr is 0; give a number above 0"),
         ({"warmup": 1000}, "warmup is 1000 of 1000 steps"),
-        ({"steps": "many"}, "'many' is not an int"),
         ({"augmentation": {"flip": 2}}, "flip is 2"),
         ({"optimiser": "adam"}, "did you mean 'adamw'"),
         ({"augmentation": {"flips": 0.5}}, "did you mean 'flip'"),
@@ -110,7 +109,6 @@ def test_bad_grids_are_refused(tmp_path: Path) -> None:
         ({"preset": "insideout"}, "unknown preset of a grid 'insideout'; did you mean 'inside-out'"),
         ({"inits": {}}, "has 0 recipes, 0 of them different; give an init"),
         ({"inits": SCRATCH, "axes": {"rl": [1]}}, "unknown field 'rl'"),
-        ({"inits": SCRATCH, "axes": {"lr": 0.1}}, r"not iterable @ \$\.axes"),
         ({"inits": SCRATCH, "axes": {"lr": [0.1, 0.1]}}, "has 2 recipes, 1 of them different"),
         ({"inits": SCRATCH, "axes": {"lr": [0.1]}, "configurations": [{"lr": 0.2}]}, "set in two of"),
         ({"inits": SCRATCH, "skip": [{"lrr": 0.1}]}, "unknown field of a recipe 'lrr'; did you mean 'lr'"),

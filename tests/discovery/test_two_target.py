@@ -1,0 +1,89 @@
+"""One ranking for margin and distribution: its two attributions, its formula, how its weight is chosen."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from cut_models import random_prompts
+from torch import nn
+
+from assay.circuits import Level
+from assay.core.errors import InputError
+from assay.discovery.edges import METHODS, discover
+from assay.discovery.edges.two_target import chosen_lean, rank
+from assay.models import load_model
+
+
+def test_rank_by_hand() -> None:
+    """Sizes of d are 1/4, 3/4, 0; of m 1/5, 2/5, 2/5; of the part of m that helps 1/3, 0, 2/3."""
+    margin, divergence = torch.tensor([[1.0, -2.0, 2.0]]).double(), torch.tensor([[-1.0, 3.0, 0.0]]).double()
+    found = rank(margin, divergence, 0.3)
+    expected = torch.tensor([[0.45 + 0.1, 1.15, 0.4 + 0.2]], dtype=torch.float64)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=0)
+    assert float(found.sum()) == pytest.approx(2.3, rel=1e-12)
+
+
+@pytest.mark.parametrize("level", ["node", "neuron"])
+def test_nodes_and_neurons_rank_by_their_own_attributions(gpt2_tiny64: nn.Module, level: Level) -> None:
+    model = load_model(gpt2_tiny64)
+    task = random_prompts(model)
+    found = discover(model, task, "two-target", level=level, steps=2)
+    margin, divergence = (
+        discover(model, task, "eap-ig-inputs", objective=each, level=level, steps=2).values
+        for each in ("logit_diff", "kl")
+    )
+    expected = rank(margin, divergence, found.details["lean"])
+    torch.testing.assert_close(found.values, expected, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("settings", [{}, {"quadrature": "left"}, {"ablation": "mean"}], ids=str)
+def test_two_attributions_share_their_forward_passes(module64: nn.Module, settings: dict[str, str]) -> None:
+    """Each is what `eap-ig-inputs` gives of its objective, also at nodes that are runs made anyway."""
+    model = load_model(module64)
+    task = random_prompts(model, ragged=True)
+    found = discover(model, task, "two-target", lean=0.2, steps=3, batch_size=3, **settings)
+    alone = [
+        discover(model, task, objective=objective, steps=3, **settings) for objective in ("logit_diff", "kl")
+    ]
+    expected = rank(*(scores.values for scores in alone), 0.2)
+    torch.testing.assert_close(found.values, expected, rtol=1e-9, atol=1e-12)
+    assert found.details["passes"]["backward"] == 6
+    assert found.details["passes"]["forward"] <= alone[0].details["passes"]["forward"] + 1
+    assert found.details["lean"] == 0.2
+
+
+def test_the_weight_is_chosen_on_runs_and_reported(gpt2_tiny64: nn.Module, unchecked: None) -> None:
+    """Scores are those of the reported weight; a divergence as objective gives way to the task's."""
+    model = load_model(gpt2_tiny64)
+    task = random_prompts(model)
+    found = discover(model, task, "two-target", steps=2)
+    assert 0 <= found.details["lean"] <= 1.5
+    again = discover(model, task, "two-target", steps=2, objective="kl", lean=found.details["lean"])
+    torch.testing.assert_close(again.values, found.values, rtol=1e-12, atol=0)
+    with pytest.raises(InputError, match="needs a margin"):
+        discover(model, replace(task, objective="kl"), "two-target", steps=1)
+    for lean in (-0.1, math.inf, "1"):
+        with pytest.raises(InputError, match="give a number of at least 0"):
+            discover(model, task, "two-target", lean=lean)
+
+
+def test_the_chosen_weight_keeps_the_margin_at_the_smallest_size() -> None:
+    """Where k edges keep 1 - .8 k^-.5 of the distribution, enough from 64 on, and .7 + lean of the margin."""
+    sizes = []
+
+    def kept(lean: float, size: int) -> tuple[float, float]:
+        sizes.append(size)
+        return 0.7 + lean, 1 - 0.8 / size**0.5
+
+    assert chosen_lean(kept, 1000) == pytest.approx(0.3, abs=0.05)
+    assert 64 <= sizes[-1] <= 64 * 1.35
+    assert len(sizes) <= 8
+
+
+def test_it_is_a_method_that_others_can_start_from(gpt2_tiny64: nn.Module) -> None:
+    model = load_model(gpt2_tiny64)
+    task = random_prompts(model)
+    method = METHODS["two-target"]
+    sweep = method.sweep(model, task, method.choices(task, objective="kl", steps=1), 4)
+    assert bool((sweep.total >= 0).all())
