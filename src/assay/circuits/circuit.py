@@ -252,6 +252,13 @@ class Circuit(Plotted):
         """Number of kept edges, nodes or neurons, by the level of the circuit."""
         return int(self.items.sum())
 
+    @property
+    def level_facts(self) -> dict[str, Any]:
+        """Level and counts of a circuit of nodes or neurons, for documents beside its edges; else nothing."""
+        if (level := self.level) == "edge":
+            return {}
+        return {"level": level, f"n_{level}s": self.n_items, f"n_graph_{level}s": self.items.numel()}
+
     def edges(self) -> list[str]:
         """Names of the kept edges in the order of the graph; `scores.to_frame()` lists edges by strength.
 

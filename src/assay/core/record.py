@@ -91,8 +91,9 @@ def _fields_of(record: Any) -> dict[str, Any]:
     for field in dataclasses.fields(record):
         value = getattr(record, field.name)
         use = field.metadata.get("record")
-        empty = value is None or (isinstance(value, Mapping | tuple | str) and not value)
-        if use != "hidden" and not (use == "brief" and empty):
+        if use == "brief" and (value is None or (isinstance(value, Mapping | tuple | str) and not value)):
+            continue
+        if use != "hidden":
             entries[field.metadata.get("key", field.name)] = value
     return entries | {name: _value(record, name) for name in record.derived}
 
@@ -250,8 +251,10 @@ def plain(value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    if value is None or (isinstance(value, int | str) and not hasattr(value, "tolist")):  # most values
+    if value is None or type(value) in (str, int, bool):  # most values
         return value
+    if type(value) is float:
+        return value if math.isfinite(value) else None
     if isinstance(value, Record):
         value = value.to_dict()
     if isinstance(value, Mapping):
@@ -261,8 +264,8 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in items]
     if hasattr(value, "tolist"):
         return _plain(value.tolist())
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
+    if isinstance(value, int | str):  # members of enumerations
+        return value
     raise InputError(
         f"a record holds {value!r} of type {type(value).__name__}; only JSON values and arrays can be kept"
     )

@@ -199,6 +199,7 @@ def circuit_view(
         "unscripted": drawn[:UNSCRIPTED][::-1],
         "size": size,
         "scored": scored,
+        "signed": any(edge["score"] < 0 for edge in edges),  # some methods give sizes alone
         "caption": (
             caption,
             Span(" Hover a node or an edge to see what it reads and writes.", "script-only"),

@@ -120,6 +120,13 @@ def plural(n: int, word: str) -> str:
     return f"{number(n)} {word}{ending}"
 
 
+def kept(circuit: Mapping[str, Any]) -> str:
+    """What a circuit keeps, of how many where its document tells: `12 of 73 nodes`, `200 edges`."""
+    level = circuit.get("level", "edge")
+    n, total = circuit[f"n_{level}s"], circuit.get(f"n_graph_{level}s")
+    return plural(n, level) if total is None else f"{number(n)} of {plural(total, level)}"
+
+
 # ------------------------------------------------------------------------------------------------ numbers
 
 

@@ -67,6 +67,8 @@ def circuit_page(
     if model is not None and task is not None:
         attention = _attention(graph, listed, model, task, prompts)
     caption = "Scores are attributions: positive where ablating the edge hurts."
+    if all(score >= 0 for _, _, score in listed):
+        caption = "No score is negative: the larger it is, the more the edge matters."
     if not scored:
         caption = "This circuit has no scores, so all edges are drawn alike."
     if len(edges) < n_edges:

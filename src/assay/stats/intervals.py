@@ -677,7 +677,9 @@ def statistic_from_dict(record: Mapping[str, Any]) -> RatioOfSums | FunctionOfSu
 FEWEST_FOR_MEANS = 20  # values from which one-sided errors hold for normal, t5 and exponential values
 
 
-def mean_above(values: Real[np.ndarray, "n k"], least: float = 0.0) -> Float64[np.ndarray, " k"]:
+def mean_above(
+    values: Real[np.ndarray, "n k"], least: float = 0.0, *, error: Real[np.ndarray, "#k"] | float = 0.0
+) -> Float64[np.ndarray, " k"]:
     """One-sided p-value of "the mean is at most `least`" for each column.
 
     The larger of two: of Student's t with n - 1 degrees of freedom at root(n) S, and at root(n) Q,
@@ -687,6 +689,8 @@ def mean_above(values: Real[np.ndarray, "n k"], least: float = 0.0) -> Float64[n
     Args:
         values: Finite; examples by columns, two or more examples.
         least: The mean that is to be exceeded. Of "the mean is at least d", give the negative values and -d.
+        error: Standard error of `least` for each column, where it is an independent estimate itself: s then
+            has that of the difference, root(s^2 + n error^2), and the skewness shrinks accordingly.
 
     Returns:
         In [0, 1]. Of a column of equal values 0 or 1, as they are above `least` or not.
@@ -708,10 +712,11 @@ def mean_above(values: Real[np.ndarray, "n k"], least: float = 0.0) -> Float64[n
     if n < 2:
         raise InputError(f"got {n} value; a test of a mean needs two or more")
     centre, spread, skewness = _moments(x)
-    varied = spread > 0
+    whole = np.hypot(spread, math.sqrt(n) * np.asarray(error, dtype=np.float64))
+    varied = whole > 0
     p = np.where(centre > least, 0.0, 1.0)
-    score = (centre[varied] - least) / spread[varied]
-    g = skewness[varied]
+    score = (centre[varied] - least) / whole[varied]
+    g = skewness[varied] * (spread[varied] / whole[varied]) ** 3
     transformed = score + g * score**2 / 3 + g**2 * score**3 / 27 + g / (6 * n)
     p[varied] = scipy.special.stdtr(n - 1, -math.sqrt(n) * np.minimum(score, transformed))
     return p
@@ -770,7 +775,8 @@ def _moments(
     # Cubes of tiny values would vanish.
     scale = np.where(np.ptp(x, axis=0) > EQUAL * np.abs(x).max(axis=0), np.abs(apart).max(axis=0), 0.0)
     apart = np.divide(apart, scale, out=np.zeros_like(x), where=scale > 0)
-    second = (apart**2).mean(axis=0)
-    skewness = np.divide((apart**3).mean(axis=0), second**1.5, out=np.zeros(x.shape[1]), where=second > 0)
+    squares = apart**2
+    second, third = squares.mean(axis=0), (squares * apart).mean(axis=0)
+    skewness = np.divide(third, second**1.5, out=np.zeros(x.shape[1]), where=second > 0)
     # The skewness of n values is too small; enlarged so it is not, even where that matters most.
     return centre, scale * np.sqrt(second * n / (n - 1)), skewness * (1 + 20 / n)

@@ -185,12 +185,17 @@ def _log_theta(
         f: The ratio in the unit of e; None: theta is the standard error itself.
     """
     n, up_to_4 = len(e), [(a, b) for a in range(5) for b in range(5 - a)]
-    mean = {(a, b): counts @ (e**a * g[:, None] ** b) / n for a, b in up_to_4}
+    varies, mean = (g != 1).any(), dict[tuple[int, int], Float64[np.ndarray, "draws k"]]()
+    for a, b in up_to_4:
+        mean[a, b] = counts @ (e**a * g[:, None] ** b) / n if varies or not b else mean[a, 0]
     d = mean[1, 0] / mean[0, 1]  # the ratio moves by d, and e becomes e - d g
 
     def moved(a: int, b: int = 0) -> Float64[np.ndarray, "draws k"]:
-        """Mean of (e - d g)^a g^b."""
-        return np.asarray(sum(math.comb(a, j) * (-d) ** j * mean[a - j, b + j] for j in range(a + 1)))
+        """Mean of (e - d g)^a g^b, by Horner's rule."""
+        total = mean[0, a + b]
+        for j in reversed(range(a)):
+            total = math.comb(a, j) * mean[a - j, b + j] - d * total
+        return total
 
     second = moved(2)
     second = np.where(second > EQUAL, second, 0.0)

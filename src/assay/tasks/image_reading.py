@@ -75,7 +75,7 @@ class Pictures(abc.ABC):
         except (MemoryError, *BROKEN) as error:
             raise FileFormatError(
                 f"the image {self.name(row)} cannot be decoded ({str(error) or type(error).__name__}); "
-                "repair it, or skip such files with skip_bad (--skip-bad)"
+                "repair or remove it, or leave such files out with skip_bad where that is an option"
             ) from error
 
 

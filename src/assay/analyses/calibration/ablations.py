@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float64, Real
@@ -68,18 +69,13 @@ def _compare(
     alpha = cautious_alpha(n, FEWEST_FOR_MEANS)
     tails = {"pass": alpha, "fail": alpha / len(pairs)}
     narrow, strict = ([_bounds(x, full, 1 - 2 * tail) for x in differences] for tail in tails.values())
-    plain = [_bounds(each, full, ONE_SIDED_95, stats.delta_interval).to_dict() for each in differences]
+    plain = [_bounds(each, full, ONE_SIDED_95, stats.delta_interval) for each in differences]
     found.warn(unstable_denominator=narrow[0].method == "fieller")
     bounded, few = all(each.defined for each in (*narrow, *strict)), n < FEWEST_AT_A_THIRD
     found.stop_if(not bounded and not lost and not few, "unbounded")
     flat = all(each.reason == "degenerate" for each in narrow)
     found.warn(zero_variance=flat)
-    found.details["pair"] = pair = list(pairs[int(np.abs(gaps).argmax())])
-    ends = " and ".join(number(scores[name]) for name in pair)
-    found.details["finding"] = f"Furthest apart: {named(pair)} ablation, with scores {ends}."
-    found.details["levels"] = {name: 1 - tail for name, tail in tails.items()}
-    told = [{"difference": gap, "interval": its} for gap, its in zip(gaps, plain, strict=True)]
-    found.details["pairs"] = {f"{a} - {b}": each for (a, b), each in zip(pairs, told, strict=True)}
+    found.details |= _described(scores, plain, {name: 1 - tail for name, tail in tails.items()})
     low, high = max(map(_least, strict)), max(max(abs(each.low), abs(each.high)) for each in narrow)
     # What it is good for, at the level that makes it so.
     interval = replace(narrow[0], low=low, high=high, level=ONE_SIDED_95, reason=None)
@@ -93,16 +89,39 @@ def _compare(
         beyond = max(map(_least, narrow)) > LIMIT
         found.open("stricter_level" if beyond else None, _n_needed(n, gaps, narrow, strict))
     elif found.status == "pass":
-        # Scores near 0 would agree whatever the ablation does. Where their mean is proven to lie more than
-        # 0.20 from 0 and no pair differs by as much, no score is 0 and all have one sign.
         near = _bounds(statistic.offset * full + statistic.scale * mean, full, 1 - 2 * alpha)
-        found.details["average"] = near.to_dict()
-        if not near.defined or _least(near) <= LIMIT:
-            far = abs(average) > LIMIT
-            found.open("near_zero", n_to_settle(n, average, near, -LIMIT, LIMIT) if far else None)
+        _open_near_zero(found, average, near, n)
     if one_less and found.interval is not None:
         found.interval = replace(found.interval, low=1 - high, high=1 - low)
     return found
+
+
+def _described(
+    scores: Mapping[str, float], intervals: Sequence[Interval], levels: Mapping[str, float]
+) -> dict[str, Any]:
+    """The differences of all pairs of scores with their intervals, and which pair is furthest apart."""
+    pairs = list(itertools.combinations(scores, 2))
+    gaps = [scores[a] - scores[b] for a, b in pairs]
+    pair = list(pairs[int(np.abs(gaps).argmax())])
+    ends = " and ".join(number(scores[name]) for name in pair)
+    told = {
+        f"{a} - {b}": {"difference": gap, "interval": each.to_dict()}
+        for (a, b), gap, each in zip(pairs, gaps, intervals, strict=True)
+    }
+    finding = f"Furthest apart: {named(pair)} ablation, with scores {ends}."
+    return {"pair": pair, "finding": finding, "levels": levels, "pairs": told}
+
+
+def _open_near_zero(found: Found, average: float, interval: Interval, n: int) -> None:
+    """Leave a pass open unless the mean of the scores is proven to lie more than 0.20 from 0.
+
+    Scores near 0 would agree whatever the ablation does. Where their mean is so far and no pair differs by as
+    much, no score is 0 and all have one sign.
+    """
+    found.details["average"] = interval.to_dict()
+    if not interval.defined or _least(interval) <= LIMIT:
+        far = abs(average) > LIMIT
+        found.open("near_zero", n_to_settle(n, average, interval, -LIMIT, LIMIT) if far else None)
 
 
 def _least(interval: Interval) -> float:

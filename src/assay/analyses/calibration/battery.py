@@ -15,13 +15,14 @@ from assay.analyses.calibration.gate import GATES, SEED, Gate, Undetermined, fin
 from assay.analyses.calibration.invariance import Labels, choose_groups, group_labels
 from assay.analyses.calibration.samples import ratio_estimate
 from assay.circuits import Circuit
+from assay.circuits.naming import named_circuit
 from assay.core.errors import InputError, ShapeError, check_least, check_name, unknown_name
 from assay.core.measurement import FEW_PROMPTS, FEWEST_PROMPTS, SAME_PROMPTS, Verdict
 from assay.core.record import MACHINE, Plotted, Record, library_version, record_id, same
 from assay.discovery.heads.effects import SMALLEST
 from assay.discovery.heads.interventions import INTERVENTIONS
 from assay.discovery.heads.membership import predict_from_weights, weight_features
-from assay.discovery.heads.table import AnyCircuit, MeasurementTable
+from assay.discovery.heads.table import AnyCircuit, MeasurementTable, usual_ablation
 from assay.models import Model
 from assay.objectives import Loss, Objective
 from assay.stats import Estimate
@@ -167,8 +168,9 @@ class Columns:
         self.verdicts: dict[str, Verdict] = {}
         self.missing: dict[str, str] = {}
         self._check()
-        ablation = MeasurementTable(self.model, self.task, self.circuit, ablation=self.ablation).ablation
-        paired = INTERVENTIONS[ablation].paired
+        if isinstance(self.circuit, str | Path):
+            self.circuit = named_circuit(self.circuit, self.model.graph)
+        paired = INTERVENTIONS[self.ablation or usual_ablation(self.circuit, self.task)].paired
         task, rows = different_examples(self.task, paired=paired)
         more = self.pool
         if more is None and self.measured is None:
@@ -176,6 +178,8 @@ class Columns:
         if more is not None:
             more, _ = different_examples(more, paired=paired, besides=(self.task,))
         measured = None if self.measured is None else {key: each[rows] for key, each in self.measured.items()}
+        # Asked once for all tables: it looks at all weights, which may change from one report to the next.
+        self.described = self.model.describe()
         self.table = self._table(task, self.circuit, more=more, measured=measured)
         self.tables = [
             self._table(different_examples(other, paired=paired)[0], its) for other, its in self.against
@@ -185,7 +189,7 @@ class Columns:
         self.same_prompts = found.union(self.same_prompts).intersection(keys)
         self.listed = None  # flags of the published heads
         if self.published is not None:
-            self.listed = MeasurementTable(self.model, task, self.published).members
+            self.listed = MeasurementTable(self.model, task, self.published, described=self.described).members
         self.unit_id = None if self.unit_id is None else np.asarray(self.unit_id)[rows]
 
     def _check(self) -> None:
@@ -200,7 +204,7 @@ class Columns:
 
     def _table(self, task: PairTask, circuit: AnyCircuit, **prompts: Any) -> MeasurementTable:
         """A table in a folder of its own, named by its hash, within a folder of tables."""
-        names = ("objective", "ablation", "folder", "batch_size", "seed")
+        names = ("objective", "ablation", "folder", "batch_size", "seed", "described")
         settings = {name: getattr(self, name) for name in names}
         return MeasurementTable(self.model, task, circuit, nested=True, **prompts, **settings)
 
@@ -387,16 +391,17 @@ class Columns:
             score = {"value": value, **{end: bounds.get(end) for end in ("low", "high", "level")}}
         return {
             "id": record_id("calibration", self.record),
-            "model": {**model.describe(), "n_layers": model.n_layers, "n_heads": model.n_heads},
+            "model": {**table.record["model"], "n_layers": model.n_layers, "n_heads": model.n_heads},
             "task": {**table.task.describe(), "objective": table.objective.key},
             "circuit": {
                 "hash": circuit.hash,
                 "name": circuit.provenance.get("published"),
-                "kind": "heads" if circuit.heads is not None else "edges",
+                "kind": "heads" if circuit.heads is not None else f"{circuit.level}s",
                 "k": table.k,
                 "heads": [list(head) for head in table.heads],
                 "n_heads": table.H,
                 "n_edges": circuit.n_edges,
+                **circuit.level_facts,
             },
             "table": {
                 "hash": table.hash,

@@ -461,10 +461,8 @@ class Gate:
     @property
     def _reasons(self) -> Mapping[str, Explanation]:
         n = self._number.fewest
-        few = (
-            f"Below {n} {self.counts}, no bounds hold for skewed values.",
-            f"Measure at least {n} prompts.",
-        )
+        why = f"Below {n} {self.counts}, no bounds hold for skewed values."
+        few = (why, f"Measure at least {n} prompts.")
         return {"too_few": few, **self.reasons} if n else self.reasons
 
     def worded(self, verdict: Verdict) -> Verdict:

@@ -97,9 +97,8 @@ def _verdicts(checks: Mapping[str, Sequence[str]]) -> str:
 def _subject(document: Record) -> str:
     """What is judged: the circuit, the ablation, the score where it was judged, and the prompts."""
     table, circuit, score = document["table"], document["circuit"], document.get("score")
-    edges = "" if circuit.get("n_edges") is None else f", {text.plural(circuit['n_edges'], 'edge')}"
-    what = f"The circuit is {text.number(circuit['k'])} of {text.number(circuit['n_heads'])} heads{edges}"
-    what += f", the rest under {table['ablation']} ablation."
+    what = f"The circuit is {text.number(circuit['k'])} of {text.number(circuit['n_heads'])} heads"
+    what += f", {text.kept(circuit)}, the rest under {table['ablation']} ablation."
     if score is not None:
         value, between = text.estimate(score["value"], score["low"], score["high"])
         bounds = f" {between} ({text.percent(score['level'])} interval)" if between else ""
@@ -344,12 +343,11 @@ def _shown(name: str, value: Any) -> str:
 def _facts(document: Record) -> Iterator[tuple[str, text.Text]]:
     circuit, task, table = document["circuit"], document["task"], document["table"]
     machine = table.get(MACHINE, {})
-    edges = "" if circuit.get("n_edges") is None else f", {text.number(circuit['n_edges'])} edges"
     seed = (task.get("config") or {}).get("seed")
     drawn = "" if seed is None else f"drawn with seed {seed}"
     pool = f"pool of {text.number(table['n_pool'])}" if table.get("n_pool") else ""
     forward = f"{text.number(round(machine.get('passes', {}).get('forward', 0)))} passes to fill it"
-    yield from text.identity(document, f"{circuit['k']} heads{edges}", drawn)
+    yield from text.identity(document, f"{text.plural(circuit['k'], 'head')}, {text.kept(circuit)}", drawn)
     yield "prompts", (text.number(table["n_prompts"]), " ", text.quiet(pool))
     yield "resampling", f"seed {document['seed']}"
     columns = f"{text.number(len(machine.get('columns', ())))} columns "

@@ -33,7 +33,7 @@ from assay.page.blocks import (
     folded_record,
 )
 from assay.page.draw import LABEL_SIZE, MUTED, OPPOSES, SUPPORTS, axes_of
-from assay.page.text import NARROW, Text, cut_text, identity, number, percent, quiet, subject_of
+from assay.page.text import NARROW, Text, cut_text, identity, kept, number, percent, quiet, subject_of
 
 
 if TYPE_CHECKING:
@@ -85,10 +85,10 @@ def worst_case_page(document: Document) -> Page:
     carried = CARRIED[ablation].format(**names) if ablation in CARRIED else f"what {ablation} ablation gives"
     protocol = document["protocol"]
     drawn = PROTOCOLS[protocol].format(**names) if protocol in PROTOCOLS else f"Pairs by {protocol}."
+    meaning = DIVERGENCES[key].summary if key in DIVERGENCES else key
     lede = (
-        f"The circuit keeps {number(circuit['n_edges'])} of {number(circuit['n_graph_edges'])} edges. "
-        f"{drawn} Edges outside the circuit carried {carried}. The "
-        f"divergence is {DIVERGENCES[key].summary if key in DIVERGENCES else key}; 0 means no difference."
+        f"The circuit keeps {kept(circuit)}. {drawn} {str(circuit.get('level', 'edge')).title()}s outside "
+        f"the circuit carried {carried}. The divergence is {meaning}; 0 means no difference."
     )
     caveats = [str(each["message"]) for each in document.get("warnings") or ()]
     ratio = (document.get("anchor") or {}).get("ratio_of_means")
@@ -265,11 +265,10 @@ def _certificates(document: Document, words: Words) -> Block:
 
 def _facts(document: Document, words: Words) -> list[tuple[str, Text]]:
     circuit = document["circuit"]
-    edges = f"{number(circuit['n_edges'])} of {number(circuit['n_graph_edges'])} edges"
     drawn = f"{words.noun} drawn with seed {document['seed']}"
     how = f"{document['ablation']} ablation, {document['divergence']}"
     protocol: Text = (f"{document['protocol']} ", quiet(how))
-    return [*identity(document, edges, drawn), ("protocol", protocol)]
+    return [*identity(document, kept(circuit), drawn), ("protocol", protocol)]
 
 
 # ------------------------------------------------------------------------------------------ the picture

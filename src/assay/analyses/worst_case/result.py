@@ -554,6 +554,7 @@ def facts_of(
             "name": next((name for name in named if isinstance(name, str)), "circuit"),
             "n_edges": circuit.n_edges,
             "n_graph_edges": circuit.graph.n_edges,
+            **circuit.level_facts,
         },
         **described,
         "unit": divergence.unit,

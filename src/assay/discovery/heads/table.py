@@ -87,6 +87,7 @@ class MeasurementTable:
         batch_size: Prompts per pass; default: by free memory. Never changes a number.
         seed: Root of donors and noise.
         measured: Columns that were measured elsewhere, by name.
+        described: What `model.describe()` gave, where it is known already: it looks at all weights.
 
     Raises:
         InputError: For a folder that holds another table, a folder under an objective that is not
@@ -109,14 +110,14 @@ class MeasurementTable:
         batch_size: int | None = None,
         seed: int = 42,
         measured: Mapping[str, np.ndarray] | None = None,
+        described: Mapping[str, Any] | None = None,
     ) -> None:
-        self.model, self.task, self.more = model, task, more
-        self.circuit, self.head_circuit = _as_circuit(model, circuit)
+        self.model, self.task, self.more, self._described = model, task, more, described
+        self.circuit, self.head_circuit = _as_circuit(model, circuit, (described or {}).get("weight_hash"))
         self.reference = task if reference is None else reference
         self.objective = get_objective(objective or task.objective)
-        if ablation is None:
-            ablation = task.ablation if self.circuit.heads is None else "mean"
-        self.ablation, self.seed, self.batch_size = INTERVENTIONS[ablation].key, seed, batch_size
+        self.ablation = INTERVENTIONS[ablation or usual_ablation(self.circuit, task)].key
+        self.seed, self.batch_size = seed, batch_size
         for prompts in (task, *([] if more is None else [more])):
             prompts.validate(model.n_vocab, model.n_positions)
         self.heads = self.circuit.kept_heads()
@@ -189,7 +190,7 @@ class MeasurementTable:
         """What every number of the table is a function of."""
         return {
             "library": library_version(),
-            "model": self.model.describe(),
+            "model": self._described or self.model.describe(),
             "task": self.task.describe(),
             "more": None if self.more is None else self.more.describe(),
             "reference": None if self.reference is self.task else self.reference.describe(),
@@ -479,13 +480,18 @@ WHOLE: Mapping[str, Callable[[MeasurementTable], np.ndarray]] = {
 }
 
 
-def _as_circuit(model: Model, circuit: AnyCircuit) -> tuple[Circuit, HeadCircuit | None]:
+def usual_ablation(circuit: AnyCircuit, task: PairTask) -> str:
+    """How single heads are dropped by default: as the task says for a circuit of edges, else `mean`."""
+    return task.ablation if isinstance(circuit, Circuit) and circuit.heads is None else "mean"
+
+
+def _as_circuit(model: Model, circuit: AnyCircuit, weights: str | None) -> tuple[Circuit, HeadCircuit | None]:
     """The circuit in the model's graph, with its head circuit where it was given as one."""
     if isinstance(circuit, str | Path):
         circuit = named_circuit(circuit, model.graph)
     described = circuit if isinstance(circuit, HeadCircuit) else None
     if not isinstance(circuit, Circuit):
         circuit = Circuit.from_heads(model.graph, circuit)
-    check_circuit(model, circuit)
+    check_circuit(model, circuit, weights=weights)
     check_everywhere(circuit.spans, "a table of measurements", "circuit.anywhere()")
     return circuit, described
