@@ -411,6 +411,29 @@ class Model:
             hidden = output[0] if isinstance(output, tuple) else output
         return hidden.to(self.device)
 
+    @contextmanager
+    def reading(self, positions: Int[Tensor, " batch"], length: int) -> Iterator[None]:
+        """Inside, the last block runs its output projection and its MLP at the read positions only.
+
+        They give 0 at the others of `length` positions, which no logits read. Gradients have all positions.
+        Nothing changes where the logits read more positions than one (`pools`).
+        """
+        block, read = self.blocks[-1], torch.arange(length, device=positions.device) == positions[:, None]
+
+        def narrow(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+            x = args[0]  # some MLPs are given the tokens of all examples in one row
+            return (at_reads(x, positions.to(x.device))[:, None], *args[1:]) if x.ndim == 3 else None
+
+        def widen(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> Tensor | None:
+            return output * read[..., None].to(output.device) if output.ndim == 3 else None
+
+        pairs = [(block.out, block.out), (block.mlp, block.mlp_out)][: 1 + self.graph.mlps]
+        with ExitStack() as hooks:
+            for first, last in () if self.pools else pairs:
+                hooks.callback(first.register_forward_pre_hook(narrow).remove)
+                hooks.callback(last.register_forward_hook(widen).remove)
+            yield
+
     def unembed(self, hidden: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch d_vocab"]:
         """Logits of final-norm outputs at single positions.
 

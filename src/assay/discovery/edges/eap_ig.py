@@ -114,7 +114,8 @@ class Passes:
             start = self.ablated_input + alpha * (self.clean_input - self.ablated_input)
             start.requires_grad_(gradients)
             traced = self.model.tracing(sources=False, gradients=gradients)
-            with torch.set_grad_enabled(gradients), traced as trace:
+            reading = self.model.reading(self.batch.positions, start.shape[1])
+            with torch.set_grad_enabled(gradients), traced as trace, reading:
                 hidden = self.model.resume(start, self.clean)
                 self._finish(trace, hidden, alpha, start if gradients else None)
         return self.traces[alpha]

@@ -13,7 +13,7 @@ weights are small, so that a small model on an accelerator is not slowed down by
 (Syed et al. 2023, arXiv:2310.10348; Hanna et al. 2024, arXiv:2403.17806.)
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
@@ -166,36 +166,43 @@ class GradientSums:
         n = self.model.n_layers  # a trace that begins at a later block than the first ends at the same
         x = _stacked([trace.mlp_in[layer - n] for layer in sums.mlps])
         above = _stacked([trace.gradients["mlp", layer, 0] for layer in sums.mlps]).view(x.shape)
-        above = above.to(self.model.result_dtype) * weight
         norm, gain = self.model.blocks[sums.mlps[0]].mlp_norm, self._gain(sums.mlps)
-        direction, inverse = norm.standardise(x)
-        scaled = (above if gain is None else above * gain) * inverse
-        change = norm.centre(scaled)
-        if not self.constant_scale and norm.kind is not None:
-            change = change - direction * (scaled * direction).mean(-1, keepdim=True)
-        sums.at_mlp = change if sums.at_mlp is None else sums.at_mlp + change
+        if sums.at_mlp is None:
+            sums.at_mlp = torch.zeros_like(x, dtype=self.model.result_dtype)
+        for rows in _rows_together(sums.at_mlp):
+            direction, inverse = norm.standardise(x[:, rows])
+            scaled = above[:, rows].to(inverse.dtype) * (inverse * weight)
+            scaled = scaled if gain is None else scaled * gain
+            change = norm.centre(scaled)
+            if not self.constant_scale and norm.kind is not None:
+                change = change - direction * (scaled * direction).mean(-1, keepdim=True)
+            sums.at_mlp[:, rows] += change
 
     def _add_attentions(self, sums: _BlockSums, trace: Trace, weight: float) -> None:
         if not sums.attentions or ("qkv", sums.attentions[0], 0) not in trace.gradients:
             return
         block, wide, n = self.model.blocks[sums.attentions[0]], self.model.result_dtype, self.model.n_layers
-
-        def channels(parts: Iterable[Sequence[Tensor]]) -> Float[Tensor, "blocks n pos n_channels d_head"]:
-            return block.channels([_stacked(part).to(wide) for part in parts])
-
         x = _stacked([trace.attention_in[layer - n] for layer in sums.attentions])
         direction, inverse = block.attention_norm.standardise(x)
         keys = ([("qkv", layer, part) for layer in sums.attentions] for part in range(len(block.qkv)))
-        gradients = channels([trace.gradients[key] for key in of_part] for of_part in keys)
-        scaled = gradients * (weight * inverse[..., None])
-        sums.scaled = scaled if sums.scaled is None else sums.scaled.add_(scaled)
-        if self.constant_scale or block.attention_norm.kind is None:
-            return
-        outputs = channels(zip(*(trace.qkv[layer - n] for layer in sums.attentions), strict=True))
-        constant = self._projection(sums.attentions)[1]
-        linear = outputs if constant is None else outputs - constant
-        sums.along.append((scaled * linear).sum(-1))
-        sums.direction.append(direction)
+        gradients = [_stacked([trace.gradients[key] for key in of_part]) for of_part in keys]
+        outputs = list(map(_stacked, zip(*(trace.qkv[layer - n] for layer in sums.attentions), strict=True)))
+        along = inverse.new_empty(*x.shape[:-1], block.n_channels)
+        if sums.scaled is None:
+            sums.scaled = along.new_zeros(*along.shape, block.d_head)
+        turns = not self.constant_scale and block.attention_norm.kind is not None
+        constant = self._projection(sums.attentions)[1] if turns else None
+        for rows in _rows_together(sums.scaled):
+            scaled = block.channels([part[:, rows].to(wide) for part in gradients])
+            scaled = scaled * (inverse[:, rows, ..., None] * weight)
+            sums.scaled[:, rows] += scaled
+            if turns:
+                linear = block.channels([part[:, rows].to(wide) for part in outputs])
+                linear = linear if constant is None else linear - constant
+                torch.sum(scaled * linear, -1, out=along[:, rows])
+        if turns:
+            sums.along.append(along)
+            sums.direction.append(direction)
 
     def parts(self, rows: slice) -> Iterator[tuple[int, slice, Float[Tensor, "targets batch pos d_model"]]]:
         """Gradients of some examples: how many sources can be read, which targets read, their gradients.
@@ -358,6 +365,13 @@ def at_read(
         return expanded
     index = torch.arange(expanded.shape[1], device=positions.device)
     return expanded[:, index, positions][:, :, None]
+
+
+def _rows_together(values: Float[Tensor, "blocks n *axes"]) -> Iterator[slice]:
+    """Examples whose values are small together."""
+    n, most = values.shape[1], TOGETHER_BYTES["cpu" if values.device.type == "cpu" else "cuda"]
+    size = max(1, most * n // values.nbytes)
+    return (slice(start, start + size) for start in range(0, n, size))
 
 
 def _multiply(
