@@ -5,7 +5,9 @@ Each has a score s_i. A step draws a size k from 1 to their number n and runs so
     m_i = sigmoid((s_i - tau) / T),     tau such that sum_i m_i = k,
 
 then moves the scores down the gradient of what the mask loses. There is no price and no goal: tau fixes how
-much a mask keeps, and the scores decide what shares it. (Arora et al. 2026, arXiv:2609.25518.)
+much a mask keeps, and the scores decide what shares it. (Arora et al. 2026, arXiv:2609.25518.) A soft mask
+keeps more of the model than the k edges that a circuit takes from it, so T falls to a fifth over the second
+half of the steps.
 
 A mask weighs edges; of nodes it weighs all edges out of each, of neurons the dimension of the source's output
 before anything reads it.
@@ -34,13 +36,16 @@ from assay.core.random import torch_stream
 from assay.discovery.edges.eap_ig import EapIgInputs
 from assay.discovery.edges.masked_runs import LearnedMask, MaskedRuns, agreement
 from assay.discovery.edges.method import LEVELS, METHODS, Choices, EdgeMethod, Sweep
+from assay.discovery.edges.two_target import TwoTarget
 from assay.models import Model
 from assay.objectives import OBJECTIVES, Objective
 from assay.tasks import Task
 
 
-SIZES = ("uniform", "log", "logit", "log_both")
-START = EapIgInputs()
+SIZES = ("shares", "uniform", "log", "logit", "log_both")
+START = TwoTarget()
+SMALLEST = 1000.0  # of the sizes by shares: all but one part in so many is cut
+SHARPER = 5  # times, at the end
 STEEP = 2.0
 GOLDEN = (math.sqrt(5) - 1) / 2  # steps of this size, modulo 1, fill (0, 1) evenly at any number of them
 HALVINGS = 60  # of the bracket of tau
@@ -50,9 +55,12 @@ JUDGED = 0.05  # whether a ranking has settled is judged by this share of it, fr
 def draw_size(uniform: float, n: int, sizes: str) -> float:
     """Size of a mask over `n` scores, from 1 to n, of a number uniform on [0, 1].
 
-    `uniform`: 1 + (n - 1) u; `log`: n^u; `logit`: n sigmoid(L (2u - 1)), L = ln(n - 1), at which k and n - k
-    are equally likely; `log_both`: n^(2u) up to u = 1/2, beyond it n - n^(2u - 1).
+    `shares`: n 1000^(u - 1), at least 1; `uniform`: 1 + (n - 1) u; `log`: n^u; `logit`: n sigmoid(L (2u - 1))
+    with L = ln(n - 1), at which k and n - k are equally likely; `log_both`: n^(2u) up to u = 1/2, beyond it
+    n - n^(2u - 1).
     """
+    if sizes == "shares":
+        return max(1.0, n * float(SMALLEST ** (uniform - 1)))
     if sizes == "uniform":
         return 1 + (n - 1) * uniform
     if sizes == "log":
@@ -104,18 +112,20 @@ class Nested(LearnedMask):
     Attributes:
         updates: Gradient steps, >= 1.
         examples: Examples per step, >= 1; they share one mask.
-        sizes: Distribution of the size of a mask: `log`, `uniform`, `logit` or `log_both` (`draw_size`).
-        temperature: T of the mask, > 0, in the unit of the scores.
+        sizes: Distribution of the size of a mask: `shares`, `uniform`, `log`, `logit` or `log_both`
+            (`draw_size`).
+        temperature: T of the mask in the first half of the updates, > 0, in the unit of the scores.
         rate: Step size of Adam, > 0; it falls linearly to 0 over the last 30 % of the updates.
         warm_start: Scores, or the method that gives them, to start from: by the rank of their size, so their
-            unit does not matter. None: all edges start alike.
+            unit does not matter; by default `two-target`, for a divergence `eap-ig-inputs`. None: all edges
+            start alike.
 
     Notes:
         Cost: one forward and backward pass of a run under a real-valued mask, per example and update.
 
     References:
-        Arora et al. 2026, arXiv:2609.25518. There: the task's objective alone, sizes `uniform`, rate .05
-        throughout, 5,000 updates of one example, and no warm start.
+        Arora et al. 2026, arXiv:2609.25518. There: the task's objective alone, sizes `uniform`, one T,
+        rate .05 throughout, 5,000 updates of one example, and no warm start.
     """
 
     key = "nested"
@@ -123,9 +133,9 @@ class Nested(LearnedMask):
     objective = None
     levels = LEVELS
 
-    updates: int = 300
+    updates: int = 600
     examples: int = 8
-    sizes: str = "log"
+    sizes: str = "shares"
     temperature: float = 0.5
     rate: float = 0.1
     warm_start: str | EdgeMethod | EdgeScores | NodeScores | None = START
@@ -138,7 +148,9 @@ class Nested(LearnedMask):
                 raise InputError(f"{name} of nested is {getattr(self, name)}; give a finite number above 0")
 
     def sweep(self, model: Model, task: Task, settings: Choices, size: int) -> Sweep:
-        start, spent = self.start(model, task, settings, size)
+        alone = settings.objective.stationary and self.warm_start is START
+        method = replace(self, warm_start=EapIgInputs()) if alone else self
+        start, spent = method.start(model, task, settings, size)
         runs = MaskedRuns(model, task, settings, size, examples=self.examples, updates=self.updates)
         rounds = math.ceil(task.n / runs.examples)
         judged = replace(settings, objective=both_targets(runs, rounds))
@@ -153,8 +165,9 @@ class Nested(LearnedMask):
             remaining = 1 - step / self.updates
             if step == self.updates - max(1, self.updates // 10):
                 before = first_of(scores.detach())
+            sharper = SHARPER ** max(0.0, 1 - 2 * remaining)
             k = draw_size((first + step * GOLDEN) % 1, len(scores), self.sizes)
-            shares = in_place(top_k(scores, k, self.temperature), slots)
+            shares = in_place(top_k(scores, k, self.temperature / sharper), slots)
             kept = weights_of(model, settings.level, shares)
             loss = replace(runs.draw(step), settings=judged).losses(*kept, wide=True).mean()
             if not bool(torch.isfinite(loss)):
