@@ -1,13 +1,14 @@
 """Every discovery method judged: tables and pictures of docs/theory/planted.md and docs/howto/benchmark.md.
 
     python experiments/discovery_benchmark/run.py truth [--methods ...] [--models ...]
-    python experiments/discovery_benchmark/run.py mini [--tasks ioi greater-than] [--methods ...]
+    python experiments/discovery_benchmark/run.py targets [--targets ...] [--methods ...] [--work DIR]
     python experiments/discovery_benchmark/run.py docs
 
 One CPU thread, so that times are processor times. `truth` with some methods or models adds them to what
-`truth.json` holds; the others measure anew, since methods are compared on the same examples in one run.
-Results are `truth.json` and `mini-TASK.json` beside this file; `docs` (also the end of
-every other step) writes from them the tables in `docs/tables` and the pictures in `docs/images`.
+`truth.json` holds. `targets` runs the methods that have no file in the work folder yet, and judges all that
+have one on the same examples; the published models are those of `make real`, and take hours. Results are
+`truth.json` and `TARGET.json` beside this file; `docs` (also the end of every other step) writes from them
+the tables in `docs/tables` and the pictures in `docs/images`.
 """
 
 import argparse
@@ -23,10 +24,10 @@ import pandas as pd
 import torch
 import truth as truth_tables
 from matplotlib.axes import Axes
+from targets import TARGETS, results, steps_table, targets_tables
+from targets import run as run_target
 
-from assay.analyses.benchmark import DiscoveryBenchmark, benchmark_discovery
 from assay.analyses.benchmark import page as benchmark_tables
-from assay.analyses.benchmark.targets import find_target
 from assay.app.options import parse_options
 from assay.discovery.edges import METHODS
 from assay.models.planted import planted_names
@@ -37,19 +38,18 @@ from assay.page.text import plain_text
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent.parent / "docs"
-TRUTH_N, MINI_N, SEED = 32, 60, 0
+TRUTH_N, TARGET_N, SEED = 32, 60, 0
+WORK = Path.home() / ".cache" / "assay-discovery-benchmark"
 CELL = ["model", "method", "objective"]
-MINI_TASKS = ("ioi", "greater-than")
-# Learned masks on planted models: their few edges need fewer updates than the 3,000 of the papers.
-TRUTH_OPTIONS: dict[str, dict[str, Any]] = {"ugs": {"updates": 300}, "edge-pruning": {"updates": 300}}
-# A learned mask that starts from EAP-IG, with a twelfth of the updates.
-WARM = {"ugs@warm": {"warm_start": "eap-ig-inputs", "updates": 250}}
-
+# Learned masks on planted models: their few edges need fewer updates.
+TRUTH_OPTIONS: dict[str, dict[str, Any]] = {
+    name: {"updates": 300} for name in ("nested", "ugs", "edge-pruning")
+}
 
 # Cheapest first, as pages list them; others come last.
 ORDER = (
     "random", "ifr", "eap", "relp", "gim", "clean-corrupted", "eap-ig-inputs", "two-target",
-    "eap-ig-activations", "acdc", "ugs", "edge-pruning", "exact",
+    "eap-ig-activations", "acdc", "exact", "nested", "ugs", "edge-pruning",
 )  # fmt: skip
 
 
@@ -91,21 +91,6 @@ def in_order(table: pd.DataFrame) -> pd.DataFrame:
     )
 
 
-def mini(
-    tasks: Sequence[str], methods: Sequence[str] | None, options: dict[str, dict[str, Any]], n: int
-) -> None:
-    usual = [*METHODS, *(WARM if "ugs" in METHODS else ())]
-    names = list(methods or usual)
-    for task in tasks:
-        target = find_target("mini", task, n=n, seed=SEED)
-        judge(target, names, options_of(names, WARM | options), f"mini-{target.task.name}.json")
-
-
-def judge(target: Any, names: Sequence[str], options: dict[str, Any], file: str, **more: Any) -> None:
-    how = {"options": options, "seed": SEED, "progress": progress, **more}
-    benchmark_discovery(target.model, target.task, names, **how).save(HERE / file)
-
-
 def docs() -> None:
     tables, images = DOCS / "tables", DOCS / "images"
     tables.mkdir(exist_ok=True)
@@ -117,9 +102,12 @@ def docs() -> None:
         facts = truth_tables.facts(table, json.loads(path.read_text()))
         (tables / "truth-facts.inc").write_text(facts)
         write_picture(images / "truth-map.svg", truth_tables.plot_truth(table))
-    path = HERE / "mini-ioi.json"
-    if path.exists():
-        benchmark = DiscoveryBenchmark.load(path)
+    judged = results(HERE)
+    parts = targets_tables(judged, ORDER) if judged else []
+    text = "\n".join(f"**{heading}**\n\n{markdown_table(table)}" for heading, table in parts)
+    (tables / "targets.inc").write_text(text)
+    (tables / "mini-steps.inc").write_text(markdown_table(steps_table(judged)))
+    if benchmark := judged.get("mini-ioi"):
         quality = markdown_table(benchmark_tables.quality_table(benchmark))
         (tables / "mini-ioi-quality.inc").write_text(f"{benchmark_tables.heading(benchmark)}.\n\n{quality}")
         write_picture(images / "benchmark-mini-ioi.svg", benchmark.plot())
@@ -148,19 +136,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("step", choices=("truth", "mini", "docs"))
-    parser.add_argument("--methods", nargs="+")
+    parser.add_argument("step", choices=("truth", "targets", "docs"))
+    parser.add_argument("--methods", nargs="*", help="default: all; none: judge what was run")
     parser.add_argument("--models", nargs="+", help="of truth: beginnings of names")
-    parser.add_argument("--tasks", nargs="+", default=MINI_TASKS)
+    parser.add_argument("--targets", nargs="+", choices=TARGETS, default=TARGETS)
     parser.add_argument("--option", nargs="+", default=[], help="METHOD.NAME=VALUE")
-    parser.add_argument("--n", type=int, default=MINI_N)
+    parser.add_argument("--n", type=int, default=TARGET_N)
+    parser.add_argument("--work", type=Path, default=WORK, help="folder of unfinished targets")
+    parser.add_argument("--real", type=Path, default=DOCS.parent / ".real", help="what `make real` made")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     options = parse_options(arguments.option)
     if arguments.step == "truth":
         truth(arguments.methods, arguments.models, options)
-    elif arguments.step == "mini":
-        mini(arguments.tasks, arguments.methods, options, arguments.n)
+    elif arguments.step == "targets":
+        places = {"real": arguments.real, "work": arguments.work, "results": HERE}
+        methods = ORDER if arguments.methods is None else arguments.methods
+        how: dict[str, Any] = {"n": arguments.n, "seed": SEED, "progress": progress}
+        for name in arguments.targets:
+            run_target(name, methods, options, ORDER, places=places, **how)
     docs()
 
 

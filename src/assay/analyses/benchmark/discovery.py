@@ -1,7 +1,7 @@
 """Every discovery method on one model and task: faithfulness of its circuits, and what it costs."""
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 
 from assay.analyses.benchmark.contenders import Contender, choose_entries, clock_of, plain_seconds, take_turn
 from assay.analyses.benchmark.results import (
+    PAIRED,
     BenchmarkRow,
     Bounded,
     Difference,
@@ -27,8 +28,10 @@ from assay.discovery.edges import discover
 from assay.execution import Ablation, CircuitRuns
 from assay.execution.batches import choose_batch_size
 from assay.metrics.curve import FRACTIONS, FaithfulnessCurve, faithfulness_curve
+from assay.metrics.metric import METRICS, record
 from assay.models import Model
 from assay.objectives import Loss, Objective
+from assay.stats import RatioOfSums
 from assay.tasks import PairTask, Task, draw_task
 
 
@@ -38,6 +41,7 @@ N_RESAMPLES = 2000  # of the examples, for differences between methods
 MORE = 4  # prompts drawn per prompt wanted, to leave out those already seen
 
 Progress = Callable[[str, int, int], None]
+Turn = tuple[BenchmarkRow, EdgeScores | None]  # what a method did, and its scores if it gave any
 
 
 def benchmark_discovery(
@@ -61,8 +65,8 @@ def benchmark_discovery(
 
     Every method scores the edges on one sample of examples. Circuits of growing size are cut from its scores
     twice, by signed score and by |score|, and run on another sample, the same for all. Each ranking gives a
-    faithfulness curve with CPR and CMD, four numbers in all; MIB publishes CPR by signed score and CMD by
-    |score|.
+    faithfulness curve with CPR and CMD, and the mean of KL(model || circuit) over its sizes; MIB publishes
+    CPR by signed score and CMD by |score|.
 
     Args:
         model: The model.
@@ -118,41 +122,65 @@ def benchmark_discovery(
     if evaluate == "same":
         seen, unseen = task, task
     else:
-        seen, unseen = (task, held_out) if held_out is not None else _apart(task, seed)
+        seen, unseen = (task, held_out) if held_out is not None else seen_and_unseen(task, seed)
     seen, unseen = model.bind(seen), model.bind(unseen)
     how: dict[str, Any] = {"objective": objective, "ablation": ablation}
     how |= {"batch_size": batch_size, "seed": seed}
-    judge = _Judge(CircuitRuns(model, unseen, Circuit.full(model.graph), **how), fractions, truth)
-    with contextlib.suppress(AssayError):  # whoever competes will say what is wrong
-        # The first backward pass pays for what later ones find ready.
-        few, size = seen.subset(list(range(min(seen.n, WARM_UP)))), batch_size
-        discover(model, few, "eap-ig-inputs", steps=1, ablation=judge.runs.ablation_object, batch_size=size)
-    rows: list[BenchmarkRow] = []
-    kept: dict[str, EdgeScores] = {}
     total = len(entries) + len(imported)
     told = progress or (lambda *step: None)
-    for entry in entries:
-        told(entry.name, len(rows), total)
-        row, own = _compete(entry, model, seen, how)
-        if own is not None:
-            kept[entry.name] = own
-        rows.append(row if own is None else judge.judged(row, own))
-    for name, scores in imported.items():
-        told(name, len(rows), total)
-        rows.append(judge.judged(BenchmarkRow(name=name, method=None), scores))
+
+    def turns() -> Iterator[Turn]:
+        for done, entry in enumerate(entries):
+            told(entry.name, done, total)
+            yield take_timed_turn(entry, model, seen, warm_up=not done, **how)
+        for done, (name, scores) in enumerate(imported.items(), len(entries)):
+            told(name, done, total)
+            yield BenchmarkRow(name=name, method=None), scores
+
+    runs = CircuitRuns(model, unseen, Circuit.full(model.graph), **how)
+    found = judge_turns(turns(), runs, seen, fractions=fractions, truth=truth, evaluate=evaluate)
     told("done", total, total)
+    return found
+
+
+def judge_turns(
+    turns: Iterable[Turn],
+    runs: CircuitRuns,
+    seen: Task,
+    *,
+    fractions: Sequence[float] | None = None,
+    truth: Collection[str] | None = None,
+    evaluate: str = "held-out",
+) -> DiscoveryBenchmark:
+    """Judge rankings of edges, each when its turn comes.
+
+    Args:
+        turns: A row of each competitor, and its scores if it gave any.
+        runs: Runs of any circuit on the examples to judge on.
+        seen: The examples that methods saw.
+        fractions: Shares of all edges at which circuits run.
+        truth: Names of the true edges of a planted model.
+        evaluate: What `runs` are on: `held-out` examples, or the `same` as seen.
+    """
+    judge = _Judge(runs, fractions, truth)
+    rows: list[BenchmarkRow] = []
+    kept: dict[str, EdgeScores] = {}
+    for row, scores in turns:
+        if scores is not None:
+            kept[row.name] = scores
+        rows.append(row if scores is None else judge.judged(row, scores))
     return DiscoveryBenchmark(
-        model=model.describe(),
+        model=runs.model.describe(),
         discovered_on=seen.describe(),
-        evaluated_on=unseen.describe(),
+        evaluated_on=runs.task.describe(),
         settings=judge.settings(evaluate),
         rows=tuple(rows),
         differences=judge.differences(),
-        scores=kept | imported,
+        scores=kept,
     )
 
 
-def _apart(task: Task, seed: int) -> tuple[Task, Task]:
+def seen_and_unseen(task: Task, seed: int) -> tuple[Task, Task]:
     """Examples to discover on and others to judge on."""
     if isinstance(task, PairTask) and task.grammar is not None:
         drawn = task.config.get("seed", seed)
@@ -176,11 +204,22 @@ def _apart(task: Task, seed: int) -> tuple[Task, Task]:
     return task.subset(first), task.subset(second)
 
 
-def _compete(
-    entry: Contender, model: Model, task: Task, how: Mapping[str, Any]
-) -> tuple[BenchmarkRow, EdgeScores | None]:
-    """Discovery with its cost, in plain passes over batches of the same size."""
-    size = choose_batch_size(model, task, asked=how["batch_size"])
+def take_timed_turn(entry: Contender, model: Model, task: Task, *, warm_up: bool = False, **how: Any) -> Turn:
+    """A turn with the cost of plain passes over batches of the same size; see `take_turn`.
+
+    Args:
+        entry: The method.
+        model: The model.
+        task: The examples, bound to the model.
+        warm_up: First let another method run: the first backward pass pays for what later ones find ready.
+        how: Arguments of `discover`, of them `batch_size`.
+    """
+    asked = how["batch_size"]
+    if warm_up:
+        few, more = task.subset(list(range(min(task.n, WARM_UP)))), {"ablation": how["ablation"]}
+        with contextlib.suppress(AssayError):  # whoever competes will say what is wrong
+            discover(model, few, "eap-ig-inputs", steps=1, batch_size=asked, **more)
+    size = choose_batch_size(model, task, asked=asked)
     unit = plain_seconds(model, task, size)
     row, scores = take_turn(entry, model, task, **how)
     if scores is None:
@@ -196,6 +235,7 @@ class _Judge:
         self, runs: CircuitRuns, fractions: Sequence[float] | None, truth: Collection[str] | None
     ) -> None:
         self.runs, self.fractions, self.truth = runs, fractions, truth
+        self.divergence = runs.judged_by("kl")
         self.areas: dict[str, dict[str, Measurement]] = {}  # by row, then by name of `Difference`
 
     def settings(self, evaluate: str) -> dict[str, Any]:
@@ -222,10 +262,12 @@ class _Judge:
             faithfulness_curve(scores, self.runs.model, self.runs.task, absolute=absolute, **how)
             for absolute in (False, True)
         )
-        areas = {"cpr": signed.area, "clipped_cpr": signed.area.parts["clipped"], "cmd": absolute.distance}
-        self.areas[row.name] = areas
+        signed_kl, absolute_kl = (mean_kl(self.divergence, curve.circuits) for curve in (signed, absolute))
+        paired = (signed.area, signed.area.parts["clipped"], absolute.distance, absolute_kl)
+        self.areas[row.name] = dict(zip(PAIRED, paired, strict=True))
         truth = None if self.truth is None else detect(scores, self.truth)
-        return replace(row, signed=_ranked(signed), absolute=_ranked(absolute), truth=truth)
+        by_sign, by_size = _ranked(signed, signed_kl), _ranked(absolute, absolute_kl)
+        return replace(row, signed=by_sign, absolute=by_size, truth=truth)
 
     def differences(self) -> tuple[Difference, ...]:
         """The integrals of each pair, each resample of the examples drawn once for all."""
@@ -250,13 +292,30 @@ class _Judge:
         return tuple(differences)
 
 
-def _ranked(curve: FaithfulnessCurve) -> Ranked:
+def mean_kl(runs: CircuitRuns, circuits: Sequence[Circuit]) -> Measurement:
+    """KL(model || circuit) at the read position in nats, averaged over circuits; interval over examples.
+
+    Args:
+        runs: Of any circuit, judged by `kl`.
+        circuits: Of all edges: the model itself, 0.
+    """
+    components = {
+        f"kl/{place}": -runs.margins_of(each) if each.n_edges < each.graph.n_edges else np.zeros(runs.task.n)
+        for place, each in enumerate(circuits)
+    }
+    mean = RatioOfSums(numerator=dict.fromkeys(components, 1 / len(circuits)))
+    return record(METRICS["kl"], components, mean, used=runs.counted, seed=runs.seed)
+
+
+def _ranked(curve: FaithfulnessCurve, kl: Measurement) -> Ranked:
     return Ranked(
         cpr=_bounded(curve.area),
         cmd=_bounded(curve.distance),
         clipped_cpr=_bounded(curve.area.parts["clipped"]),
         clipped_cmd=_bounded(curve.distance.parts["clipped"]),
         overshoot=_bounded(curve.area.parts["overshoot"]),
+        kl=_bounded(kl),
+        divergence=tuple(float(np.nanmean(each)) for each in kl.components.values()),
         faithfulness=tuple(curve.values.tolist()),
         kept_edges=tuple(curve.kept_edges.tolist()),
     )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 LEGEND = (
     "CPR and CMD with 95 % intervals over examples. As published, CPR uses signed scores and CMD |score|; "
-    "{} Passes: time of the discovery in plain forward passes over the "
+    "{}{} Passes: time of the discovery in plain forward passes over the "
     "same examples. MiB: additional memory. All CPR share one denominator, the gain of the model over its "
     "corrupted run: where that varies over examples, intervals are wide, but paired differences may be tight."
 )
@@ -28,13 +28,16 @@ LEGEND = (
 
 OPPOSITE = "CPR(|s|) and CMD(s) are the opposite."
 CLIPPED = "clipped, faithfulness is cut at 1, and overshoot is what this takes from CPR."
+DIVERGENCE = " KL: of circuits to the model in nats, by |score|, the mean over all sizes."
 
 
 def quality_table(benchmark: DiscoveryBenchmark) -> Table:
     """A row per competitor that has scores, best CPR first: quality with intervals, and cost."""
     judged = any(row.truth is not None for row in benchmark.rows)
     clipped = all(row.signed is None or row.signed.overshoot is not None for row in benchmark.rows)
+    diverging = all(row.absolute is None or row.absolute.kl is not None for row in benchmark.rows)
     others = ["clipped CPR", "clipped CMD", "overshoot"] if clipped else ["CPR(|s|)", "CMD(s)"]
+    others += ["mean KL"] * diverging
     names = ["CPR", "CMD", *others, "passes", "seconds", "MiB", *(["AUROC"] if judged else [])]
     rows = []
     for row in benchmark.ranking():
@@ -44,6 +47,8 @@ def quality_table(benchmark: DiscoveryBenchmark) -> Table:
         more: tuple[Bounded | None, ...] = (row.absolute.cpr, row.signed.cmd)
         if clipped:
             more = (row.signed.clipped_cpr, row.absolute.clipped_cmd, row.signed.overshoot)
+        if diverging:
+            more = (*more, row.absolute.kl)
         cells = [title(row), f"{row.signed.cpr}", f"{row.absolute.cmd}"]
         cells += [number(None if each is None else each.value, 3) for each in more]
         cells += [number(cost, 1) for cost in (row.forward_equivalents, row.seconds, memory)]
@@ -51,7 +56,8 @@ def quality_table(benchmark: DiscoveryBenchmark) -> Table:
             cells.append(number(None if row.truth is None else row.truth.auroc, 3))
         rows.append(cells)
     heads = [*columns("method"), *columns(*names, numeric=True)]
-    return Table(columns=heads, rows=rows, note=LEGEND.format(CLIPPED if clipped else OPPOSITE))
+    note = LEGEND.format(CLIPPED if clipped else OPPOSITE, DIVERGENCE * diverging)
+    return Table(columns=heads, rows=rows, note=note)
 
 
 def title(row: BenchmarkRow) -> str:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-INTEGRALS = ("cpr", "cmd", "clipped_cpr", "clipped_cmd", "overshoot")  # of a curve
+INTEGRALS = ("cpr", "cmd", "clipped_cpr", "clipped_cmd", "overshoot", "kl")  # of a ranking
+PAIRED = ("cpr", "clipped_cpr", "cmd", "kl")  # of two rankings on the same examples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +102,8 @@ class Ranked(Record):
         cmd: Area between the curve and 1; lower is better, 0 is the least.
         clipped_cpr, clipped_cmd: Both with F cut at 1.
         overshoot: The area above 1 that CPR and CMD have beside these.
-        faithfulness: F at each fraction of the benchmark.
+        kl: KL(model || circuit) at the read position in nats, its mean over the fractions; lower is better.
+        faithfulness, divergence: F, and mean KL, at each fraction of the benchmark.
         kept_edges: Edges left at each after pruning to paths from `input` to `logits`.
     """
 
@@ -112,6 +114,8 @@ class Ranked(Record):
     clipped_cpr: Bounded | None = field(default=None, metadata=BRIEF)
     clipped_cmd: Bounded | None = field(default=None, metadata=BRIEF)
     overshoot: Bounded | None = field(default=None, metadata=BRIEF)
+    kl: Bounded | None = field(default=None, metadata=BRIEF)
+    divergence: tuple[float, ...] = field(default=(), metadata=BRIEF)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +178,7 @@ class Difference(Record):
         cpr: Of CPR, as MIB publishes it: both by signed score.
         clipped_cpr: Of the same with F cut at 1.
         cmd: Of CMD, as MIB publishes it: both by |score|.
+        kl: Of the mean KL over sizes: both by |score|.
     """
 
     first: str
@@ -181,6 +186,7 @@ class Difference(Record):
     cpr: Bounded
     clipped_cpr: Bounded | None = field(default=None, metadata=BRIEF)
     cmd: Bounded | None = field(default=None, metadata=BRIEF)
+    kl: Bounded | None = field(default=None, metadata=BRIEF)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,13 +240,21 @@ class DiscoveryBenchmark(Plotted, Record):
         check_name("row of the benchmark", name, names)
         return self.rows[names.index(name)]
 
-    def difference(self, first: str, second: str) -> Bounded | None:
-        """CPR of `first` less that of `second`; None where one of them has none."""
+    def difference(self, first: str, second: str, of: str = "cpr") -> Bounded | None:
+        """One integral of `first` less that of `second`; None where one of them has none.
+
+        Args:
+            first: Name of a row.
+            second: Name of another.
+            of: `cpr`, `clipped_cpr`, `cmd` or `kl`, each by the ranking that `Difference` names.
+        """
+        check_name("integral", of, PAIRED)
         for each in self.differences:
+            gap: Bounded | None = getattr(each, of)
             if (each.first, each.second) == (first, second):
-                return each.cpr
+                return gap
             if (each.first, each.second) == (second, first):
-                return Bounded(value=-each.cpr.value, low=-each.cpr.high, high=-each.cpr.low)
+                return gap and Bounded(value=-gap.value, low=-gap.high, high=-gap.low)
         return None
 
     def ranking(self) -> list[BenchmarkRow]:
