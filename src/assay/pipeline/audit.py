@@ -5,14 +5,12 @@ of that record is the result's id: asking again for what a store holds costs one
 interrupted audit finds its scores and measurements where it left them.
 """
 
-import hashlib
 import os
 import time
 import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +21,7 @@ from assay.circuits import EdgeScores, Level, NodeScores
 from assay.circuits.naming import IMAGES
 from assay.core.errors import AssayWarning, InputError, check_least, check_name
 from assay.core.machine import COUNTING, entered
-from assay.core.record import MACHINE, library_version, plain, record_id
+from assay.core.record import MACHINE, library_version, plain
 from assay.discovery.edges import get_method
 from assay.execution import Ablation, CircuitRuns, get_ablation
 from assay.metrics import faithfulness_curve, find_metric
@@ -31,13 +29,12 @@ from assay.metrics.curve import FRACTIONS
 from assay.metrics.metric import SIGNED_MARGINS
 from assay.metrics.page import CurveData, curve_data
 from assay.models import Model, load_model
-from assay.models.loading import EMBEDDED
 from assay.objectives import Objective, get_objective
 from assay.page.graph import graph_of
 from assay.pipeline.audit_result import SCHEMA, Audit, drawn_edges
 from assay.pipeline.circuits import stored_circuit
 from assay.pipeline.gates import calibrate_measured, calibrate_runs
-from assay.pipeline.prompts import N, divide
+from assay.pipeline.prompts import Division, N, divide
 from assay.pipeline.sizing import COARSE, FINE, Kept, SizedCircuit, Targets, discover_circuit
 from assay.pipeline.stage import (
     Content,
@@ -54,7 +51,7 @@ from assay.pipeline.stage import (
 )
 from assay.pipeline.worst import USUAL_SIDE, pairs_of, usual_sizes, worst_case_stage, worst_measured
 from assay.store import About, Store, StoredResult
-from assay.tasks import TASKS, ImageTask, PairTask, Task, Tokens, is_task_file
+from assay.tasks import ImageTask, PairTask, Task, Tokens
 
 
 # Raised when an audit looks at other pairs, other runs or prompts, or comes to another size than before.
@@ -196,49 +193,22 @@ def audit(
     store = store if isinstance(store, Store) or store is None else Store(store)
     progress("load", 1, 1)
 
-    discovery, measured = halves.discovery, halves.measured
+    measured = halves.measured
     loss = get_objective(objective or measured.objective)
     replacement = get_ablation(ablation or measured.ablation)
     store = store if registered(loss, replacement) else None
     causes = _causes(measured, replacement, full=full, skip=skip)
-    search = FINE if full else COARSE
     settings = RunSettings(
         model=model, objective=loss, ablation=replacement.key, batch_size=batch_size, seed=seed
     )
-    record: dict[str, Any] = {
-        "job": "audit",
-        "schema": SCHEMA,
-        "library": library_version(),
-        "model": model.describe(),
-        "graph": model.graph.fingerprint,
-        "discovery": discovery.describe(),
-        "measured": measured.describe(),
-        "held_out": halves.held_out,
-        "method": {"key": method, "steps": steps, "quadrature": "midpoint"}
-        | ({} if level == "edge" else {"level": level}),
-        "objective": loss.key,
-        "ablation": replacement.key,
-        "target": target,
-        "target_kl": target_kl,
-        "metrics": _metric_keys(model, measured, metrics, causes),
-        "other_ablations": [key for key in OTHER_ABLATIONS if not replacement.key.startswith(key)],
-        "n_random": 0 if "random" in causes else n_random or (RANDOM_FULL if full else RANDOM),
-        "random_per_size": RANDOM_PER_SIZE,
-        "scope": {
-            "larger": sorted(STAGES) if full else [],
-            "left_out": dict(sorted(causes.items())),
-            "search": [search.resolution, search.growth],
-        },
-        **RULES,
-        "seed": seed,
-    }
+    how: dict[str, Any] = {"method": method, "steps": steps, "level": level, "targets": targets}
+    how["search"] = FINE if full else COARSE
+    record = _record_of(halves, settings, how, causes, metrics=metrics, n_random=n_random, full=full)
     kept: dict[str, Any] = {"store": store, "progress": progress}
 
     def compute() -> Audit:
         began = time.perf_counter()
         with noted() as more:
-            how: dict[str, Any] = {"method": method, "steps": steps, "targets": targets, "search": search}
-            how["level"] = level
             sized = discover_circuit(halves, settings, **how, **kept)
             # Everything below reads the runs on the other half.
             stages = _measured(sized, settings, record, targets, full=full, **kept)
@@ -247,10 +217,10 @@ def audit(
         facts = {**made, **stages, "notes": dict.fromkeys([*notes, *more]).keys()}
         return replace(Audit.from_dict(plain(facts)), scores=sized.scores, circuit=sized.circuit)
 
-    stage = Stage(kind="audit", record=record, compute=compute, write=_written, read=_read)
+    stage = Stage(kind="audit", record=record, compute=compute, write=_written, read=read_audit)
     result = stage.run(store).value
     if result.cached:
-        _repeat(note for note in result.notes if note not in notes)
+        repeat_notes(note for note in result.notes if note not in notes)
     if out is not None:
         result.save(out)
     return result
@@ -278,6 +248,58 @@ def _metric_keys(
     if metrics is None and "minimality" not in causes and _few_heads(model):
         keys.append("minimality")
     return [key for key in dict.fromkeys(keys) if _labelled(task) or key not in OF_LABELS]
+
+
+def _record_of(
+    halves: Division,
+    settings: RunSettings,
+    discovery: Mapping[str, Any],
+    causes: Mapping[str, str],
+    *,
+    metrics: Sequence[str] | None,
+    n_random: int | None,
+    full: bool,
+) -> dict[str, Any]:
+    """All that the numbers of an audit are a function of; its hash is the audit's id.
+
+    Args:
+        halves: The examples.
+        settings: How circuits are run, with objective and ablation.
+        discovery: How the circuit is found: `method`, `steps`, `level`, `targets`, `search`.
+        causes: Stages that are not run.
+        metrics: Keys of what to measure, as in `audit`.
+        n_random: Random circuits of the chosen size, as in `audit`.
+        full: Whether every stage is run in its larger form.
+    """
+    loss, ablation = cast(Objective, settings.objective), cast(str, settings.ablation)
+    level, targets, search = (discovery[name] for name in ("level", "targets", "search"))
+    return {
+        "job": "audit",
+        "schema": SCHEMA,
+        "library": library_version(),
+        "model": settings.model.describe(),
+        "graph": settings.model.graph.fingerprint,
+        "discovery": halves.discovery.describe(),
+        "measured": halves.measured.describe(),
+        "held_out": halves.held_out,
+        "method": {"key": discovery["method"], "steps": discovery["steps"], "quadrature": "midpoint"}
+        | ({} if level == "edge" else {"level": level}),
+        "objective": loss.key,
+        "ablation": ablation,
+        "target": targets.faithfulness,
+        "target_kl": targets.distribution,
+        "metrics": _metric_keys(settings.model, halves.measured, metrics, causes),
+        "other_ablations": [key for key in OTHER_ABLATIONS if not ablation.startswith(key)],
+        "n_random": 0 if "random" in causes else n_random or (RANDOM_FULL if full else RANDOM),
+        "random_per_size": RANDOM_PER_SIZE,
+        "scope": {
+            "larger": sorted(STAGES) if full else [],
+            "left_out": dict(sorted(causes.items())),
+            "search": [search.resolution, search.growth],
+        },
+        **RULES,
+        "seed": settings.seed,
+    }
 
 
 def _few_heads(model: Model) -> bool:
@@ -531,7 +553,7 @@ def _curve(
 # ---- the store ----------------------------------------------------------------------------------
 
 
-def _read(stored: StoredResult) -> Audit:
+def read_audit(stored: StoredResult) -> Audit:
     """The audit of a row, without running anything."""
     audit, graph = Audit.from_dict(stored.payload), graph_of(stored.payload["graph"])
     kind = NodeScores if "level" in audit.reported else EdgeScores
@@ -560,70 +582,7 @@ def _written(audit: Audit) -> Content:
     return Content(payload=audit.to_dict(), about=about, arrays=arrays)
 
 
-def _repeat(notes: Iterable[str]) -> None:
+def repeat_notes(notes: Iterable[str]) -> None:
     """Give warnings again that were given while a result was made."""
     for note in notes:
         warnings.warn(note, AssayWarning, stacklevel=3)
-
-
-# ---- requests: what needs no model to be found again --------------------------------------------
-
-READERS = ("numpy", "tokenizers", "torch", "transformers")  # they decide what weights and prompts are
-# Options that say how a command runs and where its results go.
-_UNCOUNTED = frozenset(("batch_size", "config", "json", "out", "quiet", "store", "traceback", "workers"))
-
-
-def stored_answer(request: str, location: str | Path) -> Audit | None:
-    """The audit that a store holds for a request; None where there is none, or no store.
-
-    Args:
-        request: What `request_of` gives.
-        location: Of the store.
-    """
-    try:
-        store = Store(location, create=False)
-    except InputError:  # nothing was stored there yet
-        return None
-    if (identity := store.answer(request)) is None:
-        return None
-    audit = _read(store.get(identity))
-    _repeat(audit.notes)
-    return audit
-
-
-def request_of(options: Mapping[str, Any], device: str | None) -> str | None:
-    """Hash of all that an audit is a function of; None where only loading tells that.
-
-    Args:
-        options: Those of `assay audit`.
-        device: Where the model would run; it can choose the number type.
-    """
-    tasks = [options[name] for name in ("task", "discover_on", "measure_on") if options[name] is not None]
-    files = [task for task in tasks if is_task_file(task)]
-    keys = [task.replace("_", "-") for task in tasks if task not in files]
-    # Images come from elsewhere, and a chat template can tell the date.
-    elsewhere = options["images"] is not None or options["chat"] or options["device_map"] is not None
-    ours = all(key in TASKS and TASKS[key].__module__.startswith("assay.") for key in keys)
-    checkpoint = EMBEDDED.get(options["model"], Path(options["model"]))
-    if elsewhere or not ours or not (checkpoint / "config.json").is_file():
-        return None
-    paths = [path for path in checkpoint.iterdir() if not path.name.startswith(".")]
-    if options["model"] == "colour-digits" or not all(map(Path.is_file, paths)):
-        return None
-    try:
-        request = {
-            "options": {name: value for name, value in options.items() if name not in _UNCOUNTED},
-            "device": device,
-            "library": library_version(),
-            "readers": [version(name) for name in READERS],
-            "model": {path.name: _digest(path) for path in paths},
-            "tasks": [_digest(Path(task)) for task in files],
-        }
-    except OSError:  # loading says what is wrong with a file
-        return None
-    return record_id("request", request)
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

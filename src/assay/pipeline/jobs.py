@@ -27,7 +27,7 @@ from assay.pipeline.circuits import keep_circuit, stored_circuit
 from assay.pipeline.gates import calibrate_measured
 from assay.pipeline.plan import Plan
 from assay.pipeline.prompts import Division, draw_inputs
-from assay.pipeline.sizing import Ranking, Targets, size_circuit
+from assay.pipeline.sizing import RankedItems, Targets, size_circuit
 from assay.pipeline.stage import RunSettings, Stage, discovery_stage, measurement_stage
 from assay.pipeline.worst import pairs_of, sizes, worst_case_stage
 from assay.store import About, Store
@@ -164,7 +164,7 @@ def _select(job: Job, store: Store) -> tuple[str, ...]:
     if "target" in job.record:
         target, share = job.record["target"], job.record["target_kl"]
         chosen["targets"] = Targets(faithfulness=target, distribution=share)
-    ranking = Ranking(scores=stage.run(store).value)
+    ranking = RankedItems(scores=stage.run(store).value)
     sized = size_circuit([ranking], inputs_of(job), settings_of(job), **chosen)
     facts: dict[str, Any] = {"size": sized.size}
     if sized.kept is not None:

@@ -113,7 +113,7 @@ class Plan(Record):
         seeds: Root seeds; each makes the product once.
         models, tasks, methods: What the product is of.
         sizes: Numbers of strongest edges kept (then connected); empty where `target` is set.
-        target, target_kl: What the smallest circuit must keep, see `Targets`; unused where `sizes` are set.
+        target, target_kl: What the smallest circuit must keep, see `Targets`; None where `sizes` are set.
         objective: Loss that defines the behaviour; None: each task's own.
         ablation: What a cut edge carries; None: each task's own.
         metrics: Measured on every circuit.
@@ -133,7 +133,7 @@ class Plan(Record):
     methods: tuple[MethodChoice, ...] = ()
     sizes: tuple[int, ...] = ()
     target: float | None = None
-    target_kl: float = 0.9
+    target_kl: float | None = None
     objective: str | None = None
     ablation: str | None = None
     metrics: tuple[str, ...] = ()
@@ -259,15 +259,17 @@ def _checked(plan: Plan) -> Plan:
     for name in ("models", "tasks", "methods", "seeds"):
         if not getattr(plan, name):
             raise InputError(f"{name} is missing; a sweep needs models, tasks and methods")
-    if plan.sizes and plan.target is not None:
-        raise InputError("sizes and target exclude each other; give one of them")
-    target = DEFAULT_TARGET if plan.target is None and not plan.sizes else plan.target
-    if target is not None:
-        Targets(faithfulness=target, distribution=plan.target_kl)
+    target, target_kl = plan.target, plan.target_kl
+    if plan.sizes and (target, target_kl) != (None, None):
+        raise InputError("sizes exclude target and target-kl; give either sizes or targets")
+    if not plan.sizes:
+        target, target_kl = (DEFAULT_TARGET if each is None else each for each in (target, target_kl))
+        Targets(faithfulness=target, distribution=target_kl)
     check_options(objective=plan.objective, ablation=plan.ablation)
     return replace(
         plan,
         target=target,
+        target_kl=target_kl,
         tasks=tuple(map(_task, plan.tasks)),
         methods=tuple(map(_canonical, plan.methods)),
         metrics=tuple(find_metric(name).key for name in plan.metrics),

@@ -98,7 +98,7 @@ class Targets:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Ranking:
+class RankedItems:
     """Edges, nodes or neurons in an order.
 
     Attributes:
@@ -131,7 +131,7 @@ class SizedCircuit:
         runs: Of the circuit on the other examples, with what was run for its size; None without a sweep.
     """
 
-    ranking: Ranking
+    ranking: RankedItems
     circuit: Circuit
     size: int
     kept: Kept | None = None
@@ -153,7 +153,7 @@ Judge = Callable[[Circuit], Kept]
 class _Sweep:
     """Circuits of one ranking that were run to find its size."""
 
-    ranking: Ranking
+    ranking: RankedItems
     judge: Judge
     targets: Targets
     progress: Progress
@@ -207,7 +207,7 @@ class _Sweep:
 
 
 def find_circuit(
-    rankings: Sequence[Ranking],
+    rankings: Sequence[RankedItems],
     judge: Judge,
     *,
     targets: Targets,
@@ -261,7 +261,7 @@ def find_circuit(
 
 
 def size_circuit(
-    rankings: Sequence[Ranking],
+    rankings: Sequence[RankedItems],
     draws: Division,
     settings: RunSettings,
     *,
@@ -321,7 +321,7 @@ def discover_circuit(
             scores = stage.run(store).value
         progress("discover", n, n)
         signs = (True, False) if bool((scores.values < 0).any()) else (True,)
-        rankings += [Ranking(scores=scores, absolute=absolute) for absolute in signs]
+        rankings += [RankedItems(scores=scores, absolute=absolute) for absolute in signs]
         if sizing.get("size") is not None:
             break
     return size_circuit(rankings, draws, settings, progress=progress, **sizing)
