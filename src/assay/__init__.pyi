@@ -51,6 +51,9 @@ from assay.models import load_model as load_model
 from assay.models.planted import planted_model as planted_model
 from assay.page.terminal import ProgressDisplay as ProgressDisplay
 from assay.pipeline.audit import audit as audit
+from assay.pipeline.check import check_lock as check
+from assay.pipeline.lock import lock_audits as lock
+from assay.pipeline.prune import prune as prune
 from assay.report.save import save_report as save_report
 from assay.stats import percentile_confidence as percentile_confidence
 from assay.stats import percentile_sample_size as percentile_sample_size

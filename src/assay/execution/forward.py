@@ -35,8 +35,14 @@ def check_finite(logits: Float[Tensor, "batch d_vocab"], what: str, rows: Int[Te
         )
 
 
-def check_circuit(model: Model, circuit: Circuit) -> None:
-    """Refuse a circuit of another graph; warn where it was found on other weights."""
+def check_circuit(model: Model, circuit: Circuit, *, weights: str | None = None) -> None:
+    """Refuse a circuit of another graph; warn where it was found on other weights.
+
+    Args:
+        model: The model it is to run on.
+        circuit: The circuit.
+        weights: The model's `weight_hash`, where it is known already.
+    """
     if circuit.graph.fingerprint != model.graph.fingerprint:
         raise GraphMismatchError(
             f"the circuit belongs to another model: its graph is {circuit.graph.describe()}, that of "
@@ -48,10 +54,13 @@ def check_circuit(model: Model, circuit: Circuit) -> None:
             f"the circuit has {width} neurons per node, {model.id!r} has {model.d_model}"
         )
     found_on = circuit.provenance.get("model")
-    if isinstance(found_on, dict) and found_on.get("weight_hash") not in (None, model.weight_hash):
+    if not isinstance(found_on, dict) or found_on.get("weight_hash") is None:
+        return
+    weights = weights or model.weight_hash
+    if found_on["weight_hash"] != weights:
         warnings.warn(
             f"the circuit was discovered on {found_on.get('id')!r} with weights {found_on['weight_hash']}, "
-            f"but runs on {model.id!r} with weights {model.weight_hash}",
+            f"but runs on {model.id!r} with weights {weights}",
             AssayWarning,
             stacklevel=3,
         )

@@ -454,7 +454,7 @@ class _CircuitRun:
         if _is_range(places):
             channels[places[0] : places[-1] + 1] = values
         else:
-            channels[self.runner.index[places]] = values
+            channels[self.runner.index[places]] = values.to(channels.dtype)
 
     def mlp(self, layer: int) -> tuple[Tensor, Tensor] | None:
         """Output of the MLP of a block and the ablated one; None where it is not needed.

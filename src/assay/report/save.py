@@ -20,9 +20,10 @@ from assay.store import Store, StoredResult
 
 # Where the page of each kind is made; it registers itself when its module is imported.
 _MODULES = {
-    "audit": "assay.pipeline.audit_result",
+    "audit": "assay.pipeline.audit_page",
     "benchmark": "assay.analyses.benchmark.page",
     "calibration": "assay.analyses.calibration.page",
+    "check": "assay.pipeline.check",
     "domain-evaluation": "assay.analyses.generalization.monitor_page",
     "monitor": "assay.analyses.generalization.monitor_page",
     "ranking": "assay.analyses.generalization.ranking_page",

@@ -12,6 +12,7 @@ import assay.app.cli.calibrate
 import assay.app.cli.discover
 import assay.app.cli.doctor
 import assay.app.cli.export
+import assay.app.cli.lock
 import assay.app.cli.measure
 import assay.app.cli.monitor
 import assay.app.cli.rank

@@ -48,7 +48,7 @@ def audit(settings: AuditSettings) -> None:
     The report is report.html in the directory of --out, beside the results. It lists what was not run.
     """
     from assay.pipeline.audit import audit as run_audit
-    from assay.pipeline.audit import request_of, stored_answer
+    from assay.pipeline.audit_request import request_of, stored_answer
     from assay.pipeline.stage import check_options
     from assay.store import Store
 
