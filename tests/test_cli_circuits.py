@@ -27,7 +27,8 @@ from assay.analyses.benchmark import DiscoveryBenchmark
 from assay.analyses.worst_case import WorstCase
 from assay.circuits import Circuit
 from assay.models import load_model
-from assay.pipeline.audit_result import Audit, verdict
+from assay.pipeline.audit_page import verdict
+from assay.pipeline.audit_result import Audit
 from assay.pipeline.prompts import draw_prompts
 from assay.tasks import load_task
 

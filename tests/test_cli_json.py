@@ -40,6 +40,8 @@ COMMANDS: dict[str, tuple[str, ...]] = {
     "discover": ("--n", "4", "--top", "40"),
     "measure": ("--n", "4", *HEADS, "--metric", "kl"),
     "audit": ("--n", "6", "--target", "0.98", "--skip", "attack,random,curve,calibrate"),
+    "lock": ("assay-out", "--n", "25"),
+    "check": ("circuits.lock.toml", "--most", "25"),
     "attack": (*HEADS, "--n-clean", "6", "--n-corrupted", "6"),
     "calibrate": ("C11", *HEADS, "--prompts", "10"),
     "benchmark discovery": ("--methods", "eap,eap-ig-inputs,random", "--n", "6"),

@@ -3,16 +3,23 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import assay
 from assay.analyses.benchmark import DiscoveryBenchmark, benchmark_discovery
 from assay.analyses.benchmark.contenders import measured, plain_seconds
+from assay.analyses.benchmark.discovery import N_RESAMPLES, mean_kl, seen_and_unseen
+from assay.analyses.benchmark.results import PAIRED
 from assay.analyses.benchmark.targets import find_target
-from assay.circuits import EdgeScores, write_eap_ig
+from assay.circuits import Circuit, EdgeScores, write_eap_ig
 from assay.core.errors import FileFormatError, GraphMismatchError, InputError, UnknownNameError
+from assay.core.random import stream
+from assay.execution import CircuitRuns
 from assay.graph import build_graph
 from assay.metrics import faithfulness_curve
 from assay.models import Model
@@ -57,6 +64,9 @@ def test_rows_hold_what_discover_and_faithfulness_curve_give(
         assert ranked.overshoot is not None
         assert ranked.overshoot.value == pytest.approx(curve.overshoot)
         assert list(ranked.kept_edges) == curve.kept_edges.tolist()
+        each = [assay.measure(circuit, model, unseen, "kl").value for circuit in curve.circuits]
+        assert ranked.divergence == pytest.approx(each)
+        assert ranked.kl.value == pytest.approx(sum(each) / len(FRACTIONS))
     # Examples that judge are none of those seen, and a task without a grammar is cut in two.
     assert found.evaluated_on["data_hash"] == unseen.data_hash != found.discovered_on["data_hash"]
     halves = benchmark_discovery(model, replace(task, grammar=None), ["random"], fractions=FRACTIONS)
@@ -73,14 +83,48 @@ def test_cost_is_in_plain_passes_of_the_same_run(found: DiscoveryBenchmark) -> N
     assert found.settings["clock"] in ("processor", "wall")
 
 
-def test_differences_are_paired_and_antisymmetric(found: DiscoveryBenchmark) -> None:
+class GivenRuns(CircuitRuns):
+    """Runs with given margins of three examples, of which the third repeats another."""
+
+    def __init__(self, margins: dict[Circuit, np.ndarray]) -> None:
+        self.task: Any = SimpleNamespace(n=3)
+        self.counted, self.seed, self.given = np.array([True, True, False]), 0, margins
+
+    def margins_of(self, circuit: Circuit) -> np.ndarray:
+        return self.given[circuit]
+
+
+def test_mean_kl_is_over_sizes_and_counted_examples() -> None:
+    graph = build_graph(1, 1)
+    empty, few = Circuit.empty(graph), Circuit.from_edges(graph, ["input->logits"])
+    runs = GivenRuns({empty: -np.array([0.4, 0.8, 18.0]), few: -np.array([0.2, 0.4, 9.0])})
+    found = mean_kl(runs, [empty, few, Circuit.full(graph)])  # the model itself has 0
+    assert found.value == pytest.approx((0.6 + 1.2) / 3 / 2)
+    assert found.value_on(np.array([[0, 0], [1, 1]])) == pytest.approx([0.2, 0.4])
+
+
+def test_differences_are_paired_and_antisymmetric(
+    model: Model, task: PairTask, found: DiscoveryBenchmark
+) -> None:
     names = ("eap-ig-inputs", "random")
-    gap, back = found.difference(*names), found.difference(*names[::-1])
-    first, second = (found.row(name).cpr for name in names)
-    assert gap.value == pytest.approx(first.value - second.value)
-    assert (gap.low, gap.high) == (-back.high, -back.low)
-    assert gap.low <= gap.value <= gap.high
+    for of in PAIRED:
+        gap, back = found.difference(*names, of), found.difference(*names[::-1], of)
+        ranking = "absolute" if of in ("cmd", "kl") else "signed"
+        first, second = (getattr(getattr(found.row(name), ranking), of) for name in names)
+        assert gap.value == pytest.approx(first.value - second.value)
+        assert (gap.low, gap.high) == (-back.high, -back.low)
+        assert gap.low <= gap.value <= gap.high
     assert found.difference("random", "nobody") is None
+    # The interval of the last, from the same draws, an example at a time.
+    _, unseen = seen_and_unseen(task, 0)
+    runs = CircuitRuns(model, unseen, Circuit.full(model.graph)).judged_by("kl")
+    mean = {}
+    for name in names:
+        curve = faithfulness_curve(found.scores[name], model, unseen, fractions=FRACTIONS)
+        mean[name] = sum(-runs.margins_of(circuit) for circuit in curve.circuits[:-1]) / len(FRACTIONS)
+    draws = stream(0, "benchmark-differences").integers(0, unseen.n, (N_RESAMPLES, unseen.n))
+    gaps = [np.mean([mean[names[0]][row] - mean[names[1]][row] for row in draw]) for draw in draws]
+    assert (gap.low, gap.high) == pytest.approx(np.quantile(gaps, [0.025, 0.975]))
 
 
 def test_options_reach_the_method_and_the_record(model: Model, task: PairTask) -> None:

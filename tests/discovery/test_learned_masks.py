@@ -151,7 +151,7 @@ def test_what_has_not_settled_says_so(gpt2_tiny: nn.Module, method: str) -> None
     options: dict[str, dict[str, object]] = {
         "ugs": {"updates": 3, "rate": 0.4, "price": 100.0, "samples": 2},
         "edge-pruning": {"updates": 2, "rate": 3.0, "n_edges": 20},
-        "nested": {"updates": 2, "rate": 9.0},
+        "nested": {"updates": 2, "rate": 9.0, "sizes": "log"},
     }
     with pytest.warns(AssayWarning, match=rf"{method} has not settled after \d updates.*updates=\d"):
         scores = discover(model, random_prompts(model), method, **options[method])

@@ -45,6 +45,8 @@ def test_sizes_are_the_published_ones(published: dict[str, Any]) -> None:
         found = [draw_size(float(u), published["total"], sizes) for u in published["uniform_numbers"]]
         assert found == pytest.approx(expected, abs=1e-9)
     assert [draw_size(u, 100, "log_both") for u in (0.0, 0.25, 0.75, 1.0)] == pytest.approx([1, 10, 90, 1])
+    assert [draw_size(u, 10_000, "shares") for u in (0.0, 2 / 3, 1.0)] == pytest.approx([10, 1000, 10_000])
+    assert draw_size(0.0, 100, "shares") == 1
 
 
 def test_thirty_steps_of_adam_are_the_published_ones(published: dict[str, Any]) -> None:

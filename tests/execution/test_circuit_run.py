@@ -340,3 +340,12 @@ def test_a_reference_may_be_named(tmp_path: Path) -> None:
     scores = discover(model, task, "eap", ablation=mean)
     assert scores.provenance["reference"]["n"] == 2
     assert scores.details["passes"] == {"forward": 1.0, "backward": 1.0}
+
+
+def test_single_channels_are_cut_in_half_precision() -> None:
+    logits = []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = load_model("mini", dtype=dtype)
+        circuit = Circuit.random(model.graph, 300, seed=0)
+        logits.append(run_circuit(circuit, model, load_task("ioi", model, n=2)))
+    assert torch.allclose(*logits, atol=0.5)

@@ -87,8 +87,6 @@ def test_svg_is_trimmed_themed_and_repeatable() -> None:
 
 @pytest.mark.slow
 def test_pages_leave_pyplot_alone() -> None:
-    code = (
-        "import assay.page.html, assay.pipeline.audit_result, sys; print('matplotlib.pyplot' in sys.modules)"
-    )
+    code = "import assay.page.html, assay.pipeline.audit_page, sys; print('matplotlib.pyplot' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

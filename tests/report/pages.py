@@ -4,6 +4,7 @@ import copy
 import json
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +26,9 @@ from assay.circuits import Circuit, EdgeScores
 from assay.circuits.exchange import scored_edges
 from assay.graph import build_graph
 from assay.page.blocks import Page
+from assay.pipeline.check import Check, CheckedCircuit, CheckedPart
 from assay.pipeline.compare import compare_page
+from assay.pipeline.lock import Part
 from assay.report.circuit_page import circuit_page
 from assay.report.sweep import sweep_page
 from assay.store import Store
@@ -157,6 +160,44 @@ def stored(names: str | None = None) -> tuple[Store, Filled]:
     return store, fill(store, model=f"m{names}", task=f"t{names}", metric=f"k{names}")
 
 
+def _check() -> Document:
+    """A circuit that is kept, one without a head, and one whose task the model no longer solves."""
+    numbers = {"low": 0.9, "high": 0.95, "error": 0.01, "margin": 0.05}
+    value = Part(name="faithfulness-norm", value=0.93, **numbers)
+    head = Part(name="a3.h4", value=0.4, low=0.37, high=0.43, error=0.015, margin=0.2)
+    gone = replace(head, value=0.0, low=0.0, high=0.0)
+    kept = (CheckedPart(then=value, now=value, p_value=1.0), CheckedPart(then=head, now=head, p_value=1.0))
+    lost = (kept[0], CheckedPart(then=head, now=gone, p_value=1e-9))
+    edges = ({"edge": "a3.h4->logits", "then": 4.7, "now": 0.0},)
+    facts = {"n_edges": 222, "n": 50, "n_looks": 2, "locked_accuracy": 1.0, "p_kept": 0.01}
+    solved = {"accuracy": 1.0, "p_solved": (1.0, 1.0)}
+    lines = (
+        CheckedCircuit(name="ioi", verdict="kept", reason="it is", parts=kept, **facts, **solved),
+        CheckedCircuit(
+            name="sva", verdict="lost", reason="a3.h4 is 0", parts=lost, edges=edges, **facts, **solved
+        ),
+        CheckedCircuit(
+            name="own",
+            verdict="unsolved",
+            reason="38 %",
+            parts=kept,
+            accuracy=0.38,
+            p_solved=(1.0, 0.001),
+            **facts,
+        ),
+    )
+    model = {"id": "mini", "weight_hash": "ab" * 8, "dtype": "float32"}
+    return Check(
+        lock="circuits.lock.toml",
+        model={**model, "id": "copy", "weight_hash": "cd" * 8},
+        locked_model=model,
+        alpha=0.05,
+        looks=(25, 50, 100),
+        seed=2,
+        circuits=lines,
+    ).to_dict()
+
+
 # By the kind that a document names; then what no document names, and documents that say something else.
 MAKERS: dict[str, Callable[[], Any]] = {
     "audit": _audit,
@@ -167,6 +208,7 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "subset-path": lambda: _planted_subsets().path.to_dict(),
     "monitor": _monitor,
     "domain-evaluation": lambda: evaluated().to_dict(),
+    "check": _check,
     "benchmark": lambda: {"kind": "benchmark", **json.loads(BENCHMARK.read_text(encoding="utf-8"))},
     "circuit-view": _circuit,
     "measurements": lambda: [mini().measured],
@@ -176,8 +218,8 @@ MAKERS: dict[str, Callable[[], Any]] = {
     "some gates": _some_gates,
     "whole audit": _whole_audit,
 }
-KINDS = tuple(MAKERS)[:13]
-DOCUMENTS = KINDS[:9]
+KINDS = tuple(MAKERS)[:14]
+DOCUMENTS = KINDS[:10]
 
 
 @cache

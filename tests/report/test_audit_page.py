@@ -12,7 +12,8 @@ from pages import document, large_document
 
 from assay.core.errors import InputError
 from assay.page.graph import UNSCRIPTED
-from assay.pipeline.audit_result import Audit, caveats, head_data, solved, strongest_heads, verdict
+from assay.pipeline.audit_page import caveats, head_data, solved, strongest_heads, verdict
+from assay.pipeline.audit_result import Audit
 from assay.report.save import render
 
 

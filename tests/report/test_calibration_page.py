@@ -4,16 +4,20 @@ import re
 from typing import Any
 
 import pytest
+import torch
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from pages import document
 
-from assay.analyses.calibration import find_gate, page
+from assay.analyses.calibration import calibrate_all, find_gate, page
 from assay.analyses.calibration.battery import ORDER
 from assay.analyses.calibration.gate import Judged
 from assay.analyses.calibration.page import COLOURS, judged_of, plot_gates, relative, strip
+from assay.circuits import Circuit
 from assay.core.measurement import JUDGED, Interval, Rule, Verdict
+from assay.models import load_model
 from assay.report.save import render
+from assay.tasks import load_task
 
 
 Document = dict[str, Any]
@@ -61,6 +65,20 @@ def test_a_large_circuit_on_many_tasks_keeps_the_page_small(made: Document) -> N
     assert "task 11" in row
     assert row.count("68 more are in the result.") == 1, "of the matrix"
     assert row.count("56 more are in the result.") == 1, "of the parts"
+
+
+def test_a_circuit_of_nodes_is_counted_in_nodes() -> None:
+    model = load_model("mini")
+    n = model.graph.n_sources
+    circuit = Circuit.from_cells(model.graph, torch.arange(n) < n - 3)
+    calibration = calibrate_all(circuit, model, load_task("ioi", model, n=6), gates=["C11"]).to_dict()
+    worst = document("worst_case")
+    worst["circuit"] |= circuit.level_facts
+    for made, places in ((calibration, 2), (worst, 2)):
+        text = render(made)
+        assert text.count(f"{n - 3} of {n} nodes") == places
+        assert not re.search(r"\d edges", text)
+    assert "Nodes outside the circuit carried" in text
 
 
 def test_the_overview_names_every_check_once_for_each_verdict_and_gives_no_score(made: Document) -> None:

@@ -189,6 +189,11 @@ def test_a_circuit_alone_has_a_page_that_names_what_it_lacks() -> None:
     assert "This circuit has no scores" in text
     assert "The strongest 5,000 of 9,000 edges are drawn" in text
     assert "made without attention patterns" in text
+    for sign, has_signs in ((1.0, False), (-1.0, True)):
+        scores = EdgeScores(graph, sign * graph.valid.float())
+        text = render(circuit_page(Circuit.random(graph, 20), scores=scores))
+        assert ("opposes: ablating it helps" in text) is has_signs
+        assert "width: size of the score" in text
     with pytest.raises(GraphMismatchError, match="does not belong to mini"):
         circuit_page(Circuit.full(graph), model=mini().model, task=mini().task)
 

@@ -221,6 +221,7 @@ PARTS = {
     "monitor": "guarantee",
     "domain-evaluation": "test",
     "benchmark": "rows",
+    "check": "circuits",
 }
 
 
@@ -248,6 +249,7 @@ def assert_harmless(kind: str, text: str) -> None:
 CHOOSING: dict[str, set[str]] = {
     "audit": {"source", "target"},
     "benchmark": {"format", "convention"},
+    "check": {"verdict"},
     "ranking": {"measure"},
     "ranking-comparison": {"measure", "metric"},
     "subset-path": {"image", "interval_units", "part", "rule", "status", "unit_kind"},

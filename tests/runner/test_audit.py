@@ -24,9 +24,10 @@ from assay.metrics import measure
 from assay.models import Model, load_model
 from assay.models.loading import MINI
 from assay.pipeline.audit import audit
-from assay.pipeline.audit_result import Audit, verdict
+from assay.pipeline.audit_page import verdict
+from assay.pipeline.audit_result import Audit
 from assay.pipeline.prompts import draw_prompts
-from assay.pipeline.sizing import Kept, Ranking, Targets, find_circuit
+from assay.pipeline.sizing import Kept, RankedItems, Targets, find_circuit
 from assay.pipeline.stage import Memo, Stage, measure_stored
 from assay.store import Store
 from assay.tasks import PairTask
@@ -389,7 +390,7 @@ def test_the_sweep_finds_the_smallest_size_of_a_growing_curve(ranked: EdgeScores
         sizes.append(circuit.n_edges)
         return kept(float(circuit.n_edges >= needed))
 
-    sized = find_circuit([Ranking(scores=ranked)], judge, targets=Targets(), progress=silent)
+    sized = find_circuit([RankedItems(scores=ranked)], judge, targets=Targets(), progress=silent)
     assert sized.circuit.n_edges >= needed
     smaller = ranked.top(sized.size - max(1, sized.size // 50)).connected(warn=False)
     assert smaller.n_edges < needed
@@ -397,7 +398,7 @@ def test_the_sweep_finds_the_smallest_size_of_a_growing_curve(ranked: EdgeScores
     # Only the model itself meets what nothing else does: too little or undefined, too much, uncertain.
     for values in ((0.0, 1.0), (float("nan"), 1.0), (1.2, 1.0), (1.0, 0.8), (1.0, float("nan"))):
         sized = find_circuit(
-            [Ranking(scores=ranked)],
+            [RankedItems(scores=ranked)],
             lambda circuit, values=values: kept(*values),
             targets=Targets(),
             progress=silent,
@@ -410,7 +411,7 @@ def test_the_sweep_finds_the_smallest_size_of_a_growing_curve(ranked: EdgeScores
 def test_a_size_between_too_little_and_too_much_is_found(ranked: EdgeScores) -> None:
     """Faithfulness passes 1 on its way, so no size that doubles is right."""
     sized = find_circuit(
-        [Ranking(scores=ranked)],
+        [RankedItems(scores=ranked)],
         lambda circuit: kept(circuit.n_edges / 100),
         targets=Targets(),
         progress=silent,
@@ -423,7 +424,7 @@ def test_a_size_can_be_confirmed_on_other_prompts(ranked: EdgeScores) -> None:
         return lambda circuit: kept(float(circuit.n_edges >= needed))
 
     how = {"targets": Targets(), "progress": silent}
-    rankings = [Ranking(scores=ranked)]
+    rankings = [RankedItems(scores=ranked)]
     sized = find_circuit(rankings, at_least(60), elsewhere=at_least(80), **how)
     assert sized.confirmed
     assert 80 <= sized.circuit.n_edges <= 86
@@ -436,7 +437,7 @@ def test_a_size_can_be_confirmed_on_other_prompts(ranked: EdgeScores) -> None:
 def test_the_ranking_that_needs_the_fewest_edges_is_taken(ranked: EdgeScores) -> None:
     """By sign the wanted edges come first; by size they stand behind others, and the other way round."""
     wanted = ranked.top(30, absolute=False).connected()
-    both = [Ranking(scores=ranked), Ranking(scores=ranked, absolute=False)]
+    both = [RankedItems(scores=ranked), RankedItems(scores=ranked, absolute=False)]
 
     def judge(circuit: Circuit) -> Kept:
         return kept(float((circuit & wanted) == wanted))

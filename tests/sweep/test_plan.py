@@ -43,7 +43,8 @@ def test_a_whole_plan(tmp_path: Path) -> None:
     (tmp_path / "my-plan.toml").write_text(WHOLE)
     plan = read_plan(tmp_path / "my-plan.toml")
     assert plan.name == "my-plan"
-    assert (plan.n, plan.seeds, plan.sizes, plan.target) == (100, (0, 1), (100, 200), None)
+    assert (plan.n, plan.seeds, plan.sizes) == (100, (0, 1), (100, 200))
+    assert (plan.target, plan.target_kl) == (None, None)
     assert plan.tasks == ("ioi", "greater-than"), "the registered keys"
     assert plan.metrics == ("completeness", "kl")
     assert plan.gates == ("bootstrap-stability",)
@@ -74,7 +75,8 @@ def test_the_record_leaves_limits_out_but_for_the_batch_size() -> None:
         ({"n": "3"}, r"'3' is not an int @ \$\.n"),
         ({"n": 1}, "n is 1; expected at least 2"),
         ({"methods": [{"steps": 3}]}, r"required field missing @ \$\.methods\[0\]\.method"),
-        ({"sizes": [3], "target": 0.4}, "sizes and target exclude each other"),
+        ({"sizes": [3], "target": 0.4}, "sizes exclude target and target-kl"),
+        ({"sizes": [3], "target-kl": 0.9}, "sizes exclude target and target-kl"),
         ({"target": 1.5}, "target is 1.5; expected a normalised faithfulness in"),
         ({"limits": {"timeout": "10 minutes"}}, "'10 minutes' is not a duration"),
         ({"name": "../x"}, "name: '../x' is not a valid file name"),
