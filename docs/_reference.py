@@ -51,6 +51,7 @@ PAGES = {
         [
             "assay.pipeline.audit",
             "assay.pipeline.audit_result",
+            "assay.pipeline.prune",
             "assay.pipeline.plan",
             "assay.pipeline.jobs",
             "assay.pipeline.sweep",
