@@ -52,6 +52,8 @@ PAGES = {
             "assay.pipeline.audit",
             "assay.pipeline.audit_result",
             "assay.pipeline.prune",
+            "assay.pipeline.lock",
+            "assay.pipeline.check",
             "assay.pipeline.plan",
             "assay.pipeline.jobs",
             "assay.pipeline.sweep",

@@ -22,8 +22,8 @@ from assay.pipeline.check import SequentialCheck, look_sizes
 from assay.pipeline.lock import (
     LEAST_MARGIN,
     RATIO,
+    CircuitPart,
     Observed,
-    Part,
     fresh_prompts,
     lock_error,
     observe,
@@ -56,7 +56,7 @@ def seen(top: np.ndarray, bottom: np.ndarray, full: np.ndarray) -> Observed:
     )
 
 
-def judged(lines: list[tuple[list[Part], bool]], pools: list[Observed]) -> list[str]:
+def judged(lines: list[tuple[list[CircuitPart], bool]], pools: list[Observed]) -> list[str]:
     """The verdicts of a check that takes its prompts from the beginning of each pool."""
     test = SequentialCheck(lines, len(LOOKS))
     for size in LOOKS:
@@ -76,7 +76,7 @@ def drawn(rng: np.random.Generator, shape: str, n: int, truth: np.ndarray, sprea
     return seen(truth * bottom + spread * noise, bottom, np.ones(n))
 
 
-def part_of(locked: Observed, place: int, margin: float | None = None) -> Part:
+def part_of(locked: Observed, place: int, margin: float | None = None) -> CircuitPart:
     """A part without its interval, which the test does not read.
 
     Of the circuits of `mini`, half the interval of the value is below .05, which is then the usual margin.
@@ -85,7 +85,7 @@ def part_of(locked: Observed, place: int, margin: float | None = None) -> Part:
     value = float(RATIO.of_sums(table.sum(1), table.shape[1]))
     usual = abs(value) / 2 if place else LEAST_MARGIN
     error = lock_error(value, RATIO.linearised(table))
-    return Part(name=str(place), value=value, error=error, margin=usual if margin is None else margin)
+    return CircuitPart(name=str(place), value=value, error=error, margin=usual if margin is None else margin)
 
 
 def at_limit(shape: str, n_locked: int, spread: float, side: str, draws: int) -> float:
@@ -180,7 +180,7 @@ def copy_of(name: str) -> Model:
     return permuted() if kind == "permuted" else assay.load_model("mini", dtype=getattr(torch, kind))
 
 
-def heads_of(parts: tuple[Part, ...]) -> list[str]:
+def heads_of(parts: tuple[CircuitPart, ...]) -> list[str]:
     return [f"without {part.name[1:].replace('.h', '.')}" for part in parts[1:]]
 
 

@@ -28,7 +28,7 @@ from assay.graph import build_graph
 from assay.page.blocks import Page
 from assay.pipeline.check import Check, CheckedCircuit, CheckedPart
 from assay.pipeline.compare import compare_page
-from assay.pipeline.lock import Part
+from assay.pipeline.lock import CircuitPart
 from assay.report.circuit_page import circuit_page
 from assay.report.sweep import sweep_page
 from assay.store import Store
@@ -163,8 +163,8 @@ def stored(names: str | None = None) -> tuple[Store, Filled]:
 def _check() -> Document:
     """A circuit that is kept, one without a head, and one whose task the model no longer solves."""
     numbers = {"low": 0.9, "high": 0.95, "error": 0.01, "margin": 0.05}
-    value = Part(name="faithfulness-norm", value=0.93, **numbers)
-    head = Part(name="a3.h4", value=0.4, low=0.37, high=0.43, error=0.015, margin=0.2)
+    value = CircuitPart(name="faithfulness-norm", value=0.93, **numbers)
+    head = CircuitPart(name="a3.h4", value=0.4, low=0.37, high=0.43, error=0.015, margin=0.2)
     gone = replace(head, value=0.0, low=0.0, high=0.0)
     kept = (CheckedPart(then=value, now=value, p_value=1.0), CheckedPart(then=head, now=head, p_value=1.0))
     lost = (kept[0], CheckedPart(then=head, now=gone, p_value=1e-9))

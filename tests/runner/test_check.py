@@ -22,7 +22,7 @@ import assay
 from assay.core.errors import AssayError, InputError
 from assay.core.random import stream
 from assay.pipeline.check import ALPHA, SequentialCheck, look_sizes, part_p_values, solved_p_values
-from assay.pipeline.lock import LockedCircuit, Observed, Part, _toml, fresh_prompts, lock_error
+from assay.pipeline.lock import CircuitPart, LockedCircuit, Observed, _toml, fresh_prompts, lock_error
 from assay.pipeline.prompts import draw_prompts
 from assay.tasks.examples import describe_discovery
 
@@ -90,6 +90,7 @@ REFUSED = {
     "margin": (("margin = 0.05", "margin = 2.0"), "margin of faithfulness-norm of circuit 'ioi' is 2"),
     "circuit": (('\nhash = "', '\nhash = "0'), "holds circuit"),
     "file": (("lock/ioi", "lock/gone"), "does not exist"),
+    "place": (("circuits.lock/", "../circuits.lock/"), "outside its own folder"),
     "field": (("n_edges", "edges"), "n_edges"),
     "text": (("[model]", "[model"), "is not a lock by `assay lock`"),
 }
@@ -138,6 +139,15 @@ def test_margins_and_metrics_that_cannot_be_locked(folder: Path, tmp_path: Path)
     assert not path.exists()
 
 
+def test_names_of_tasks_are_not_paths(folder: Path, tmp_path: Path) -> None:
+    text = (folder / "audit" / "audit.json").read_text()
+    (tmp_path / "audit.json").write_text(text.replace('"name": "ioi"', '"name": "../up: 1"', 1))
+    (tmp_path / "circuit.safetensors").write_bytes((folder / "audit" / "circuit.safetensors").read_bytes())
+    (line,) = assay.lock("mini", [tmp_path], tmp_path / "a.toml", n=25).circuits
+    assert line.file == "a/up-1.safetensors"
+    assert (tmp_path / line.file).is_file()
+
+
 # ---- prompts ------------------------------------------------------------------------------------
 
 
@@ -177,7 +187,7 @@ def test_prompts_are_fresh_ones(tmp_path: Path) -> None:
 
 def test_a_document_becomes_toml_and_comes_back() -> None:
     document = {
-        "a": 'quote " \\ \n é',
+        "a": 'quote " \\ \n é \x7f',
         "b": [[0, 120], [1, 2]],
         "c": 1e-7,
         "d": True,
@@ -190,8 +200,8 @@ def test_a_document_becomes_toml_and_comes_back() -> None:
 # ---- the test -----------------------------------------------------------------------------------
 
 
-def part(value: float = 0.9, margin: float = 0.1, error: float = 0.0, name: str = "value") -> Part:
-    return Part(name=name, value=value, low=value, high=value, error=error, margin=margin)
+def part(value: float = 0.9, margin: float = 0.1, error: float = 0.0, name: str = "value") -> CircuitPart:
+    return CircuitPart(name=name, value=value, low=value, high=value, error=error, margin=margin)
 
 
 def seen(top: np.ndarray, bottom: np.ndarray, full: np.ndarray) -> Observed:
@@ -231,6 +241,11 @@ def test_looks_spend_and_lines_share_the_error() -> None:
     assert test.p_values[1][0] == pytest.approx(5 * 9 * p_value)
     test.look([good, good, between])  # decided lines stay as they are
     assert test.verdicts == ["kept", "lost", "open"]
+    half_right = seen(good.top, bottom, np.array([3.0] * 15 + [-1.0] * 15))
+    for signed, verdict in ((True, "open"), (False, "kept")):
+        alone = SequentialCheck([([part()], signed)], 5)
+        alone.look([half_right])
+        assert alone.verdicts == [verdict]
     wrong = seen(np.ones((30, 1)), bottom, np.array([1.0] * 5 + [-1.0] * 25))
     test.look([good, bad, wrong])
     assert test.verdicts[2] == "unsolved"

@@ -147,6 +147,10 @@ def test_what_is_refused_leaves_nothing_behind(tmp_path: Path, monkeypatch: pyte
         with pytest.raises(OutputError, match="cannot write .*new: No space left"):
             assay.prune(circuit, model, tmp_path / "new")
     assert not any(tmp_path.iterdir())
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    assay.prune(circuit, model, ".")
+    assert (tmp_path / "empty" / "config.json").is_file()
     (tmp_path / "kept").write_text("")
     with pytest.raises(OutputError, match="not an empty directory"):
         assay.prune(circuit, model, tmp_path)

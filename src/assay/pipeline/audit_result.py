@@ -111,18 +111,11 @@ class Audit(Plotted, Record):
         """Its page, then those of its worst case and its gates, where it has them."""
         from assay.report.save import pages_of
 
-        parts = filter(None, (self.worst_case, self.calibration))
-        return [self.page(), *(page for part in parts for page in pages_of(part))]
+        return pages_of(self.to_dict())
 
     def page(self) -> Page:
         """Its page."""
-        return self._page
-
-    @cached_property
-    def _page(self) -> Page:
-        from assay.pipeline.audit_page import audit_page
-
-        return audit_page(self)
+        return self.pages[0]
 
     def save(self, directory: str | os.PathLike[str]) -> Path:
         """Write `report.html`, `audit.json`, `circuit.safetensors` and `scores.safetensors`.

@@ -21,7 +21,16 @@ from assay.models import Model, load_model
 from assay.page import text as words
 from assay.page.blocks import PAGES, Cell, Column, Note, Page, PageForm, Section, Table, columns
 from assay.page.text import NARROW, Text, code, listed, number, percent, plural
-from assay.pipeline.lock import FEWEST, Lock, LockedCircuit, Observed, Part, fresh_prompts, observe, read_lock
+from assay.pipeline.lock import (
+    FEWEST,
+    CircuitPart,
+    Lock,
+    LockedCircuit,
+    Observed,
+    fresh_prompts,
+    observe,
+    read_lock,
+)
 from assay.pipeline.stage import Progress, silent
 from assay.stats import holm, mean_above
 
@@ -53,7 +62,7 @@ def look_sizes(most: int) -> list[int]:
     return sizes
 
 
-def part_p_values(parts: Sequence[Part], seen: Observed) -> Float64[np.ndarray, "2 n_parts"]:
+def part_p_values(parts: Sequence[CircuitPart], seen: Observed) -> Float64[np.ndarray, "2 n_parts"]:
     """p-values of "the part is not below its threshold" and of "it is not above", for each part.
 
     With N and D the terms of a ratio, s the sign of its locked value v and m its margin, the mean of
@@ -81,8 +90,9 @@ class SequentialCheck:
     Each look spends an equal share of `ALPHA`, so the chance of an error at any of them is at most that,
     however they depend on each other. Within a look, Holm's rule covers every part of every line: `lost` and
     `unsolved` are wrong somewhere in the file with probability at most `ALPHA`. A line is `kept` where all
-    its parts are above their thresholds and the model's gain over the empty circuit is above 0; Holm's rule
-    covers the lines, and the promise is the same.
+    its parts are above their thresholds and the model's gain over the empty circuit is above 0, unless the
+    model seems not to solve the task: its mean margin is negative, or it is right on fewer than 60 %. Holm's
+    rule covers the lines, and the promise is the same.
 
     Attributes:
         verdicts: Of each line: `open`, `kept`, `lost` or `unsolved`.
@@ -90,7 +100,7 @@ class SequentialCheck:
             part, for the model's mean margin and its share of right answers, and last for `kept`.
     """
 
-    def __init__(self, lines: Sequence[tuple[Sequence[Part], bool]], n_looks: int) -> None:
+    def __init__(self, lines: Sequence[tuple[Sequence[CircuitPart], bool]], n_looks: int) -> None:
         self.lines, self.n_looks = lines, n_looks
         self.verdicts = ["open"] * len(lines)
         self.p_values = [np.full(len(parts) + 3, np.nan) for parts, _ in lines]
@@ -108,7 +118,9 @@ class SequentialCheck:
                 continue
             lost, kept = part_p_values(parts, seen)
             bad[at] = np.concatenate([lost, solved_p_values(seen) if signed else np.ones(2)])
-            good[at] = max(kept.max(), mean_above(seen.gain[:, None])[0])
+            # Perhaps it solves the task all the same, but that is not to be called kept.
+            wrong = signed and ((seen.full > 0).mean() < SOLVED or seen.full.mean() < 0)
+            good[at] = 1.0 if wrong else max(kept.max(), mean_above(seen.gain[:, None])[0])
         sizes = np.cumsum([len(each) for each in bad])[:-1]
         failing = np.split(np.minimum(holm(np.concatenate(bad)) * self.n_looks, 1.0), sizes)
         passing = np.minimum(holm(good) * self.n_looks, 1.0)
@@ -134,8 +146,8 @@ class CheckedPart(Record):
         p_value: Of "it is not below its threshold", adjusted for looks and lines.
     """
 
-    then: Part
-    now: Part
+    then: CircuitPart
+    now: CircuitPart
     p_value: float
 
 
@@ -462,7 +474,7 @@ def _lines(check: Check) -> Table:
     return Table(columns=heads, rows=rows)
 
 
-def _estimate(part: Part) -> Cell:
+def _estimate(part: CircuitPart) -> Cell:
     shown, between = words.estimate(part.value, part.low, part.high)
     return Cell(text=shown, below=between, value=part.value)
 
@@ -481,7 +493,7 @@ def _of_circuit(circuit: CheckedCircuit) -> list[Note | Table]:
         for part in circuit.parts
     ]
     caption = (
-        "Of a head: the share of the model’s gain over the empty circuit that is attributed to it. p-values "
+        "A head has the share of the model’s gain over the empty circuit that is attributed to it. p-values "
         "are adjusted for looks, parts and circuits."
     )
     if math.isfinite(circuit.accuracy):

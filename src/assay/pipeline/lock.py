@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -44,7 +45,7 @@ RATIO = RatioOfSums(numerator={"top": 1.0}, denominator={"bottom": 1.0})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part(Record):
+class CircuitPart(Record):
     """A number that a circuit is known by.
 
     Attributes:
@@ -99,7 +100,7 @@ class LockedCircuit(Record):
     objective: str
     ablation: str
     n: int
-    parts: tuple[Part, ...]
+    parts: tuple[CircuitPart, ...]
     options: Mapping[str, Any] = field(default_factory=dict, metadata=BRIEF)
     rules: Mapping[str, Any] = field(default_factory=dict, metadata=BRIEF)
     accuracy: float = math.nan
@@ -155,8 +156,11 @@ class Lock(Record):
         """The circuit of a line.
 
         Raises:
-            FileFormatError: If its file is missing or holds another circuit.
+            FileFormatError: If its file is missing, holds another circuit, or lies elsewhere.
         """
+        folder = self.path.parent.resolve()
+        if not (folder / locked.file).resolve().is_relative_to(folder):  # a lock may come from other people
+            raise FileFormatError(f"{self.path} names the circuit file {locked.file}, outside its own folder")
         circuit = load_circuit(self.path.parent / locked.file)
         if circuit.hash != locked.hash:
             raise FileFormatError(
@@ -197,7 +201,8 @@ def _toml(table: Mapping[str, Any], place: str = "") -> str:
             head = f"[[{name}]]" if isinstance(value, list) else f"[{name}]"
             tables += [f"\n{head}\n{_toml(each, name)}" for each in rows]
         else:
-            values.append(f"{key} = {json.dumps(value, ensure_ascii=False)}")
+            text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+            values.append(f"{key} = {text}")
     return "\n".join((*values, *tables))
 
 
@@ -228,7 +233,7 @@ class Observed:
         rows = {name: np.concatenate([getattr(each, name) for each in (self, other)]) for name in names}
         return Observed(**rows, scores=self.scores + other.scores, n_scored=self.n_scored + other.n_scored)
 
-    def part(self, place: int, name: str, margin: float | None = None) -> Part:
+    def part(self, place: int, name: str, margin: float | None = None) -> CircuitPart:
         """One part as it stands; by default with the usual margin."""
         table = np.stack([self.top[:, place], self.bottom[:, place]])
         value, interval = float(RATIO.of_sums(table.sum(1), table.shape[1])), RATIO.interval(table)
@@ -237,11 +242,11 @@ class Observed:
         error = lock_error(value, RATIO.linearised(table))
         numbers = {"value": value, "low": interval.low, "high": interval.high, "error": error}
         numbers["margin"] = usual if margin is None else margin
-        return Part(name=name, **{key: float(f"{number:.6g}") for key, number in numbers.items()})
+        return CircuitPart(name=name, **{key: float(f"{number:.6g}") for key, number in numbers.items()})
 
 
 def lock_error(value: float, influence: Float64[np.ndarray, " n"]) -> float:
-    """`Part.error` of a value from per-prompt values whose mean it is to first order."""
+    """`CircuitPart.error` of a value from per-prompt values whose mean it is to first order."""
     far = skewed_mean_interval(value, influence, level=1 - 2 * TAIL)
     towards = far.low if value > 0 else far.high
     return abs(value - towards) / float(scipy.special.ndtri(1 - TAIL))
@@ -402,8 +407,9 @@ def lock_audits(
     measured = list[tuple[LockedCircuit, Circuit, EdgeScores]]()
     for done, ((place, audit), source) in enumerate(zip(found, sources, strict=True)):
         progress("lock", done, len(found))
-        name = audit.task["name"]
-        name += f"-{done + 1}" * any(name == each.name for each, _, _ in measured)
+        name = re.sub(r"[^\w.-]+", "-", audit.task["name"]).lstrip(".-") or "circuit"  # also of files
+        while any(name == each.name for each, _, _ in measured):
+            name += "-again"
         circuit = load_circuit(place / "circuit.safetensors", model.graph)
         locked = LockedCircuit(
             name=name,
@@ -462,7 +468,7 @@ def _source(
             f"{place} is an audit on {name}, which is not in the working directory; give its path with "
             "--prompts"
         )
-    task = os.path.relpath(file, folder)
+    task = Path(os.path.relpath(file, folder)).as_posix()  # also read where paths have other separators
     return {"task": task, "options": config.get("options", {}), "rules": rules, "draws": ()}
 
 

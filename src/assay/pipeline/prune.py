@@ -70,7 +70,7 @@ def prune(circuit: Circuit, model: Model, out: str | os.PathLike[str], *, task: 
         >>> load_model(prune(circuit, model, tempfile.mkdtemp())).graph == model.graph
         True
     """
-    place, module = Path(out), model.module
+    place, module = Path(out).absolute(), model.module
     check_circuit(model, circuit)
     cells = _kept_cells(circuit, model, task)
     if not hasattr(module, "save_pretrained"):
@@ -98,10 +98,12 @@ def prune(circuit: Circuit, model: Model, out: str | os.PathLike[str], *, task: 
                 text = json.dumps(dict(model.preprocessing), indent=1)
                 (temporary / "preprocessor_config.json").write_text(text, encoding="utf-8")
             circuit.save(temporary / "circuit.safetensors")
+            if place.exists():  # Windows moves nothing onto a directory, not even an empty one
+                place.rmdir()
             temporary.replace(place)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    return place
+    return Path(out)
 
 
 def _kept_cells(circuit: Circuit, model: Model, task: Task | None) -> Bool[Tensor, "n_sources d_model"]:

@@ -185,9 +185,9 @@ def _log_theta(
         f: The ratio in the unit of e; None: theta is the standard error itself.
     """
     n, up_to_4 = len(e), [(a, b) for a in range(5) for b in range(5 - a)]
-    varies, mean = (g != 1).any(), dict[tuple[int, int], Float64[np.ndarray, "draws k"]]()
+    weighted, mean = (g != 1).any(), dict[tuple[int, int], Float64[np.ndarray, "draws k"]]()
     for a, b in up_to_4:
-        mean[a, b] = counts @ (e**a * g[:, None] ** b) / n if varies or not b else mean[a, 0]
+        mean[a, b] = counts @ (e**a * g[:, None] ** b) / n if weighted or not b else mean[a, 0]
     d = mean[1, 0] / mean[0, 1]  # the ratio moves by d, and e becomes e - d g
 
     def moved(a: int, b: int = 0) -> Float64[np.ndarray, "draws k"]:
