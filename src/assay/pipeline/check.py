@@ -434,9 +434,9 @@ def check_page(check: Check) -> Page:
         caveats=["The weights are those of the locked model."] * same,
         lede=(
             f"The chance that any circuit is falsely called lost or unsolved is at most "
-            f"{percent(check.alpha)}, and so is the chance that any is falsely called kept. Looks were at "
-            f"{listed([number(each) for each in check.looks])} fresh prompts. Brackets hold 95{NARROW}% "
-            "intervals, which do not allow for the looks."
+            f"{percent(check.alpha)}, and so is the chance that any is falsely called kept. A circuit is "
+            f"looked at after {listed([number(each) for each in check.looks])} fresh prompts until it is "
+            f"decided. Brackets hold 95{NARROW}% intervals, which do not allow for the looks."
         ),
         sections=sections,
         facts=[
