@@ -1,7 +1,9 @@
 """From files to pixels: every kind of file, orientation, damage, sizes, workers; and transforms of models."""
 
 import io
+import queue
 import struct
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from assay.core.errors import AssayWarning, FileFormatError, InputError, ShapeEr
 from assay.core.machine import DECODING, entered
 from assay.models import load_model
 from assay.tasks import EvalTransform, ImageTask, read_dataset, read_files
+from assay.tasks.image_reading import ahead
 
 
 TRANSFORM = EvalTransform(resize=(32, 32))
@@ -124,6 +127,26 @@ def test_hostile_images_are_named_or_skipped_and_shift_nothing(tmp_path: Path, w
             read()
     with pytest.raises(FileFormatError, match="none of the images of 'x' can be decoded, e.g. .*cut.png"):
         whole.subset(first[6:]).held(skip_bad=True)
+
+
+def test_decoding_may_be_ended_in_one_of_its_threads() -> None:
+    """Garbage is collected in any thread, and closes what was left half-read."""
+    begun, said = threading.Event(), queue.SimpleQueue[Exception | None]()
+
+    def decode(item: int) -> int:
+        if item == 1:
+            begun.wait(10)
+            try:
+                made.close()
+                said.put(None)
+            except RuntimeError as error:
+                said.put(error)
+        return item
+
+    made: Any = ahead(decode, range(2), 1)
+    assert next(made) == 0
+    begun.set()
+    assert said.get(timeout=10) is None
 
 
 def test_images_that_do_not_fit_are_named() -> None:

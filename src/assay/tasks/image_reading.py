@@ -155,5 +155,5 @@ def ahead(function: Callable[[T], R], items: Iterable[T], workers: int, *, waiti
                 yield futures.popleft().result()
         while futures:
             yield futures.popleft().result()
-    finally:
-        pool.shutdown(cancel_futures=True)
+    finally:  # perhaps in one of the threads, where garbage is collected: it cannot wait for itself
+        pool.shutdown(wait=False, cancel_futures=True)
