@@ -407,9 +407,10 @@ def lock_audits(
     measured = list[tuple[LockedCircuit, Circuit, EdgeScores]]()
     for done, ((place, audit), source) in enumerate(zip(found, sources, strict=True)):
         progress("lock", done, len(found))
-        name = re.sub(r"[^\w.-]+", "-", audit.task["name"]).lstrip(".-") or "circuit"  # also of files
-        while any(name == each.name for each, _, _ in measured):
-            name += "-again"
+        base = re.sub(r"[^\w.-]+", "-", audit.task["name"]).lstrip(".-") or "circuit"  # also of files
+        taken = {each.name for each, _, _ in measured}
+        numbered = (base, *(f"{base}-{at}" for at in range(2, done + 3)))
+        name = next(each for each in numbered if each not in taken)
         circuit = load_circuit(place / "circuit.safetensors", model.graph)
         locked = LockedCircuit(
             name=name,
