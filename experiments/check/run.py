@@ -3,6 +3,7 @@
     python run.py limits            simulated lines exactly at their thresholds, 400 files a cell; resumes
     python run.py observe CACHE     per-prompt numbers of `mini` and its copies, kept in CACHE; resumes
     python run.py pairs CACHE       checks drawn from them
+    python run.py whole CACHE       null pairs as audits, locks and checks of their own; resumes
 
 Results go to results.json.
 """
@@ -269,9 +270,39 @@ def pairs(cache: Path) -> None:
     keep("power", power)
 
 
+# ---- whole runs -----------------------------------------------------------------------------------
+
+
+TASKS = ("ioi", "greater-than", "docstring")
+LOCKS = 8  # of `mini`, each of three audits with a seed of their own
+
+
+def whole(cache: Path) -> None:
+    """Check every null copy against locks of several audits, each time on a draw of its own."""
+    for place in range(LOCKS):
+        path = cache / f"{place}.lock.toml"
+        if not path.is_file():
+            for task in TASKS:
+                assay.audit("mini", task, n=60, seed=10_000 * place, out=cache / f"{place}-{task}")
+            assay.lock("mini", [cache / f"{place}-{task}" for task in TASKS], path)
+    for number in range(PAIRS):
+        path = cache / f"pair-{number}.json"
+        if path.is_file():
+            continue
+        name = list(NULL)[number % len(NULL)]
+        lock = cache / f"{number // len(NULL) % LOCKS}.lock.toml"
+        check = assay.check(copy_of(name), lock, seed=100_000 + number)
+        path.write_text(json.dumps({"copy": name} | {each.name: each.verdict for each in check.circuits}))
+    found = [json.loads((cache / f"pair-{number}.json").read_text()) for number in range(PAIRS)]
+    alarms = sum(any(each[task] in ("lost", "unsolved") for task in TASKS) for each in found)
+    verdicts = [each[task] for each in found for task in TASKS]
+    counts = {v: verdicts.count(v) for v in sorted(set(verdicts))}
+    keep("whole runs", {"pairs": PAIRS, "locks": LOCKS, "false_alarms": alarms, "lines": counts})
+
+
 if __name__ == "__main__":
     what, *rest = sys.argv[1:]
     if what == "limits":
         limits(*rest)
     else:
-        {"observe": pools, "pairs": pairs}[what](*map(Path, rest))
+        {"observe": pools, "pairs": pairs, "whole": whole}[what](*map(Path, rest))

@@ -516,7 +516,7 @@ class Model:
         with Recorder(trace, gradients=gradients) as recorder:
             for layer, block in enumerate(self.blocks):
                 if sources or layer == until:
-                    recorder.entering(block, layer, last=layer == until)
+                    recorder.entering(block, last=layer == until)
                 if layer == until:
                     break
                 if sources:

@@ -28,7 +28,7 @@ class Trace:
         attention_in, mlp_in: Per block, input of the norms.
         qkv: Per block, outputs of the projection modules.
         final_in: Stream entering the final norm.
-        leaf: The stream entering block 0 as a leaf of the graph, when gradients are kept.
+        leaves: Outputs in block 0 behind which gradients are kept, where nothing in front needs one.
         calls: Per block, its positional (after the first) and keyword arguments.
         gradients: Filled during a backward pass: name, block and part of a tensor -> gradient.
         attached: Whether tensors stay in the autograd graph of the pass.
@@ -43,7 +43,7 @@ class Trace:
     mlp_in: list[Tensor] = field(default_factory=list)
     qkv: list[list[Tensor]] = field(default_factory=list)
     final_in: Tensor | None = None
-    leaf: Tensor | None = None
+    leaves: list[Tensor] = field(default_factory=list)
     calls: list[Arguments] = field(default_factory=list)
     gradients: dict[tuple[str, int, int], Tensor] = field(default_factory=dict)
     attached: bool = False
@@ -68,8 +68,8 @@ class Trace:
     def release(self) -> None:
         """Forget everything that only a backward pass needed."""
         self.gradients.clear()
-        self.attention_in, self.mlp_in, self.qkv = [], [], []
-        self.final_in = self.leaf = None
+        self.attention_in, self.mlp_in, self.qkv, self.leaves = [], [], [], []
+        self.final_in = None
 
 
 class StopForward(Exception):  # noqa: N818 - control flow, never an error
@@ -101,25 +101,21 @@ class Recorder(ExitStack):
 
     def catch(self, name: str, layer: int, part: int, tensor: Tensor) -> None:
         """Keep the gradient at a tensor, by a hook of the tensor: that of a module sees other uses too."""
+        trace, key = self.trace, (name, layer, part)
+        if self.gradients and layer == 0 and not tensor.requires_grad:
+            trace.leaves.append(tensor.requires_grad_())
         if self.gradients and tensor.requires_grad:
-            trace, key = self.trace, (name, layer, part)
             tensor.register_hook(lambda gradient: trace.gradients.__setitem__(key, trace.kept(gradient)))
 
-    def entering(self, block: Block, layer: int, *, last: bool) -> None:
+    def entering(self, block: Block, *, last: bool) -> None:
         """The stream entering a block, and the arguments of its call; the last one ends the pass there."""
         trace = self.trace
 
-        def keep(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Arguments | None:
-            first = self.gradients and layer == 0
-            entering = args[0].detach().requires_grad_() if first else args[0]
-            trace.block_in.append(trace.kept(entering))
+        def keep(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            trace.block_in.append(trace.kept(args[0]))
             trace.calls.append((args[1:], kwargs))
             if last:
                 raise StopForward
-            if not first:
-                return None
-            trace.leaf = entering  # a backward pass ends there
-            return (entering, *args[1:]), kwargs
 
         self.before(block.module, keep)
 

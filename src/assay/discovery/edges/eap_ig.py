@@ -105,29 +105,28 @@ class Passes:
     def _native(self, tokens: Tensor, alpha: float, *, gradients: bool) -> Trace:
         with torch.set_grad_enabled(gradients), self.model.tracing(gradients=gradients) as trace:
             hidden = self.model.forward(tokens)
-            self._finish(trace, hidden, alpha, trace.leaf)
+            self._finish(trace, hidden, alpha, trace.leaves)
         return trace
 
     def between(self, alpha: float, *, gradients: bool = True) -> list[Trace]:
         """The run whose input source is a~ + alpha (a - a~), with the gradients of each objective."""
         if alpha not in self.traces:
             start = self.ablated_input + alpha * (self.clean_input - self.ablated_input)
-            start.requires_grad_(gradients)
             traced = self.model.tracing(sources=False, gradients=gradients)
             reading = self.model.reading(self.batch.positions, start.shape[1])
             with torch.set_grad_enabled(gradients), traced as trace, reading:
                 hidden = self.model.resume(start, self.clean)
-                self._finish(trace, hidden, alpha, start if gradients else None)
+                self._finish(trace, hidden, alpha, trace.leaves)
         return self.traces[alpha]
 
-    def _finish(self, trace: Trace, hidden: Tensor, alpha: float, leaf: Tensor | None) -> None:
-        """Read the logits, take the losses, and run backward to `leaf` if there is one."""
+    def _finish(self, trace: Trace, hidden: Tensor, alpha: float, leaves: Sequence[Tensor]) -> None:
+        """Read the logits, take the losses, and run backward to the leaves if there are any."""
         logits = self.model.read(hidden, self.batch.positions)
         losses = [self.loss(logits, objective) for objective in self.objectives]
         self.losses[alpha] = losses[0].detach()
         self.traces[alpha] = [trace]
         self.forward += 1
-        if leaf is None:
+        if not leaves:
             return
         for number, loss in enumerate(losses):
             if number:  # the gradients of the objective before stay with a copy
@@ -136,7 +135,7 @@ class Passes:
             self.backward += 1
             check_differentiable(loss, self.settings)
             # The hooks of the trace keep what passes by.
-            torch.autograd.grad(loss.sum(), leaf, retain_graph=loss is not losses[-1])
+            torch.autograd.grad(loss.sum(), leaves, retain_graph=loss is not losses[-1])
 
     def loss(
         self, logits: Float[Tensor, "batch d_vocab"], objective: Objective | None = None
@@ -162,9 +161,9 @@ class Passes:
         """Sum over the batch of J(run with the input source ablated) - J(clean)."""
         if 0.0 not in self.losses and self.baseline.rows == 1 and not self.model.causal:
             # All images share the ablated input, and one run of it serves them all.
-            with torch.no_grad():
-                hidden = self.model.resume(self.ablated_input[:1], self.clean)
-                logits = self.model.read(hidden, self.batch.positions[:1])
+            start, read = self.ablated_input[:1], self.batch.positions[:1]
+            with torch.no_grad(), self.model.reading(read, start.shape[1]):
+                logits = self.model.read(self.model.resume(start, self.clean), read)
                 self.losses[0.0] = self.loss(logits.expand(len(self.batch.indices), -1))
             self.forward += 1 / len(self.batch.indices)
         elif 0.0 not in self.losses:
@@ -355,7 +354,7 @@ class EapIgActivations(BatchMethod):
                 )
             try:
                 hidden = model.resume(passes.clean.block_in[layer], passes.clean, layer=layer)
-                passes._finish(trace, hidden, alpha, leaf)
+                passes._finish(trace, hidden, alpha, [leaf])
             finally:
                 handle.remove()
         return trace

@@ -105,7 +105,7 @@ class Gim(PathGradient):
     def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
         steps = settings.steps if self.integrated else 1
         more = 2 * (steps - 1) * model.n_layers * model.d_model * length + 6 * model.n_heads * length**2
-        return super().bytes_per_example(model, length, settings) + 4 * more
+        return super().bytes_per_example(model, length, settings) + model.result_dtype.itemsize * more
 
     @contextmanager
     def rules(self, model: Model) -> Iterator[None]:

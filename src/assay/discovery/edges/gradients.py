@@ -29,6 +29,10 @@ from assay.models.model import at_reads
 # Bytes of expanded differences and gradients held at once; more gains nothing on any device tried.
 CHUNK_BYTES = 256 * 2**20
 
+# Targets that share a product with their sources, and the share of the blocks that they come from at most. A
+# product of few targets is slow; in one of many, more pairs are no edges.
+TARGETS_TOGETHER, BLOCKS_TOGETHER = 160, 1 / 3
+
 # Bytes of one tensor over all blocks that are taken together: what stays in the cache of a core, or on an
 # accelerator what is small against its memory.
 TOGETHER_BYTES = {"cpu": 2**21, "cuda": 256 * 2**20}
@@ -59,7 +63,8 @@ class ActivationDifferences:
         wide = model.result_dtype
 
         def difference(ablated: list[Tensor], values: list[Tensor]) -> Tensor:
-            return (torch.stack(ablated).to(wide) - torch.stack(values).to(wide)) * real
+            change = torch.stack(values).to(wide)
+            return torch.sub(torch.stack(ablated).to(wide), change, out=change).mul_(real)
 
         streams = difference([baseline.input, *baseline.mlp], [clean.input, *clean.mlp])
         z = difference(baseline.z, clean.z).unflatten(-1, (model.n_heads, model.d_head))
@@ -136,6 +141,7 @@ class GradientSums:
         self.first_attention, self.first_mlp = first_attention, first_mlp
         self.blocks: list[_BlockSums] = []
         self.logits: Tensor | None = None
+        self._written: Tensor | None = None
         self._projection = cache(lambda layers: _projection(model, layers))
         blocks = model.blocks
         self._gain = cache(lambda layers: _filled([blocks[i].mlp_norm.gain for i in layers], 1.0, model))
@@ -211,28 +217,44 @@ class GradientSums:
         The gradients of `logits` have one position, the one that is read, unless the logits read more.
         Later gradients are written over earlier ones: take what is needed before the next.
         """
-        graph, store = self.model.graph, None
-        for sums in self.blocks:
-            kinds = (sums.attentions, sums.scaled), (sums.mlps, sums.at_mlp)
+        graph = self.model.graph
+        for group in self._groups():
+            kinds = [(sums.attentions, sums.scaled) for sums in group] + [
+                (sums.mlps, sums.at_mlp) for sums in group
+            ]
             known = [(blocks, value) for blocks, value in kinds if value is not None]
-            if not known:
-                continue
-            first, stop = min(blocks.start for blocks, _ in known), known[0][0].stop
+            first, stop = min(blocks.start for blocks, _ in known), max(blocks.stop for blocks, _ in known)
             columns = slice(graph.channel_target(first, "q"), graph.mlp_targets(stop - 1).stop)
             like = known[0][1][0, rows]
             shape = (columns.stop - columns.start, *like.shape[:2], self.model.d_model)
-            # Fresh memory costs as much as a product, so what a block held is written over.
-            store = gradient = like.new_empty(shape) if store is None or store.shape != shape else store
-            by_block = gradient.unflatten(0, (stop - first, -1))
-            if any(value is None or len(blocks) < len(by_block) for blocks, value in kinds):
+            # Fresh memory costs as much as a product, so what was there is written over.
+            if self._written is None or self._written.shape != shape:
+                self._written = like.new_empty(shape)
+            gradient, by_block = self._written, self._written.unflatten(0, (stop - first, -1))
+            if sum(len(blocks) for blocks, _ in known) < (1 + graph.mlps) * len(by_block):
                 gradient.zero_()
-            if sums.scaled is not None:
-                self._project_back(sums, rows, by_block[-len(sums.attentions) :, : graph.mlp_target(0)])
-            if sums.at_mlp is not None:
-                by_block[-len(sums.mlps) :, -1] = sums.at_mlp[:, rows]
+            for sums in group:
+                if sums.scaled is not None:
+                    at = slice(sums.attentions.start - first, sums.attentions.stop - first)
+                    self._project_back(sums, rows, by_block[at, : graph.mlp_target(0)])
+                if sums.at_mlp is not None:
+                    by_block[sums.mlps.start - first : sums.mlps.stop - first, -1] = sums.at_mlp[:, rows]
             yield graph.sources_before_mlp(stop - 1), columns, gradient
         if self.logits is not None:
             yield graph.n_sources, slice(graph.n_targets - 1, graph.n_targets), self.logits[rows][None]
+
+    def _groups(self) -> list[list[_BlockSums]]:
+        """Neighbours whose targets share a product."""
+        blocks, groups = self.model.blocks, list[list[_BlockSums]]()
+        most = min(TARGETS_TOGETHER / (blocks[0].n_channels + 1), BLOCKS_TOGETHER * len(blocks))
+        for sums in self.blocks:
+            if sums.scaled is None and sums.at_mlp is None:
+                continue
+            if groups and sums.mlps.stop - groups[-1][0].mlps.start <= most:
+                groups[-1].append(sums)
+            else:
+                groups.append([sums])
+        return groups
 
     def _project_back(
         self, sums: _BlockSums, rows: slice, into: Float[Tensor, "blocks n_channels batch pos d_model"]
@@ -254,7 +276,7 @@ class GradientSums:
     def chunks(self, differences: ActivationDifferences, extra: int = 1) -> Iterator[slice]:
         """Examples whose expanded differences, `extra` times, are held at once."""
         n, length = differences.input.shape[:2]
-        blocks = max((len(sums.mlps) for sums in self.blocks), default=1)
+        blocks = max((group[-1].mlps.stop - group[0].mlps.start for group in self._groups()), default=1)
         rows = extra * (self.model.graph.n_sources + blocks * (self.model.blocks[0].n_channels + 1))
         size = max(1, CHUNK_BYTES // (rows * length * self.model.d_model * differences.input.itemsize))
         return (slice(start, min(start + size, n)) for start in range(0, n, size))

@@ -14,6 +14,7 @@ from assay.circuits import Circuit, EdgeScores, Level, NodeScores
 from assay.core.errors import InputError, NonFiniteError, check_name
 from assay.core.record import library_version
 from assay.core.registry import Registry
+from assay.discovery.edges.gradients import TARGETS_TOGETHER
 from assay.execution import Ablation, Mean, get_ablation
 from assay.execution.ablation import KeptRuns, Prepared
 from assay.execution.batches import free_memory
@@ -294,10 +295,11 @@ class EdgeMethod(abc.ABC):
     def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
         """Rough memory of one example beyond a plain pass: what passes keep, and the product of it all."""
         steps = settings.steps if self.integrates else 1
-        expanded = model.graph.n_sources + 3 * model.n_heads  # see `GradientSums.contract`
+        targets = max(TARGETS_TOGETHER, model.blocks[0].n_channels + 1)
+        expanded = model.graph.n_sources + targets  # see `GradientSums.contract`
         streams = (36 + 2 * steps) * model.n_layers + (expanded if self.needs_gradients else 0)
         scores = 2 * model.graph.valid.numel() if settings.apart else 0
-        return 4 * (streams * model.d_model * length + scores)
+        return model.result_dtype.itemsize * (streams * model.d_model * length + scores)
 
 
 def plain_option(value: Any) -> Any:
