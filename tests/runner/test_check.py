@@ -91,6 +91,7 @@ REFUSED = {
     "circuit": (('\nhash = "', '\nhash = "0'), "holds circuit"),
     "file": (("lock/ioi", "lock/gone"), "does not exist"),
     "place": (("circuits.lock/", "../circuits.lock/"), "outside its own folder"),
+    "prompts": (('task = "ioi"', 'prompts_hash = "0"\ntask = "prompts.toml"'), "changed since it was locked"),
     "field": (("n_edges", "edges"), "n_edges"),
     "text": (("[model]", "[model"), "is not a lock by `assay lock`"),
 }
@@ -191,7 +192,7 @@ def test_a_document_becomes_toml_and_comes_back() -> None:
         "b": [[0, 120], [1, 2]],
         "c": 1e-7,
         "d": True,
-        "e": {"f": 1, "g": {"h": "x"}},
+        "e": {"f": 1, "g": {"h": "x", "of a.b": 2}, "ä b": {"c": 3}},
     }
     document |= {"rows": [{"x": 1.5, "of": [{"y": 2}, {"y": 3}]}, {"x": 2.0, "of": []}]}
     assert tomllib.loads(_toml(document | {"none": None})) == document

@@ -1,5 +1,6 @@
 """The circuits that a model carries, in a file to keep beside its code: what `assay check` compares with."""
 
+import hashlib
 import json
 import math
 import os
@@ -89,6 +90,7 @@ class LockedCircuit(Record):
         options: Arguments of the task's grammar.
         rules: How its prompts become token ids; see `load_task`.
         accuracy: Share of prompts on which the model's margin is positive; NaN where that means nothing.
+        prompts_hash: Of the lines of a file of prompts.
     """
 
     name: str
@@ -104,6 +106,7 @@ class LockedCircuit(Record):
     options: Mapping[str, Any] = field(default_factory=dict, metadata=BRIEF)
     rules: Mapping[str, Any] = field(default_factory=dict, metadata=BRIEF)
     accuracy: float = math.nan
+    prompts_hash: str | None = None
 
     @property
     def scores_file(self) -> str:
@@ -156,7 +159,8 @@ class Lock(Record):
         """The circuit of a line.
 
         Raises:
-            FileFormatError: If its file is missing, holds another circuit, or lies elsewhere.
+            FileFormatError: If its file is missing, holds another circuit, or lies elsewhere; if its prompts
+                are others.
         """
         folder = self.path.parent.resolve()
         if not (folder / locked.file).resolve().is_relative_to(folder):  # a lock may come from other people
@@ -167,8 +171,24 @@ class Lock(Record):
                 f"{self.path.parent / locked.file} holds circuit {circuit.hash}, but {self.path} has locked "
                 f"{locked.hash}; restore it, or lock again"
             )
+        prompts = self.path.parent / locked.task
+        if locked.prompts_hash is not None and hash_lines(prompts) != locked.prompts_hash:
+            raise FileFormatError(f"{prompts} has changed since it was locked; restore it, or lock again")
         # That other weights are run is the point, which needs no warning.
         return replace(circuit, provenance={"task": circuit.provenance.get("task")})
+
+
+def hash_lines(path: Path) -> str:
+    """Hash of the lines of a file, however they end (16 hex digits).
+
+    Raises:
+        FileFormatError: If it cannot be read.
+    """
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError as error:
+        raise FileFormatError(f"cannot read the prompts {path}: {error.strerror}") from error
+    return hashlib.sha256(b"\n".join(lines)).hexdigest()[:16]
 
 
 def read_lock(path: str | os.PathLike[str]) -> Lock:
@@ -194,6 +214,7 @@ def _toml(table: Mapping[str, Any], place: str = "") -> str:
     """A document of plain values as TOML; tables after values, and nothing for what is undefined."""
     values, tables = list[str](), list[str]()
     for key, value in table.items():
+        key = key if re.fullmatch(r"[\w-]+", key, re.ASCII) else json.dumps(key, ensure_ascii=False)
         name, rows = f"{place}.{key}".strip("."), value if isinstance(value, list) else [value]
         if value is None or value == {}:
             continue
@@ -470,7 +491,8 @@ def _source(
             "--prompts"
         )
     task = Path(os.path.relpath(file, folder)).as_posix()  # also read where paths have other separators
-    return {"task": task, "options": config.get("options", {}), "rules": rules, "draws": ()}
+    drawn = {"task": task, "options": config.get("options", {}), "draws": ()}
+    return {**drawn, "rules": rules, "prompts_hash": hash_lines(file)}
 
 
 def _known_by(
