@@ -219,19 +219,15 @@ class GradientSums:
         """
         graph = self.model.graph
         for group in self._groups():
-            kinds = [(sums.attentions, sums.scaled) for sums in group] + [
-                (sums.mlps, sums.at_mlp) for sums in group
-            ]
-            known = [(blocks, value) for blocks, value in kinds if value is not None]
-            first, stop = min(blocks.start for blocks, _ in known), max(blocks.stop for blocks, _ in known)
+            first, stop = min(group[0].attentions.start, group[0].mlps.start), group[-1].mlps.stop
             columns = slice(graph.channel_target(first, "q"), graph.mlp_targets(stop - 1).stop)
-            like = known[0][1][0, rows]
+            (like, *_) = (each[0, rows] for each in (group[0].scaled, group[0].at_mlp) if each is not None)
             shape = (columns.stop - columns.start, *like.shape[:2], self.model.d_model)
             # Fresh memory costs as much as a product, so what was there is written over.
             if self._written is None or self._written.shape != shape:
                 self._written = like.new_empty(shape)
             gradient, by_block = self._written, self._written.unflatten(0, (stop - first, -1))
-            if sum(len(blocks) for blocks, _ in known) < (1 + graph.mlps) * len(by_block):
+            if self.first_attention or self.first_mlp:  # some targets have no gradient
                 gradient.zero_()
             for sums in group:
                 if sums.scaled is not None:
@@ -245,16 +241,11 @@ class GradientSums:
 
     def _groups(self) -> list[list[_BlockSums]]:
         """Neighbours whose targets share a product."""
-        blocks, groups = self.model.blocks, list[list[_BlockSums]]()
+        read = [sums for sums in self.blocks if sums.scaled is not None or sums.at_mlp is not None]
+        blocks, each = self.model.blocks, max((len(sums.mlps) for sums in read), default=1)
         most = min(TARGETS_TOGETHER / (blocks[0].n_channels + 1), BLOCKS_TOGETHER * len(blocks))
-        for sums in self.blocks:
-            if sums.scaled is None and sums.at_mlp is None:
-                continue
-            if groups and sums.mlps.stop - groups[-1][0].mlps.start <= most:
-                groups[-1].append(sums)
-            else:
-                groups.append([sums])
-        return groups
+        size = max(1, int(most / each))
+        return [read[start : start + size] for start in range(0, len(read), size)]
 
     def _project_back(
         self, sums: _BlockSums, rows: slice, into: Float[Tensor, "blocks n_channels batch pos d_model"]

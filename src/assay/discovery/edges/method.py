@@ -295,8 +295,8 @@ class EdgeMethod(abc.ABC):
     def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
         """Rough memory of one example beyond a plain pass: what passes keep, and the product of it all."""
         steps = settings.steps if self.integrates else 1
-        targets = max(TARGETS_TOGETHER, model.blocks[0].n_channels + 1)
-        expanded = model.graph.n_sources + targets  # see `GradientSums.contract`
+        # See `GradientSums.contract`.
+        expanded = model.graph.n_sources + max(TARGETS_TOGETHER, model.blocks[0].n_channels + 1)
         streams = (36 + 2 * steps) * model.n_layers + (expanded if self.needs_gradients else 0)
         scores = 2 * model.graph.valid.numel() if settings.apart else 0
         return model.result_dtype.itemsize * (streams * model.d_model * length + scores)
