@@ -3,7 +3,7 @@
     python run.py limits            simulated lines exactly at their thresholds, 400 files a cell; resumes
     python run.py observe CACHE     per-prompt numbers of `mini` and its copies, kept in CACHE; resumes
     python run.py pairs CACHE       checks drawn from them
-    python run.py whole CACHE       null pairs as audits, locks and checks of their own; resumes
+    python run.py whole CACHE       null copies checked against 8 locks, as users run them; resumes
 
 Results go to results.json.
 """
@@ -293,9 +293,9 @@ def whole(cache: Path) -> None:
         lock = cache / f"{number // len(NULL) % LOCKS}.lock.toml"
         check = assay.check(copy_of(name), lock, seed=100_000 + number)
         path.write_text(json.dumps({"copy": name} | {each.name: each.verdict for each in check.circuits}))
-    found = [json.loads((cache / f"pair-{number}.json").read_text()) for number in range(PAIRS)]
-    alarms = sum(any(each[task] in ("lost", "unsolved") for task in TASKS) for each in found)
-    verdicts = [each[task] for each in found for task in TASKS]
+    checks = [json.loads((cache / f"pair-{number}.json").read_text()) for number in range(PAIRS)]
+    alarms = sum(any(each[task] in ("lost", "unsolved") for task in TASKS) for each in checks)
+    verdicts = [each[task] for each in checks for task in TASKS]
     counts = {v: verdicts.count(v) for v in sorted(set(verdicts))}
     keep("whole runs", {"pairs": PAIRS, "locks": LOCKS, "false_alarms": alarms, "lines": counts})
 

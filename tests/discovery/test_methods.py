@@ -11,11 +11,12 @@ from cut_models import random_prompts
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import pearsonr, spearmanr
+from small_models import TEXT, build
 from torch import Tensor, nn
 
 from assay.circuits import Circuit, EdgeScores
 from assay.core.errors import AssayWarning, InputError, ShapeError
-from assay.discovery.edges import METHODS, discover, quadrature_nodes
+from assay.discovery.edges import METHODS, discover, gradients, quadrature_nodes
 from assay.execution.batches import assumed_memory
 from assay.models import Model, load_model
 from assay.tasks import PairTask, load_task
@@ -68,13 +69,13 @@ class Literal:
             self.gradient_mean([(node.weight, self.at(["input"], node.alpha)) for node in nodes])
         )
 
-    def eap_ig_activations(self) -> Tensor:
+    def eap_ig_activations(self, rule: str = "midpoint") -> Tensor:
         groups = [["input"]]
         for layer in range(self.model.n_layers):
             groups += [[f"a{layer}.h{head}" for head in range(self.model.n_heads)], [f"m{layer}"]]
         scores = torch.zeros(1)
         for group in groups:
-            nodes = quadrature_nodes(STEPS)
+            nodes = quadrature_nodes(STEPS, rule)
             part = self.score(
                 self.gradient_mean([(node.weight, self.at(group, node.alpha)) for node in nodes])
             )
@@ -133,10 +134,38 @@ def test_exact_equals_its_twin(module64: nn.Module, ablation: str) -> None:
 def test_every_quadrature_equals_its_twin(gpt2_tiny64: nn.Module, rule: str, ablation: str) -> None:
     model = load_model(gpt2_tiny64)
     task = random_prompts(model)
-    found = discover(
-        model, task, objective="kl", ablation=ablation, steps=STEPS, quadrature=rule, per_example=True
-    )
+    settings = {"ablation": ablation, "steps": STEPS, "quadrature": rule, "per_example": True}
+    found = discover(model, task, objective="kl", **settings)
     assert_scores(found, Literal(model, task, "kl", ablation).eap_ig_inputs(rule))
+    found = discover(model, task, "eap-ig-activations", **settings)
+    assert_scores(found, Literal(model, task, "logit_diff", ablation).eap_ig_activations(rule))
+
+
+def test_blocks_that_overwrite_what_their_mlp_gave() -> None:
+    model = load_model(build("falcon with one key"))
+    task = random_prompts(model)
+    found = discover(model, task, "eap-ig-activations", steps=STEPS, per_example=True)
+    assert_scores(found, Literal(model, task, "logit_diff", "resample").eap_ig_activations())
+
+
+@pytest.mark.parametrize("method", ["eap-ig-inputs", "eap-ig-activations"])
+@pytest.mark.parametrize("family", ["gpt2", "gpt_neox parallel", "attention_only"])
+def test_blocks_that_share_a_product_score_as_they_do_alone(
+    family: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depth = {"num_hidden_layers": 7} if "n_layer" not in TEXT[family] else {"n_layer": 7}
+    monkeypatch.setitem(TEXT, family, {**TEXT[family], **depth})
+    model = load_model(build(family))
+    task = random_prompts(model, ragged=True)
+    found = []
+    monkeypatch.setattr(gradients, "TOGETHER_BYTES", {"cpu": 1})
+    for together in (1, 160):
+        monkeypatch.setattr(gradients, "TARGETS_TOGETHER", together)
+        for apart in (False, True):
+            scores = discover(model, task, method, steps=2, per_example=apart)
+            found.append(scores.values)
+    for other in found[1:]:
+        torch.testing.assert_close(other, found[0], rtol=1e-12, atol=1e-13)
 
 
 @given(st.integers(1, 40), st.sampled_from(["midpoint", "left", "right", "gauss-legendre"]))

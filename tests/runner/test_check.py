@@ -3,6 +3,7 @@
 import json
 import re
 import shlex
+import shutil
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -186,13 +187,41 @@ def test_prompts_are_fresh_ones(tmp_path: Path) -> None:
     assert not {*fresh.texts} & {*earlier}
 
 
+def test_a_lock_on_a_file_holds_for_its_prompts(folder: Path, tmp_path: Path, monkeypatch: Any) -> None:
+    model = assay.load_model("mini")
+    task = assay.load_task("ioi", model, n=60, seed=5)
+    names = [[model.tokenizer.decode(row[0]) for row in each] for each in (task.answers, task.wrong)]
+    keys = ("clean", "corrupted", "answers", "wrong")
+    rows = [
+        dict(zip(keys, row, strict=True))
+        for row in zip(task.texts, task.corrupted_texts, *names, strict=True)
+    ]
+    file = tmp_path / "own.jsonl"
+    file.write_text("\n".join(map(json.dumps, rows)))
+    audit = json.loads((folder / "audit" / "audit.json").read_text())
+    audit["provenance"]["record"]["measured"]["config"] = {"file": "own.jsonl"}
+    shutil.copytree(folder / "audit", tmp_path / "audit")
+    (tmp_path / "audit" / "audit.json").write_text(json.dumps(audit))
+    monkeypatch.chdir(tmp_path)
+    with no_type_checks():
+        assay.lock(model, ["audit"], "sub/a.toml")
+        file.write_bytes(file.read_bytes().replace(b"\n", b"\r\n"))
+        assert assay.check(model, "sub/a.toml").circuits[0].verdict == "kept"
+    file.write_text("\n".join(map(json.dumps, rows[1:])))
+    with pytest.raises(AssayError, match="own.jsonl has changed since it was locked"):
+        assay.check(model, "sub/a.toml")
+    file.unlink()
+    with pytest.raises(AssayError, match=r"cannot read the prompts .*own.jsonl: No such file"):
+        assay.check(model, "sub/a.toml")
+
+
 def test_a_document_becomes_toml_and_comes_back() -> None:
     document = {
         "a": 'quote " \\ \n é \x7f',
         "b": [[0, 120], [1, 2]],
         "c": 1e-7,
         "d": True,
-        "e": {"f": 1, "g": {"h": "x", "of a.b": 2}, "ä b": {"c": 3}},
+        "e": {"f": 1, "g": {"h": "x", "of a.b": 2}, "ä b": {"c": 3, "": 4, "\x7f": 5}},
     }
     document |= {"rows": [{"x": 1.5, "of": [{"y": 2}, {"y": 3}]}, {"x": 2.0, "of": []}]}
     assert tomllib.loads(_toml(document | {"none": None})) == document

@@ -45,8 +45,8 @@ def choose_batch_size(
     length, kept = task.length, bytes_per_example > 0  # activations stay for later
     attention = 4 * model.n_heads * length**2 * (model.n_layers if kept else 1)  # as kernels that keep it do
     stream = model.d_model * length * (12 * model.n_layers if kept else 24)
-    values = stream + attention + 4 * model.n_vocab  # rather too many
-    each = bytes_per_example + model.result_dtype.itemsize * values
+    # Rather too much.
+    each = bytes_per_example + model.result_dtype.itemsize * (stream + attention + 4 * model.n_vocab)
     return max(1, min(free_memory(model.device) * 6 // 10 // each, asked, task.n if n is None else n))
 
 

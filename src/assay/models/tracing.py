@@ -28,7 +28,8 @@ class Trace:
         attention_in, mlp_in: Per block, input of the norms.
         qkv: Per block, outputs of the projection modules.
         final_in: Stream entering the final norm.
-        leaves: Outputs in block 0 behind which gradients are kept, where nothing in front needs one.
+        leaves: Where a backward pass ends: in block 0, outputs of the projections and, where it reads the
+            stream that they read, what the MLP is given.
         calls: Per block, its positional (after the first) and keyword arguments.
         gradients: Filled during a backward pass: name, block and part of a tensor -> gradient.
         attached: Whether tensors stay in the autograd graph of the pass.
@@ -102,7 +103,7 @@ class Recorder(ExitStack):
     def catch(self, name: str, layer: int, part: int, tensor: Tensor) -> None:
         """Keep the gradient at a tensor, by a hook of the tensor: that of a module sees other uses too."""
         trace, key = self.trace, (name, layer, part)
-        if self.gradients and layer == 0 and not tensor.requires_grad:
+        if self.gradients and name != "logits" and layer == 0 and not tensor.requires_grad:
             trace.leaves.append(tensor.requires_grad_())
         if self.gradients and tensor.requires_grad:
             tensor.register_hook(lambda gradient: trace.gradients.__setitem__(key, trace.kept(gradient)))

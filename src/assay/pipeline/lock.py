@@ -90,7 +90,7 @@ class LockedCircuit(Record):
         options: Arguments of the task's grammar.
         rules: How its prompts become token ids; see `load_task`.
         accuracy: Share of prompts on which the model's margin is positive; NaN where that means nothing.
-        prompts_hash: Of the lines of a file of prompts.
+        prompts_hash: `hash_prompts` of its file of prompts; None for a generator.
     """
 
     name: str
@@ -160,7 +160,7 @@ class Lock(Record):
 
         Raises:
             FileFormatError: If its file is missing, holds another circuit, or lies elsewhere; if its prompts
-                are others.
+                have changed.
         """
         folder = self.path.parent.resolve()
         if not (folder / locked.file).resolve().is_relative_to(folder):  # a lock may come from other people
@@ -172,23 +172,24 @@ class Lock(Record):
                 f"{locked.hash}; restore it, or lock again"
             )
         prompts = self.path.parent / locked.task
-        if locked.prompts_hash is not None and hash_lines(prompts) != locked.prompts_hash:
+        if locked.prompts_hash is not None and hash_prompts(prompts) != locked.prompts_hash:
             raise FileFormatError(f"{prompts} has changed since it was locked; restore it, or lock again")
         # That other weights are run is the point, which needs no warning.
         return replace(circuit, provenance={"task": circuit.provenance.get("task")})
 
 
-def hash_lines(path: Path) -> str:
-    """Hash of the lines of a file, however they end (16 hex digits).
+def hash_prompts(path: Path) -> str:
+    """Hash of a file of prompts, however its lines end (16 hex digits).
 
     Raises:
         FileFormatError: If it cannot be read.
     """
     try:
-        lines = path.read_bytes().splitlines()
+        content = path.read_bytes()
     except OSError as error:
-        raise FileFormatError(f"cannot read the prompts {path}: {error.strerror}") from error
-    return hashlib.sha256(b"\n".join(lines)).hexdigest()[:16]
+        reason = error.strerror
+        raise FileFormatError(f"cannot read the prompts {path}: {reason}; restore the file") from error
+    return hashlib.sha256(content.replace(b"\r\n", b"\n")).hexdigest()[:16]
 
 
 def read_lock(path: str | os.PathLike[str]) -> Lock:
@@ -214,7 +215,7 @@ def _toml(table: Mapping[str, Any], place: str = "") -> str:
     """A document of plain values as TOML; tables after values, and nothing for what is undefined."""
     values, tables = list[str](), list[str]()
     for key, value in table.items():
-        key = key if re.fullmatch(r"[\w-]+", key, re.ASCII) else json.dumps(key, ensure_ascii=False)
+        key = key if re.fullmatch(r"[\w-]+", key, re.ASCII) else _quoted(key)
         name, rows = f"{place}.{key}".strip("."), value if isinstance(value, list) else [value]
         if value is None or value == {}:
             continue
@@ -222,9 +223,13 @@ def _toml(table: Mapping[str, Any], place: str = "") -> str:
             head = f"[[{name}]]" if isinstance(value, list) else f"[{name}]"
             tables += [f"\n{head}\n{_toml(each, name)}" for each in rows]
         else:
-            text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-            values.append(f"{key} = {text}")
+            values.append(f"{key} = {_quoted(value)}")
     return "\n".join((*values, *tables))
+
+
+def _quoted(value: Any) -> str:
+    """A plain value or key as JSON that is TOML as well."""
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 # ---- what is observed of a circuit ----------------------------------------------------------------
@@ -492,7 +497,7 @@ def _source(
         )
     task = Path(os.path.relpath(file, folder)).as_posix()  # also read where paths have other separators
     drawn = {"task": task, "options": config.get("options", {}), "draws": ()}
-    return {**drawn, "rules": rules, "prompts_hash": hash_lines(file)}
+    return {**drawn, "rules": rules, "prompts_hash": hash_prompts(file)}
 
 
 def _known_by(

@@ -293,9 +293,9 @@ class EapIgActivations(BatchMethod):
     def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
         graph = model.graph
         with model.frozen():
-            passes = Passes(model, batch, prepared, settings, set())
-            differences = passes.differences()
             nodes = quadrature_nodes(settings.steps, settings.quadrature)
+            passes = Passes(model, batch, prepared, settings, {node.alpha for node in nodes})
+            differences = passes.differences()
             scores = self._group(passes, differences, nodes, slice(0, 1), None)
             for layer in range(model.n_layers):
                 first = graph.head_source(layer)
@@ -350,7 +350,8 @@ class EapIgActivations(BatchMethod):
                 handle = block.out.register_forward_pre_hook(lambda module, args: (leaf, *args[1:]))
             else:
                 handle = block.mlp_out.register_forward_hook(
-                    lambda module, args, output: leaf.to(output.device)
+                    # A copy: some blocks change in place what their MLP gave.
+                    lambda module, args, output: leaf.to(output.device, copy=True)
                 )
             try:
                 hidden = model.resume(passes.clean.block_in[layer], passes.clean, layer=layer)

@@ -30,7 +30,7 @@ from assay.models.model import at_reads
 CHUNK_BYTES = 256 * 2**20
 
 # Targets that share a product with their sources, and the share of the blocks that they come from at most. A
-# product of few targets is slow; in one of many, more pairs are no edges.
+# product of few targets is slow; in one of many, more of the pairs are not edges.
 TARGETS_TOGETHER, BLOCKS_TOGETHER = 160, 1 / 3
 
 # Bytes of one tensor over all blocks that are taken together: what stays in the cache of a core, or on an
@@ -227,7 +227,9 @@ class GradientSums:
             if self._written is None or self._written.shape != shape:
                 self._written = like.new_empty(shape)
             gradient, by_block = self._written, self._written.unflatten(0, (stop - first, -1))
-            if self.first_attention or self.first_mlp:  # some targets have no gradient
+            read = [len(sums.attentions) for sums in group if sums.scaled is not None]
+            read += [len(sums.mlps) for sums in group if sums.at_mlp is not None]
+            if sum(read) < (1 + graph.mlps) * len(by_block):  # some targets have no gradient
                 gradient.zero_()
             for sums in group:
                 if sums.scaled is not None:
@@ -311,6 +313,7 @@ class GradientSums:
                     scores[chunk, targets, sources].baddbmm_(right, left)
                 else:
                     scores[0, targets, sources].addmm_(right.flatten(1), left.flatten(1).T)
+        self._written = None
         return scores.mT.masked_fill_(~graph.valid.to(scores.device), 0)
 
     def _neurons(

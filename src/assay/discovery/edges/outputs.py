@@ -96,7 +96,7 @@ def output_scores(
         seed=seed,
     )
     task = model.bind(task)
-    extra = 8 * model.d_model * task.length * 4
+    extra = 8 * model.d_model * task.length * model.result_dtype.itemsize
     size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra)
     started = time.perf_counter()
     prepared = settings.ablation.prepare(model, task, batch_size=size, seed=seed)

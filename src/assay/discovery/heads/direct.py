@@ -60,7 +60,7 @@ def head_outputs(model: Model, task: Task, *, batch_size: int | None = None) -> 
         Tensors on the CPU, float32 (float64 for a float64 model).
     """
     model, task = model.uncut, model.bind(task)
-    extra = 12 * model.n_layers * model.d_model * task.length * 4
+    extra = 12 * model.n_layers * model.d_model * task.length * model.result_dtype.itemsize
     size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra)
     parts = []
     for batch in task.batches(size):

@@ -92,7 +92,7 @@ def attribution_patching(
     """
     chosen = get_objective(objective or task.objective)
     model, task = model.uncut, model.bind(task)
-    extra = 30 * model.n_layers * model.d_model * task.length * 4
+    extra = 30 * model.n_layers * model.d_model * task.length * model.result_dtype.itemsize
     size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra)
     rows = []
     for batch in task.batches(size):
@@ -185,7 +185,7 @@ def _gradient_sites(model: Model, task: Task, loss: Objective, asked: int | None
         Input of the value projection, gradient at its output `[n, pos, n_kv_heads, d_head]`, input of the
         output projection `[n, pos, n_heads, d_head]`, gradient at its output.
     """
-    extra = 40 * model.n_layers * model.d_model * task.length * 4
+    extra = 40 * model.n_layers * model.d_model * task.length * model.result_dtype.itemsize
     size = choose_batch_size(model, task, asked=asked, bytes_per_example=extra)
     found = []
     for batch in task.batches(size):

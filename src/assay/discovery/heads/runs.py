@@ -274,7 +274,7 @@ def head_margins(
     """
     heads = outside((), model) if heads is None else heads
     # What the base run of a prompt takes, and a run that begins from it.
-    extra = 60 * model.n_layers * model.d_model * task.length * 4
+    extra = 60 * model.n_layers * model.d_model * task.length * model.result_dtype.itemsize
     size = choose_batch_size(model, task, asked=batch_size, bytes_per_example=extra)
     if model.device.type == "cpu":  # copies of the prompts fill a pass
         size = min(size, max(1, TOKENS_PER_PASS // (4 * task.length)))
