@@ -3,7 +3,6 @@
 import abc
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
@@ -69,8 +68,6 @@ class Passes:
     Args:
         alphas: Where gradients will be wanted. The clean (1) and the resampled (0) run are made anyway,
             so a gradient there costs a backward pass only.
-        objectives: What gradients are wanted of, a backward pass each through the same forward pass; default:
-            that of the settings.
     """
 
     def __init__(
@@ -80,12 +77,10 @@ class Passes:
         prepared: Prepared,
         settings: Choices,
         alphas: set[float],
-        objectives: Sequence[Objective] = (),
     ) -> None:
         self.model, self.batch, self.settings = model, batch, settings
-        self.objectives = objectives or (settings.objective,)
         self.forward, self.backward = 0.0, 0
-        self.traces: dict[float, list[Trace]] = {}
+        self.traces: dict[float, Trace] = {}
         self.losses: dict[float, Tensor] = {}
         self.clean_logits: Tensor | None = None
         self.input_effect: float | None = None
@@ -94,7 +89,7 @@ class Passes:
             self.clean = self._native(batch.clean, 1.0, gradients=1.0 in alphas)
         else:  # the pass that measured the means
             self.clean, logits = kept
-            self.traces[1.0], self.losses[1.0] = [self.clean], self.loss(logits)
+            self.traces[1.0], self.losses[1.0] = self.clean, self.loss(logits)
         trace = None
         if settings.ablation.paired:
             trace = self._native(batch.corrupted, 0.0, gradients=0.0 in alphas)
@@ -104,48 +99,51 @@ class Passes:
 
     def _native(self, tokens: Tensor, alpha: float, *, gradients: bool) -> Trace:
         with torch.set_grad_enabled(gradients), self.model.tracing(gradients=gradients) as trace:
-            hidden = self.model.forward(tokens)
-            self._finish(trace, hidden, alpha, trace.leaves)
+            self.losses[alpha] = self._finish(trace, self.model.forward(tokens))
+        self.traces[alpha] = trace
         return trace
 
-    def between(self, alpha: float, *, gradients: bool = True) -> list[Trace]:
-        """The run whose input source is a~ + alpha (a - a~), with the gradients of each objective."""
+    def between(self, alpha: float, *, gradients: bool = True) -> Trace:
+        """The run whose input source is a~ + alpha (a - a~), with its gradients."""
         if alpha not in self.traces:
-            start = self.ablated_input + alpha * (self.clean_input - self.ablated_input)
-            traced = self.model.tracing(sources=False, gradients=gradients)
-            reading = self.model.reading(self.batch.positions, start.shape[1])
-            with torch.set_grad_enabled(gradients), traced as trace, reading:
-                hidden = self.model.resume(start, self.clean)
-                self._finish(trace, hidden, alpha, trace.leaves)
+            self.traces[alpha], self.losses[alpha] = self.run(alpha, gradients=gradients)
         return self.traces[alpha]
 
-    def _finish(self, trace: Trace, hidden: Tensor, alpha: float, leaves: Sequence[Tensor]) -> None:
-        """Read the logits, take the losses, and run backward to the leaves if there are any."""
-        logits = self.model.read(hidden, self.batch.positions)
-        losses = [self.loss(logits, objective) for objective in self.objectives]
-        self.losses[alpha] = losses[0].detach()
-        self.traces[alpha] = [trace]
+    def run(
+        self, alpha: float, objective: Objective | None = None, *, gradients: bool = True
+    ) -> tuple[Trace, Tensor]:
+        """Such a run anew, and its loss; by default under the objective of the settings."""
+        start = self.ablated_input + alpha * (self.clean_input - self.ablated_input)
+        traced = self.model.tracing(sources=False, gradients=gradients)
+        reading = self.model.reading(self.batch.positions, start.shape[1])
+        with torch.set_grad_enabled(gradients), traced as trace, reading:
+            return trace, self._finish(trace, self.model.resume(start, self.clean), objective)
+
+    def _finish(
+        self,
+        trace: Trace,
+        hidden: Tensor,
+        objective: Objective | None = None,
+        leaves: Sequence[Tensor] | None = None,
+    ) -> Float[Tensor, " batch"]:
+        """Read the logits, take the loss, and run backward to the leaves, usually those of the trace, if any."""
+        loss = self.loss(self.model.read(hidden, self.batch.positions), objective)
         self.forward += 1
-        if not leaves:
-            return
-        for number, loss in enumerate(losses):
-            if number:  # the gradients of the objective before stay with a copy
-                self.traces[alpha].insert(-1, replace(trace))
-                trace.gradients = {}
+        if leaves := trace.leaves if leaves is None else leaves:
             self.backward += 1
             check_differentiable(loss, self.settings)
-            # The hooks of the trace keep what passes by.
-            torch.autograd.grad(loss.sum(), leaves, retain_graph=loss is not losses[-1])
+            torch.autograd.grad(loss.sum(), leaves)  # the hooks of the trace keep what passes by
+        return loss.detach()
 
     def loss(
         self, logits: Float[Tensor, "batch d_vocab"], objective: Objective | None = None
     ) -> Float[Tensor, " batch"]:
-        """Objective (the first unless given) per example, in float32 or better."""
+        """Objective, that of the settings unless given, per example, in float32 or better."""
         logits = logits.to(self.model.result_dtype)
         if self.clean_logits is None:
             check_finite(logits.detach(), f"{self.model.id} on the clean input", self.batch.indices)
             self.clean_logits = logits.detach()
-        return (objective or self.objectives[0])(logits, self.clean_logits, self.batch)
+        return (objective or self.settings.objective)(logits, self.clean_logits, self.batch)
 
     def differences(self) -> ActivationDifferences:
         """Ablated minus clean activations of all sources."""
@@ -199,32 +197,30 @@ class PathGradient(BatchMethod):
         batch: Batch,
         prepared: Prepared,
         settings: Choices,
-        objectives: Sequence[Objective] = (),
-    ) -> tuple[list[GradientSums], Passes]:
-        """The gradients of one batch, of each objective; the passes they took, with the effect of the input.
+    ) -> tuple[GradientSums, Passes]:
+        """The gradients of one batch, and the passes they took, with the effect of the input.
 
         Args:
             model: The model.
             batch: The examples.
             prepared: The ablation.
             settings: What the caller chose.
-            objectives: Losses that share the forward passes; default: that of the settings.
         """
         nodes = self.nodes(settings)
-        sums = [GradientSums(model, constant_scale=self.constant_scale) for _ in objectives or (None,)]
+        sums = GradientSums(model, constant_scale=self.constant_scale)
         # The rules come before the passes, so that their hooks see what it made of a value or gradient.
         with model.frozen(), self.rules(model):
-            passes = Passes(model, batch, prepared, settings, {node.alpha for node in nodes}, objectives)
+            passes = Passes(model, batch, prepared, settings, {node.alpha for node in nodes})
             for node in nodes:
-                for each, trace in zip(sums, passes.between(node.alpha), strict=True):
-                    each.add(trace, batch.positions, node.weight)
-                    trace.release()
+                trace = passes.between(node.alpha)
+                sums.add(trace, batch.positions, node.weight)
+                trace.release()
             if self.measures_completeness:
                 passes.measure_input_effect()
         return sums, passes
 
     def score(self, model: Model, batch: Batch, prepared: Prepared, settings: Choices) -> BatchScores:
-        [sums], passes = self.gradients(model, batch, prepared, settings)
+        sums, passes = self.gradients(model, batch, prepared, settings)
         apart, neurons = settings.apart, settings.level == "neuron"
         differences = passes.differences()
         scores = sums.contract(differences, batch.positions, per_example=apart, neurons=neurons)
@@ -321,7 +317,7 @@ class EapIgActivations(BatchMethod):
         sums = GradientSums(model, first_attention=first_attention, first_mlp=first_mlp)
         for node in nodes:
             if kind == "input":
-                [trace] = passes.between(node.alpha)
+                trace = passes.between(node.alpha)
             else:
                 trace = self._from_site(passes, kind, layer, node.alpha)
             sums.add(trace, batch.positions, node.weight)
@@ -355,7 +351,7 @@ class EapIgActivations(BatchMethod):
                 )
             try:
                 hidden = model.resume(passes.clean.block_in[layer], passes.clean, layer=layer)
-                passes._finish(trace, hidden, alpha, [leaf])
+                passes._finish(trace, hidden, leaves=[leaf])
             finally:
                 handle.remove()
         return trace

@@ -71,7 +71,7 @@ class TaskSpans:
         prepared = settings.ablation.prepare(model, task, batch_size=size, seed=settings.seed)
         sweep = Sweep(total=torch.zeros(len(self.spans), *model.graph.valid.shape, dtype=torch.float64))
         for batch in (batch.to(model.device) for batch in task.batches(size)):
-            [sums], passes = self.method.gradients(model, batch, prepared, settings)
+            sums, passes = self.method.gradients(model, batch, prepared, settings)
             here = self.labels[batch.indices.cpu()].to(model.device)
             scores = by_span(sums, passes.differences(), batch.positions, here, len(self.spans))
             check_scores(scores, self.method, batch)
