@@ -126,13 +126,14 @@ class Passes:
         objective: Objective | None = None,
         leaves: Sequence[Tensor] | None = None,
     ) -> Float[Tensor, " batch"]:
-        """Read the logits, take the loss, and run backward to the leaves, usually those of the trace, if any."""
+        """Read the logits, take the loss, and run backward to the leaves (those of the trace), if any."""
         loss = self.loss(self.model.read(hidden, self.batch.positions), objective)
         self.forward += 1
-        if leaves := trace.leaves if leaves is None else leaves:
+        ends = trace.leaves if leaves is None else leaves
+        if ends:
             self.backward += 1
             check_differentiable(loss, self.settings)
-            torch.autograd.grad(loss.sum(), leaves)  # the hooks of the trace keep what passes by
+            torch.autograd.grad(loss.sum(), ends)  # the hooks of the trace keep what passes by
         return loss.detach()
 
     def loss(

@@ -94,21 +94,21 @@ class TwoTarget(EdgeMethod):
             sweep.forward += passes.forward * len(batch.indices)
             sweep.backward += passes.backward * len(batch.indices)
         sweep.forward += task.n * measures(settings.ablation)
-        found = [total.sum(1) if level == "node" else total for total in totals]
+        divergence, ends, by_rules = (total.sum(1) if level == "node" else total for total in totals)
         lean = self.lean
         if lean is None:
             runs = _Runs(model, task, settings, size)
             kind = EdgeScores if level == "edge" else NodeScores
 
             def ranked(lean: float) -> EdgeScores | NodeScores:
-                return kind(model.graph, rank(*found, lean).float())
+                return kind(model.graph, rank(divergence, ends, by_rules, lean).float())
 
             def kept(lean: float, size: int) -> tuple[float, float]:
                 return runs.kept(ranked(lean).top(size))
 
             lean = chosen_lean(kept, ranked(0.0).n_items)
             sweep.forward += runs.spent
-        sweep.total, sweep.details = rank(*found, lean) * task.n, {"lean": lean}
+        sweep.total, sweep.details = rank(divergence, ends, by_rules, lean) * task.n, {"lean": lean}
         return sweep
 
 
