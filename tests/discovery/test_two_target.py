@@ -74,6 +74,8 @@ def test_the_weight_is_chosen_on_runs_and_reported(gpt2_tiny64: nn.Module, unche
     torch.testing.assert_close(again.values, found.values, rtol=1e-12, atol=0)
     with pytest.raises(InputError, match="needs a margin"):
         discover(model, replace(task, objective="kl"), "two-target", steps=1)
+    with pytest.raises(InputError, match="is 0 at the clean run, the only point"):
+        discover(model, task, "two-target", steps=1, quadrature="right")
     for lean in (-0.1, math.inf, "1"):
         with pytest.raises(InputError, match="give a number of at least 0"):
             discover(model, task, "two-target", lean=lean)
@@ -98,3 +100,21 @@ def test_it_is_a_method_that_others_can_start_from(gpt2_tiny64: nn.Module) -> No
     method = METHODS["two-target"]
     sweep = method.sweep(model, task, method.choices(task, objective="kl", steps=1), 4)
     assert bool((sweep.total >= 0).all())
+
+
+@pytest.mark.parametrize("family", ["gpt2_tiny64", "llama_tiny64"])
+def test_under_zero_the_margin_is_attributed_at_the_clean_run(
+    family: str, request: pytest.FixtureRequest
+) -> None:
+    """A path that begins with a stream of zeros, where norms pass on huge gradients."""
+    model = load_model(request.getfixturevalue(family))
+    task = random_prompts(model)
+    found = discover(model, task, "two-target", ablation="zero", lean=0.2, steps=2)
+    settings: dict[str, Any] = {"ablation": "zero", "steps": 2}
+    divergence = discover(model, task, "eap-ig-inputs", objective="kl", **settings).values
+    at_the_clean_run, by_rules = (
+        discover(model, task, key, objective="logit_diff", ablation="zero").values for key in ("eap", "gim")
+    )
+    torch.testing.assert_close(
+        found.values, rank(divergence, at_the_clean_run, by_rules, 0.2), rtol=1e-9, atol=1e-12
+    )

@@ -351,7 +351,7 @@ def _heads(audit: Audit) -> Figure:
         "in units of the objective: the first-order effect of ablating it. Blue supports, vermilion opposes"
     )
     if audit.method["key"] == "two-target":
-        meaning = "sums of shares of two attributions, without unit or direction"
+        meaning = "sums of shares of three attributions, without unit or direction"
     return Figure(
         draw=partial(plot_matrix, heads),
         label="Attribution of each head, signed; the numbers are in the table.",

@@ -113,7 +113,9 @@ class Passes:
         self, alpha: float, objective: Objective | None = None, *, gradients: bool = True
     ) -> tuple[Trace, Tensor]:
         """Such a run anew, and its loss; by default under the objective of the settings."""
-        start = self.ablated_input + alpha * (self.clean_input - self.ablated_input)
+        start = self.clean_input
+        if alpha != 1:
+            start = self.ablated_input + alpha * (self.clean_input - self.ablated_input)
         traced = self.model.tracing(sources=False, gradients=gradients)
         reading = self.model.reading(self.batch.positions, start.shape[1])
         with torch.set_grad_enabled(gradients), traced as trace, reading:

@@ -2,8 +2,9 @@
 
 A ranking by the attribution of a margin finds edges that move the answer, one by that of the divergence
 edges that hold the rest of the distribution. The margin is attributed twice, by the gradients at both ends of
-the path of `eap-ig-inputs` (c) and by `gim` (g), which err on different edges; the divergence by
-`eap-ig-inputs` (d). With n(v) = |v| / sum |v| and p(v) = max(v, 0) / sum max(v, 0) over the edges,
+the path of `eap-ig-inputs` (c; under `zero`, where one end is a stream of zeros, at the clean one) and by
+`gim` (g), which err on different edges; the divergence by `eap-ig-inputs` (d). With n(v) = |v| / sum |v| and
+p(v) = max(v, 0) / sum max(v, 0) over the edges,
 
     rank = n(d) + (n(c) + n(g)) / 2 + lean (p(c) + p(g)) / 2.
 
@@ -44,7 +45,7 @@ SHARE = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class TwoTarget(EdgeMethod):
-    """One ranking for margin and distribution, from three attributions that share their runs.
+    """One ranking for margin and distribution, from three attributions.
 
     Scores are positive: the rank above, a sum of shares, of nodes or neurons from their own attributions. The
     margin is the objective; where that is a divergence, the task's own.
@@ -54,8 +55,11 @@ class TwoTarget(EdgeMethod):
             examples so that circuits keep .9 of the margin where they keep .9 of the distribution.
 
     Notes:
-        Cost with 5 steps: 8 forward and 8 backward passes; to choose `lean`, at most 9 runs of circuits and
-        one of the model on the few examples.
+        Cost with 5 steps: 8 forward and 8 backward passes under `resample`; to choose `lean`, at most 9 runs
+        of circuits and one of the model on the few examples.
+
+    References:
+        Hanna et al. 2024, arXiv:2403.17806 (c, d); Edin et al. 2025, arXiv:2505.17630 (g).
     """
 
     key = "two-target"
@@ -68,7 +72,11 @@ class TwoTarget(EdgeMethod):
     lean: float | None = None
 
     def check(self, settings: Choices) -> None:
-        quadrature_nodes(settings.steps, settings.quadrature)
+        if all(node.alpha == 1 for node in quadrature_nodes(settings.steps, settings.quadrature)):
+            raise InputError(
+                "two-target takes the gradient of a divergence, which is 0 at the clean run, the only point of "
+                "one step of the right rule; give more steps, or quadrature='midpoint'"
+            )
         if self.lean is not None and not (type(self.lean) in (int, float) and 0 <= self.lean < math.inf):
             raise InputError(f"lean of two-target is {self.lean!r}; give a number of at least 0, or None")
 
@@ -85,16 +93,12 @@ class TwoTarget(EdgeMethod):
         sweep = Sweep.empty(model.graph, model.d_model if level == "neuron" else None)
         totals = [sweep.total.clone() for _ in range(3)]
         for batch in (each.to(model.device) for each in task.batches(size)):
-            sums, passes = attributions(model, batch, prepared, settings)
-            differences = passes.differences()
-            for total, gradients in zip(totals, sums, strict=True):
-                scores = gradients.contract(
-                    differences, batch.positions, per_example=False, neurons=level == "neuron"
-                )
+            found, forward, backward = attributions(model, batch, prepared, settings)
+            for total, scores in zip(totals, found, strict=True):
                 check_scores(scores, self, batch)
                 total += scores[0].double().cpu()
-            sweep.forward += passes.forward * len(batch.indices)
-            sweep.backward += passes.backward * len(batch.indices)
+            sweep.forward += forward * len(batch.indices)
+            sweep.backward += backward * len(batch.indices)
         sweep.forward += task.n * measures(settings.ablation)
         divergence, ends, by_rules = (total.sum(1) if level == "node" else total for total in totals)
         lean = self.lean
@@ -113,15 +117,24 @@ class TwoTarget(EdgeMethod):
         sweep.total, sweep.details = rank(divergence, ends, by_rules, lean) * task.n, {"lean": lean}
         return sweep
 
+    def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
+        return max(each.bytes_per_example(model, length, settings) for each in (super(), Gim()))
+
 
 METHODS.add(TwoTarget.key, TwoTarget())
 
 
 def attributions(
     model: Model, batch: Batch, prepared: Prepared, settings: Choices
-) -> tuple[tuple[GradientSums, GradientSums, GradientSums], Passes]:
-    """Gradients of the divergence along the path, of the margin at its ends, and of the margin by `gim`."""
+) -> tuple[list[Float[Tensor, "1 n_sources *width"]], float, int]:
+    """Scores of the divergence along the path, of the margin at its ends, and of the margin by `gim`.
+
+    Returns:
+        The three sums over the batch, and the forward and backward passes that they took.
+    """
     rules = Gim()
+    # A norm of zeros passes on its gradients times 1 / sqrt(eps).
+    alphas = (1.0,) if settings.ablation.key == "zero" else (0.0, 1.0)
     path, ends = GradientSums(model), GradientSums(model)
     by_rules = GradientSums(model, constant_scale=rules.constant_scale)
 
@@ -130,14 +143,19 @@ def attributions(
         trace.release()
 
     with model.frozen():
-        passes = Passes(model, batch, prepared, settings, {0.0, 1.0})
-        for alpha in (0.0, 1.0):
-            add(ends, passes.between(alpha), 0.5)
+        passes = Passes(model, batch, prepared, settings, set(alphas))
+        for alpha in alphas:
+            add(ends, passes.between(alpha), 1 / len(alphas))
         for node in quadrature_nodes(settings.steps, settings.quadrature):
             add(path, passes.run(node.alpha, OBJECTIVES["kl"])[0], node.weight)
         with rules.rules(model):
             add(by_rules, passes.run(1.0)[0], 1.0)
-    return (path, ends, by_rules), passes
+    differences, neurons = passes.differences(), settings.level == "neuron"
+    scores = [
+        sums.contract(differences, batch.positions, per_example=False, neurons=neurons)
+        for sums in (path, ends, by_rules)
+    ]
+    return scores, passes.forward, passes.backward
 
 
 def rank(
