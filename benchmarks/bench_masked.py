@@ -57,7 +57,7 @@ def compare(model: Model, task: PairTask, repeats: int) -> dict[str, object]:
     def forward() -> None:
         model.read(model.forward(task.clean), task.positions)
 
-    settings = METHODS["edge-pruning"].choices(task)
+    settings = METHODS["nested"].choices(task)
     runs = MaskedRuns(model, task, settings, task.n, examples=task.n, updates=100)
     drawn = runs.draw(0)
     generator = torch.Generator().manual_seed(0)

@@ -42,14 +42,12 @@ TRUTH_N, TARGET_N, SEED = 32, 60, 0
 WORK = Path.home() / ".cache" / "assay-discovery-benchmark"
 CELL = ["model", "method", "objective"]
 # Learned masks on planted models: their few edges need fewer updates.
-TRUTH_OPTIONS: dict[str, dict[str, Any]] = {
-    name: {"updates": 300} for name in ("nested", "ugs", "edge-pruning")
-}
+TRUTH_OPTIONS: dict[str, dict[str, Any]] = {name: {"updates": 300} for name in ("nested", "ugs")}
 
 # Cheapest first, as pages list them; others come last.
 ORDER = (
     "random", "ifr", "eap", "relp", "gim", "clean-corrupted", "eap-ig-inputs", "two-target",
-    "eap-ig-activations", "acdc", "exact", "nested", "ugs", "edge-pruning",
+    "eap-ig-activations", "acdc", "exact", "nested", "ugs",
 )  # fmt: skip
 
 

@@ -31,7 +31,6 @@ TARGETS = (*(f"{model}-{task}" for model in ("mini", *REAL) for task in TASKS), 
 # Learned masks: 107 masked passes each way of each of 60 prompts, which fit in 1,000 forward-equivalents.
 LEARNED: Mapping[str, Mapping[str, Any]] = {
     "ugs": {"warm_start": "eap-ig-inputs", "updates": 400, "examples": 8, "samples": 2, "rate": 0.1},
-    "edge-pruning": {"warm_start": "eap-ig-inputs", "updates": 400, "examples": 16},
 }
 BY_EDGE = ("acdc", "exact")  # a run or so per edge: not on published models
 DIGITS = 6  # of numbers in the files of results

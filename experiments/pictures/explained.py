@@ -1,6 +1,5 @@
 """Pictures that draw a formula or a rule, without a model."""
 
-import numpy as np
 from matplotlib.figure import Figure
 from texts import panels
 
@@ -34,22 +33,4 @@ def verdicts() -> Figure:
     return figure
 
 
-def gates_of_edges() -> Figure:
-    """How a sampled mask depends on the number that was drawn: hard-concrete and uniform sampling."""
-    u = np.linspace(1e-4, 1 - 1e-4, 1000)
-    figure, axes = panels(1, 2, (8.5, 3))
-    for openness in (-2.0, 0.0, 2.0):
-        inner = 1 / (1 + np.exp(-(np.log(u) - np.log1p(-u) + openness) / 0.5))
-        axes[0, 0].plot(u, np.clip(-0.1 + 1.2 * inner, 0, 1), label=f"α = {openness:g}")
-    for p in (0.1, 0.5, 0.9):
-        axes[0, 1].plot(u, 1 - np.clip((u - p) / (p * (1 - p)) + 0.5, 0, 1), label=f"p = {p:g}")
-    for axis, title in zip(axes.flat, ("edge-pruning: hard-concrete gate", "ugs: sampled mask"), strict=True):
-        axis.set_title(title, loc="left", fontsize=9, color=INK)
-        axis.set_xlabel("u, uniform on (0, 1)", fontsize=9, color=MUTED)
-        axis.legend(frameon=False, fontsize=8)
-    axes[0, 1].legend(frameon=False, fontsize=8, loc="center", bbox_to_anchor=(0.73, 0.5))
-    axes[0, 0].set_ylabel("share of the edge that is kept", fontsize=9, color=MUTED)
-    return figure
-
-
-PICTURES = {"verdicts.svg": verdicts, "sampled-masks.svg": gates_of_edges}
+PICTURES = {"verdicts.svg": verdicts}

@@ -50,8 +50,7 @@ METHODS: Sequence[tuple[str, str | None, bool]] = (
 )
 SLOW_METHODS: Sequence[tuple[str, str | None, dict[str, Any]]] = (
     ("eap-ig-activations", None, {"steps": 3}),
-    ("edge-pruning", "kl", {}),
-    ("ugs", "kl", {}),
+    ("ugs", "kl", {"updates": 100, "samples": 2, "examples": 8, "rate": 0.1, "warm_start": DEFAULT}),
 )
 
 
@@ -169,15 +168,10 @@ def curves(model: assay.Model, name: str, work: Path) -> None:
 
 
 def slow(model: assay.Model, name: str, work: Path) -> None:
-    """Methods whose cost allows one run: integrated gradients on activations, and the learned masks."""
+    """Methods whose cost allows one run: integrated gradients on activations, and a learned mask."""
     rankings = Curves(model, name, "ioi", work / "ioi")
-    learned = {
-        # Goals near the sizes at which the default method's circuits keep the behaviour.
-        "edge-pruning": {"n_edges": 256 if name == "gemma3-270m" else 1024, "updates": 100},
-        "ugs": {"updates": 100, "samples": 2, "examples": 8, "rate": 0.1, "warm_start": DEFAULT},
-    }
     for method, objective, options in SLOW_METHODS:
-        scores = rankings.scores(method, objective, **options, **learned.get(method, {}))
+        scores = rankings.scores(method, objective, **options)
         rankings.curve(scores, method, objective, absolute=True)
 
 

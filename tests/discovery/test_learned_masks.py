@@ -1,4 +1,4 @@
-"""Learned masks (uniform gradient sampling, edge pruning, nested), where the good circuit is known."""
+"""Learned masks (uniform gradient sampling, nested), where the good circuit is known."""
 
 import math
 import warnings
@@ -15,7 +15,6 @@ from assay.circuits import EdgeScores
 from assay.core.errors import AssayError, AssayWarning, InputError
 from assay.discovery.edges import METHODS, discover
 from assay.discovery.edges.masked_runs import MaskedRuns
-from assay.discovery.edges.pruning import EdgePruning, open_probability, sample_gates
 from assay.discovery.edges.ugs import _sample, reweighted
 from assay.execution.soft import SoftRunner
 from assay.graph import build_graph
@@ -23,7 +22,7 @@ from assay.models import Model, load_model
 from assay.tasks import PairTask
 
 
-QUICK = {"ugs": {"updates": 3, "samples": 2}, "edge-pruning": {"updates": 3}, "nested": {"updates": 3}}
+QUICK = {"ugs": {"updates": 3, "samples": 2}, "nested": {"updates": 3}}
 
 
 def learned(model: Model, task: PairTask, method: str, **options: object) -> EdgeScores:
@@ -97,7 +96,6 @@ def test_edges_that_carry_nothing_are_closed(gpt2_tiny64: nn.Module, method: str
     task = random_prompts(model, n=6)
     options: dict[str, dict[str, object]] = {
         "ugs": {"samples": 3, "rate": 0.15, "price": 1e-2},
-        "edge-pruning": {"n_edges": int(useful.sum())},
         "nested": {"warm_start": None},
     }
     scores = learned(model, task, method, ablation=ablation, updates=60, examples=6, **options[method]).values
@@ -150,7 +148,6 @@ def test_what_has_not_settled_says_so(gpt2_tiny: nn.Module, method: str) -> None
     # Two downward steps leave every gate above 1/2 and the third closes it; a single step reorders the rest.
     options: dict[str, dict[str, object]] = {
         "ugs": {"updates": 3, "rate": 0.4, "price": 100.0, "samples": 2},
-        "edge-pruning": {"updates": 2, "rate": 3.0, "n_edges": 20},
         "nested": {"updates": 2, "rate": 9.0, "sizes": "log"},
     }
     with pytest.warns(AssayWarning, match=rf"{method} has not settled after \d updates.*updates=\d"):
@@ -176,15 +173,11 @@ OTHER = build_graph(3, 3)
         ("ugs", {"updates": 0}, "updates of ugs is 0; expected at least 1"),
         ("ugs", {"rate": -1.0}, "rate of ugs is -1.0; give a step size above 0"),
         ("ugs", {"objective": broken}, "the loss of update 0 of ugs is NaN"),
-        ("edge-pruning", {"share": 0.0}, "share of edge-pruning is 0.0; give a share"),
-        ("edge-pruning", {"n_edges": 10**6}, "edges"),
-        ("edge-pruning", {"rate": 0.0}, "rate of edge-pruning is 0.0"),
-        ("edge-pruning", {"n_edges": 0}, "n_edges of edge-pruning is 0; give a whole number from 1"),
         ("nested", {"sizes": "logs"}, "unknown sizes of nested 'logs'; did you mean 'log'"),
         ("nested", {"temperature": 0.0}, "temperature of nested is 0.0; give a finite number above 0"),
         ("nested", {"objective": broken, "warm_start": None}, "the loss of update 0 of nested is NaN"),
         ("ugs", {"warm_start": "eap"}, "eap takes the gradient at the clean run only"),
-        ("edge-pruning", {"warm_start": "eap-ig-input"}, "eap-ig-input"),
+        ("nested", {"warm_start": "eap-ig-input"}, "eap-ig-input"),
         ("ugs", {"warm_start": EdgeScores(OTHER, OTHER.valid.float())}, "holds scores of another graph"),
     ],
 )
@@ -204,54 +197,3 @@ def test_objectives_without_a_gradient_are_refused(gpt2_tiny: nn.Module, method:
     model = load_model(gpt2_tiny)
     with pytest.raises(InputError, match=r"objective 'accuracy' has no gradient.*'acdc' or 'exact'"):
         discover(model, random_prompts(model), method, objective=accuracy)
-
-
-def test_goals_below_what_closed_gates_add_up_to_are_refused() -> None:
-    model = load_model("mini")
-    with pytest.raises(InputError, match=r"cannot keep 1 of 1519 edges.*n_edges of at least 2"):
-        EdgePruning(n_edges=1).goal(model)
-
-
-# ---- gates of edge pruning ------------------------------------------------------------------------
-
-
-def test_a_gate_by_hand() -> None:
-    """Where u = 1/2, there is no noise: sigmoid(a / temperature), stretched."""
-    half = torch.tensor([0.5])
-    expected = 1.2 / (1 + math.exp(-0.3 / 0.5)) - 0.1
-    assert float(sample_gates(torch.tensor([0.3]), half)) == pytest.approx(expected)
-    assert float(sample_gates(torch.tensor([4.0]), half)) == 1
-    assert float(sample_gates(torch.tensor([-4.0]), half)) == 0
-    # Pr(z > 0) = 1/2 where u = 1/2 gives exactly 0: sigmoid = 1/12, a = -temperature ln 11.
-    assert float(open_probability(torch.tensor(-0.5 * math.log(11)))) == pytest.approx(0.5)
-
-
-def test_the_share_of_open_gates_is_the_stated_probability() -> None:
-    openness = torch.tensor([-2.0, -0.5, 0.0, 1.5])
-    uniform = torch.rand(200_000, 4, generator=torch.Generator().manual_seed(0)).clamp(1e-6, 1 - 1e-6)
-    share = (sample_gates(openness, uniform) > 0).float().mean(0)
-    # Four standard errors of a share of 200,000 draws.
-    torch.testing.assert_close(share, open_probability(openness), rtol=0, atol=0.0045)
-
-
-@pytest.mark.filterwarnings("ignore:edge-pruning has not settled")
-def test_the_size_goal_is_met_whatever_the_updates(gpt2_tiny: nn.Module) -> None:
-    model = load_model(gpt2_tiny)
-    for updates in (1, 7, 12):
-        details = discover(model, random_prompts(model), "edge-pruning", n_edges=20, updates=updates).details
-        # The goal stands at twice the size at first, and at the size from half-way on.
-        goal = 20 * (2 - min(1.0, 2 * updates / updates))
-        assert details["expected_edges"] == pytest.approx(goal, rel=0.02)
-
-
-@pytest.mark.filterwarnings("ignore:edge-pruning has not settled")
-def test_it_starts_from_the_ranking_it_is_given(gpt2_tiny: nn.Module) -> None:
-    model = load_model(gpt2_tiny)
-    values = torch.randn(model.graph.valid.shape, generator=torch.Generator().manual_seed(3)).exp()
-    start, task = EdgeScores(model.graph, values), random_prompts(model)
-    options = {"n_edges": 15, "updates": 1, "rate": 1e-6}
-    scores = discover(model, task, "edge-pruning", warm_start=start, **options)
-    assert scores.top(15) == start.top(15)
-    zeros = EdgeScores(model.graph, torch.zeros(model.graph.valid.shape))
-    with pytest.raises(InputError, match="every starting score is 0"):
-        discover(model, task, "edge-pruning", warm_start=zeros, **options)

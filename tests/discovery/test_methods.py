@@ -202,7 +202,6 @@ def method(request: pytest.FixtureRequest) -> str:
 # Methods that learn take a few updates here; that these do not settle is a matter of their own tests.
 QUICK: dict[str, dict[str, int]] = {
     "ugs": {"updates": 2, "samples": 2},
-    "edge-pruning": {"updates": 2},
     "nested": {"updates": 2},
 }
 

@@ -8,7 +8,6 @@ from assay.discovery.edges.method import METHODS, Choices, EdgeMethod, get_metho
 from assay.discovery.edges.nested import Nested
 from assay.discovery.edges.outputs import OutputScores, OutputSums, output_scores
 from assay.discovery.edges.patching import Exact, Random
-from assay.discovery.edges.pruning import EdgePruning
 from assay.discovery.edges.relp import Relp
 from assay.discovery.edges.running import ScoreSums, completeness_gap, discover
 from assay.discovery.edges.two_target import TwoTarget
@@ -24,7 +23,6 @@ __all__ = [
     "EapIgActivations",
     "EapIgInputs",
     "EdgeMethod",
-    "EdgePruning",
     "Exact",
     "Gim",
     "Ifr",
