@@ -74,8 +74,8 @@ class TwoTarget(EdgeMethod):
     def check(self, settings: Choices) -> None:
         if all(node.alpha == 1 for node in quadrature_nodes(settings.steps, settings.quadrature)):
             raise InputError(
-                "two-target takes the gradient of a divergence, which is 0 at the clean run, the only point of "
-                "one step of the right rule; give more steps, or quadrature='midpoint'"
+                "two-target takes the gradient of a divergence, which is 0 at the clean run, the only"
+                " point of one step of quadrature='right'; give more steps, or 'midpoint'"
             )
         if self.lean is not None and not (type(self.lean) in (int, float) and 0 <= self.lean < math.inf):
             raise InputError(f"lean of two-target is {self.lean!r}; give a number of at least 0, or None")
