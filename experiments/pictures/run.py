@@ -1,6 +1,6 @@
 """Pictures of the documentation that come from the embedded models; writes them to docs/images.
 
-Every picture is drawn from a run made here, except two that draw a formula. A few minutes on two cores.
+Every picture is drawn from a run made here, except one that draws a rule. A few minutes on two cores.
 
     python experiments/pictures/run.py [NAME ...]
 """
