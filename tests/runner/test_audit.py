@@ -27,7 +27,7 @@ from assay.pipeline.audit import audit
 from assay.pipeline.audit_page import verdict
 from assay.pipeline.audit_result import Audit
 from assay.pipeline.prompts import draw_prompts
-from assay.pipeline.sizing import Kept, RankedItems, Targets, find_circuit
+from assay.pipeline.sizing import COARSE, Kept, RankedItems, Targets, find_circuit
 from assay.pipeline.stage import Memo, Stage, measure_stored
 from assay.store import Store
 from assay.tasks import PairTask
@@ -417,6 +417,18 @@ def test_a_size_between_too_little_and_too_much_is_found(ranked: EdgeScores) -> 
         progress=silent,
     )
     assert 90 <= sized.circuit.n_edges <= 93
+
+
+def test_the_passage_through_the_band_is_not_jumped_over(ranked: EdgeScores) -> None:
+    """Of 202 edges only some 99 to 103 keep the margin; a rough search looks there as closely as a fine one."""
+    sized = find_circuit(
+        [RankedItems(scores=ranked)],
+        lambda circuit: kept(1 + (circuit.n_edges - 101) / 20),
+        targets=Targets(),
+        progress=silent,
+        search=COARSE,
+    )
+    assert 99 <= sized.circuit.n_edges <= 103
 
 
 def test_a_size_can_be_confirmed_on_other_prompts(ranked: EdgeScores) -> None:

@@ -37,7 +37,7 @@ class SizeSearch:
     growth: int
 
 
-FINE, COARSE = SizeSearch(resolution=50, growth=25), SizeSearch(resolution=10, growth=3)
+FINE, COARSE = SizeSearch(resolution=50, growth=25), SizeSearch(resolution=10, growth=8)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,9 +178,12 @@ class _Sweep:
         self.rows[size]["elsewhere"] = kept.faithfulness
         return all(self.targets.met(kept))
 
-    def _between(self, low: int, high: int, search: SizeSearch) -> int | None:
-        """A size that meets the targets between one that keeps too little and one that keeps too much."""
-        while high - low > max(1, high // search.resolution):
+    def _between(self, low: int, high: int) -> int | None:
+        """A size that meets the targets between one that keeps too little and one that keeps too much.
+
+        Searched for closely, since the next that meets them may be many times larger.
+        """
+        while high - low > max(1, high // FINE.resolution):
             middle = (low + high) // 2
             if self.meets(middle):
                 return middle
@@ -193,7 +196,7 @@ class _Sweep:
         while not (high and self.meets(high)):  # `most` is 0 below a circuit of one edge
             passed = high and self.found[high].faithfulness > 1
             if passed and not (low and self.found[low].faithfulness > 1):  # the first that keeps too much
-                inside = self._between(low, high, search)
+                inside = self._between(low, high)
                 if inside is not None:
                     high = inside
                     break
