@@ -420,13 +420,13 @@ def test_a_size_between_too_little_and_too_much_is_found(ranked: EdgeScores) -> 
 
 
 def test_the_passage_through_the_band_is_not_jumped_over(ranked: EdgeScores) -> None:
-    """Of 202 edges only some 99 to 103 keep the margin; a rough search looks there as closely as a fine one."""
+    """Of 202 edges some 99 to 103 keep the margin; a rough search looks there as closely as a fine one."""
     sized = find_circuit(
         [RankedItems(scores=ranked)],
         lambda circuit: kept(1 + (circuit.n_edges - 101) / 20),
         targets=Targets(),
         progress=silent,
-        search=COARSE,
+        resolution=COARSE,
     )
     assert 99 <= sized.circuit.n_edges <= 103
 

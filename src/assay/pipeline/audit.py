@@ -35,7 +35,7 @@ from assay.pipeline.audit_result import SCHEMA, Audit, drawn_edges
 from assay.pipeline.circuits import stored_circuit
 from assay.pipeline.gates import calibrate_measured, calibrate_runs
 from assay.pipeline.prompts import Division, N, divide
-from assay.pipeline.sizing import COARSE, FINE, Kept, SizedCircuit, Targets, discover_circuit
+from assay.pipeline.sizing import COARSE, FINE, GROWTH, Kept, SizedCircuit, Targets, discover_circuit
 from assay.pipeline.stage import (
     Content,
     Progress,
@@ -202,7 +202,7 @@ def audit(
         model=model, objective=loss, ablation=replacement.key, batch_size=batch_size, seed=seed
     )
     how: dict[str, Any] = {"method": method, "steps": steps, "level": level, "targets": targets}
-    how["search"] = FINE if full else COARSE
+    how["resolution"] = FINE if full else COARSE
     record = _record_of(halves, settings, how, causes, metrics=metrics, n_random=n_random, full=full)
     kept: dict[str, Any] = {"store": store, "progress": progress}
 
@@ -265,14 +265,14 @@ def _record_of(
     Args:
         halves: The examples.
         settings: How circuits are run, with objective and ablation.
-        discovery: How the circuit is found: `method`, `steps`, `level`, `targets`, `search`.
+        discovery: How the circuit is found: `method`, `steps`, `level`, `targets`, `resolution`.
         causes: Stages that are not run.
         metrics: Keys of what to measure, as in `audit`.
         n_random: Random circuits of the chosen size, as in `audit`.
         full: Whether every stage is run in its larger form.
     """
     loss, ablation = cast(Objective, settings.objective), cast(str, settings.ablation)
-    level, targets, search = (discovery[name] for name in ("level", "targets", "search"))
+    level, targets = (discovery[name] for name in ("level", "targets"))
     return {
         "job": "audit",
         "schema": SCHEMA,
@@ -295,7 +295,7 @@ def _record_of(
         "scope": {
             "larger": sorted(STAGES) if full else [],
             "left_out": dict(sorted(causes.items())),
-            "search": [search.resolution, search.growth],
+            "search": [discovery["resolution"], GROWTH],
         },
         **RULES,
         "seed": settings.seed,

@@ -24,20 +24,8 @@ FIRST_SIZES = {"edge": 8, "node": 1, "neuron": 8}  # of the smallest circuit of 
 USUAL_METHODS = ("two-target", "eap-ig-inputs")
 
 
-@dataclass(frozen=True, kw_only=True)
-class SizeSearch:
-    """How closely the size of a circuit is searched for.
-
-    Attributes:
-        resolution: The sweep ends when it has bracketed the size to within 1 part in so many.
-        growth: Until a size is confirmed on other examples, it grows by 1 part in so many.
-    """
-
-    resolution: int
-    growth: int
-
-
-FINE, COARSE = SizeSearch(resolution=50, growth=25), SizeSearch(resolution=10, growth=8)
+FINE, COARSE = 50, 10  # the sweep ends when it has bracketed the size to within 1 part in so many
+GROWTH = 25  # until a size is confirmed on other examples, it grows by 1 part in so many
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,14 +171,14 @@ class _Sweep:
 
         Searched for closely, since the next that meets them may be many times larger.
         """
-        while high - low > max(1, high // FINE.resolution):
+        while high - low > max(1, high // FINE):
             middle = (low + high) // 2
             if self.meets(middle):
                 return middle
             low, high = (low, middle) if self.found[middle].faithfulness > 1 else (middle, high)
         return None
 
-    def smallest(self, most: int, search: SizeSearch) -> int | None:
+    def smallest(self, most: int, resolution: int) -> int | None:
         """The smallest swept size up to `most` that meets the targets, if there is one."""
         low, high = 0, min(FIRST_SIZES[self.ranking.scores.level], most)
         while not (high and self.meets(high)):  # `most` is 0 below a circuit of one edge
@@ -203,7 +191,7 @@ class _Sweep:
             if high == most:
                 return None
             low, high = high, min(2 * high, most)
-        while high - low > max(1, high // search.resolution):
+        while high - low > max(1, high // resolution):
             middle = (low + high) // 2
             low, high = (low, middle) if self.meets(middle) else (middle, high)
         return high
@@ -216,16 +204,16 @@ def find_circuit(
     targets: Targets,
     progress: Progress,
     elsewhere: Judge | None = None,
-    search: SizeSearch = FINE,
+    resolution: int = FINE,
 ) -> SizedCircuit:
     """The smallest swept circuit of some rankings that meets the targets.
 
     Sizes 8, 16, 32, ... (of nodes 1, 2, 4, ...) first edges of a ranking, each pruned to what is connected,
     until one meets the targets, or keeps too much and one between it and that before meets them; then
-    bisection below it, usually to within 2 %. A later ranking is followed only below the size that an earlier
-    one needs. Where the targets have to be met on other prompts too, sizes then grow by steps, usually of
-    4 %, to at most twice the size found, until one meets them on both; if none does, the circuit of the first
-    search stays. Faithfulness need not grow with size, so a smaller circuit may exist between the sizes
+    bisection below it, to within 2 % unless told otherwise. A later ranking is followed only below the size
+    that an earlier one needs. Where the targets have to be met on other prompts too, sizes then grow by steps
+    of 4 %, to at most twice the size found, until one meets them on both; if none does, the circuit of the
+    first search stays. Faithfulness need not grow with size, so a smaller circuit may exist between the sizes
     tried. NaN meets no target; the whole model meets any.
 
     Args:
@@ -234,12 +222,12 @@ def find_circuit(
         targets: What it has to keep.
         progress: Told of each size.
         elsewhere: The same as `judge` on other prompts, if the size is to be confirmed there.
-        search: How closely to search.
+        resolution: How closely to search, `FINE` or `COARSE`.
     """
     best, high, tried = None, rankings[0].scores.n_items, []
     for ranking in rankings:
         sweep = _Sweep(ranking=ranking, judge=judge, targets=targets, progress=progress)
-        size = sweep.smallest(high if best is None else high - 1, search)
+        size = sweep.smallest(high if best is None else high - 1, resolution)
         if size is not None:
             best, high = sweep, size
         of, passes = ranking.scores.provenance.get("method"), ranking.scores.details.get("passes")
@@ -250,7 +238,7 @@ def find_circuit(
     if elsewhere is not None:
         last = min(2 * high, best.ranking.scores.n_items)
         while not (confirmed := best.meets(size) and best.holds(size, elsewhere)) and size < last:
-            size = min(max(size + 1, size * (search.growth + 1) // search.growth), last)
+            size = min(max(size + 1, size * (GROWTH + 1) // GROWTH), last)
         size = size if confirmed else high
     return SizedCircuit(
         ranking=best.ranking,
@@ -270,7 +258,7 @@ def size_circuit(
     *,
     size: int | None = None,
     targets: Targets = Targets(),
-    search: SizeSearch = FINE,
+    resolution: int = FINE,
     progress: Progress = silent,
 ) -> SizedCircuit:
     """The connected circuit of the first edges: so many of the first ranking, or as few as the targets need.
@@ -281,7 +269,7 @@ def size_circuit(
         settings: How circuits are run.
         size: Edges of the first ranking; None: as the targets ask for.
         targets: What the circuit has to keep.
-        search: How closely to search.
+        resolution: How closely to search, `FINE` or `COARSE`.
         progress: Told of each size.
     """
     first = rankings[0]
@@ -292,7 +280,7 @@ def size_circuit(
     sweep = settings.on(draws.discovery, whole)
     other = settings.on(draws.measured, whole) if draws.held_out else sweep
     elsewhere = partial(Kept.by, other) if draws.held_out else None
-    how: dict[str, Any] = {"targets": targets, "search": search, "progress": progress}
+    how: dict[str, Any] = {"targets": targets, "resolution": resolution, "progress": progress}
     sized = find_circuit(rankings, partial(Kept.by, sweep), elsewhere=elsewhere, **how)
     return replace(sized, runs=other.of(sized.circuit))
 
@@ -308,7 +296,7 @@ def discover_circuit(
     level: Level = "edge",
     **sizing: Any,
 ) -> SizedCircuit:
-    """Discover and choose the size; `sizing` is `size`, `targets` or `search` of `size_circuit`.
+    """Discover and choose the size; `sizing` is `size`, `targets` or `resolution` of `size_circuit`.
 
     Edges are ranked by the size of their scores and, where some are negative, by signed score; by those of
     `USUAL_METHODS` where no method is named.
