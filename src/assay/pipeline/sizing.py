@@ -23,7 +23,6 @@ FIRST_SIZES = {"edge": 8, "node": 1, "neuron": 8}  # of the smallest circuit of 
 # Where no method is named; the first usually needs the fewest edges, so the search of the other ends early.
 USUAL_METHODS = ("two-target", "eap-ig-inputs")
 
-
 FINE, COARSE = 50, 10  # the sweep ends when it has bracketed the size to within 1 part in so many
 GROWTH = 25  # until a size is confirmed on other examples, it grows by 1 part in so many
 
@@ -166,6 +165,11 @@ class _Sweep:
         self.rows[size]["elsewhere"] = kept.faithfulness
         return all(self.targets.met(kept))
 
+    def _too_much(self, size: int) -> bool:
+        """Whether the margin of a circuit that was run passes the band."""
+        kept = self.found[size]
+        return kept.faithfulness > 1 and not self.targets.met(kept)[0]
+
     def _between(self, low: int, high: int) -> int | None:
         """A size that meets the targets between one that keeps too little and one that keeps too much.
 
@@ -175,19 +179,18 @@ class _Sweep:
             middle = (low + high) // 2
             if self.meets(middle):
                 return middle
-            low, high = (low, middle) if self.found[middle].faithfulness > 1 else (middle, high)
+            low, high = (low, middle) if self._too_much(middle) else (middle, high)
         return None
 
     def smallest(self, most: int, resolution: int) -> int | None:
         """The smallest swept size up to `most` that meets the targets, if there is one."""
         low, high = 0, min(FIRST_SIZES[self.ranking.scores.level], most)
         while not (high and self.meets(high)):  # `most` is 0 below a circuit of one edge
-            passed = high and self.found[high].faithfulness > 1
-            if passed and not (low and self.found[low].faithfulness > 1):  # the first that keeps too much
-                inside = self._between(low, high)
-                if inside is not None:
-                    high = inside
-                    break
+            first = high and self._too_much(high) and not (low and self._too_much(low))
+            inside = self._between(low, high) if first else None
+            if inside is not None:
+                high = inside
+                break
             if high == most:
                 return None
             low, high = high, min(2 * high, most)
@@ -209,12 +212,12 @@ def find_circuit(
     """The smallest swept circuit of some rankings that meets the targets.
 
     Sizes 8, 16, 32, ... (of nodes 1, 2, 4, ...) first edges of a ranking, each pruned to what is connected,
-    until one meets the targets, or keeps too much and one between it and that before meets them; then
-    bisection below it, to within 2 % unless told otherwise. A later ranking is followed only below the size
-    that an earlier one needs. Where the targets have to be met on other prompts too, sizes then grow by steps
-    of 4 %, to at most twice the size found, until one meets them on both; if none does, the circuit of the
-    first search stays. Faithfulness need not grow with size, so a smaller circuit may exist between the sizes
-    tried. NaN meets no target; the whole model meets any.
+    until one meets the targets, or keeps too much margin and one between it and that before, looked for to
+    within 2 %, meets them; then bisection below it, to within 2 % unless told otherwise. A later ranking is
+    followed only below the size that an earlier one needs. Where the targets have to be met on other prompts
+    too, sizes then grow by steps of 4 %, to at most twice the size found, until one meets them on both; if
+    none does, the circuit of the first search stays. Faithfulness need not grow with size, so a smaller
+    circuit may exist between the sizes tried. NaN meets no target; the whole model meets any.
 
     Args:
         rankings: Orders of the edges, at least one.
@@ -224,7 +227,7 @@ def find_circuit(
         elsewhere: The same as `judge` on other prompts, if the size is to be confirmed there.
         resolution: How closely to search, `FINE` or `COARSE`.
     """
-    best, high, tried = None, rankings[0].scores.n_items, []
+    best, high, sweeps, tried = None, rankings[0].scores.n_items, [], []
     for ranking in rankings:
         sweep = _Sweep(ranking=ranking, judge=judge, targets=targets, progress=progress)
         size = sweep.smallest(high if best is None else high - 1, resolution)
@@ -232,7 +235,8 @@ def find_circuit(
             best, high = sweep, size
         of, passes = ranking.scores.provenance.get("method"), ranking.scores.details.get("passes")
         how = {"method": of, "absolute": ranking.absolute, "passes": passes}
-        tried.append({**how, "size": size, "circuits": len(sweep.found)})
+        tried.append({**how, "size": size})
+        sweeps.append(sweep)
     assert best is not None  # the whole model meets any target
     size, confirmed = high, None
     if elsewhere is not None:
@@ -247,7 +251,7 @@ def find_circuit(
         kept=best.found[size],
         confirmed=confirmed,
         sweep=tuple(best.rows[each] for each in sorted(best.rows)),
-        tried=tuple(tried),
+        tried=tuple({**row, "circuits": len(each.found)} for row, each in zip(tried, sweeps, strict=True)),
     )
 
 

@@ -118,7 +118,9 @@ class TwoTarget(EdgeMethod):
         return sweep
 
     def bytes_per_example(self, model: Model, length: int, settings: Choices) -> int:
-        return max(each.bytes_per_example(model, length, settings) for each in (super(), Gim()))
+        own = super().bytes_per_example(model, length, settings)
+        # Three sets of sums rather than one take a quarter more (measured on SmolLM2).
+        return max(own * 4 // 3, Gim().bytes_per_example(model, length, settings))
 
 
 METHODS.add(TwoTarget.key, TwoTarget())
