@@ -416,10 +416,7 @@ def _method(audit: Audit) -> Text:
     drawn = "" if task["seed"] is None else f" drawn with seed {discovery['seed']}"
     measured = f"measured on the same {kind}."
     if discovery["held_out"]:
-        grown = {
-            True: "; where needed, it was grown until it kept this there too",
-            False: "; no larger one that was tried, up to twice its size, kept this on both",
-        }.get(circuit["confirmed"], "")
+        grown = "; where needed, it was grown until it kept this there too" if circuit["confirmed"] else ""
         measured = f"measured on {number(task['n'])} other {kind} of the same source{grown}."
     return (
         f"Every {what[:-1]} was scored with ",
