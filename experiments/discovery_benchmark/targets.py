@@ -7,6 +7,7 @@ to judge on. Judging reads these, and runs only circuits that are new.
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,20 @@ def judged(target: Target, folder: Path, names: Sequence[str], *, seed: int) -> 
     return judge_turns(stored_turns(folder, names, graph), runs, target.task)
 
 
+def with_earlier(found: DiscoveryBenchmark, path: Path, names: Sequence[str]) -> DiscoveryBenchmark:
+    """The benchmark with what its file has of other methods, if that is of the same examples."""
+    if not path.exists():
+        return found
+    earlier, judged = DiscoveryBenchmark.load(path), {row.name for row in found.rows}
+    same = ("discovered_on", "evaluated_on", "settings")
+    if any(getattr(earlier, key) != getattr(found, key) for key in same):
+        return found
+    rows = [*found.rows, *(row for row in earlier.rows if row.name not in judged)]
+    gaps = [each for each in earlier.differences if not judged & {each.first, each.second}]
+    rows.sort(key=lambda row: names.index(row.name))
+    return replace(found, rows=tuple(rows), differences=(*found.differences, *gaps))
+
+
 def run(
     name: str,
     methods: Sequence[str],
@@ -119,7 +134,9 @@ def run(
     seed: int,
     progress: Callable[[str, int, int], None],
 ) -> None:
-    """Run methods on one of `TARGETS`, judge these and all run before, and save the benchmark.
+    """Run methods on one of `TARGETS`, judge these and all in the work folder, and save the benchmark.
+
+    Methods that the file of results has, and the work folder has not, keep their rows.
 
     Args:
         name: The target.
@@ -137,9 +154,10 @@ def run(
         progress(f"{name}: {entry.name}", done, len(methods))
         turn(entry, target, folder, real=name.partition("-")[0] in REAL, seed=seed)
     progress(f"{name}: judge", len(methods), len(methods))
-    text = json.dumps(judged(target, folder, known, seed=seed).to_dict(), ensure_ascii=False)
-    document = json.loads(text, parse_float=lambda number: float(f"{float(number):.{DIGITS}g}"))
     path = places["results"] / f"{name}.json"
+    benchmark = with_earlier(judged(target, folder, known, seed=seed), path, known)
+    text = json.dumps(benchmark.to_dict(), ensure_ascii=False)
+    document = json.loads(text, parse_float=lambda number: float(f"{float(number):.{DIGITS}g}"))
     write(path, lambda scratch: scratch.write_text(json.dumps(document, ensure_ascii=False) + "\n"))
 
 
@@ -194,7 +212,7 @@ def targets_tables(found: Mapping[str, DiscoveryBenchmark], known: Sequence[str]
             )
         tables.append((heading, Table(columns=heads, rows=rows)))
     rows = [[method, *(_cost(each, method) for each in found.values())] for method in methods]
-    heading = "Cost in plain forward passes over the 60 examples; in brackets: at most, counted, not run"
+    heading = "Cost in plain forward passes over the examples; in brackets: at most, counted, not run"
     return [*tables, (heading, Table(columns=heads, rows=rows))]
 
 
