@@ -66,7 +66,7 @@ Steps = int
 def parse_options(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Options of methods from `METHOD.NAME=VALUE`.
 
-    Values are read as JSON where they can be (numbers, `true`, `false`, `null`), else they are text.
+    Values are read as JSON where they can be (numbers, `true`, `False`, `null`), else they are text.
 
     Raises:
         InputError: If one has another form.
@@ -85,7 +85,7 @@ def parse_options(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
             )
         value: Any = match[3].strip()
         with contextlib.suppress(ValueError):
-            value = json.loads(value)
+            value = json.loads(value.lower() if value in ("True", "False") else value)
         options.setdefault(match[1].strip(), {})[match[2].strip().replace("-", "_")] = value
     return options
 

@@ -508,7 +508,7 @@ def not_certified(sample: PairSample) -> str | None:
         return (
             "its inputs are rows of the task that were "
             f"{'drawn more than once' if drawn else 'not declared independent'}; run them unchanged with "
-            "independent=True (--independent) if they are independent and new to the circuit"
+            "independent=True (assay attack --independent) if they are independent and new to the circuit"
         )
     if sample.own_rows and not len(counted_rows(sample)):
         return "each of its inputs equals its counterpart, so nothing is ablated"

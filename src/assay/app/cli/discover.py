@@ -40,9 +40,9 @@ class DiscoverSettings(RunningModels, Saving, Quadrature, Ablating, Discovering,
     n: Annotated[Count | None, INPUTS] = None
     level: Annotated[Literal["edge", "node", "neuron"], DISCOVERY] = "edge"
     options: Annotated[tuple[str, ...], DISCOVERY, Parameter(name="--option")] = ()
-    top: Annotated[int | None, CIRCUIT] = None
+    top: Annotated[Count | None, CIRCUIT] = None
     threshold: Annotated[float | None, CIRCUIT] = None
-    greedy: Annotated[int | None, CIRCUIT] = None
+    greedy: Annotated[Count | None, CIRCUIT] = None
     keep_unconnected: Annotated[bool, RARE] = False
     scores_out: Annotated[Path | None, OUTPUT] = None
 
