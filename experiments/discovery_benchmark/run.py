@@ -6,9 +6,9 @@
 
 One CPU thread, so that times are processor times. `truth` with some methods or models adds them to what
 `truth.json` holds. `targets` runs the methods that have no file in the work folder yet, and judges all that
-have one on the same examples; the published models are those of `make real`, and take hours. Results are
-`truth.json` and `TARGET.json` beside this file; `docs` (also the end of every other step) writes from them
-the tables in `docs/tables` and the pictures in `docs/images`.
+have one on the same examples; other rows of the results stay. The published models are those of `make real`,
+and take hours. Results are `truth.json` and `TARGET.json` beside this file; `docs` (also the end of every
+other step) writes from them the tables in `docs/tables` and the pictures in `docs/images`.
 """
 
 import argparse
@@ -38,7 +38,7 @@ from assay.page.text import plain_text
 
 HERE = Path(__file__).resolve().parent
 DOCS = HERE.parent.parent / "docs"
-TRUTH_N, TARGET_N, SEED = 32, 60, 0
+TRUTH_N, SEED = 32, 0
 WORK = Path.home() / ".cache" / "assay-discovery-benchmark"
 CELL = ["model", "method", "objective"]
 # Learned masks on planted models: their few edges need fewer updates.
@@ -139,7 +139,6 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", help="of truth: beginnings of names")
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=TARGETS)
     parser.add_argument("--option", nargs="+", default=[], help="METHOD.NAME=VALUE")
-    parser.add_argument("--n", type=int, default=TARGET_N)
     parser.add_argument("--work", type=Path, default=WORK, help="folder of unfinished targets")
     parser.add_argument("--real", type=Path, default=DOCS.parent / ".real", help="what `make real` made")
     arguments = parser.parse_args()
@@ -150,9 +149,8 @@ def main() -> None:
     elif arguments.step == "targets":
         places = {"real": arguments.real, "work": arguments.work, "results": HERE}
         methods = ORDER if arguments.methods is None else arguments.methods
-        how: dict[str, Any] = {"n": arguments.n, "seed": SEED, "progress": progress}
         for name in arguments.targets:
-            run_target(name, methods, options, ORDER, places=places, **how)
+            run_target(name, methods, options, ORDER, places=places, seed=SEED, progress=progress)
     docs()
 
 

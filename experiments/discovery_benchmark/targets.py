@@ -1,13 +1,12 @@
 """Discovery methods on trained models, a method at a time, so that a run that was stopped loses one at most.
 
-What a method scored and what it cost are files in WORK/TARGET-N, as is what each circuit gave on each example
+What a method scored and what it cost are files in WORK/TARGET, as is what each circuit gave on each example
 to judge on. Judging reads these, and runs only circuits that are new.
 """
 
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from assay.analyses.benchmark.contenders import Contender, choose_entries
 from assay.analyses.benchmark.discovery import Turn, judge_turns, seen_and_unseen, take_timed_turn
 from assay.analyses.benchmark.targets import Target, find_target
 from assay.circuits import Circuit, load_scores
+from assay.core.errors import InputError
 from assay.core.record import plain
 from assay.execution import CircuitRuns
 from assay.graph import Graph
@@ -33,6 +33,9 @@ TARGETS = (*(f"{model}-{task}" for model in ("mini", *REAL) for task in TASKS), 
 LEARNED: Mapping[str, Mapping[str, Any]] = {
     "ugs": {"warm_start": "eap-ig-inputs", "updates": 400, "examples": 8, "samples": 2, "rate": 0.1},
 }
+# Prompts three times as long: fewer of them, and fewer updates of `nested`.
+LONG = {"smollm2-docstring": (24, 160), "gemma3-docstring": (24, 300)}
+N = 60
 BY_EDGE = ("acdc", "exact")  # a run or so per edge: not on published models
 DIGITS = 6  # of numbers in the files of results
 
@@ -109,18 +112,29 @@ def judged(target: Target, folder: Path, names: Sequence[str], *, seed: int) -> 
     return judge_turns(stored_turns(folder, names, graph), runs, target.task)
 
 
-def with_earlier(found: DiscoveryBenchmark, path: Path, names: Sequence[str]) -> DiscoveryBenchmark:
-    """The benchmark with what its file has of other methods, if that is of the same examples."""
+def rounded(benchmark: DiscoveryBenchmark) -> dict[str, Any]:
+    """What a file holds of it."""
+    text = json.dumps(benchmark.to_dict(), ensure_ascii=False)
+    document: dict[str, Any] = json.loads(
+        text, parse_float=lambda number: float(f"{float(number):.{DIGITS}g}")
+    )
+    return document
+
+
+def with_earlier(document: dict[str, Any], path: Path, names: Sequence[str]) -> dict[str, Any]:
+    """The document with the rows that its file has of other methods; of these and the new no differences."""
     if not path.exists():
-        return found
-    earlier, judged = DiscoveryBenchmark.load(path), {row.name for row in found.rows}
-    same = ("discovered_on", "evaluated_on", "settings")
-    if any(getattr(earlier, key) != getattr(found, key) for key in same):
-        return found
-    rows = [*found.rows, *(row for row in earlier.rows if row.name not in judged)]
-    gaps = [each for each in earlier.differences if not judged & {each.first, each.second}]
-    rows.sort(key=lambda row: names.index(row.name))
-    return replace(found, rows=tuple(rows), differences=(*found.differences, *gaps))
+        return document
+    earlier, judged = json.loads(path.read_text()), {row["name"] for row in document["rows"]}
+    for key in ("model", "discovered_on", "evaluated_on", "settings"):
+        if earlier[key] != document[key]:
+            raise InputError(f"{path} differs in {key}; remove it to judge all methods anew")
+    document["rows"] += [row for row in earlier["rows"] if row["name"] not in judged]
+    document["rows"].sort(key=lambda row: names.index(row["name"]))
+    document["differences"] += [
+        each for each in earlier["differences"] if not judged & {each["first"], each["second"]}
+    ]
+    return document
 
 
 def run(
@@ -130,7 +144,6 @@ def run(
     known: Sequence[str],
     *,
     places: Mapping[str, Path],
-    n: int,
     seed: int,
     progress: Callable[[str, int, int], None],
 ) -> None:
@@ -144,20 +157,19 @@ def run(
         options: Of methods, beside `LEARNED`.
         known: Every method, in the order of the rows.
         places: `real`: folder of the published models; `work`: of unfinished runs; `results`: of the file.
-        n: Examples of each sample.
         seed: Root seed.
         progress: Told of each method.
     """
-    target, folder = find(name, places["real"], n=n, seed=seed), places["work"] / f"{name}-{n}"
-    asked = {key: {**LEARNED.get(key, {}), **options.get(key, {})} for key in methods}
+    n, updates = LONG.get(name, (N, None))
+    target, folder = find(name, places["real"], n=n, seed=seed), places["work"] / name
+    usual = LEARNED | ({} if updates is None else {"nested": {"updates": updates}})
+    asked = {key: {**usual.get(key, {}), **options.get(key, {})} for key in methods}
     for done, entry in enumerate(choose_entries(methods, asked) if methods else ()):
         progress(f"{name}: {entry.name}", done, len(methods))
         turn(entry, target, folder, real=name.partition("-")[0] in REAL, seed=seed)
     progress(f"{name}: judge", len(methods), len(methods))
     path = places["results"] / f"{name}.json"
-    benchmark = with_earlier(judged(target, folder, known, seed=seed), path, known)
-    text = json.dumps(benchmark.to_dict(), ensure_ascii=False)
-    document = json.loads(text, parse_float=lambda number: float(f"{float(number):.{DIGITS}g}"))
+    document = with_earlier(rounded(judged(target, folder, known, seed=seed)), path, known)
     write(path, lambda scratch: scratch.write_text(json.dumps(document, ensure_ascii=False) + "\n"))
 
 

@@ -177,8 +177,8 @@ def test_competitors_are_checked_by_name_and_option() -> None:
 
 
 def test_options_are_read_as_json_or_text() -> None:
-    found = parse_options(["ugs.updates=300", "ugs@warm.warm-start=eap", "x.y=True", "x.z=null"])
-    x = {"y": True, "z": None}
+    found = parse_options(["ugs.updates=300", "ugs@warm.warm-start=eap", "x.y=True", "x.z=null", "x.w=false"])
+    x = {"y": True, "z": None, "w": False}
     assert found == {"ugs": {"updates": 300}, "ugs@warm": {"warm_start": "eap"}, "x": x}
     for text in ("ugs", "ugs=3", ".updates=3", "ugs.=3"):
         with pytest.raises(InputError, match="not of the form"):

@@ -66,7 +66,8 @@ Steps = int
 def parse_options(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Options of methods from `METHOD.NAME=VALUE`.
 
-    Values are read as JSON where they can be (numbers, `true`, `False`, `null`), else they are text.
+    Values are read as JSON where they can be (numbers, `true` or `True`, `false` or `False`, `null`), else
+    they are text.
 
     Raises:
         InputError: If one has another form.

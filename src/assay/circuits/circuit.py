@@ -459,9 +459,9 @@ class Circuit(Plotted):
             on_path = mask.any(1).view(-1, *[1] * (self.cells.ndim - 1))
             circuit = Circuit.from_cells(self.graph, self.cells & on_path, self.provenance)
         if warn and self.n_items and not circuit.n_items:
-            what, missing = self.level, "" if self.level == "edge" else ", input among them"
+            what, missing = self.level, "more edges" if self.level == "edge" else "`input` too"
             text = f"none of the {self.n_items} {what}s lies on a path from input to logits, so the connected"
-            warnings.warn(f"{text} circuit is empty. Keep more {what}s{missing}", AssayWarning, stacklevel=2)
+            warnings.warn(f"{text} circuit is empty. Keep {missing}", AssayWarning, stacklevel=2)
         return circuit
 
     def arrays(self) -> dict[str, Bool[Tensor, "..."]]:
