@@ -33,7 +33,7 @@ TARGETS = (*(f"{model}-{task}" for model in ("mini", *REAL) for task in TASKS), 
 LEARNED: Mapping[str, Mapping[str, Any]] = {
     "ugs": {"warm_start": "eap-ig-inputs", "updates": 400, "examples": 8, "samples": 2, "rate": 0.1},
 }
-# Prompts three times as long: fewer of them, and fewer updates of `nested`.
+# Prompts three times as long: fewer of them, fewer updates of `nested`, half as many of `ugs`.
 LONG = {"smollm2-docstring": (24, 160), "gemma3-docstring": (24, 300)}
 N = 60
 BY_EDGE = ("acdc", "exact")  # a run or so per edge: not on published models
@@ -162,8 +162,8 @@ def run(
     """
     n, updates = LONG.get(name, (N, None))
     target, folder = find(name, places["real"], n=n, seed=seed), places["work"] / name
-    usual = LEARNED | ({} if updates is None else {"nested": {"updates": updates}})
-    asked = {key: {**usual.get(key, {}), **options.get(key, {})} for key in methods}
+    fewer = {} if updates is None else {"nested": {"updates": updates}, "ugs": {"updates": updates // 2}}
+    asked = {key: {**LEARNED.get(key, {}), **fewer.get(key, {}), **options.get(key, {})} for key in methods}
     for done, entry in enumerate(choose_entries(methods, asked) if methods else ()):
         progress(f"{name}: {entry.name}", done, len(methods))
         turn(entry, target, folder, real=name.partition("-")[0] in REAL, seed=seed)

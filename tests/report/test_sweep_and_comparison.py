@@ -8,7 +8,7 @@ from synthetic_store import Filled, fill, measurement, put_measurement
 
 from assay.core.errors import InputError, UnknownNameError
 from assay.metrics import difference
-from assay.pipeline.compare import compare_frame, compare_page
+from assay.pipeline.compare import compare_page, compare_rows
 from assay.report.save import render
 from assay.report.sweep import ROWS, jobs_page, sweep_frame, sweep_rows
 from assay.store import Store
@@ -53,7 +53,7 @@ def test_a_sweep_of_thousands_of_jobs_is_cut_and_says_so(filled: tuple[Store, Fi
 def test_two_results_meet_in_the_measures_that_both_have(tmp_path: Path) -> None:
     store = Store(tmp_path)
     made = [measurement(seed=seed, shift=0.03 * seed) for seed in (0, 1)]
-    (row,) = compare_frame(store, *(put_measurement(store, each) for each in made)).to_dict("records")
+    (row,) = compare_rows(store, *(put_measurement(store, each) for each in made))
     one, two = made
     assert row["measure"] == "kl"
     assert (row["a"], row["b"]) == (one.value, two.value)
@@ -72,24 +72,24 @@ def test_results_on_other_examples_have_no_paired_interval(tmp_path: Path) -> No
     made = [measurement(), measurement(task="greater-than"), measurement(n=39)]
     first, *others = (put_measurement(store, each) for each in made)
     for other, one in zip(others, made[1:], strict=True):
-        (row,) = compare_frame(store, first, other).to_dict("records")
+        (row,) = compare_rows(store, first, other)
         assert row["difference"] == one.value - made[0].value
         assert row["difference_low"] is None
 
 
 def test_swapped_sides_change_the_sign(filled: tuple[Store, Filled]) -> None:
     store, ids = filled
-    one, other = compare_frame(store, *ids.audits), compare_frame(store, *reversed(ids.audits))
+    one, other = (compare_rows(store, *pair) for pair in (ids.audits, ids.audits[::-1]))
     assert len(one) > 5
-    assert one["difference"].dropna().ne(0).any()
-    assert (one["difference"].dropna() == -other["difference"].dropna()).all()
+    assert any(row["difference"] for row in one)
+    assert all((a["difference"] or 0) == -(b["difference"] or 0) for a, b in zip(one, other, strict=True))
 
 
 def test_two_sweeps_meet_by_the_names_of_their_jobs(filled: tuple[Store, Filled]) -> None:
     store, ids = filled
-    frame = compare_frame(store, "methods", ids.sweep)
-    assert list(frame["difference"]) == [0.0] * 4
-    assert frame["measure"][0] == "measure mini greater-than eap: faithfulness"
+    rows = compare_rows(store, "methods", ids.sweep)
+    assert [row["difference"] for row in rows] == [0.0] * 4
+    assert rows[0]["measure"] == "measure mini greater-than eap: faithfulness"
 
 
 def test_an_undefined_value_has_no_difference(tmp_path: Path) -> None:
@@ -98,7 +98,7 @@ def test_an_undefined_value_has_no_difference(tmp_path: Path) -> None:
         store.put("measurement", {"side": side}, {"name": "kl", "value": value, "interval": None})
         for side, value in (("a", None), ("b", 0.5))
     ]
-    (row,) = compare_frame(store, *ids).to_dict("records")
+    (row,) = compare_rows(store, *ids)
     assert row["difference"] is None
     assert "n/a" in render(compare_page(store, *ids))
 
@@ -108,4 +108,4 @@ def test_results_with_nothing_in_common_are_refused_in_a_sentence(filled: tuple[
     message = "have no measurement in common; give audits, measurements or sweeps"
     for pair in ((ids.worst_case, ids.audits[0]), (ids.measurement, ids.scores)):
         with pytest.raises(InputError, match=message):
-            compare_frame(store, *pair)
+            compare_rows(store, *pair)

@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ from assay.page.blocks import (
     Table,
 )
 from assay.page.draw import Matrix, matrix_table, plot_matrix
-from assay.page.graph import circuit_view, graph_of, signed
+from assay.page.graph import TERMINAL_ROWS, circuit_view, graph_of, signed
 from assay.page.text import NARROW, Span, Text, code, italic, listed, number, percent, quiet, rounded
 from assay.pipeline.audit_result import SCHEMA, STRONGEST, Audit, heads_by_strength
 
@@ -286,11 +287,20 @@ def _circuit(audit: Audit) -> Interactive:
         caption += " An edge is drawn with the score of the node that writes it."
         if n_edges > len(edges):
             caption += f" The {number(len(edges))} edges out of the strongest nodes are drawn."
-        return circuit_view(audit.graph, edges, n_edges=n_edges, caption=caption)
+        view = circuit_view(audit.graph, edges, n_edges=n_edges, caption=caption)
+        return replace(view, blocks=[Note(text=caption), _strongest_nodes(audit)])
     if size > len(edges):
         caption += f" At most the first {number(len(edges))} edges are drawn."
     opened = (excerpt or circuit)["size"]
     return circuit_view(audit.graph, edges, n_edges=n_edges, size=opened, caption=caption, curve=drawn)
+
+
+def _strongest_nodes(audit: Audit) -> Table:
+    """What a terminal lists of a circuit of nodes."""
+    scores = {edge["source"]: edge["score"] for edge in audit.edges}  # the strongest node first
+    rows = [[name, signed(score)] for name, score in scores.items()][:TERMINAL_ROWS]
+    note = f"The {len(rows)} strongest of {number(_size(audit)[0])} nodes."
+    return Table(columns=[Column(name="node"), Column(name="score", numeric=True)], rows=rows, note=note)
 
 
 def plot_audit(audit: Audit, ax: "Axes | None" = None) -> "Axes":

@@ -1,7 +1,7 @@
 """Two stored results beside each other: what both measured, in one table and its page."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from assay.core.errors import InputError
 from assay.core.measurement import Measurement
@@ -13,15 +13,12 @@ from assay.stats import statistic_from_dict
 from assay.store import Store, StoredResult
 
 
-if TYPE_CHECKING:
-    import pandas as pd
-
 NO_ENDS = {"low": None, "high": None}
 COMPONENTS = "components/"  # begins the names of a stored measurement's arrays
 Numbers = Mapping[str, Any]  # `value`, `low` and `high`, each a number or None, and the id of its `result`
 
 
-def compare_frame(store: Store, a: str, b: str) -> "pd.DataFrame":
+def compare_rows(store: Store, a: str, b: str) -> list[dict[str, Any]]:
     """What two audits, measurements or sweeps both measured.
 
     Args:
@@ -39,13 +36,6 @@ def compare_frame(store: Store, a: str, b: str) -> "pd.DataFrame":
         InputError: If the two have no measurement in common.
         UnknownNameError: For an id or name that the store does not have.
     """
-    import pandas as pd
-
-    return pd.DataFrame(compare_rows(store, a, b))
-
-
-def compare_rows(store: Store, a: str, b: str) -> list[dict[str, Any]]:
-    """The rows of `compare_frame`."""
     first, second = (_measured(store, find_result(store, name)) for name in (a, b))
     if not first.keys() & second.keys():
         raise InputError(f"{a} and {b} have no measurement in common; give audits, measurements or sweeps")
@@ -107,7 +97,7 @@ def _examples(measurement: Measurement) -> tuple[Any, ...]:
 
 
 def compare_page(store: Store, a: str, b: str, rows: Sequence[Mapping[str, Any]] | None = None) -> Page:
-    """The table of `compare_frame` as a page; `rows` are those of `compare_rows` where they are made."""
+    """The table of `compare_rows` as a page; `rows` are these where they are made."""
     rows = compare_rows(store, a, b) if rows is None else rows
     names = ("A", "B", f"B {words.MINUS} A")
     cut = "" if len(rows) <= ROWS else f"The first {ROWS:,} of {len(rows):,} rows. "

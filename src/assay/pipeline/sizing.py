@@ -302,13 +302,13 @@ def discover_circuit(
 ) -> SizedCircuit:
     """Discover and choose the size; `sizing` is `size`, `targets` or `resolution` of `size_circuit`.
 
-    Edges are ranked by the size of their scores and, where some are negative, by signed score; by those of
-    `USUAL_METHODS` where no method is named.
+    Edges are ranked by the size of their scores and, where some are negative, by signed score. Where no
+    method is named, by those of `USUAL_METHODS`; for a given size by the last of them alone.
     """
     n, rankings = draws.discovery.n, []
     divergence = get_objective(settings.objective or draws.discovery.objective).stationary
-    usual = USUAL_METHODS[divergence:]  # the first needs a margin
-    for key in usual if method is None else (method,):
+    last_alone = divergence or sizing.get("size") is not None  # the first needs a margin
+    for key in USUAL_METHODS[last_alone:] if method is None else (method,):
         progress("discover", 0, n)
         how: dict[str, Any] = {"method": key, "steps": steps, "level": level}
         stage = discovery_stage(task=draws.discovery, **how, **vars(settings))
@@ -317,8 +317,6 @@ def discover_circuit(
         progress("discover", n, n)
         signs = (True, False) if bool((scores.values < 0).any()) else (True,)
         rankings += [RankedItems(scores=scores, absolute=absolute) for absolute in signs]
-        if sizing.get("size") is not None:
-            break
     return size_circuit(rankings, draws, settings, progress=progress, **sizing)
 
 
