@@ -122,18 +122,18 @@ def rounded(benchmark: DiscoveryBenchmark) -> dict[str, Any]:
 
 
 def with_earlier(document: dict[str, Any], path: Path, names: Sequence[str]) -> dict[str, Any]:
-    """The document with the rows that its file has of other methods; of these and the new no differences."""
-    if not path.exists():
-        return document
-    earlier, judged = json.loads(path.read_text()), {row["name"] for row in document["rows"]}
+    """The document with what its file has of other methods: rows, and differences to unchanged rows."""
+    earlier = json.loads(path.read_text()) if path.exists() else document
     for key in ("model", "discovered_on", "evaluated_on", "settings"):
         if earlier[key] != document[key]:
             raise InputError(f"{path} differs in {key}; remove it to judge all methods anew")
-    document["rows"] += [row for row in earlier["rows"] if row["name"] not in judged]
-    document["rows"].sort(key=lambda row: names.index(row["name"]))
-    document["differences"] += [
-        each for each in earlier["differences"] if not judged & {each["first"], each["second"]}
-    ]
+    before, judged = ({row["name"]: row for row in each["rows"]} for each in (earlier, document))
+    same = {name for name, row in before.items() if judged.get(name, row)["absolute"] == row["absolute"]}
+    document["rows"] = sorted((before | judged).values(), key=lambda row: names.index(row["name"]))
+    for each in earlier["differences"]:
+        pair = {each["first"], each["second"]}
+        if pair <= same and not pair <= judged.keys():
+            document["differences"].append(each)
     return document
 
 
