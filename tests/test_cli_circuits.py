@@ -79,8 +79,8 @@ def circuit_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_numbers_are_those_of_the_python_functions() -> None:
     model = load_model("mini")
     draws = draw_prompts(model, "ioi", n=8, seed=0)
-    circuit = assay.discover(model, draws.discovery, "eap").top(60).connected()
-    found = ("--n", "8", "--method", "eap", "--top", "60")
+    circuit = assay.discover(model, draws.discovery, "eap-ig-inputs").top(60).connected()
+    found = ("--n", "8", "--top", "60")  # a given size is ranked by eap-ig-inputs in every verb
     run("discover", *found, "--save", "c.safetensors", "--quiet")
     assert assay.load_circuit("c.safetensors") == circuit
     metrics = ("--metric", "faithfulness", "--metric", "kl", "--metric", "topk")
@@ -110,17 +110,10 @@ def test_levels_are_discovered_stored_and_measured() -> None:
         assert record["value"] == pytest.approx(
             assay.measure(circuit, model, draws.measured, "faithfulness-norm").value, rel=1e-5
         )
-    assert (
-        "12 of 37 nodes"
-        in run("discover", "--n", "8", "--method", "eap", "--level", "node", "--top", "12").stdout
-    )
-    assert (
-        "--greedy grows circuits of edges"
-        in run("discover", "--level", "node", "--greedy", "9", code=2).output
-    )
-    assert (
-        "cannot keep 38 nodes" in run("discover", "--n", "8", "--level", "node", "--top", "38", code=2).output
-    )
+    nodes = ("discover", "--n", "8", "--method", "eap", "--level", "node")
+    assert "12 of 37 nodes" in run(*nodes, "--top", "12").stdout
+    assert "--greedy grows circuits of edges" in run(*nodes, "--greedy", "9", code=2).output
+    assert "cannot keep 38 nodes" in run(*nodes, "--top", "38", code=2).output
 
 
 # ---- audit and discover -------------------------------------------------------------------------

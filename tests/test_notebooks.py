@@ -1,9 +1,9 @@
 """The notebooks are what their sources say, they ran without an error, and one of them runs here."""
 
-import importlib.util
 import re
+import runpy
 from pathlib import Path
-from types import ModuleType
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,18 +18,7 @@ NAMES = ("circuit", "classifier", "own_model", "subset", "trust")
 MOST_BYTES = 1_500_000
 # Folders of a machine, wherever a path begins.
 PLACE = re.compile(r"(?<![\w.])/(?:home|root|tmp|work|Users|usr|opt|var|mnt|private)/\S*")
-
-
-def load_runner() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("notebooks_runner", REPOSITORY / ".ci" / "notebooks.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-runner = load_runner()
+runner = SimpleNamespace(**runpy.run_path(str(REPOSITORY / ".ci" / "notebooks.py")))
 
 
 def written(name: str) -> "nbformat.NotebookNode":

@@ -1,6 +1,7 @@
 """The benchmark of discovery methods: curves as measured one by one, cost, held-out examples, the order."""
 
 import math
+import runpy
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +29,7 @@ from assay.pipeline.benchmark import export_submission, read_scores
 from assay.tasks import ImageTask, PairTask, load_images
 
 
+MERGED = Path(__file__).parents[2] / "experiments" / "discovery_benchmark" / "targets.py"
 METHODS = ["random", "eap", "eap-ig-inputs"]
 FRACTIONS = (0.05, 0.3, 1.0)
 
@@ -81,6 +83,21 @@ def test_cost_is_in_plain_passes_of_the_same_run(found: DiscoveryBenchmark) -> N
     assert gradients.forward_equivalents > random.forward_equivalents
     assert gradients.passes["backward"] == 5
     assert found.settings["clock"] in ("processor", "wall")
+
+
+def test_rows_of_a_later_run_join_those_of_the_file(found: DiscoveryBenchmark, tmp_path: Path) -> None:
+    """Other methods keep their rows, and a difference lasts as long as both of its rows."""
+    with_earlier = runpy.run_path(str(MERGED))["with_earlier"]
+    path = found.save(tmp_path / "earlier.json")
+    whole, again, otherwise = (found.to_dict() for _ in range(3))
+    for later in (again, otherwise):
+        later.update(rows=later["rows"][1:2], differences=[])
+    assert with_earlier(again, path, METHODS) == whole
+    otherwise["rows"][0]["absolute"]["cmd"]["value"] += 0.5
+    joined = with_earlier(otherwise, path, METHODS)
+    assert joined["rows"] == [whole["rows"][0], *otherwise["rows"][1:2], whole["rows"][2]]
+    (kept,) = joined["differences"]
+    assert {kept["first"], kept["second"]} == {"random", "eap-ig-inputs"}
 
 
 class GivenRuns(CircuitRuns):

@@ -1,6 +1,6 @@
 """The embedded model: what is shipped, and that it solves the six tasks on prompts it never saw."""
 
-import importlib.util
+import runpy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,7 @@ def mini() -> Model:
 
 @pytest.fixture(scope="module")
 def is_held_out() -> Callable[[str, Prompt], bool]:
-    spec = importlib.util.spec_from_file_location("held_out", RECIPE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    found: Callable[[str, Prompt], bool] = module.is_held_out
+    found: Callable[[str, Prompt], bool] = runpy.run_path(str(RECIPE))["is_held_out"]
     return found
 
 

@@ -185,9 +185,12 @@ def test_an_audit_of_nodes_counts_nodes(mini: Model, tmp_path: Path) -> None:
     folder = found.save(tmp_path / "out").parent
     assert load_circuit(folder / "circuit.safetensors") == circuit
     assert load_node_scores(folder / "scores.safetensors").n_items == n
-    assert (
-        "An edge is drawn with the score of the node that writes it." in (folder / "report.html").read_text()
-    )
+    page = (folder / "report.html").read_text()
+    assert "An edge is drawn with the score of the node that writes it." in page
+    strongest = found.scores.to_frame().query("node in @circuit.nodes()").node[:10]
+    listed = invoke("show", found.id, "--store", tmp_path).stdout
+    rows = listed[: listed.index(f"The 10 strongest of {circuit.n_items} nodes.")].splitlines()[-10:]
+    assert [row.split()[0] for row in rows] == strongest.tolist()
 
 
 def test_an_ablation_of_edges_alone_ends_no_audit(tiny: Model, task: PairTask, monkeypatch: Any) -> None:
