@@ -8,6 +8,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,7 @@ def turn(entry: Contender, target: Target, folder: Path, *, real: bool, seed: in
             entry, target.model, target.model.bind(target.task), warm_up=True, **how
         )
     if scores is not None:
-        found = scores
-        write(path.with_suffix(".safetensors"), lambda scratch: found.save(scratch))
+        write(path.with_suffix(".safetensors"), scores.save)
     write(path, lambda scratch: scratch.write_text(json.dumps(row.to_dict())))
 
 
@@ -96,11 +96,8 @@ def stored_turns(folder: Path, names: Sequence[str], graph: Graph) -> Iterator[T
     """Rows and scores of the methods that have been run."""
     for path in (folder / f"{name}.json" for name in names):
         if path.exists():
-            row, scores = (
-                BenchmarkRow.from_dict(json.loads(path.read_text())),
-                path.with_suffix(".safetensors"),
-            )
-            yield row, None if row.reason else load_scores(scores, graph)
+            row = BenchmarkRow.from_dict(json.loads(path.read_text()))
+            yield row, None if row.reason else load_scores(path.with_suffix(".safetensors"), graph)
 
 
 def judged(target: Target, folder: Path, names: Sequence[str], *, seed: int) -> DiscoveryBenchmark:
@@ -128,7 +125,8 @@ def with_earlier(document: dict[str, Any], path: Path, names: Sequence[str]) -> 
         if earlier[key] != document[key]:
             raise InputError(f"{path} differs in {key}; remove it to judge all methods anew")
     before, judged = ({row["name"]: row for row in each["rows"]} for each in (earlier, document))
-    same = {name for name, row in before.items() if judged.get(name, row)["absolute"] == row["absolute"]}
+    quality = itemgetter("signed", "absolute")
+    same = {name for name, row in before.items() if quality(judged.get(name, row)) == quality(row)}
     document["rows"] = sorted((before | judged).values(), key=lambda row: names.index(row["name"]))
     for each in earlier["differences"]:
         pair = {each["first"], each["second"]}

@@ -93,7 +93,7 @@ def test_rows_of_a_later_run_join_those_of_the_file(found: DiscoveryBenchmark, t
     for later in (again, otherwise):
         later.update(rows=later["rows"][1:2], differences=[])
     assert with_earlier(again, path, METHODS) == whole
-    otherwise["rows"][0]["absolute"]["cmd"]["value"] += 0.5
+    otherwise["rows"][0]["signed"]["cpr"]["value"] += 0.5
     joined = with_earlier(otherwise, path, METHODS)
     assert joined["rows"] == [whole["rows"][0], *otherwise["rows"][1:2], whole["rows"][2]]
     (kept,) = joined["differences"]

@@ -25,14 +25,7 @@ from assay.models import Model, load_model
 from assay.tasks import PairTask
 
 
-NEUTRAL: dict[str, Any] = {
-    "temperature": 1.0,
-    "queries": 1.0,
-    "keys": 1.0,
-    "values": 1.0,
-    "gate": 1.0,
-    "up": 1.0,
-}
+NEUTRAL = dict.fromkeys(("temperature", "queries", "keys", "values", "gate", "up"), 1.0)
 NEUTRAL |= {"freeze_norms": False}
 GOLDEN = Path(__file__).parent.parent / "golden"
 

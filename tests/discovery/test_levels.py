@@ -1,13 +1,10 @@
 """Nodes and neurons: scores, circuits and runs, against literal twins, hand-worked cases and edges."""
 
-import json
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import literal
-import numpy as np
 import pytest
 import torch
 from cut_models import model_and_task, random_prompts
@@ -224,23 +221,3 @@ def test_what_does_not_fit_is_refused(gpt2_tiny: nn.Module, tmp_path: Path, unch
         Circuit.from_cells(graph, torch.ones(3, dtype=torch.bool))
     with pytest.raises(InputError, match="keeps every edge among its nodes"):
         Circuit(graph=graph, mask=graph.valid, cells=nodes.cells)
-
-
-def test_circuits_of_the_golden_curve(shared: Callable[[str], Path]) -> None:
-    """MIB's evaluator on nodes and neurons: counts of real edges, and F of its synthetic metric."""
-    folder = shared("golden/front")
-    known, arrays = json.loads((folder / "curve.json").read_text()), np.load(folder / "curve.npz")
-    graph, (full, empty) = build_graph(4, 4), (known["m_full"], known["m_empty"])
-    for level, absolute in product(("node", "neuron"), (True, False)):
-        scores = NodeScores(graph, torch.tensor(arrays[f"{level}_scores"]))
-        golden = known[level][f"{'absolute' if absolute else 'signed'}, fixpoint"]
-        for place, share in enumerate(known["fractions"]):
-            n = int(share * scores.n_items)
-            circuit = scores.top(n, absolute=absolute) if n else Circuit.from_cells(graph, ~scores.slots)
-            weights = circuit.items.double().reshape(graph.n_sources, -1).mean(1)
-            kept = (circuit.mask * weights[:, None]).numpy()
-            assert n == golden["n"][place]
-            assert kept.sum() == golden["real_edge_counts"][place]
-            plain = arrays["b"] + np.einsum("ist,st->i", arrays["w"], kept)
-            margin = np.mean(plain + arrays["c"] * np.tanh((arrays["u"] * kept).sum()))
-            assert (margin - empty) / (full - empty) == pytest.approx(golden["faithfulness"][place], abs=1e-9)

@@ -17,9 +17,12 @@ from torch import Tensor, nn
 
 from assay.circuits import EdgeScores
 from assay.core.errors import AssayWarning, InputError
-from assay.discovery.edges import discover
+from assay.core.random import torch_stream
+from assay.discovery.edges import METHODS, discover
+from assay.discovery.edges.masked_runs import MaskedRuns
 from assay.discovery.edges.nested import TopK, draw_size, weights_of
 from assay.models import load_model
+from assay.objectives import OBJECTIVES
 
 
 @pytest.fixture(scope="module")
@@ -74,11 +77,6 @@ def test_a_mask_adds_up_to_its_size_and_teaches_differences_alone(
     assert abs(float(gradient.sum())) <= 1e-6 * max(1.0, float(gradient.abs().sum()))
 
 
-def test_gradients_are_those_of_finite_differences() -> None:
-    scores = torch.randn(9, generator=torch.Generator().manual_seed(1), dtype=torch.float64).requires_grad_()
-    assert torch.autograd.gradcheck(lambda values: TopK.apply(values, 3.3, 0.5), (scores,))
-
-
 # ---- the ranking -------------------------------------------------------------------------------------
 
 
@@ -107,12 +105,48 @@ def test_it_starts_from_the_ranks_of_what_it_is_given(gpt2_tiny: nn.Module, unch
     assert float(strongest[-1]) == 1
     even = ranked(gpt2_tiny, warm_start=None, updates=1, rate=1e-9).values[model.graph.valid]
     torch.testing.assert_close(even, torch.ones_like(even))
-    with pytest.raises(InputError, match="warm_start holds scores of edges; give scores of nodes"):
+    refused = r"holds scores of edges, of shape \({}9, 21\); give scores of {}"
+    with pytest.raises(InputError, match=refused.format("", r"nodes, of shape \(9,\)")):
         ranked(gpt2_tiny, warm_start=start, level="node")
+    at_spans = discover(model, random_prompts(model), "eap", spans="each")
+    with pytest.raises(InputError, match=refused.format(r"\d, ", r"edges, of shape \(9, 21\)")):
+        ranked(gpt2_tiny, warm_start=at_spans)
     with pytest.raises(InputError, match="exact does not score neurons"):
         ranked(gpt2_tiny, warm_start="exact", level="neuron")
     with pytest.raises(InputError, match="warm_start of nested is a Tensor"):
         ranked(gpt2_tiny, warm_start=values)
+
+
+def test_a_training_is_the_literal_one(gpt2_tiny64: nn.Module) -> None:
+    """Loss of both targets in units of the empty circuit's, sizes by the golden ratio, a T that falls."""
+    model, updates = load_model(gpt2_tiny64), 6
+    task, valid = model.bind(random_prompts(model)), model.graph.valid
+    drawn = MaskedRuns(model, task, METHODS["nested"].choices(task), 4, examples=4, updates=1).draw(0)
+    clean = drawn.pairs.model_logits
+
+    def lost(mask: Tensor) -> Tensor:
+        logits = drawn.runner.logits(drawn.pairs, mask)
+        margin = OBJECTIVES["logit_diff"](logits, clean, drawn.batch)
+        departure = margin - OBJECTIVES["logit_diff"](clean, clean, drawn.batch)
+        divergence = (clean.softmax(1) * (clean.log_softmax(1) - logits.log_softmax(1))).sum(1)
+        return torch.stack([departure.square().mean(), divergence.mean()])
+
+    scores = torch.zeros(model.graph.n_edges, dtype=torch.float64, requires_grad=True)
+    optimizer = torch.optim.Adam([scores], lr=0.1)
+    whole = lost(torch.zeros(valid.shape, dtype=torch.float64)).detach()
+    first = float(torch.rand((), generator=torch_stream(0, "mask-sizes")))
+    for step in range(updates):
+        size = len(scores) * 1000 ** ((first + step * 0.6180339887498949) % 1 - 1)
+        temperature = 0.5 / 5 ** max(0.0, 2 * step / updates - 1)
+        kept = TopK.apply(scores, max(1.0, size), temperature)
+        mask = torch.zeros(valid.shape, dtype=torch.float64).masked_scatter(valid, kept)
+        optimizer.param_groups[0]["lr"] = 0.1 * min(1.0, (1 - step / updates) / 0.3)
+        optimizer.zero_grad()
+        (lost(mask) / whole).sum().backward()
+        optimizer.step()
+    found = ranked(gpt2_tiny64, updates=updates, examples=4, warm_start=None).values[valid]
+    expected = (scores - scores.min() + 1).detach()
+    torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("level", ["node", "neuron"])
@@ -130,9 +164,7 @@ def test_nodes_that_carry_nothing_come_last(gpt2_tiny64: nn.Module, level: str) 
     assert float((others[:, None] > silenced).double().mean()) > 0.8
 
 
-def test_nodes_weigh_their_edges_and_neurons_their_dimensions(
-    gpt2_tiny64: nn.Module,
-) -> None:
+def test_nodes_weigh_their_edges_and_neurons_their_dimensions(gpt2_tiny64: nn.Module) -> None:
     model = load_model(gpt2_tiny64)
     graph = model.graph
     shares = torch.rand(graph.n_sources, model.d_model, dtype=torch.float64)

@@ -9,10 +9,11 @@ import torch
 from cut_models import random_prompts
 from torch import nn
 
-from assay.circuits import Level
+from assay.circuits import Circuit, EdgeScores, Level
 from assay.core.errors import InputError
-from assay.discovery.edges import METHODS, discover
+from assay.discovery.edges import discover
 from assay.discovery.edges.two_target import chosen_lean, rank
+from assay.metrics import measure
 from assay.models import Model, load_model
 from assay.tasks import PairTask
 
@@ -65,11 +66,18 @@ def test_attributions_share_their_runs(module64: nn.Module, settings: dict[str, 
 
 
 def test_the_weight_is_chosen_on_runs_and_reported(gpt2_tiny64: nn.Module, unchecked: None) -> None:
-    """Scores are those of the reported weight; a divergence as objective gives way to the task's."""
+    """By what circuits keep of margin and distribution; a divergence gives way to the task's objective."""
     model = load_model(gpt2_tiny64)
     task = random_prompts(model)
-    found = discover(model, task, "two-target", steps=2)
-    assert 0 <= found.details["lean"] <= 1.5
+    found, three = discover(model, task, "two-target", steps=2), attributed(model, task, steps=2)
+
+    def kept(lean: float, size: int) -> tuple[float, float]:
+        circuit = EdgeScores(model.graph, rank(*three, lean).float()).top(size).connected(warn=False)
+        empty = Circuit.empty(model.graph)
+        lost, whole = (measure(each, model, task, "kl").value for each in (circuit, empty))
+        return measure(circuit, model, task, "faithfulness-norm").value, 1 - lost / whole
+
+    assert found.details["lean"] == chosen_lean(kept, model.graph.n_edges)
     again = discover(model, task, "two-target", steps=2, objective="kl", lean=found.details["lean"])
     torch.testing.assert_close(again.values, found.values, rtol=1e-12, atol=0)
     with pytest.raises(InputError, match="needs a margin"):
@@ -92,14 +100,6 @@ def test_the_chosen_weight_keeps_the_same_share_of_both() -> None:
     assert chosen_lean(kept, 1000) == pytest.approx(0.2, abs=0.05)
     assert 64 <= sizes[-1] <= 64 * 1.35
     assert len(sizes) <= 8
-
-
-def test_it_is_a_method_that_others_can_start_from(gpt2_tiny64: nn.Module) -> None:
-    model = load_model(gpt2_tiny64)
-    task = random_prompts(model)
-    method = METHODS["two-target"]
-    sweep = method.sweep(model, task, method.choices(task, objective="kl", steps=1), 4)
-    assert bool((sweep.total >= 0).all())
 
 
 @pytest.mark.parametrize("family", ["gpt2_tiny64", "llama_tiny64"])

@@ -186,10 +186,8 @@ class Evaluation:
         tokens = self.inputs[side]
         places = torch.arange(tokens.shape[1])
         if self.old:
-            outputs, bias = (
-                {"input": self.body.wte(tokens)},
-                self.body.wpe(places).expand(len(tokens), -1, -1),
-            )
+            outputs = {"input": self.body.wte(tokens)}
+            bias = self.body.wpe(places).expand(len(tokens), -1, -1)
         else:
             outputs = {"input": self.body.embed_tokens(tokens)}
             bias = torch.zeros_like(outputs["input"])

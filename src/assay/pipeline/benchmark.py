@@ -57,7 +57,7 @@ def read_scores(path: Path, model: Model) -> EdgeScores:
         path = files[0]
     found = read_eap_ig(path, model.graph).scores
     if found is None:
-        raise FileFormatError(f"{path} holds circuits without edge scores, which the benchmark ranks by")
+        raise FileFormatError(f"{path} holds no scores of edges, which the benchmark ranks by")
     return found
 
 

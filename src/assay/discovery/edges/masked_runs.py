@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from assay.circuits import EdgeScores, Level, NodeScores
+from assay.circuits.circuit import level_slots
 from assay.core.errors import AssayWarning, GraphMismatchError, InputError, check_least
 from assay.core.random import torch_stream
 from assay.discovery.edges.method import (
@@ -179,7 +180,8 @@ class LearnedMask(EdgeMethod):
         Raises:
             GraphMismatchError: For scores of another graph.
             UnknownNameError: For an unknown method.
-            InputError: For scores of another level, or if the method cannot serve the objective or ablation.
+            InputError: For scores of another level or width or at spans, or if the method cannot serve the
+                objective or ablation.
         """
         start, level = self.warm_start, settings.level
         if start is None:
@@ -190,8 +192,12 @@ class LearnedMask(EdgeMethod):
                     f"warm_start holds scores of another graph, {start.graph.describe()}, but the graph of "
                     f"the model is {model.graph.describe()}"
                 )
-            if start.level != level:
-                raise InputError(f"warm_start holds scores of {start.level}s; give scores of {level}s")
+            shape, expected = start.values.shape, level_slots(model.graph, level, model.d_model).shape
+            if shape != expected:
+                raise InputError(
+                    f"warm_start holds scores of {start.level}s, of shape {tuple(shape)}; give scores of "
+                    f"{level}s, of shape {tuple(expected)}"
+                )
             return start.values, Sweep.empty(model.graph)
         sweep = get_method(start).sweep(model, task, settings, size)
         values = sweep.total.sum(1) if level == "node" and sweep.total.ndim == 2 else sweep.total

@@ -31,6 +31,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from assay.circuits import EdgeScores, Level, NodeScores
+from assay.circuits.circuit import level_slots
 from assay.core.errors import InputError, NonFiniteError, check_name
 from assay.core.random import torch_stream
 from assay.discovery.edges.eap_ig import EapIgInputs
@@ -155,7 +156,7 @@ class Nested(LearnedMask):
         rounds = math.ceil(task.n / runs.examples)
         judged = replace(settings, objective=both_targets(runs, rounds))
         spent.forward += runs.passes(rounds, masks=1)[0] - runs.passes(0, masks=1)[0]
-        slots = slots_of(model, settings.level)
+        slots = level_slots(model.graph, settings.level, model.d_model).to(model.device)
         top_k: Any = TopK.apply  # PyTorch does not annotate it
         scores = initial_scores(start, slots).requires_grad_()
         optimizer = torch.optim.Adam([scores], lr=self.rate)
@@ -214,15 +215,6 @@ def both_targets(runs: MaskedRuns, rounds: int) -> Objective:
         lost.append(parts(logits.double(), clean_logits.double(), drawn.batch).mean(1))
     scale = torch.stack(lost).mean(0)
     return Objective(key=objective.key, loss=lambda *run: (parts(*run) / scale[:, None]).sum(0))
-
-
-def slots_of(model: Model, level: Level) -> Bool[Tensor, "n_sources *width"]:
-    """Where there is a score: edges `[S, R]`, nodes `[S]`, neurons `[S, d_model]`."""
-    graph, device = model.graph, model.device
-    if level == "edge":
-        return graph.valid.to(device)
-    shape = (graph.n_sources, model.d_model) if level == "neuron" else (graph.n_sources,)
-    return torch.ones(shape, dtype=torch.bool, device=device)
 
 
 def weights_of(
