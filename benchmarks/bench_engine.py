@@ -12,6 +12,7 @@ import json
 import platform
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -169,25 +170,24 @@ def main() -> None:
     model = random_model(options.shape, options.device, options.dtype)
     task = random_task(model, options.batch, options.length)
     circuits = circuits_of(model, task, options.shape)
+    scores: Callable[..., object] = partial(discover, model, task, steps=STEPS, batch_size=options.batch)
     jobs: dict[str, Callable[[], object]] = {
         "forward": lambda: forward(model, task),
         "bare": lambda: bare_passes(model, task, every_position=True),
         "bare, logits where read": lambda: bare_passes(model, task, every_position=False),
-        "eap-ig-inputs": lambda: discover(model, task, steps=STEPS, batch_size=options.batch),
-        "eap-ig-inputs per example": lambda: discover(
-            model, task, steps=STEPS, batch_size=options.batch, per_example=True
-        ),
-        "eap": lambda: discover(model, task, "eap", batch_size=options.batch),
+        "eap-ig-inputs": scores,
+        "eap-ig-inputs per example": partial(scores, per_example=True),
+        "eap-ig-inputs of neurons": partial(scores, level="neuron"),
+        "eap": partial(scores, "eap"),
+        "gim": partial(scores, "gim"),
     }
     attribution = interleaved(jobs, options.repeats, options.device)
-    runs = interleaved(
-        {
-            "forward": jobs["forward"],
-            **{name: circuit_job(model, task, circuit) for name, circuit in circuits.items()},
-        },
-        2 * options.repeats,
-        options.device,
-    )
+
+    def times(name: str, other: str) -> float:
+        return round(attribution[name] / attribution[other], 3)
+
+    of_circuits = {name: circuit_job(model, task, circuit) for name, circuit in circuits.items()}
+    runs = interleaved({"forward": jobs["forward"], **of_circuits}, 2 * options.repeats, options.device)
     result: dict[str, Any] = {
         "benchmark": "engine",
         "shape": {
@@ -208,15 +208,13 @@ def main() -> None:
         "seconds": {name: round(value, 4) for name, value in attribution.items()},
         "attribution": {
             "goal": {"times bare passes": GOALS.get(options.shape, 1.35), "forward-equivalents": 11.5},
-            "times bare passes": round(attribution["eap-ig-inputs"] / attribution["bare"], 3),
-            "times bare passes that read one position": round(
-                attribution["eap-ig-inputs"] / attribution["bare, logits where read"], 3
-            ),
-            "forward-equivalents": round(attribution["eap-ig-inputs"] / attribution["forward"], 2),
-            "forward-equivalents per example": round(
-                attribution["eap-ig-inputs per example"] / attribution["forward"], 2
-            ),
-            "forward-equivalents of eap": round(attribution["eap"] / attribution["forward"], 2),
+            "times bare passes": times("eap-ig-inputs", "bare"),
+            "times bare passes that read one position": times("eap-ig-inputs", "bare, logits where read"),
+            "forward-equivalents": times("eap-ig-inputs", "forward"),
+            "forward-equivalents per example": times("eap-ig-inputs per example", "forward"),
+            "forward-equivalents of eap": times("eap", "forward"),
+            "gim, times eap": times("gim", "eap"),
+            "neurons, times edges": times("eap-ig-inputs of neurons", "eap-ig-inputs"),
         },
         "ablated run in forward passes": {
             "goal": {"full mask": 1.15, "963 edges": 0.9, "200 strongest edges": 0.8},
